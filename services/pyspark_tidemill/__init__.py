@@ -1,4 +1,4 @@
-"""What Spark looks for by itself: with it `.format("rocketmq")` needs no register call."""
+"""Spark's entry point: Spark finds `.format("rocketmq")` here without a register call."""
 
 from tidemill_pipeline.data_source import RocketMQDataSource
 

@@ -1,5 +1,5 @@
 """The data pipeline on Spark: a data source, a sink, and the jobs that read and write with them.
 
-Everything that runs in Spark is below here, and nothing else of Tidemill imports Spark. What plans
-(`options`, `offsets`, `archive.manifest`, `transforms`) is pure; what asks a cluster is `client`.
+Only this package of Tidemill imports Spark. The modules that plan (`options`, `offsets`,
+`archive.manifest`, `transforms`) are pure. `client` is the only module that calls a cluster.
 """

@@ -1,7 +1,7 @@
-"""Bodies that were sent packed (encoding GZIP), as they were before, within bounds.
+"""Unpacking of bodies that were sent packed (encoding GZIP), within limits.
 
-What is unpacked may be a thousand times as large as what is stored: 4 MiB of it are 4 GiB of zeros.
-So a single body has a bound, and so has what the bodies of one batch come to.
+An unpacked body may be a thousand times as large: 4 MiB can be 4 GiB of zeros. One body therefore
+has a limit, and so have all unpacked bodies of a batch.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-BODY_BYTES_MAX: Final = 256 << 20  # of a body that is unpacked
-PART_BYTES: Final = 8 << 20  # of bodies that are unpacked for one batch, unless one is larger
-# Of a packed body that is unpacked at once: what stands behind a member is copied for each, and a
-# member may have 20 bytes.
+BODY_BYTES_MAX: Final = 256 << 20  # of one unpacked body
+PART_BYTES: Final = 8 << 20  # of unpacked bodies per batch, unless one is larger
+# Bytes of a packed body per step. zlib copies the bytes after each gzip member, and a member may
+# have only 20 bytes.
 _PIECE_BYTES: Final = 16 << 10
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS  # zlib's name for gzip
 
 
 def unpacked(body: bytes) -> bytes:
-    """Return what a body of encoding GZIP was before: all members of it, one behind the other.
+    """Return the unpacked body: all its gzip members in order.
 
-    One that is not gzip to its end, or has more than its bound, is returned as it is: its sender
-    said what is not so, and the bytes are what there is.
+    A body that is not valid gzip or that exceeds the limit is returned as stored.
     """
     parts: list[bytes] = []
-    left = BODY_BYTES_MAX + 1
+    bytes_left = BODY_BYTES_MAX + 1
     member = zlib.decompressobj(_GZIP_WINDOW)
     try:
         for at in range(0, len(body), _PIECE_BYTES):
@@ -33,9 +32,9 @@ def unpacked(body: bytes) -> bytes:
             while piece:
                 if member.eof:
                     member = zlib.decompressobj(_GZIP_WINDOW)
-                parts.append(member.decompress(piece, left))
-                left -= len(parts[-1])
-                if not left:
+                parts.append(member.decompress(piece, bytes_left))
+                bytes_left -= len(parts[-1])
+                if not bytes_left:
                     return body
                 piece = member.unused_data
     except zlib.error:
@@ -46,10 +45,10 @@ def unpacked(body: bytes) -> bytes:
 def unpacked_parts(
     bodies: Sequence[bytes], are_packed: Sequence[bool]
 ) -> Iterator[tuple[slice, list[bytes]]]:
-    """Yield bodies in order, unpacked where they are packed, in parts with their places.
+    """Yield bodies in order, unpacked if packed, in parts with their slice of the input.
 
-    What is unpacked of a part is less than PART_BYTES without its last body; what was not packed
-    has the bound of who gathered it.
+    Without its last body, a part has less than PART_BYTES of unpacked bodies. The caller limits
+    the bodies that are not packed.
     """
     part: list[bytes] = []
     begin, size = 0, 0

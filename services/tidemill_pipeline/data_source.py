@@ -1,4 +1,4 @@
-"""What Spark finds under the name `rocketmq`: which reader reads which dataset."""
+"""The Spark data source `rocketmq`: the choice of a reader or writer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME = "rocketmq"
-# What Spark itself takes from a stream's options and hands on.
+# Spark's own options of a stream, which it also passes to the source.
 _OF_STREAMS = frozenset({"checkpointlocation", "path"})
 
 
 class RocketMQDataSource(DataSource):
-    """Reads a cluster: `spark.read.format("rocketmq").option("endpoints", ...)`."""
+    """Data source of a cluster: `spark.read.format("rocketmq").option("endpoints", ...)`."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -35,11 +35,11 @@ class RocketMQDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what `.format()` takes."""
+        """Return the name for `.format()`."""
         return NAME
 
     def schema(self) -> str:
-        """Return the columns of the dataset that was asked for."""
+        """Return the columns of the chosen dataset."""
         options = self._any_options()
         return columns.ddl(
             options.dataset,
@@ -47,13 +47,13 @@ class RocketMQDataSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a batch."""
+        """Return the reader of a batch."""
         options = parse_source(dict(self.options), is_stream=False)
         _check(options, schema)
         if options.pushes_down:
             log.warning(
-                "pushdown=true: a .load() is for one look with one predicate; its frame may lack"
-                " rows where it is looked at with another one as well, or whole"
+                "pushdown=true: use each .load() once and with one predicate; a frame that is used"
+                " again, or without the predicate, may lack rows"
             )
         if options.dataset in {"messages", "dlq"}:
             from tidemill_pipeline.source.messages import MessageReader, PushdownMessageReader
@@ -74,7 +74,7 @@ class RocketMQDataSource(DataSource):
         return ListingReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return what reads a stream."""
+        """Return the reader of a stream."""
         options = parse_source(dict(self.options), is_stream=True)
         _check(options, schema)
         if options.dataset == "events":
@@ -86,14 +86,14 @@ class RocketMQDataSource(DataSource):
         return MessageStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes a batch."""
+        """Return the writer of a batch."""
         from tidemill_pipeline.sink.writer import BatchWriter
 
         _refuse_overwriting(overwrite=overwrite)
         return BatchWriter(parse_sink(dict(self.options)), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return what writes a stream."""
+        """Return the writer of a stream."""
         from tidemill_pipeline.sink.writer import StreamWriter
 
         _refuse_overwriting(overwrite=overwrite)
@@ -101,19 +101,19 @@ class RocketMQDataSource(DataSource):
         return StreamWriter(parse_sink(given), schema)
 
     def _any_options(self) -> SourceOptions:
-        # Spark asks for the columns before it says whether it is a stream.
+        # Spark requests the columns before it chooses between batch and stream.
         return parse_source(dict(self.options), is_stream=None)
 
 
 def _check(options: SourceOptions, schema: StructType) -> None:
-    """Raise BadOption where a read names columns that it cannot have."""
+    """Raise BadOption if a schema has columns that the read cannot return."""
     columns.check(options.dataset, schema)
     if options.includes_body:
         return
     for name in sorted(set(columns.of_bodies(options.dataset)).intersection(schema.names)):
-        raise BadOption(f"column {name} needs bodies, and includeBody=false leaves them out")
+        raise BadOption(f"column {name} needs bodies, but includeBody=false omits them")
 
 
 def _refuse_overwriting(*, overwrite: bool) -> None:
     if overwrite:
-        raise BadOption("what is stored stays stored: mode append is the one that there is")
+        raise BadOption("stored messages cannot be overwritten; use mode append")

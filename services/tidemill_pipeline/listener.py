@@ -1,7 +1,7 @@
-"""What a streaming query tells while it runs: metrics, a JSON line a batch, and a group's progress.
+"""Listeners of streaming queries: metrics, one JSON log line per batch, and a group's progress.
 
-Offsets are published from here and not from the source's `commit`, which Spark calls one batch late
-and not at all for the last one of an AvailableNow run.
+The source's `commit` does not publish offsets. Spark calls it one batch late, and never for the
+last batch of an AvailableNow run.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log: Final = logging.getLogger("tidemill_pipeline")
-EVERY: Final = "*"  # topic of what cannot be told apart
+EVERY: Final = "*"  # topic label of rows of several topics
 
 
 class SilentListener(StreamingQueryListener):
-    """What listeners of ours hear nothing of."""
+    """A listener that ignores all events except progress."""
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Nothing to tell."""
+        """Do nothing."""
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Nothing to tell."""
+        """Do nothing."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Nothing to tell: who waits for the query gets its error."""
+        """Do nothing: `awaitTermination` raises the error of the query."""
 
 
 @final
 class ProgressPublisher(SilentListener):
-    """Publishes the progress of queries that ask for it: option `reportProgressAs` of the source.
+    """Publisher of the progress of queries with the option `reportProgressAs`.
 
-    Group and proxies are in the query's offsets, where the source has put them; of a credential
-    nothing is, so whose calls they are is told to who makes this.
+    The source writes the group and the proxies into the query's offsets, but no credentials. The
+    constructor therefore takes the access key.
     """
 
     def __init__(self, access_key: str = "") -> None:
         self._access_key = access_key
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Publish where a batch ends."""
+        """Publish the end of a batch."""
         for source in event.progress.sources:
             end = offsets_of(source.endOffset)
             if end is None:
@@ -69,15 +69,16 @@ class ProgressPublisher(SilentListener):
             try:
                 client = connect(parse_connection(given))
             except PipelineError as error:
-                log.warning("progress is not published: %s", error)
+                log.warning("cannot publish progress: %s", error)
                 continue
             publish(client, report["as"], end, since=offsets_of(source.startOffset))
 
 
 def publish(client: ClusterClient, group: str, end: Offsets, *, since: Offsets | None) -> None:
-    """Set a group's pull offsets to what has moved `since`. What is refused is told, and no error.
+    """Set the pull offsets of a group in queues that moved since `since`. Only log failures.
 
-    It is for dashboards: no query fails for it, and a batch that moves a queue tells of it again.
+    Dashboards use these offsets, so a failure must not end the query. The next batch that moves a
+    queue publishes it again.
     """
     for queue, at in end.at.items():
         if since is not None and since.at.get(queue) == at:
@@ -85,16 +86,16 @@ def publish(client: ClusterClient, group: str, end: Offsets, *, since: Offsets |
         try:
             client.update_offset(group, queue, at)
         except ClusterRejection as error:
-            # A topic that was deleted, or that only an archive has: others have their progress.
-            log.warning("progress of %s is not published: %s", queue, error)
+            # The topic was deleted, or only an archive has it. Publish the other queues.
+            log.warning("cannot publish progress of %s: %s", queue, error)
         except PipelineError as error:
-            log.warning("progress is not published: %s", error)
+            log.warning("cannot publish progress: %s", error)
             return
 
 
 @final
 class QueryMetrics(SilentListener):
-    """Watches the queries of a session whose source is ours."""
+    """Metrics of the session's queries with a Tidemill source."""
 
     def __init__(self, metrics: PipelineMetrics) -> None:
         self._metrics = metrics
@@ -113,7 +114,7 @@ class QueryMetrics(SilentListener):
                     self._record_log_backlog(logs, logs_of(source.latestOffset))
                 continue
             if begin is None:
-                # The first batch of a query: Spark does not say where it began.
+                # Spark does not report the start of the first batch of a query.
                 topics = {queue.topic for queue in end.at}
                 rows[topics.pop() if len(topics) == 1 else EVERY] += source.numInputRows
             else:
@@ -123,14 +124,14 @@ class QueryMetrics(SilentListener):
         self._metrics.rows.update(rows)
         self._metrics.batches_ms.observe(self._metrics.work, int(progress.batchDuration))
         self._metrics.succeeded_at_ms = SystemClock().wall_ms()
-        told = {
+        line = {
             "event": "batch",
             "query": str(progress.name or progress.id),
             "batch": progress.batchId,
             "rows": progress.numInputRows,
             "took_ms": progress.batchDuration,
         }
-        log.info("%s", json.dumps(told))
+        log.info("%s", json.dumps(line))
 
     def _record_backlog(self, end: Offsets, latest: Offsets | None) -> None:
         if latest is None:
@@ -143,8 +144,8 @@ class QueryMetrics(SilentListener):
     def _record_log_backlog(
         self, end: Mapping[str, LogPosition], latest: Mapping[str, LogPosition]
     ) -> None:
-        # Only a log itself knows how many events lie between two places in it. One that gave no
-        # answer keeps what was told of it; of a store that was made anew all of it waits.
+        # The number of events between two log positions is unknown, so the metric counts bytes. An
+        # unreachable log keeps its last value. Of a new log, all bytes are unread.
         for broker, last in latest.items():
             at = end.get(broker)
             is_same = at is not None and at.log_id in {"", last.log_id}
@@ -153,20 +154,20 @@ class QueryMetrics(SilentListener):
 
 
 def offsets_of(text: str | None) -> Offsets | None:
-    """Return the offsets of a source's document; None of another source's."""
+    """Return the offsets in a source's document; None for a document of another source."""
     document = _document_of(text)
     is_ours = document.get("v") == VERSION and "o" in document
     return Offsets.from_document(document) if is_ours else None
 
 
 def logs_of(text: str | None) -> dict[str, LogPosition]:
-    """Return the places in logs of a document of dataset `events`; none of another one."""
+    """Return the log positions in a document of dataset `events`; empty for another document."""
     document = _document_of(text)
     return places_of(document) if is_of_events(document) else {}
 
 
 def _document_of(text: str | None) -> dict[str, Any]:
-    """Return a source's document; an empty one of a source whose is no object."""
+    """Return a source's document; an empty one if it is not a JSON object."""
     try:
         document = json.loads(text or "{}")
     except ValueError:
@@ -175,18 +176,18 @@ def _document_of(text: str | None) -> dict[str, Any]:
 
 
 def watch(spark: SparkSession, metrics: PipelineMetrics) -> QueryMetrics:
-    """Watch a session's queries."""
-    watching = QueryMetrics(metrics)
-    spark.streams.addListener(watching)
-    return watching
+    """Add a listener for the metrics of a session's queries."""
+    listener = QueryMetrics(metrics)
+    spark.streams.addListener(listener)
+    return listener
 
 
-# Sessions that have a publisher: a session is the same for all who build it.
+# Sessions with a publisher. Several builders may share one session.
 _publishing: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 
 
 def publish_progress(spark: SparkSession, *, access_key: str = "") -> None:
-    """Have the queries of a session publish their progress that ask for it; once a session."""
+    """Add a publisher of progress to a session, unless it has one."""
     if spark in _publishing:
         return
     spark.streams.addListener(ProgressPublisher(access_key))

@@ -1,7 +1,7 @@
-"""What a job says of itself on `/metrics`, or in a file for who comes by later.
+"""Metrics of a job, on a port or in a file.
 
-A job of a minute is gone before anybody scrapes it: it writes a file in Prometheus' text, which the
-node exporter's textfile collector reads. One that goes on serves a port.
+A long-running job serves `/metrics`. A short job ends before a scrape, so it writes a file in
+Prometheus' text format for the textfile collector of the node exporter.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ MS_PER_S: Final = 1_000
 @final
 @dataclass(slots=True, eq=False)
 class PipelineMetrics:
-    """The counters of one job. Topics are those that it reads."""
+    """Metrics of one job. Topics are those that it reads."""
 
-    work: str  # which job it is; `job` is Prometheus' own label
+    work: str  # name of the job; Prometheus uses the label `job` itself
     cluster: str = ""
     rows: Counter[str] = field(default_factory=Counter)  # by topic
     batches_ms: Histogram[str] = field(default_factory=Histogram)  # by work
-    waiting: dict[str, int] = field(default_factory=dict)  # rows by topic
-    waiting_bytes: dict[str, int] = field(default_factory=dict)  # of a log, by broker group
-    stored_to_ms: int | None = None  # when the last archived message was stored; 0: none is
+    waiting: dict[str, int] = field(default_factory=dict)  # unread rows by topic
+    waiting_bytes: dict[str, int] = field(default_factory=dict)  # of logs, by broker group
+    stored_to_ms: int | None = None  # store time of the last archived message; 0: none
     succeeded_at_ms: int = 0
     findings: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by topic and kind
 
     def archived_to(self, stored_to_ms: int, *, waiting: int) -> None:
-        """Note up to when messages are archived, and how many wait."""
+        """Record the store time of the last archived message and the number of unread ones."""
         self.stored_to_ms = stored_to_ms
         self.waiting["*"] = waiting
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics, with the labels that all processes have."""
+        """Yield the metrics with the labels that all processes share."""
         for metric in self._families():
             metric.samples = [
                 sample._replace(labels={**self._common, **sample.labels})
@@ -122,22 +122,22 @@ class PipelineMetrics:
         yield findings
 
     def registry(self) -> prometheus_client.CollectorRegistry:
-        """Return what is scraped."""
+        """Return a registry with these metrics."""
         registry = prometheus_client.CollectorRegistry(auto_describe=False)
         registry.register(self)
         return registry
 
     def write(self, path: str) -> None:
-        """Write all of it to a file, in one step."""
+        """Write the metrics to a file atomically."""
         draft = Path(f"{path}.draft")
         draft.write_bytes(prometheus_client.generate_latest(self.registry()))
         draft.replace(path)
 
 
 def serve(metrics: PipelineMetrics, port: int) -> None:
-    """Serve `/metrics` until the process ends; port 0 serves nothing. Raises BadOption."""
+    """Serve `/metrics` until the process ends; port 0: do not serve. Raises BadOption."""
     if port:
-        # Its threads leave signals to those who hold them back at times: see jobs/running.py.
+        # The server's threads must not receive signals that the main thread blocks at times.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             prometheus_client.start_http_server(port, registry=metrics.registry())

@@ -1,4 +1,4 @@
-"""Holding a task to a rate, so that whoever shares the machine is not pushed aside."""
+"""Rate limit of a task, so that it leaves capacity for others on the machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Final, final
 
-# What is made up for of time that was missed: more would be a burst, which a rate is to prevent.
+# Missed time that a task may catch up. More would be a burst, which the limit must prevent.
 BURST_S: Final = 0.1
 
 
 @final
 class Pace:
-    """So many a second, evenly, whatever took long between; without one it holds nothing up."""
+    """An even rate limit per second; None: no limit."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Pace:
         self._begin_s = monotonic_s()
 
     def keep(self, count: int) -> None:
-        """Wait until `count`, of all so far, are not more than the rate allows."""
+        """Wait until the rate allows `count` items in total."""
         if self._rate_max is None:
             return
         ahead_s = count / self._rate_max - (self._monotonic_s() - self._begin_s)

@@ -1,4 +1,4 @@
-"""Giving way: with which claim to the processors a job runs beside brokers on one machine."""
+"""CPU priority of a job that shares a machine with brokers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from enum import StrEnum
 from typing import Final
 
-LOW_NICE: Final = 10  # a tenth of what others of one session have where all want more than there is
+LOW_NICE: Final = 10  # On a busy machine: a tenth of the CPU time of a normal process.
 
 
 class Priority(StrEnum):
-    """Which claim to the processors a job has, with all that it starts."""
+    """CPU priority of a job and its child processes."""
 
     NORMAL = "normal"
     LOW = "low"
@@ -18,11 +18,10 @@ class Priority(StrEnum):
 
 
 def lower_priority(priority: Priority) -> None:
-    """Lower the claim of this process, and of those it starts from now on; for good.
+    """Lower the priority of this process and its future children. This cannot be undone.
 
-    `IDLE` takes only what nobody else wants at that moment: whoever wakes up goes first. A machine
-    that is busy for long keeps such a job waiting for as long. Where the system has no such class
-    (outside Linux), it is the lowest claim that there is.
+    `IDLE` uses only idle CPU time: any other process runs first, and on a busy machine the job
+    waits. Outside Linux, `IDLE` is the lowest nice value.
     """
     if priority is Priority.LOW:
         os.nice(LOW_NICE)

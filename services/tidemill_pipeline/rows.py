@@ -1,7 +1,7 @@
-"""Messages and events as Arrow batches, a column at a time; only the columns that were asked for.
+"""Messages and events as Arrow batches, with only the requested columns.
 
-What a row costs decides how fast a source is: no object is made for a row, and a column is one
-comprehension over the messages of a pull.
+The cost of a row limits the speed of a source. A column is therefore one comprehension over the
+messages of a pull, and no row becomes an object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.bodies import unpacked_parts
 
-# Of MessageType of the protocol.
+# By MessageType of the protocol.
 TYPE_NAMES: Final = {
     v2.NORMAL: "normal",
     v2.FIFO: "fifo",
@@ -32,15 +32,15 @@ EVENT_NAMES: Final[dict[int, str]] = {
     for name, value in pb.EventKind.items()
     if value != pb.EVENT_KIND_UNSPECIFIED
 }
-# In the place of events of which nothing can be told: their part of the log is gone, or damaged.
+# Event name of a row for a part of a log that is lost or damaged.
 UNREADABLE: Final = "unreadable"
 ENCODING: Final = "body_encoding"  # among system_properties
-PACKED: Final = v2.Encoding.Name(v2.GZIP)  # its value where a body has to be unpacked
-_US: Final = 1_000_000  # microseconds of a second
+PACKED: Final = v2.Encoding.Name(v2.GZIP)  # the value of a packed body
+_US: Final = 1_000_000  # microseconds per second
 
 
 class _MessageBatch:
-    """Messages of one batch, their bodies as they are told, and what all of them share."""
+    """Messages of one batch, their unpacked bodies, and the properties that they share."""
 
     __slots__ = ("bodies", "broker", "messages", "namespace", "system", "topic")
 
@@ -70,7 +70,7 @@ def message_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of one queue with the columns of `schema`.
 
-    That is one batch, or several where packed bodies need more room.
+    The result is one batch, or several if unpacked bodies are large.
     """
     decodes = decodes_body and "body" in schema.names
     for part, bodies in _with_bodies(messages, decodes=decodes):
@@ -104,7 +104,7 @@ def _fired(system: v2.SystemProperties) -> int | None:
 
 
 def _other_properties(system: v2.SystemProperties) -> list[tuple[str, str]]:
-    """Return what has no column of its own."""
+    """Return the properties without a column."""
     rest = []
     if system.body_encoding:
         rest.append((ENCODING, v2.Encoding.Name(system.body_encoding)))
@@ -124,7 +124,7 @@ def _other_properties(system: v2.SystemProperties) -> list[tuple[str, str]]:
 
 
 def _size(message: v2.Message) -> int:
-    # Where bodies were left out it is told.
+    # Without bodies, the broker reports their size.
     return len(message.body) or message.system_properties.provenance.body_size
 
 
@@ -194,10 +194,7 @@ def event_batch(events: Sequence[pb.Event], *, schema: pa.Schema, broker: str) -
 def unreadable_batch(
     *, schema: pa.Schema, broker: str, start: int, end: int, size: int, what: str
 ) -> pa.RecordBatch:
-    """Return the row that says what of a log cannot be read, in the place of its events.
-
-    That is `size` bytes somewhere between two positions.
-    """
+    """Return one row for `size` unreadable bytes between two positions of a log."""
     row = {
         "event_id": f"{broker}:{start}:{UNREADABLE}",
         "event": UNREADABLE,
@@ -268,15 +265,15 @@ def _listing(
 def pending_batches(
     items: Sequence[pb.Pending], schema: pa.Schema, broker: str, *, decodes_body: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield delayed messages that wait: one batch, or several where packed bodies need more room.
+    """Yield pending delayed messages: one batch, or several if unpacked bodies are large.
 
-    What is made of a message is null where its broker could not read it.
+    The columns of the message are null if its broker could not read it.
     """
     messages = [_pending_message(item.message) for item in items]
-    there = [v2.Message() if message is None else message for message in messages]
+    filled = [v2.Message() if message is None else message for message in messages]
     decodes = decodes_body and "body" in schema.names
-    for part, bodies in _with_bodies(there, decodes=decodes):
-        pull = _MessageBatch(there[part], bodies, topic="", broker=broker, namespace="")
+    for part, bodies in _with_bodies(filled, decodes=decodes):
+        pull = _MessageBatch(filled[part], bodies, topic="", broker=broker, namespace="")
         values = _pending_values(items[part], messages[part], pull)
         yield pa.RecordBatch.from_arrays(
             [pa.array(values(field.name), field.type) for field in schema], schema=schema
@@ -286,19 +283,19 @@ def pending_batches(
 def _pending_values(
     items: Sequence[pb.Pending], messages: Sequence[v2.Message | None], pull: _MessageBatch
 ) -> Callable[[str], list[Any]]:
-    """Return what gives the values of a column."""
+    """Return a function from a column's name to its values."""
 
     def values(name: str) -> list[Any]:
         if name in _PENDING_COLUMNS:
             return [_PENDING_COLUMNS[name](item, pull.broker) for item in items]
-        made = zip(_COLUMNS[name](pull), messages, strict=True)
-        return [value if message is not None else None for value, message in made]
+        pairs = zip(_COLUMNS[name](pull), messages, strict=True)
+        return [value if message is not None else None for value, message in pairs]
 
     return values
 
 
 def _pending_message(blob: bytes) -> v2.Message | None:
-    """Return the message in a stored one; None where it is none, or was not asked for."""
+    """Return a decoded stored message; None if it is damaged or was not requested."""
     if not blob:
         return None
     try:
@@ -311,12 +308,12 @@ def _pending_message(blob: bytes) -> v2.Message | None:
 
 
 def in_flight_batch(items: Sequence[pb.InFlight], schema: pa.Schema, broker: str) -> pa.RecordBatch:
-    """Return deliveries that are not settled as a batch."""
+    """Return deliveries in flight as a batch."""
     return _listing(items, schema, _IN_FLIGHT_COLUMNS, broker)
 
 
 def progress_batch(items: Sequence[pb.Progress], schema: pa.Schema, broker: str) -> pa.RecordBatch:
-    """Return how far groups are as a batch."""
+    """Return the progress of groups as a batch."""
     return _listing(items, schema, _GROUP_COLUMNS, broker)
 
 
@@ -352,7 +349,7 @@ def _offset(value: int) -> int | None:
 
 
 def _lag(item: pb.Progress) -> int:
-    # Who pulls pops nothing.
+    # A group that pulls has no commit offset.
     at = item.commit_offset if item.commit_offset >= 0 else item.pull_offset
     return max(0, item.max_offset - max(at, item.min_offset))
 

@@ -1,7 +1,7 @@
-"""The columns of every dataset: fixed, in order, and versioned.
+"""The columns of each dataset, in order, with a version.
 
-One row a column: its name, its type as Spark writes it, and what it is. A read may name any of them
-in any order by `.schema("...")`; anything else is refused.
+Each column has a name, a Spark type and a meaning. A read may choose columns in any order with
+`.schema("...")`. Other columns are rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-VERSION: Final = 1  # of all columns together; an archive says which it was written with
+VERSION: Final = 1  # of all columns; each archive entry has the version of its files
 
 
 class Column(NamedTuple):
@@ -27,8 +27,8 @@ class Column(NamedTuple):
     meaning: str
 
 
-OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
-# Of messages that wait: which need that these are read, and not only when they are due.
+OF_BODIES: Final = ("body", "body_crc32")  # columns that need bodies
+# Columns of pending messages that need the message itself, not only its timer.
 OF_PENDING_MESSAGES: Final = (
     "tag",
     "keys",
@@ -49,15 +49,15 @@ MESSAGES: Final = (
     Column("broker", "string", "name of the broker group"),
     Column("queue_id", "int", ""),
     Column("queue_offset", "bigint", "unique with namespace, topic, broker and queue"),
-    Column("commitlog_offset", "bigint", "null where nobody told it"),
-    Column("message_id", "string", "made by the client"),
+    Column("commitlog_offset", "bigint", "null if unknown"),
+    Column("message_id", "string", "created by the client"),
     Column("message_type", "string", "normal, fifo, delay, transaction, priority or lite"),
     Column("tag", "string", "null if none"),
     Column("keys", "array<string>", ""),
-    Column("message_group", "string", "key of FIFO messages"),
+    Column("message_group", "string", "for FIFO messages"),
     Column("priority", "int", ""),
-    Column("properties", "map<string,string>", "of the user"),
-    Column("system_properties", "map<string,string>", "what has no column of its own"),
+    Column("properties", "map<string,string>", "user properties"),
+    Column("system_properties", "map<string,string>", "properties without their own column"),
     Column("body", "binary", ""),
     Column("body_size", "int", "bytes as stored"),
     Column("body_crc32", "bigint", "of the body as stored"),
@@ -65,65 +65,63 @@ MESSAGES: Final = (
     Column("store_host", "string", ""),
     Column("born_timestamp", "timestamp", ""),
     Column("store_timestamp", "timestamp", ""),
-    Column("due_timestamp", "timestamp", "when delivery was asked for; null if not"),
-    Column("fired_timestamp", "timestamp", "when a delayed message became one of its topic"),
+    Column("due_timestamp", "timestamp", "requested delivery time; null if not delayed"),
+    Column("fired_timestamp", "timestamp", "when a delayed message was stored in its topic"),
     Column("delivery_attempt", "int", "on retry topics"),
     Column("origin_topic", "string", "on retry and dead-letter topics"),
     Column(
-        "origin_message_id", "string", "id of the message there; on retry and dead-letter topics"
+        "origin_message_id", "string", "id in the origin topic; on retry and dead-letter topics"
     ),
     Column("dlq_reason", "string", "of dead letters"),
     Column("trace_parent", "string", ""),
 )
 
 EVENTS: Final = (
-    Column("event_id", "string", "broker group, log position and index: once each"),
+    Column("event_id", "string", "unique: broker group, log position and index"),
     Column(
         "event",
         "string",
         "stored, scheduled, fired, delivered, acked and so on; broker-group-removed; unreadable",
     ),
     Column("event_ts", "timestamp", ""),
-    Column("topic", "string", "where the message stands by this event"),
+    Column("topic", "string", "topic of the message at this event"),
     Column("broker", "string", "name of the broker group"),
     Column("queue_id", "int", ""),
-    Column("queue_offset", "bigint", "of a message that waits for its time: its timer"),
-    Column("message_id", "string", "null where the message itself is gone"),
+    Column("queue_offset", "bigint", "of a pending delayed message: its timer"),
+    Column("message_id", "string", "null if the message no longer exists"),
     Column("consumer_group", "string", ""),
-    Column("attempt", "int", "which delivery it is, from 1"),
+    Column("attempt", "int", "delivery attempt, from 1"),
     Column(
         "due_timestamp",
         "timestamp",
-        "when a delayed message is due; of a delivery, when its invisible duration ends",
+        "due time of a delayed message; end of the invisible duration of a delivery",
     ),
-    Column("detail", "string", "reason, or client"),
+    Column("detail", "string", "reason or client"),
     Column("log_position", "bigint", ""),
-    Column("event_index", "int", "among those of one position"),
+    Column("event_index", "int", "among the events of one position"),
     Column("topic_id", "bigint", ""),
     Column("client_id", "string", ""),
-    Column(
-        "reason", "string", "why, as group_deleted; of a broker group that was removed: its name"
-    ),
-    Column("origin_topic", "string", "where the message stood first, if elsewhere"),
+    Column("reason", "string", "such as group_deleted; the name of a removed broker group"),
+    Column("origin_topic", "string", "first topic of the message, if it differs"),
     Column("origin_queue_id", "int", ""),
     Column("origin_queue_offset", "bigint", ""),
-    Column("end_offset", "bigint", "of an expired range; of an unreadable part, of the log"),
-    Column("timer_id", "bigint", "of a delayed message, and of what it became"),
+    Column("end_offset", "bigint", "end of an expired range or of an unreadable part of the log"),
+    Column("timer_id", "bigint", "of a delayed message, pending or fired"),
     Column("body_size", "bigint", ""),
     Column("body_crc32", "bigint", "of the message as stored"),
-    Column("delivery", "string", "which delivery: of what settles one, that one's"),
+    Column("delivery", "string", "id of the delivery, also in the events that settle it"),
 )
 
 PENDING: Final = (
-    Column("topic", "string", "null where it was deleted: to %DLQ%TIMER when it is due"),
+    Column("topic", "string", "null if deleted; the message then goes to %DLQ%TIMER when due"),
     Column("broker", "string", "name of the broker group"),
     Column("timer_id", "bigint", ""),
     Column("message_id", "string", ""),
     Column("due_timestamp", "timestamp", ""),
     Column("scheduled_timestamp", "timestamp", ""),
     Column("log_position", "bigint", ""),
-    Column("wheel_slot", "int", "of the second that it is due in; null a whole turn ahead"),
-    # Of the message itself, where it could be read.
+    Column("wheel_slot", "int", "slot of the due second; null if due after one turn or more"),
+    # Columns of the message, null if it cannot be read.
     *(column for column in MESSAGES if column.name in OF_PENDING_MESSAGES),
 )
 
@@ -138,8 +136,8 @@ IN_FLIGHT: Final = (
     Column("popped_at", "timestamp", ""),
     Column("invisible_until", "timestamp", ""),
     Column("client_id", "string", ""),
-    Column("delivery", "string", "which delivery, as events name it"),
-    Column("is_retry", "boolean", "queue and offset are of the group's retry topic for `topic`"),
+    Column("delivery", "string", "id of the delivery, as in events"),
+    Column("is_retry", "boolean", "queue and offset belong to the group's retry topic"),
 )
 
 GROUPS: Final = (
@@ -149,12 +147,12 @@ GROUPS: Final = (
     Column("queue_id", "int", ""),
     Column("min_offset", "bigint", ""),
     Column("max_offset", "bigint", ""),
-    Column("commit_offset", "bigint", "all before it is settled; null where nothing was popped"),
-    Column("pop_offset", "bigint", "null where nothing was popped"),
-    Column("pull_offset", "bigint", "null where the group has none"),
-    Column("lag", "bigint", "max_offset less commit_offset, or where there is none pull_offset"),
-    Column("oldest_unacked_ts", "timestamp", "null where nothing is"),
-    Column("is_retry", "boolean", "the queue is of the group's retry topic for `topic`"),
+    Column("commit_offset", "bigint", "all messages before it are settled; null before a pop"),
+    Column("pop_offset", "bigint", "null before a pop"),
+    Column("pull_offset", "bigint", "null before a pull"),
+    Column("lag", "bigint", "max_offset minus commit_offset; without a pop, minus pull_offset"),
+    Column("oldest_unacked_ts", "timestamp", "null if all messages are acked"),
+    Column("is_retry", "boolean", "the queue belongs to the group's retry topic"),
 )
 
 COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
@@ -168,15 +166,15 @@ COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
 
 
 def of_bodies(dataset: Dataset) -> Sequence[str]:
-    """Return the columns that `includeBody=false` leaves out."""
+    """Return the columns that `includeBody=false` omits."""
     if dataset == "pending":
         return OF_PENDING_MESSAGES
     return OF_BODIES if dataset in {"messages", "dlq"} else ()
 
 
 def ddl(dataset: Dataset, *, without: Sequence[str] = ()) -> str:
-    """Return the columns of a dataset as Spark writes a schema."""
-    # What `timestamp` alone is a session says: with an instant, or without.
+    """Return the columns of a dataset as a Spark schema."""
+    # The session decides whether `timestamp` has a zone, so name the type with one.
     types = {"timestamp": "timestamp_ltz"}
     return ", ".join(
         f"{column.name} {types.get(column.type, column.type)}"
@@ -186,13 +184,10 @@ def ddl(dataset: Dataset, *, without: Sequence[str] = ()) -> str:
 
 
 def check(dataset: Dataset, asked: StructType) -> None:
-    """Raise BadOption where a read names a column that is not there, or of another type.
-
-    Or none, or one twice, which Spark cannot tell apart in what comes.
-    """
+    """Raise BadOption for an unknown column, a wrong type, a repeated column or no column."""
     known = {column.name: column.type for column in COLUMNS[dataset]}
     if not asked.fields:
-        raise BadOption(f"a read has a column at least; dataset {dataset} has {', '.join(known)}")
+        raise BadOption(f"choose at least one column; dataset {dataset} has {', '.join(known)}")
     names = asked.names
     for field in asked.fields:
         if field.name not in known:
@@ -207,22 +202,22 @@ def check(dataset: Dataset, asked: StructType) -> None:
         if names.count(field.name) > 1:
             raise BadOption(f"column {field.name} is named {names.count(field.name)} times")
         if not field.nullable:
-            # Spark would believe it, and give `is null` and `coalesce` other answers.
+            # Spark would trust NOT NULL, and evaluate `is null` and `coalesce` wrongly.
             raise BadOption(
-                f"column {field.name} may be null, in every dataset: leave NOT NULL out, and say"
-                f" where {field.name} is not null"
+                f"column {field.name} may be null, as all columns: omit NOT NULL and filter with"
+                f" `where {field.name} is not null`"
             )
 
 
 def arrow_schema(struct: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark expects of batches with these columns."""
+    """Return the Arrow schema that Spark expects for these columns."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(struct, timezone="UTC")
 
 
 def of_dataset(dataset: Dataset) -> pa.Schema:
-    """Return the Arrow schema of all columns of a dataset, without asking Spark's Java side."""
+    """Return the Arrow schema of all columns of a dataset, without the JVM."""
     import pyarrow as pa
 
     types = {

@@ -1,4 +1,4 @@
-"""The Spark session of a job, with what the pipeline needs set."""
+"""The Spark session of a job, with the settings that the pipeline needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill_pipeline.shared_classes import JAVA_OPTIONS, java_options, options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Below it a source in Python cannot bound what a trigger reads.
+# In earlier versions, a Python source cannot limit a trigger.
 SPARK_LEAST: Final = (4, 2)
 SPARK_END: Final = (5, 0)
 ARROW_BATCH_ROWS: Final = 10_000
@@ -27,14 +27,14 @@ _SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    # For a Python worker to connect: where all cores are busy its start takes longer than 15 s.
+    # Timeout for a Python worker to connect. On busy cores, its start takes longer than 15 s.
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
 }
-# What log4j writes of a program, where nobody has said otherwise, and of a job.
+# Default log4j settings of a program and of a job.
 _LOG_OF_PROGRAM: Final = Path(__file__).with_name("log4j2-program.properties")
 _LOG_OF_JOB: Final = Path(__file__).with_name("log4j2-quiet.properties")
-_OF_ALL_JAVAS: Final = "JAVA_TOOL_OPTIONS"  # come before those of the driver
+_OF_ALL_JAVAS: Final = "JAVA_TOOL_OPTIONS"  # options of every JVM, before those of the driver
 
 
 def build_spark(
@@ -46,21 +46,20 @@ def build_spark(
     has_queries: bool = True,
     is_job: bool = False,
 ) -> SparkSession:
-    """Return a session with what the pipeline needs set; source and sink Spark finds by itself.
+    """Return a session with the settings that the pipeline needs. Spark finds source and sink.
 
-    Raises PipelineError where Spark or Java is not there.
+    Raises PipelineError if Spark or Java is missing.
 
-    Without a master it is the one that `spark-submit` says, or `local[*]`. `access_key`: whose
-    calls they are that publish the progress of streams (option `reportProgressAs`), where the
-    cluster asks for it. `has_queries`: streams are started that may ask for that. `is_job`: what
-    fails is told by who asks for it, and not by Spark's log. The log of others has warnings, but
-    for what Spark says of the machine when it starts; a log4j of your own is left as it is.
+    `master`: default is the one of `spark-submit`, or `local[*]`. `access_key`: for publishing the
+    progress of streams (option `reportProgressAs`), if the cluster requires one. `has_queries`: the
+    session runs streams. `is_job`: the caller reports errors, so Spark's log is off. Otherwise the
+    log has warnings, except Spark's about the machine at its start. Your own log4j settings stay.
     """
     check_spark()
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    # Planning workers would otherwise be another Python, without what is installed here.
+    # Otherwise Spark may start its workers with another Python without our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
@@ -70,7 +69,7 @@ def build_spark(
         builder = builder.master("local[*]")
     own = dict(_SETTINGS)
     if is_job and is_submitted():
-        # A JVM that runs already has read its settings of log4j; it is told the level, and says it.
+        # A running JVM has already read its log4j settings, so change its level.
         own["spark.log.level"] = "ERROR"
     for key, value in {**own, **(settings or {})}.items():
         builder = builder.config(key, value)
@@ -81,7 +80,7 @@ def build_spark(
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         where = f"JAVA_HOME is {home}" if (home := os.environ.get("JAVA_HOME")) else "no JAVA_HOME"
-        raise PipelineError(f"Java 17 or 21, which Spark needs, does not start ({where})") from None
+        raise PipelineError(f"Java does not start ({where}); Spark needs Java 17 or 21") from None
     if has_queries:
         from tidemill_pipeline.listener import publish_progress
 
@@ -90,13 +89,13 @@ def build_spark(
 
 
 def _options_of(log: Path | None) -> list[str]:
-    """Return what has a JVM log as a file says, or by itself, and start sooner."""
+    """Return the JVM options for a log4j file and for shared classes."""
     ours = [] if log is None else [f"-Dlog4j2.configurationFile={log.as_uri()}"]
     return ours + options_to_use(os.environ.get(JAVA_OPTIONS, ""))
 
 
 def _log_of_program() -> Path | None:
-    """Return settings of log4j; None where it finds somebody's own, which an option would hide."""
+    """Return our log4j settings; None if the user has own settings, which ours would hide."""
     if "LOG4J_CONFIGURATION_FILE" in os.environ or "log4j" in os.environ.get(_OF_ALL_JAVAS, ""):
         return None
     folder = os.environ.get("SPARK_CONF_DIR") or f"{_home()}/conf"
@@ -106,20 +105,20 @@ def _log_of_program() -> Path | None:
 
 def _home() -> str:
     found = find_spec("pyspark")
-    assert found is not None, "it is checked before"
-    assert found.origin is not None, "it is a package of files"
+    assert found is not None, "check_spark has found it"
+    assert found.origin is not None, "PySpark is a package of files"
     return os.environ.get("SPARK_HOME") or str(Path(found.origin).parent)
 
 
 def is_submitted() -> bool:
-    """Say whether `spark-submit` has started this process, and its JVM before it."""
+    """Return whether `spark-submit` started this process after its JVM."""
     return "SPARK_SUBMIT" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def register(spark: SparkSession, *, access_key: str = "") -> None:
-    """Make `.format("rocketmq")` known to a session that was built elsewhere, and its progress.
+    """Register `.format("rocketmq")` and the publisher of progress in an existing session.
 
-    `access_key`: as `build_spark` takes it.
+    `access_key`: as for `build_spark`.
     """
     check_spark()
     from tidemill_pipeline.data_source import RocketMQDataSource
@@ -130,7 +129,7 @@ def register(spark: SparkSession, *, access_key: str = "") -> None:
 
 
 def check_spark() -> None:
-    """Raise PipelineError where Spark is not there, or not one that this works with."""
+    """Raise PipelineError if Spark is missing or has an unsupported version."""
     try:
         found = version("pyspark")
     except ModuleNotFoundError as error:
@@ -140,6 +139,6 @@ def check_spark() -> None:
     parts = tuple(int(part) for part in found.split(".")[:2])
     if not SPARK_LEAST <= parts < SPARK_END:
         raise PipelineError(
-            f"PySpark {found} is installed; the pipeline needs 4.2 or later, before 5: a source in"
-            " Python cannot bound its batches in earlier ones"
+            f"PySpark {found} is installed, but the pipeline needs 4.2 or later, before 5: in"
+            " earlier versions a Python source cannot limit its batches"
         )

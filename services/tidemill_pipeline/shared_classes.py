@@ -1,7 +1,7 @@
-"""Classes of Spark that Java keeps between two starts: class data sharing (ADR 0057).
+"""Class data sharing of Java: a file of Spark's classes for faster starts (ADR 0057).
 
-The file is `spark-VERSION-BYTES.jsa`: a part of one, which would end the JVM that maps it, is seen
-by its size, and a bit that has flipped in it by Java's own checksum. Needs neither Spark nor Java.
+The file is `spark-VERSION-BYTES.jsa`. A truncated file would crash the JVM; its size reveals it.
+Java's own checksum reveals flipped bits. This module needs neither Spark nor Java.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-# Options that the JVM of a driver is started with, before those of `spark.driver.extraJavaOptions`.
+# Java options of a driver's JVM, before those of `spark.driver.extraJavaOptions`.
 JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 _MAKE: Final = "-XX:ArchiveClassesAtExit="
 _USE: Final = "-XX:SharedArchiveFile="
-# Of a file that is another Java's, and of classes that cannot be kept, nobody wants to be told.
+# Without warnings about a file of another Java and about classes that cannot be shared.
 _SILENT: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
 @contextlib.contextmanager
 def java_options(ours: Sequence[str]) -> Iterator[None]:
-    """Have a JVM that is started in the block take these options, too.
+    """Add options for a JVM that starts in the block.
 
-    Of options that are there twice Java takes the last, and those that somebody gives come later.
+    Options of the user follow ours. If an option occurs twice, Java uses the last.
     """
     before = os.environ.get(JAVA_OPTIONS)
     os.environ[JAVA_OPTIONS] = " ".join([*ours, before or ""]).rstrip()
@@ -40,17 +40,17 @@ def java_options(ours: Sequence[str]) -> Iterator[None]:
 
 
 def folder() -> Path:
-    """Return where the file lies: with the Python environment that has PySpark."""
+    """Return the folder of the file, in the Python environment that has PySpark."""
     return Path(sys.prefix) / "share" / "tidemill"
 
 
 def options_to_make(draft: Path) -> list[str]:
-    """Return what has a JVM write the file at its end; its life is too short to compile much."""
+    """Return the options for a JVM that writes the file at its end."""
     return [f"{_MAKE}{draft}", "-XX:TieredStopAtLevel=1", *_SILENT]
 
 
 def keep(draft: Path) -> Path:
-    """Let a whole file be the one that is used, and no other; return it. Raises OSError."""
+    """Publish a complete file, delete others, and return its path. Raises OSError."""
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     path = folder() / f"{_begin()}{draft.stat().st_size}.jsa"
@@ -62,7 +62,7 @@ def keep(draft: Path) -> Path:
 
 
 def options_to_use(given: str) -> list[str]:
-    """Return what has a JVM use the file; nothing where there is none, or `given` speaks of one."""
+    """Return the options to use the file; empty if it is missing or `given` names another one."""
     found = _kept()
     if found is None or _MAKE in given or _USE in given:
         return []

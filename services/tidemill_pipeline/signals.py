@@ -1,6 +1,6 @@
-"""How Ctrl-C and SIGTERM end what runs on Spark: with one word, and nothing left behind.
+"""Ctrl-C and SIGTERM for programs on Spark: a short message and no remaining processes.
 
-Needs no Spark: a command is ready to be ended before it has loaded any.
+This module does not import Spark, so that a command handles signals before it loads Spark.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from tidemill_pipeline.errors import Termination
 
 @contextlib.contextmanager
 def raise_on_sigterm(first: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Raise Termination within the block for SIGTERM, which would end it without a word.
-
-    `first` is called before.
-    """
+    """Raise Termination in the block on SIGTERM, after calling `first`."""
     is_terminated = False
 
     def terminate(_signal: int, _frame: object) -> NoReturn:
@@ -33,13 +30,13 @@ def raise_on_sigterm(first: Callable[[], None] = lambda: None) -> Iterator[None]
         raise Termination
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # Only the main thread is told of signals.
+        yield  # Only the main thread receives signals.
         return
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except Exception as error:
-        if is_terminated:  # What goes wrong on the way out is not why.
+        if is_terminated:  # Hide errors that the termination caused.
             raise Termination from error
         raise
     finally:
@@ -48,11 +45,11 @@ def raise_on_sigterm(first: Callable[[], None] = lambda: None) -> Iterator[None]
 
 @contextlib.contextmanager
 def guarded_start() -> Iterator[None]:
-    """Let Spark start in the block. SIGTERM ends it at once, with what it has started of Java.
+    """Guard the start of Spark in the block.
 
-    Ctrl-C waits for the end of the block, and is from then on what it is elsewhere. PySpark's own
-    handler calls the JVM amid another call, and that fails with a trace; and py4j, whose call is
-    ended by it, tells another one.
+    SIGTERM ends the process and its Java process at once. Ctrl-C takes effect at the end of the
+    block. Afterwards Python's handler is active again: PySpark's handler would call the JVM during
+    another call, and both calls would fail with traces.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -66,39 +63,39 @@ def guarded_start() -> Iterator[None]:
 
 
 def _end_children() -> None:
-    """End the processes below this one; where there is no /proc, Java ends when this one has."""
-    found = [os.getpid()]
-    for parent in found:
+    """Kill all child processes. Without /proc, Java ends after this process."""
+    tree = [os.getpid()]
+    for parent in tree:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found += map(int, children.read_text("ascii").split())
-    for child in found[1:]:
+                tree += map(int, children.read_text("ascii").split())
+    for child in tree[1:]:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)  # Java would tell a trace of what it was at.
+            os.kill(child, signal.SIGKILL)  # On SIGTERM, Java would print a trace.
 
 
 def silence_threads() -> None:
-    """Keep threads that lose the JVM, which may have been ended with this process, from traces."""
+    """Prevent traces of threads that lose their connection to the JVM at the end."""
     import socketserver
 
     _hush_py4j()
-    # Of servers of Spark's own, which take no other way.
+    # Spark's own servers have no other hook.
     socketserver.BaseServer.handle_error = _ignore_error  # type: ignore[method-assign, assignment]
 
 
 def _hush_py4j() -> None:
-    """Have py4j say nothing of a call that fails: it raises what it says, and with a better word.
+    """Silence py4j's log of failed calls, since py4j also raises an error.
 
-    The JVM gets Ctrl-C, too, and may be gone before this process has heard of it.
+    The JVM receives Ctrl-C, too, and may end before this process handles it.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # Some of it py4j says by no name of its own.
+    # Py4j writes some lines with the root logger.
     logging.getLogger().addFilter(_is_not_of_py4j)
 
 
-def _is_not_of_py4j(told: logging.LogRecord) -> bool:
-    return "py4j" not in Path(told.pathname).parts
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
 
 
 def _ignore_error(_server: object, _request: object, _client: object) -> None:
-    """Say nothing of an error in a server of this process."""
+    """Ignore an error in a server of this process."""

@@ -203,7 +203,7 @@ def test_what_retention_took_fails_or_is_written_down() -> None:
         cluster.add("orders", "a", 0, 30)
         cluster.expire("orders", "a", 0, 40)
         (wrong,) = a_job(cluster, path).append().wrong
-        assert "from 30 to 40 were gone" in wrong
+        assert "from 30 to 40 were lost" in wrong
         job = a_job(cluster, path)
         job.options = parse_source(
             {

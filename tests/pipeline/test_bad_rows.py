@@ -113,7 +113,7 @@ def test_a_folder_that_the_driver_has_not_is_told(cluster: FakeCluster, table: P
     of_another_machine = done(cluster, table, BAD).bad
     (file,) = table.iterdir()
     file.unlink()
-    with pytest.raises(PipelineError, match="a folder that the driver and all executors have"):
+    with pytest.raises(PipelineError, match="a folder that the driver and all executors share"):
         keep(str(table), [of_another_machine])
 
 

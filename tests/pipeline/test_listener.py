@@ -58,5 +58,5 @@ def test_a_group_that_is_refused_is_a_warning(
     )
     ProgressPublisher().onQueryProgress(told(end=document))
     assert not cluster.pull_offsets
-    assert "is not published" in caplog.text
+    assert "cannot publish progress" in caplog.text
     assert "there is no group nobody" in caplog.text

@@ -82,7 +82,7 @@ def test_a_due_time_that_no_message_can_have_is_of_a_bad_row(
 ) -> None:
     rows: list[dict[str, Any]] = [{"body": b"a"}, {"body": b"b", **due}, {"body": b"c"}]
     sent = send(cluster, rows, **DEAD_LETTERS)
-    assert (sent.rows, sent.bad) == (2, [(1, "it is due outside the years 1970 to 9999")])
+    assert (sent.rows, sent.bad) == (2, [(1, "its due time is outside the years 1970 to 9999")])
 
 
 def test_the_last_instant_that_there_is_can_be_sent(cluster: FakeCluster) -> None:
@@ -102,7 +102,7 @@ def test_a_string_that_is_none_is_of_a_bad_row_and_a_body_is_bytes(cluster: Fake
     for name, column in (("tag", no_text), ("keys", keys), ("message_group", no_text)):
         batch = pa.RecordBatch.from_pydict({"body": texts, name: column})
         sent = send(cluster, rows_of(batch), **DEAD_LETTERS)
-        assert (sent.rows, sent.bad) == (2, [(0, f"its {name} is no UTF-8")])
+        assert (sent.rows, sent.bad) == (2, [(0, f"its {name} is not valid UTF-8")])
     cluster.sent.clear()
     batch = pa.RecordBatch.from_pydict({"body": no_text, "tag": texts})
     assert send(cluster, rows_of(batch)).bad == []
@@ -158,8 +158,8 @@ def test_what_no_mode_honours_yet_is_a_bad_row(cluster: FakeCluster) -> None:
     sent = send(cluster, rows, **DEAD_LETTERS)
     assert sent.rows == 1
     assert [why for _, why in sent.bad] == [
-        "a dedup_key is of mode dedup, which does not exist yet",
-        "priority messages are not served yet",
+        "it has a dedup_key, but mode dedup is not supported yet",
+        "priority messages are not supported yet",
     ]
 
 

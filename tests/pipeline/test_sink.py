@@ -105,7 +105,7 @@ def test_bad_rows_are_kept_whole_so_that_they_can_be_sent_again(
     kept = spark.read.parquet(table)
     assert {row.why for row in kept.collect()} == {
         "MESSAGE_BODY_TOO_LARGE: too large",
-        "its tag is no UTF-8",
+        "its tag is not valid UTF-8",
     }
     assert set(kept.columns) == {*COLUMNS, "row", "why"}
     cluster.sent.clear()
@@ -130,7 +130,7 @@ def test_a_delayed_row_has_one_due_time(spark: SparkSession, cluster: FakeCluste
     [
         ("1 as body", "column body is binary or string, not int"),
         ("'a' as bodi", "column bodi cannot be sent"),
-        ("'a' as topic", "a column body is needed"),
+        ("'a' as topic", "has no column body"),
         ("'a' as body", "where to"),
     ],
 )

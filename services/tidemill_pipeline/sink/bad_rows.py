@@ -1,11 +1,11 @@
-"""The table of rows that could not be sent: of it counts what the driver has committed.
+"""The table of rows that could not be sent.
 
-    DIR/_WRITE-PARTITION-ATTEMPT.parquet   of a task, until the driver says that this attempt counts
-    DIR/bad-WRITE-PARTITION.parquet        what counts
+    DIR/_WRITE-PARTITION-ATTEMPT.parquet   file of an attempt, until the driver commits it
+    DIR/bad-WRITE-PARTITION.parquet        committed file
 
-WRITE is the same where Spark does a task again, or a batch of a stream: so the rows of a task that
-is done again count once, and a batch that is done again takes the place of what it wrote before.
-Whoever reads a folder as a table leaves out names that begin with an underscore.
+Repetitions of a task or of a batch of a stream have the same WRITE. The rows of a repeated task are
+therefore in the table once, and a repeated batch replaces its earlier rows. Readers of a folder as
+a table ignore names that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from tidemill_pipeline.archive.store import ArchiveStore, write_errors
 from tidemill_pipeline.errors import PipelineError
 
-# What cannot be sent: which row of its task it was, why, and all that it had.
+# Row number in the task, reason, and all columns of the row.
 SCHEMA: Final = pa.schema(
     [
         ("row", pa.int64()),
@@ -42,38 +42,38 @@ SCHEMA: Final = pa.schema(
         ("body_encoding", pa.string()),
     ]
 )
-_WRITE_BYTES: Final = 8  # of hexadecimal digits twice as many
+_WRITE_BYTES: Final = 8  # 16 hexadecimal digits
 
 
 class TaskAttempt(NamedTuple):
     """One attempt at one task."""
 
-    write: str  # the same in each attempt, and where a batch is done again
+    write: str  # the same for all attempts, and for repetitions of a batch
     partition: int
     attempt: int
 
 
 class StagedFile(NamedTuple):
-    """What an attempt has written, in which table."""
+    """The file of an attempt before its commit."""
 
     attempt: TaskAttempt
     row_count: int
 
     @property
     def name(self) -> str:
-        """Return the file until it counts."""
+        """Return the name before the commit."""
         write, partition, attempt = self.attempt
         return f"{_staged_prefix(write)}{partition}-{attempt}.parquet"
 
     @property
     def final_name(self) -> str:
-        """Return the file that counts."""
+        """Return the name after the commit."""
         return f"{_final_prefix(self.attempt.write)}{self.attempt.partition}.parquet"
 
 
 @final
 class BadRowWriter:
-    """The bad rows of one attempt at a task, as they come; what fails leaves none."""
+    """Writer of the bad rows of one attempt. A failed attempt leaves no file."""
 
     def __init__(self, path: str, attempt: TaskAttempt) -> None:
         self._path, self._attempt = path, attempt
@@ -86,11 +86,11 @@ class BadRowWriter:
         return self
 
     def add(self, rows: pa.Table) -> None:
-        """Write rows with the columns of `SCHEMA`; the first of them make the file.
+        """Write rows with the columns of `SCHEMA`. The first call creates the file.
 
-        Raises ArchiveError where the folder is full, or cannot be written.
+        Raises ArchiveError if the folder is full or read-only.
         """
-        with self._told():
+        with self._errors():
             if self._writer is None:
                 if "://" not in self._path:
                     Path(self._path).mkdir(parents=True, exist_ok=True)
@@ -100,12 +100,12 @@ class BadRowWriter:
             self._writer.write_table(rows)
         self._count += rows.num_rows
 
-    def _told(self) -> contextlib.AbstractContextManager[None]:
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
         return write_errors(f"{self._path}/{self.staged.name}")
 
     @property
     def staged(self) -> StagedFile:
-        """Return what is written so far."""
+        """Return the file as written so far."""
         return StagedFile(self._attempt, self._count)
 
     def __exit__(
@@ -115,10 +115,10 @@ class BadRowWriter:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            with self._told():
+            with self._errors():
                 self._open.close()
             return
-        # Why the task has failed is what is to be told, whatever its file says to that.
+        # Suppress errors of the file, so that Spark reports the error of the task.
         with contextlib.suppress(Exception):
             self._open.close()
         if self._store is not None:
@@ -127,7 +127,7 @@ class BadRowWriter:
 
 
 def keep(path: str, staged: Collection[StagedFile]) -> None:
-    """Let attempts of one write count, and nothing else of it. Raises PipelineError."""
+    """Commit the attempts of one write, and delete its other files. Raises PipelineError."""
     writes = {each.attempt.write for each in staged}
     if not writes:
         return
@@ -140,18 +140,18 @@ def keep(path: str, staged: Collection[StagedFile]) -> None:
                 store.move(each.name, each.final_name)
             except FileNotFoundError as error:
                 raise PipelineError(
-                    f"{path} has no {each.name}, which a task has written there: deadLetterPath is"
-                    " a folder that the driver and all executors have, or one of an object store"
+                    f"{path} has no file {each.name}, which a task wrote: deadLetterPath must be a"
+                    " folder that the driver and all executors share, or in an object store"
                 ) from error
             counting.add(each.final_name)
-    # Of attempts that failed or were not wanted, and of the batch when it was done before.
+    # Delete the files of failed and superfluous attempts and of an earlier run of the batch.
     for name in list(store.names()):
         if name.startswith((_staged_prefix(write), _final_prefix(write))) and name not in counting:
             store.delete(name)
 
 
 def drop(path: str, write: str) -> None:
-    """Delete what attempts have written that are not to count."""
+    """Delete the files of the attempts of a write that are not committed."""
     store = ArchiveStore(path)
     for name in list(store.names()):
         if name.startswith(_staged_prefix(write)):

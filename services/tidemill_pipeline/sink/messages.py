@@ -1,4 +1,4 @@
-"""Rows of a frame as messages, and what is wrong with a row that cannot be one."""
+"""Conversion of the rows of a frame to messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.options import SinkOptions
 
-# Columns that are read, and the types they may have, as Spark writes them.
+# The supported columns with their Spark types.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "body": ("binary", "string"),
     "topic": ("string",),
@@ -26,35 +26,34 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "dedup_key": ("string",),
     "body_encoding": ("string",),
 }
-NO_TEXT: Final = "no text"  # of a row: columns whose value is no UTF-8
-# Of bodies: as they are, and packed by who sends them.
+NO_TEXT: Final = "no text"  # key of a row for the columns that are not valid UTF-8
+# Encodings of bodies. The user packs GZIP bodies before the write.
 _ENCODINGS: Final = {"IDENTITY": v2.IDENTITY, "GZIP": v2.GZIP}
-_DUE_MS_MAX: Final = 253_402_300_799_999  # the last instant that a Timestamp of protobuf can be
+_DUE_MS_MAX: Final = 253_402_300_799_999  # the last instant of a protobuf Timestamp
 
 
-_ID_BYTES: Final = 16  # of hexadecimal digits twice as many, as clients' ids have
+_ID_BYTES: Final = 16  # 32 hexadecimal digits, as the ids of clients
 
 
 class BadRow(Exception):
-    """A row cannot be a message."""
+    """A row that cannot be a message."""
 
 
 @final
 class RowIds:
-    """Ids of messages whose rows have none: the same again where a task is done again.
+    """Message ids for rows without one. A repeated task gives the same ids.
 
-    An id is made of the write, the task, the number of the row and all that is sent. So those of
-    another write differ, and rows that come in another order the second time are never taken for
-    each other.
+    An id is a hash of the write, the task, the row number and the message. Ids of other writes
+    differ. If a repeated task gets its rows in another order, the ids differ, too.
     """
 
     def __init__(self, write: str, partition: int) -> None:
-        """`write`: what is the same when Spark repeats a task or a batch, and never otherwise."""
+        """`write`: an id that only repetitions of the same task or batch share."""
         self._task = f"{write}/{partition}/".encode()
         self._number = 0
 
     def of(self, message: v2.Message, due: object = None) -> str:
-        """Return the id of the next row, as a message without id and times; `due`: as it says."""
+        """Return the id of the next row. `message` has no id and no times; `due`: its due time."""
         self._number += 1
         row = blake2b(self._task, digest_size=_ID_BYTES)
         row.update(b"%d/%b/" % (self._number, str(due).encode()))
@@ -63,16 +62,16 @@ class RowIds:
 
 
 def check_columns(types: Mapping[str, str], options: SinkOptions) -> None:
-    """Raise BadOption where the columns of a frame cannot be written."""
+    """Raise BadOption if a frame has columns that cannot be sent, or lacks a required one."""
     for name, of_type in types.items():
         if name not in COLUMNS:
             raise BadOption(f"column {name} cannot be sent; columns are {', '.join(COLUMNS)}")
         if of_type not in COLUMNS[name]:
             raise BadOption(f"column {name} is {' or '.join(COLUMNS[name])}, not {of_type}")
     if "body" not in types:
-        raise BadOption("a column body is needed: what is sent")
+        raise BadOption("the frame has no column body, which is required")
     if not options.topic and "topic" not in types:
-        raise BadOption("where to? give option topic, or a column topic")
+        raise BadOption("no topic; set the option topic or add a column topic")
 
 
 def message_of(
@@ -80,10 +79,10 @@ def message_of(
 ) -> v2.Message:
     """Return a row as a message. Raises BadRow.
 
-    `topic_of` names a topic as calls do; times are milliseconds.
+    `topic_of` returns the resource of a topic. Times are in milliseconds.
     """
     if row.get(NO_TEXT):
-        raise BadRow(f"its {', '.join(row[NO_TEXT])} is no UTF-8")
+        raise BadRow(f"its {', '.join(row[NO_TEXT])} is not valid UTF-8")
     topic = options.topic or row.get("topic")
     body = row.get("body")
     if not topic:
@@ -94,15 +93,15 @@ def message_of(
     system = message.system_properties
     system.body_encoding = _encoding(row)
     if options.packs_bodies and system.body_encoding == v2.IDENTITY:
-        # No time in it: the same row is the same bytes when it is sent again.
+        # Without a time, a repeated send has the same bytes.
         message.body = gzip.compress(message.body, mtime=0)
         system.body_encoding = v2.GZIP
     due_ms = _due_ms(row, now_ms)
     group = row.get("message_group")
     if due_ms is not None and not 0 <= due_ms <= _DUE_MS_MAX:
-        raise BadRow("it is due outside the years 1970 to 9999")
+        raise BadRow("its due time is outside the years 1970 to 9999")
     if due_ms is not None and group:
-        raise BadRow("it has a due time and a message group: a message is delayed or in order")
+        raise BadRow("it has a due time and a message group; only one of them is allowed")
     system.message_type = v2.FIFO if group else v2.NORMAL if due_ms is None else v2.DELAY
     if group:
         system.message_group = group
@@ -111,9 +110,9 @@ def message_of(
     if row.get("keys"):
         system.keys.extend(key for key in row["keys"] if key is not None)
     if row.get("priority") is not None:
-        raise BadRow("priority messages are not served yet")
+        raise BadRow("priority messages are not supported yet")
     if row.get("dedup_key") is not None:
-        raise BadRow("a dedup_key is of mode dedup, which is not there yet")
+        raise BadRow("it has a dedup_key, but mode dedup is not supported yet")
     for name, value in _pairs(row.get("properties")):
         if value is not None:
             message.user_properties[name] = value
@@ -137,7 +136,7 @@ def _encoding(row: Mapping[str, Any]) -> v2.Encoding.ValueType:
 def _due_ms(row: Mapping[str, Any], now_ms: int) -> int | None:
     if row.get("due_timestamp") is not None:
         if row.get("delay_ms") is not None:
-            raise BadRow("it has due_timestamp and delay_ms: a delayed send has one of them")
+            raise BadRow("it has due_timestamp and delay_ms; only one of them is allowed")
         return int(row["due_timestamp"])
     if row.get("delay_ms") is not None:
         return now_ms + int(row["delay_ms"])
@@ -145,7 +144,7 @@ def _due_ms(row: Mapping[str, Any], now_ms: int) -> int | None:
 
 
 def _pairs(properties: Any) -> list[tuple[str, str | None]]:
-    # Arrow gives a map as pairs.
+    # Arrow returns a map as pairs.
     if properties is None:
         return []
     return list(properties.items()) if isinstance(properties, dict) else list(properties)

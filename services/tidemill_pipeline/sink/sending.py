@@ -1,7 +1,7 @@
-"""One task of the sink: rows in their order, sends in flight, repeats, a rate, and bad rows.
+"""One task of the sink: rows in order, sends in flight, retries, a rate limit, and bad rows.
 
-Messages of one message group leave in the order of the rows: while one of a group is in flight, the
-next waits for its answer. What has an unknown outcome is sent again, so a message may come twice.
+Messages of one message group are sent in order of rows: the next one waits for the reply to the
+previous one. A send with an unknown outcome is repeated, so a message may be stored twice.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tidemill_pipeline.options import SinkOptions
 from tidemill_pipeline.pace import Pace
 from tidemill_pipeline.sink.messages import BadRow, RowIds, message_of
 
-_TROUBLE: Final = 50_000  # codes from here on are the server's, and may pass
-BATCH_BYTES: Final = 1 << 20  # of bodies in one send; a larger message goes alone
+_TROUBLE: Final = 50_000  # Codes from here on are server errors, which may be temporary.
+BATCH_BYTES: Final = 1 << 20  # of bodies per send; a larger message is sent alone
 
 
 @final
 @dataclass(slots=True)
 class SendResult:
-    """What a task has done."""
+    """Result of a task."""
 
     rows: int = 0
-    bad: list[tuple[int, str]] = field(default_factory=list)  # number of the row, and why
+    bad: list[tuple[int, str]] = field(default_factory=list)  # row number and reason
 
 
 @final
 @dataclass(slots=True)
 class _PendingSend:
-    """One send without an answer: rows of one topic."""
+    """A send in flight: rows of one topic."""
 
     numbers: list[int]
     messages: list[v2.Message]
@@ -47,7 +47,7 @@ class _PendingSend:
 
 @final
 class Sender:
-    """Sends the rows of one task."""
+    """Sender of the rows of one task."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Sender:
         self.sent = SendResult()
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> SendResult:
-        """Send all rows, and return once each has its answer."""
+        """Send all rows, and return when each has a reply."""
         for numbers, messages in self._batches(rows):
             in_flight = sum(len(each.messages) for each in self._flights)
             self._pace.keep(self.sent.rows + in_flight + len(messages))
@@ -84,24 +84,25 @@ class Sender:
     def _batches(
         self, rows: Iterable[Mapping[str, Any]]
     ) -> Iterator[tuple[list[int], list[v2.Message]]]:
-        """Yield sends: rows that follow each other, of one topic and kind."""
+        """Yield the batches of sends: consecutive rows of one topic and kind."""
         numbers: list[int] = []
         messages: list[v2.Message] = []
         size = 0
-        # By a rate no send is of more than a second's worth, which would be a burst.
+        # With a rate limit, a send has at most the rows of one second. More would be a burst.
         rate_max = self._options.rate_max
-        most = self._options.batch_size
-        most = most if rate_max is None else max(1, min(most, int(rate_max)))
+        rows_max = self._options.batch_size
+        if rate_max is not None:
+            rows_max = max(1, min(rows_max, int(rate_max)))
         for number, row in enumerate(rows):
             try:
                 message = message_of(
                     row, self._options, self._client.topic, now_ms=self._now_ms(), ids=self._ids
                 )
             except BadRow as error:
-                self._refuse(number, str(error))
+                self._reject(number, str(error))
                 continue
             if messages and (
-                len(messages) >= most
+                len(messages) >= rows_max
                 or size + len(message.body) > BATCH_BYTES
                 or not _belong_together(messages[0], message)
             ):
@@ -124,7 +125,7 @@ class Sender:
         self._flights.append(_PendingSend(numbers, messages, call))
 
     def _finish_oldest(self) -> None:
-        """Wait for the oldest send; send it again where that may help."""
+        """Wait for the oldest send. Repeat it after a temporary error."""
         flight = self._flights.popleft()
         while True:
             try:
@@ -132,42 +133,42 @@ class Sender:
             except grpc.RpcError as error:
                 if not self._client.is_retryable(error):
                     raise ClusterRejection(str(error)) from error
-                self._again(flight, str(error))
+                self._resend(flight, str(error))
                 continue
-            left = self._settle(flight, answer)
-            if left is None:
+            why = self._settle(flight, answer)
+            if why is None:
                 return
-            self._again(flight, left)
+            self._resend(flight, why)
 
     def _settle(self, flight: _PendingSend, answer: Any) -> str | None:
-        """Take an answer in; return why what is left of the send is to be sent again."""
+        """Process a reply. Return the reason to repeat the remaining rows; None: no rows remain."""
         entries = answer.entries or []
-        # One bad message spoils all: each has an entry then, which says of all what one is.
+        # One bad message fails the whole send. Each entry then has the status of the bad message.
         is_whole = all(entry.status.code == answer.status.code for entry in entries)
         if is_whole and len(flight.messages) > 1 and _is_refusal(answer.status):
             self._split(flight)
             return None
-        again: list[int] = []
-        told = ""
+        remaining: list[int] = []
+        why = ""
         for i in range(len(flight.messages)):
             status = entries[i].status if i < len(entries) else answer.status
             if status.code == v2.OK:
                 self.sent.rows += 1
             elif _is_refusal(status):
-                self._refuse(flight.numbers[i], f"{v2.Code.Name(status.code)}: {status.message}")
+                self._reject(flight.numbers[i], f"{v2.Code.Name(status.code)}: {status.message}")
             else:
-                again.append(i)
-                told = status.message
-        if not again:
+                remaining.append(i)
+                why = status.message
+        if not remaining:
             return None
-        flight.numbers = [flight.numbers[i] for i in again]
-        flight.messages = [flight.messages[i] for i in again]
-        return told
+        flight.numbers = [flight.numbers[i] for i in remaining]
+        flight.messages = [flight.messages[i] for i in remaining]
+        return why
 
     def _split(self, flight: _PendingSend) -> None:
-        """Send a refused send as two: one bad message spoils all, and nobody says which.
+        """Send the rows of a rejected send in two halves, to find its bad message.
 
-        Nothing of it was stored. A bad message among 32 takes ten sends until it is alone.
+        No row was stored. To isolate one bad message of 32 takes ten sends.
         """
         middle = len(flight.messages) // 2
         halves = []
@@ -177,7 +178,7 @@ class Sender:
             halves.append(_PendingSend(flight.numbers[part], messages, call))
         self._flights.extendleft(reversed(halves))
 
-    def _again(self, flight: _PendingSend, why: str) -> None:
+    def _resend(self, flight: _PendingSend, why: str) -> None:
         if flight.attempt > self._max_retries:
             raise NoAnswer(f"a send failed {flight.attempt} times: {why}")
         self._client.pause(flight.attempt)
@@ -186,7 +187,7 @@ class Sender:
             flight.messages, timeout_ms=self._options.send_timeout_ms
         )
 
-    def _refuse(self, number: int, why: str) -> None:
+    def _reject(self, number: int, why: str) -> None:
         if not self._options.dead_letter_path:
             raise ClusterRejection(f"a row cannot be sent: {why}; {_remedy(why)}")
         self.sent.bad.append((number, why))
@@ -194,12 +195,12 @@ class Sender:
 
 def _remedy(why: str) -> str:
     if why.startswith(v2.Code.Name(v2.TOPIC_NOT_FOUND)):
-        return "`tidemill topic create` makes it"  # No row would be sent.
-    return "onError=dead-letter with a deadLetterPath keeps such rows apart"
+        return "create the topic with `tidemill topic create`"  # All rows would fail.
+    return "set onError=dead-letter and a deadLetterPath to collect such rows"
 
 
 def _is_refusal(status: v2.Status) -> bool:
-    """Say whether it would be the same each time."""
+    """Return whether a status is permanent, so that a retry does not help."""
     return bool(
         status.code != v2.OK and status.code < _TROUBLE and status.code != v2.TOO_MANY_REQUESTS
     )
@@ -210,6 +211,6 @@ def _belong_together(first: v2.Message, other: v2.Message) -> bool:
     return (
         first.topic.name == other.topic.name
         and a.message_type == b.message_type
-        # One at a time: of several, some may be refused, and be sent again behind the others.
+        # Send FIFO messages one by one. Otherwise a repeated message could follow later ones.
         and not b.message_group
     )

@@ -1,7 +1,7 @@
-"""What Spark writes with: a batch and a stream alike, as at least once needs no memory.
+"""Spark writers of a batch and of a stream. At-least-once delivery needs no state.
 
-A row that cannot be sent fails the task, or goes to a table of its own, with why, before the task
-says that it is done; there it counts when the driver knows which attempts at tasks do.
+A row that cannot be sent fails the task or goes to the table of bad rows with the reason. The
+driver commits the bad rows of the attempts that count.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tidemill_pipeline.sink.sending import Sender
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# Spark's names of what a batch of a stream is known by, in every start of its query.
+# Spark's properties for the id of a query and of its batch, stable over restarts.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
-_ID_BYTES: Final = 16  # of what a write of a batch is known by
+_ID_BYTES: Final = 16  # of the random id of a batch write
 
 
 @dataclass
 class SinkTaskResult(WriterCommitMessage):
-    """What a task has done."""
+    """Result of a task."""
 
     rows: int
     bad: StagedFile
@@ -55,7 +55,7 @@ class SinkTaskResult(WriterCommitMessage):
 def send_rows(
     options: SinkOptions, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt
 ) -> SinkTaskResult:
-    """Send the rows of a task, and keep those apart that cannot be sent; runs in an executor."""
+    """Send the rows of a task and collect bad rows. Runs in an executor."""
     sender = Sender(
         connect(options.connection),
         options,
@@ -75,7 +75,7 @@ def send_rows(
 
 
 class _TaskWriter:
-    """What a task does, and what becomes of its bad rows, in a batch and in a stream."""
+    """Common part of the writers: tasks and their bad rows."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(
@@ -85,73 +85,73 @@ class _TaskWriter:
         self.run = secrets.token_hex(_ID_BYTES)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkTaskResult:
-        """Send the rows of a task; runs in an executor."""
+        """Send the rows of a task. Runs in an executor."""
         task = _task()
         attempt = TaskAttempt(self._write(), task.partitionId(), task.taskAttemptId())
         return send_rows(self.options, iterator, attempt)
 
     def _write(self) -> str:
-        """Return what a write is known by, also where Spark does a task again."""
+        """Return the id of the write, the same for repeated tasks."""
         return self.run
 
     def keep(self, messages: Sequence[SinkTaskResult | None]) -> None:
-        """Let the bad rows of the tasks count that were done, each once, and say how many."""
+        """Commit the bad rows of the finished tasks, and log their number."""
         if not self.options.dead_letter_path:
             return
         staged = [each.bad for each in messages if each is not None]
         keep(self.options.dead_letter_path, staged)
         if bad := sum(each.row_count for each in staged):
-            log.warning("%d rows could not be sent; they are in the table of bad rows", bad)
+            log.warning("cannot send %d rows; they are in the table of bad rows", bad)
 
     def drop(self, messages: Sequence[SinkTaskResult | None]) -> None:
-        """Let no bad rows count: all is written again."""
+        """Delete all bad rows: the write will be repeated."""
         if not self.options.dead_letter_path:
             return
-        # Of a batch of a stream of which no task is done nobody knows it; done again it knows.
+        # If no task of a stream's batch finished, its id is unknown. The repeated batch knows it.
         writes = {each.bad.attempt.write for each in messages if each is not None}
         for write in writes | {self.run}:
             drop(self.options.dead_letter_path, write)
 
 
 class BatchWriter(_TaskWriter, DataSourceArrowWriter):
-    """Writes a batch, which another one in the same `foreachBatch` is not."""
+    """Writer of a batch. Several in one `foreachBatch` are separate writes."""
 
     def commit(self, messages: list[SinkTaskResult | None]) -> None:
-        """Let bad rows count."""
+        """Commit bad rows."""
         self.keep(messages)
 
     def abort(self, messages: list[SinkTaskResult | None]) -> None:
-        """Let none count."""
+        """Delete bad rows."""
         self.drop(messages)
 
 
 class StreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
-    """Writes a stream, each of its batches at least once."""
+    """Writer of a stream. It writes each batch at least once."""
 
     def _write(self) -> str:
-        # The same when a query that was stopped does a batch again.
+        # A restarted query repeats a batch with the same id.
         return f"{_task().getLocalProperty(_QUERY_ID)}/{_task().getLocalProperty(_BATCH_ID)}"
 
     def commit(self, messages: list[SinkTaskResult | None], batchId: int) -> None:  # noqa: N803, ARG002
-        """Let bad rows count."""
+        """Commit bad rows."""
         self.keep(messages)
 
     def abort(self, messages: list[SinkTaskResult | None], batchId: int) -> None:  # noqa: N803, ARG002
-        """Let none count."""
+        """Delete bad rows."""
         self.drop(messages)
 
 
 def _task() -> TaskContext:
     context = TaskContext.get()
-    assert context is not None, "a task writes"
+    assert context is not None, "only a task writes"
     return context
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
     """Yield rows as mappings, with bodies as bytes and times in milliseconds.
 
-    What Spark calls a string need not be one (`cast(value as string)` checks nothing): such a value
-    is None, and the row says so under `NO_TEXT`.
+    A Spark string may be invalid UTF-8, since `cast(value as string)` does not check it. Such a
+    value is None, and the row lists its column under `NO_TEXT`.
     """
     columns = {}
     undecodable: list[list[str]] = [[] for _ in range(batch.num_rows)]
@@ -190,10 +190,10 @@ def _values(column: Any, name: str, undecodable: list[list[str]]) -> list[Any]:
 
 
 def _bad_rows(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, first: int) -> pa.Table:
-    """Return rows with all that they had, so that they can be sent again.
+    """Return bad rows with all their columns, so that users can send them again.
 
-    `bad`: numbers in the batch, with reasons; `first`: the number of its first row in its task.
-    The columns are the same for every frame, so that all files of a table are read alike.
+    `bad`: row numbers in the batch, with reasons. `first`: number of the batch's first row in the
+    task. All files of the table have the same columns, whatever the frame has.
     """
     rows = pa.Table.from_batches([batch]).take([number for number, _ in bad])
     columns = {

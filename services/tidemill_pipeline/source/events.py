@@ -375,10 +375,10 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cluster = repeat_until_settled(
             connect(self.options.connection),
             lambda: _look(self.options),
-            lambda cluster: _short_logs(cluster, places) - self._shorter,
+            lambda cluster: _short_logs(cluster, places) - self._short_logs,
             short_s=self._short_s,
         )
-        self._shorter = _short_logs(cluster, places)
+        self._short_logs = _short_logs(cluster, places)
         return cluster
 
     def _ends(self, cluster: ClusterState) -> dict[str, LogPosition]:

@@ -81,13 +81,13 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return the start of a new query."""
-        view = self._places.whole_view()
-        self._places.check_topics(view, waits=True)
-        self._places.check_stops(view)
-        starts = self._places.resolve(self.options.start, view, word=LATEST)
-        self._places.check_start_has_messages(starts, view)
+        view = self._resolver.whole_view()
+        self._resolver.check_topics(view, waits=True)
+        self._resolver.check_stops(view)
+        starts = self._resolver.resolve(self.options.start, view, word=LATEST)
+        self._resolver.check_start_has_messages(starts, view)
         passed = _pop_passed(starts, view)
-        begin = Offsets(at=starts, knows_archive=self._places.are_both, passed=passed)
+        begin = Offsets(at=starts, knows_archive=self._resolver.are_both, passed=passed)
         return self._document(begin)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name.
@@ -121,7 +121,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # While a broker is unreachable, the queues that only the archive has are unknown.
         is_known = given.knows_archive or not view.unreachable
         reached = Offsets(
-            at=target, knows_archive=self._places.are_both and is_known, passed=passed
+            at=target, knows_archive=self._resolver.are_both and is_known, passed=passed
         )
         if reached == given:
             return start  # Nothing new: Spark expects the same text.
@@ -139,8 +139,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Split a trigger into tasks."""
         planned = Offsets.from_document(end)
-        view = self._places.view(planned, excused=self._shorter, planned=planned.at.keys())
-        self._shorter |= view.short_queues(planned)
+        view = self._resolver.view(planned, excused=self._short_queues, planned=planned.at.keys())
+        self._short_queues |= view.short_queues(planned)
         given = Offsets.from_document(start)
         # If the plan had no archive, brokers had its new queues.
         known = replace(given, knows_archive=given.knows_archive or not planned.knows_archive)
@@ -211,7 +211,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if stops is None
             else {queue: min(end, stops.get(queue, 0)) for queue, end in view.ends.items()}
         )
-        self._shorter = view.short_queues(given)
+        self._short_queues = view.short_queues(given)
         return view
 
     def _report_dropped_topics(self, given: Offsets) -> None:
@@ -312,7 +312,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[SourceQueue, int]:
         """Return the readable ends of queues, up to the fixed target of this run."""
         target = dict(begin)  # Queues of unreachable brokers keep their offset.
-        stops = self._places.stops(view)
+        stops = self._resolver.stops(view)
         for queue, ends in view.queues.items():
             if queue not in begin:
                 continue
