@@ -9,7 +9,7 @@ import pytest
 from tests.support.worlds.proxied_broker import calls_of
 from tests.support.worlds.proxy_world import ProxyWorld, run
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
-from tidemill.proxy.server.pipeline_events import EventPages
+from tidemill.proxy.server.pipeline_events import EventPageRelay
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import RpcCall
 
@@ -40,7 +40,7 @@ def calls_to(log: Log) -> AbstractAsyncContextManager[BrokerCalls]:
 
 
 async def read(
-    events: EventPages, log: Log, start: int, until: int, *, cut_to: int = 0
+    events: EventPageRelay, log: Log, start: int, until: int, *, cut_to: int = 0
 ) -> list[int]:
     """Return the ends of the pages of a call; the log is cut after the first page."""
     request = pb.ReadEventsRequest(from_position=start, until_position=until)
@@ -67,7 +67,7 @@ def test_a_call_ends_at_the_end_of_the_log(start: int, until: int, ends: list[in
     async def scenario(world: ProxyWorld) -> None:
         log = Log()
         async with calls_to(log) as calls:
-            assert await read(EventPages(world.cluster, calls), log, start, until) == ends
+            assert await read(EventPageRelay(world.cluster, calls), log, start, until) == ends
 
     run(scenario)
 
@@ -76,7 +76,7 @@ def test_a_call_ends_at_the_end_of_a_restored_log() -> None:
     async def scenario(world: ProxyWorld) -> None:
         log = Log()
         async with calls_to(log) as calls:
-            events = EventPages(world.cluster, calls)
+            events = EventPageRelay(world.cluster, calls)
             assert await read(events, log, 0, LOG_END, cut_to=120) == [100, 120]
 
     run(scenario)

@@ -11,7 +11,7 @@ from tests.support.worlds.proxied_broker import calls_of
 from tests.support.worlds.proxy_world import ProxyWorld, run
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.server import broker_pages
-from tidemill.proxy.server.pipeline_events import EventPages
+from tidemill.proxy.server.pipeline_events import EventPageRelay
 from tidemill.proxy.server.pipeline_table import ClusterQueues, ListingPages
 from tidemill.proxy.server.pull_pages import PAGES_AT_ONCE, PullPages
 from tidemill.proxy.server.range_reader import RangeReader
@@ -114,7 +114,7 @@ def test_concurrent_event_reads_of_an_address_share_one_turn() -> None:
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:
-            events = EventPages(world.cluster, calls)
+            events = EventPageRelay(world.cluster, calls)
 
             async def read(number: int, address: str) -> None:
                 request = pb.ReadEventsRequest(from_position=number)

@@ -21,7 +21,7 @@ PAGE_TIMEOUT_MS: Final = 30_000
 
 
 @final
-class EventPages:
+class EventPageRelay:
     """The method ReadEvents."""
 
     def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:

@@ -10,7 +10,7 @@ from tidemill.common.errors import ServiceError
 from tidemill.message import limits
 from tidemill.proxy.server.broker_pages import BrokerPages
 from tidemill.proxy.server.broker_queue import find_broker
-from tidemill.proxy.server.pipeline_events import EventPages
+from tidemill.proxy.server.pipeline_events import EventPageRelay
 from tidemill.proxy.server.pipeline_source import PipelineMethod
 from tidemill.proxy.server.range_reader import RangeReader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -35,7 +35,7 @@ def pipeline_table(
     """Return the methods by name."""
     pages = ListingPages(cluster, calls)
     queues = ClusterQueues(cluster, calls)
-    events = EventPages(cluster, calls)
+    events = EventPageRelay(cluster, calls)
     return {
         "ReadEvents": PipelineMethod(pb.ReadEventsRequest, events.read_events),
         "GetQueues": PipelineMethod(pb.GetQueuesRequest, queues.get_queues),
