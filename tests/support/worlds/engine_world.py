@@ -336,7 +336,7 @@ class World:
         for files in self.engine.checkpoints.write():
             for file in files:
                 file.sync()
-            if self.engine.background.wants_quiet:
+            if self.engine.background.needs_quiet:
                 self.settle()
             else:
                 between()

@@ -163,7 +163,7 @@ class TimerWorld(World):
         while True:
             self.run_due()
             self.engine.take_ready()
-            if self.engine.background.is_wanted(self.now_ms):
+            if self.engine.background.is_due(self.now_ms):
                 self.background()
             due_ms = self.engine.next_due_ms(self.now_ms, firing_ms=self.now_ms)
             if self.now_ms >= end_ms:

@@ -286,9 +286,9 @@ def test_a_pop_of_a_damaged_queue_is_empty_until_the_rebuild(tags: tuple[str, ..
     assert world.bodies(group="late", tags=tags) == []
     assert world.bodies(group="late", topic="returns") == ["other"]
     world.engine.take_ready()
-    assert world.engine.background.is_wanted(world.now_ms)
+    assert world.engine.background.is_due(world.now_ms)
     world.background()
-    assert not world.engine.background.is_wanted(world.now_ms)
+    assert not world.engine.background.is_due(world.now_ms)
     topic_ids, _ = world.engine.take_ready()
     assert world.topic() in topic_ids
     assert world.bodies(group="late", tags=tags) == ["m0", "m1", "m2", "m3"]

@@ -266,7 +266,7 @@ def test_a_checkpoint_of_many_ordered_queues_needs_few_quiet_moments() -> None:
 
     def go_on() -> None:
         """Begin a round after each slice, and commit it if background work waits for that."""
-        if world.engine.background.wants_quiet:
+        if world.engine.background.needs_quiet:
             moments.append(1)
             world.engine.commit(world.now_ms)
         else:

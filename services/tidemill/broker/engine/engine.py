@@ -48,7 +48,7 @@ from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex, open_index
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
-from tidemill.broker.engine.upkeep.background import Background
+from tidemill.broker.engine.upkeep.background import BackgroundJobs
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints, SnapshotSize
 from tidemill.broker.engine.upkeep.merge import Merges
 from tidemill.broker.engine.upkeep.parts import QuietMoment, UpkeepParts
@@ -168,7 +168,7 @@ class Engine:
             is_retirement_near=self.retention.is_near,
         )
         self.rebuilds = Rebuilds(parts, self.checkpoints, ended=self.consumption.resume)
-        self.background = Background(
+        self.background = BackgroundJobs(
             self.log,
             self.checkpoints,
             self.timers,

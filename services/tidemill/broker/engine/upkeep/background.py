@@ -1,7 +1,7 @@
-"""Background work of the engine: what is to be done when there is nothing more urgent.
+"""Background jobs of the engine, for times without more urgent work.
 
-Each job is a generator of slices of at most about two milliseconds. The owner advances the one
-under way between rounds, after `synced`; when it is done the next one is chosen.
+Each job is a generator of slices of at most about 2 ms. The owner advances the current job between
+rounds, after `note_synced`. At the end of a job, the next one is chosen.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tidemill.broker.engine.upkeep.rebuild import Rebuilds
 from tidemill.broker.engine.upkeep.retention import Retention
 
 PREPARE_SLICE_BYTES = 1 << 20
-ROOM_PERIOD_MS = 1_000  # until it is looked again whether the disk has room for what jobs write
+ROOM_PERIOD_MS = 1_000  # between two checks of the disk for jobs that wait for room
 
 
 @final
-class Background:
-    """The job under way."""
+class BackgroundJobs:
+    """The choice of jobs, and the current job."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Background:
         self._merges = merges
         self._quiet = quiet
         self._room = room
-        self._looks_for_room_at_ms = 0
+        self._room_check_at_ms = 0
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
         self._was_rebuild = False
@@ -53,14 +53,14 @@ class Background:
     def step(
         self, now_ms: int, *, firing_ms: int, monotonic_ms: int | None = None
     ) -> list[File] | None:
-        """Do one slice; return files to sync (fsync) before the next one, None: nothing is due.
+        """Do one slice; return files to sync (fsync) before the next one; None if nothing is due.
 
-        Without `monotonic_ms` wall time counts as one that nobody moves.
+        Without `monotonic_ms`, wall time counts as a monotonic clock.
         """
-        # By the clock that goes back when the machine's does.
+        # By the clock that follows when the machine's clock is set back.
         self._retention.note(firing_ms, monotonic_ms)
         if self._quiet.is_now and self._checkpoints.may_begin:
-            # Timers that rounds have gathered; between busy rounds they would keep answers waiting.
+            # Timers gathered by rounds. Linking them between busy rounds would delay answers.
             self._timers.index.link_gathered()
         if self._job is None:
             self._job = self._choose(now_ms, firing_ms=firing_ms)
@@ -72,20 +72,20 @@ class Background:
             self._job = None
         return files or []
 
-    def is_wanted(self, now_ms: int) -> bool:
-        """Whether something is due though nothing was committed."""
-        if now_ms < self._looks_for_room_at_ms:
+    def is_due(self, now_ms: int) -> bool:
+        """Whether a job is due although nothing was committed."""
+        if now_ms < self._room_check_at_ms:
             return False
         return self._rebuilds.is_due or self._timers.wants_background(now_ms)
 
     def next_ms(self) -> int | None:
-        """Return when something is due by the clock; None: not before something happens."""
+        """Return the wall time at which a job is due; None: not before the next event."""
         due_ms = self._timers.next_background_ms()
-        return None if due_ms is None else max(due_ms, self._looks_for_room_at_ms)
+        return None if due_ms is None else max(due_ms, self._room_check_at_ms)
 
     @property
-    def wants_quiet(self) -> bool:
-        """Whether the job under way waits for a moment at which no round is pending."""
+    def needs_quiet(self) -> bool:
+        """Whether the current job waits for a moment at which no round is pending."""
         return self._quiet.is_awaited
 
     def _has_room(self) -> bool:
@@ -94,38 +94,38 @@ class Background:
         return self._room.has_room(0, reserve_part=DERIVED_RESERVE_PART)
 
     def _choose(self, now_ms: int, *, firing_ms: int) -> Steps | None:
-        is_time = now_ms >= self._looks_for_room_at_ms
+        is_time = now_ms >= self._room_check_at_ms
         if not is_time or not self._has_room():
             if is_time:
-                self._looks_for_room_at_ms = now_ms + ROOM_PERIOD_MS
+                self._room_check_at_ms = now_ms + ROOM_PERIOD_MS
             return self._choose_room(now_ms)
         if self._log.needs_preparation and self._room.may_prepare_segment:
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
         if self._log.applied_offset is not None:
             return self._choose_following(now_ms, firing_ms=firing_ms)
-        # Somebody waits for it; but a disk that damages all it is given must not stop the others.
+        # Consumers wait for a rebuild. A disk that damages everything must not stop other jobs.
         self._was_rebuild = self._rebuilds.is_due and not self._was_rebuild
         if self._was_rebuild:
             return self._rebuilds.rebuild()
-        # Where the log grows faster than checkpoints are written one is always due: then the others
-        # have every second turn.
+        # If the log grows faster than checkpoints are written, one is always due. Other jobs then
+        # get every second turn.
         is_checkpoints_turn = self._checkpoints.is_due and not self._was_checkpoint
         steps = None if is_checkpoints_turn else self._choose_other(now_ms, firing_ms=firing_ms)
         self._was_checkpoint = steps is None and self._checkpoints.is_due
         return self._checkpoints.write() if self._was_checkpoint else steps
 
     def _choose_room(self, now_ms: int) -> Steps | None:
-        """Choose what gives room, where nothing else may be written."""
+        """Choose a job that frees space; nothing else may be written."""
         retention = self._retention
         if self._log.applied_offset is not None:
             is_due = self._checkpoints.may_begin and retention.is_due_at_replica(self._timers)
             return retention.give_up_oldest() if is_due else None
         if retention.is_due(now_ms, self._timers):
             return retention.retire_oldest(now_ms)
-        return _nothing() if retention.gate.is_looking else None
+        return _nothing() if retention.gate.is_searching else None
 
     def _choose_following(self, now_ms: int, *, firing_ms: int) -> Steps | None:
-        """Choose what makes no records: those are its master's to make."""
+        """Choose a job without records: only the master makes records."""
         if not self._checkpoints.may_begin:
             return None
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
@@ -145,9 +145,9 @@ class Background:
             return None if self._checkpoints.waits_for_room else self._checkpoints.write()
         if steps is None and self._merges.is_due:
             return self._merges.merge()
-        return _nothing() if steps is None and self._retention.gate.is_looking else steps
+        return _nothing() if steps is None and self._retention.gate.is_searching else steps
 
 
 def _nothing() -> Steps:
-    """Do no work: what was looked at was the slice, and the next one goes on."""
+    """Do nothing: the gate's search was the slice, and the next slice continues it."""
     yield from ()

@@ -1,8 +1,8 @@
-"""Merging: adjacent queue or index files become one, so that a store of any size has few.
+"""Merging adjacent queue or index files, so that a store of any size has few of them.
 
-A file is small, middling or large by the stretch of the log that it tells of. Where `files_merged`
-of a size stand in a row, one file takes their place; large ones stay. The new file has its name,
-durably, before the old ones lose theirs (ADR 0015).
+A file is small, medium or large by its range of the log. `files_merged` adjacent files of one size
+become one file; large files stay. The new file has its name, durably, before the old ones are
+deleted (ADR 0015).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tidemill.broker.engine.upkeep.checkpoint import QUEUE_BLOCK_ENTRIES_MAX, Ch
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
-QUEUES_A_SLICE = 128  # looked at, or given a run
-RUNS_A_SLICE = 96  # each is summed, and copied
-INDEX_BLOCKS_A_SLICE = 4  # 512 KiB: summed, copied and written
+QUEUES_A_SLICE = 128  # read, or given a run
+RUNS_A_SLICE = 96  # verified and copied
+INDEX_BLOCKS_A_SLICE = 4  # 512 KiB: verified, copied and written
 
 
-class _Stretch(NamedTuple):
-    """What of a queue is merged."""
+class _MergedQueue(NamedTuple):
+    """The entries of one queue in a merge."""
 
     queue: ConsumeQueue
     run_count: int
@@ -42,7 +42,7 @@ class _Stretch(NamedTuple):
 
 @final
 class Merges:
-    """Which files are to be merged, and merging them."""
+    """The merges of queue and index files."""
 
     def __init__(self, parts: UpkeepParts, checkpoints: Checkpoints) -> None:
         config = parts.config
@@ -54,34 +54,34 @@ class Merges:
         self._tally = parts.tally
         self._files_merged = files_merged = config.files_merged
         log_bytes = config.checkpoint_log_bytes
-        # From there on a file is middling, and large.
+        # The log ranges from which on a file is medium, and large.
         self._sizes = (files_merged * log_bytes // 2, files_merged**2 * log_bytes // 2)
-        # Of a file: it may have to be rebuilt on a disk that is full.
+        # Of one file: a full disk must have room to rebuild it.
         self._bytes_max = config.disk_reserve_bytes // 4 or MERGED_BYTES_MAX
-        self._looked_at = -1  # the derived offset at which nothing was to be merged
-        self._wanted_bytes = 0  # by the merge that waits for room
+        self._checked_offset = -1  # the derived offset at which no merge was due
+        self._needed_bytes = 0  # by the merge that waits for room
 
     def _has_room(self, size: int) -> bool:
         return self._room.has_room(size, reserve_part=WHOLE_RESERVE)
 
     @property
     def is_due(self) -> bool:
-        """Whether there are files to be merged, and room for what they become."""
+        """Whether there are files to merge, and room for the new file."""
         derived = self._store.derived_offset
-        if derived == self._looked_at:
+        if derived == self._checked_offset:
             return False
-        if self._wanted_bytes and not self._has_room(self._wanted_bytes):
+        if self._needed_bytes and not self._has_room(self._needed_bytes):
             return False
         found = [self._find(self._store.queue_files), self._find(self._store.index.files)]
         if not any(found):
-            self._looked_at = derived
+            self._checked_offset = derived
             return False
-        # The old ones go only when the new one is durable.
-        self._wanted_bytes = max(sum(file.size_bytes for file in files) for files in found)
-        return self._has_room(self._wanted_bytes)
+        # The old files are deleted only when the new one is durable.
+        self._needed_bytes = max(sum(file.size_bytes for file in files) for files in found)
+        return self._has_room(self._needed_bytes)
 
     def _find(self, files: list[BlockFile]) -> list[BlockFile]:
-        """Return the files that are to be one: of the newest stretch without any larger one."""
+        """Return the next files to merge: the newest adjacent ones without a larger file."""
         for limit in self._sizes:
             found: list[BlockFile] = []
             wanted: list[int] = []
@@ -93,17 +93,17 @@ class Merges:
                     wanted.append(len(found))
                 found.append(file)
             if len(wanted) >= self._files_merged:
-                # What is smaller and stands between them comes along.
+                # Smaller files between them are merged too.
                 return self._first_of(found[wanted[0] : wanted[-1] + 1][::-1])
         return []
 
     def _first_of(self, files: list[BlockFile]) -> list[BlockFile]:
-        """Return the oldest ones, two or more, that together are no larger than a file may be."""
+        """Return the oldest files that together do not exceed the size limit of a file."""
         ends = accumulate(file.size_bytes for file in files)
         return [file for file, end in zip(files, ends, strict=True) if end <= self._bytes_max]
 
     def merge(self) -> Steps:
-        """Merge the next files, of both kinds if they are due: so they end at the same offsets."""
+        """Merge the next files of both kinds, so that both kinds end at the same offsets."""
         try:
             files = self._find(self._store.queue_files)
             if files:
@@ -112,11 +112,11 @@ class Merges:
             if files:
                 yield from self._merge_index(files)
         except BlockFileDamaged:
-            pass  # The file is noted, and repaired before this is tried again.
+            pass  # The file is noted, and rebuilt before the next attempt.
         except InsufficientSpace:
-            pass  # Others were faster; when there is room it begins anew.
+            pass  # Other writes took the room. The merge begins again when there is room.
         else:
-            self._wanted_bytes = 0
+            self._needed_bytes = 0
 
     # ------------------------------------------------------------ queue files
 
@@ -125,13 +125,13 @@ class Merges:
             file.advise()
             yield []
         from_offset, to_offset = files[0].from_offset, files[-1].to_offset
-        queues: list[_Stretch] = []
+        queues: list[_MergedQueue] = []
         known = list(self._catalog.queues.values())
         for first in range(0, len(known), QUEUES_A_SLICE):
             for queue in known[first : first + QUEUES_A_SLICE]:
                 runs = queue.runs_between(from_offset, to_offset)
                 if runs:
-                    queues.append(_Stretch(queue, len(runs), queue.entries_in(runs)))
+                    queues.append(_MergedQueue(queue, len(runs), queue.entries_in(runs)))
             self._tally.add(QUEUES_A_SLICE)
             yield []
         file = yield from write_block_file(
@@ -160,13 +160,13 @@ class Merges:
         for one in files:
             yield from self._checkpoints.drop(one)
 
-    def _queue_blocks(self, queues: list[_Stretch]) -> Iterator[list[EncodedBlock]]:
+    def _queue_blocks(self, queues: list[_MergedQueue]) -> Iterator[list[EncodedBlock]]:
         blocks: list[EncodedBlock] = []
         allowance = Allowance(self._tally, items=RUNS_A_SLICE)
         for queue, run_count, entries in queues:
             for part in _cuts(entries):
                 self._check_room()
-                # What was verified long ago may have rotted, and would get a new checksum.
+                # Verified again: bytes that rotted since would get a new checksum.
                 data = queue.data(part.start, len(part), recheck=True)
                 assert len(data) == len(part) * SIZE, "the runs join"
                 blocks.append(
@@ -213,7 +213,7 @@ class Merges:
         yield blocks
 
     def _check_room(self) -> None:
-        """Give up where what is logged meanwhile has taken the room."""
+        """Raise InsufficientSpace if other writes have taken the room."""
         if not self._has_room(0):
             raise InsufficientSpace
 

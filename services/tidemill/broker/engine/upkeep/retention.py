@@ -138,7 +138,7 @@ class Retention:
         if is_over:
             is_over = self.gate.lets_go(oldest.end)
         else:
-            self.gate.rest()
+            self.gate.reset()
         is_over = is_over or self._is_unneeded(oldest.end)
         return is_over and timers.may_drop(oldest)
 
@@ -231,7 +231,7 @@ class Retention:
         yield from self._restate(oldest.end, now_ms)
         yield from self.give_up_oldest()
         if self._log.min_offset >= oldest.end:
-            self.gate.note_gone()
+            self.gate.note_dropped()
 
     def give_up_oldest(self) -> Steps:
         """Give up the oldest segment: what it stated is stated again."""

@@ -36,9 +36,9 @@ class BackgroundWork:
         self._idle_offset = -1
 
     @property
-    def wants_quiet(self) -> bool:
+    def needs_quiet(self) -> bool:
         """Whether the next slice waits until all written records are committed."""
-        return self._background.wants_quiet
+        return self._background.needs_quiet
 
     def is_due(self, turn: Turn) -> bool:
         """Whether a slice may have work."""
@@ -47,7 +47,7 @@ class BackgroundWork:
         return (
             self._idle_offset != self._engine.log.committed_offset
             or turn.monotonic_ms >= self._idle_at_ms + IDLE_PERIOD_MS
-            or self._background.is_wanted(turn.now_ms)
+            or self._background.is_due(turn.now_ms)
         )
 
     def next_ms(self) -> int | None:

@@ -360,7 +360,7 @@ class Rounds:
         background = self._background
         if self._is_stopped or not background.is_due(self.turn):
             return False
-        if background.wants_quiet:
+        if background.needs_quiet:
             # A busy broker has no other quiet moment: no round begins until those in flight are
             # committed. That takes the remaining part of the current sync, and one more sync.
             await self._wait_until(lambda: self._durability.is_caught_up or self._is_stopped)
