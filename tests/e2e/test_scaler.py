@@ -170,7 +170,7 @@ def test_an_operator_sees_what_keda_is_told(scaled: Scaled) -> None:
         check=True,
         timeout=CALL_S,
     ).stdout
-    assert "KEDA is told 3: 2 consumers" in shown
+    assert "KEDA gets 3: 2 consumers" in shown
     metrics = httpx.get(scaled.running.processes["admin"].metrics, trust_env=False).text
     [line] = [
         line
