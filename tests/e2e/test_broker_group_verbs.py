@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,10 @@ import httpx
 import pytest
 
 from tests.support.clients.api import api, message
+from tests.support.clients.commands import tidemill
 from tests.support.clients.pulling import PullClient
 from tests.support.eventually import eventually
-from tests.support.processes.processes import Standalone, broker, command, environment, standalone
+from tests.support.processes.processes import Standalone, broker, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NAMES = ["broker-0", "broker-1", "broker-2"]
@@ -50,18 +50,6 @@ def rest(running: Standalone) -> Iterator[httpx.Client]:
         client.put("/topics/orders", json={"queues": QUEUES}).raise_for_status()
         client.put("/groups/billing", json={}).raise_for_status()
         yield client
-
-
-def tidemill(running: Standalone, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        env=environment() | {"TIDEMILL_ADMIN": running.admin},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-        check=False,
-    )
 
 
 def send_all(rest: httpx.Client) -> list[dict[str, Any]]:

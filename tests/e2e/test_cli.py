@@ -11,10 +11,12 @@ import threading
 
 import pytest
 
+from tests.support.clients.commands import tidemill
 from tests.support.processes.processes import Standalone, command, environment
 
 
-def tidemill(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command as a process of its own."""
     variables = environment() | ({"TIDEMILL_ADMIN": admin} if admin else {})
     return subprocess.run(
         command(*arguments),
@@ -28,19 +30,19 @@ def tidemill(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[st
 
 
 def test_a_topic_from_creation_to_deletion(running: Standalone) -> None:
-    created = tidemill("topic", "create", "a", "--type", "fifo", "--queues=3", admin=running.admin)
+    created = tidemill(running, "topic", "create", "a", "--type", "fifo", "--queues=3")
     assert (created.returncode, created.stdout) == (0, "topic a: FIFO, 3 queues\n")
-    listed = tidemill("topic", "list", "-o", "json", admin=running.admin)
+    listed = tidemill(running, "topic", "list", "-o", "json")
     assert json.loads(listed.stdout)[0]["queues"] == 3
-    table = tidemill("topic", "show", "a", "--admin", running.admin)
+    table = process("topic", "show", "a", "--admin", running.admin)
     assert len(table.stdout.splitlines()) == 4
-    deleted = tidemill("topic", "delete", "a", "--yes", admin=running.admin)
+    deleted = tidemill(running, "topic", "delete", "a", "--yes")
     assert deleted.returncode == 0
 
 
 def test_a_topic_whose_deliveries_may_be_spread(running: Standalone) -> None:
     def create(*arguments: str) -> str:
-        return tidemill("topic", "create", "spread-out", *arguments, admin=running.admin).stdout
+        return tidemill(running, "topic", "create", "spread-out", *arguments).stdout
 
     told = "topic spread-out: MIXED, 8 queues, deliveries spread over 5000 ms\n"
     assert create("--delivery-spread=5s") == told
@@ -51,9 +53,9 @@ def test_a_topic_whose_deliveries_may_be_spread(running: Standalone) -> None:
 
 def test_a_group_from_creation_to_deletion(running: Standalone) -> None:
     def group(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return tidemill("group", *arguments, admin=running.admin)
+        return tidemill(running, "group", *arguments)
 
-    tidemill("topic", "create", "b", "--queues=2", admin=running.admin)
+    tidemill(running, "topic", "create", "b", "--queues=2")
     assert (
         group("create", "g", "--max-attempts=3", "--retry-ms=10", "--retry-ms=20").returncode == 0
     )
@@ -65,13 +67,13 @@ def test_a_group_from_creation_to_deletion(running: Standalone) -> None:
 
 
 def test_a_refusal_is_told_on_standard_error(running: Standalone) -> None:
-    refused = tidemill("topic", "show", "none", admin=running.admin)
+    refused = tidemill(running, "topic", "show", "none")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == "error: TopicNotFound: there is no topic 'none'\n"
 
 
 def test_an_api_that_cannot_be_reached_has_a_status_of_its_own() -> None:
-    refused = tidemill("topic", "list", "--admin=http://127.0.0.1:1")
+    refused = process("topic", "list", "--admin=http://127.0.0.1:1")
     assert refused.returncode == 3
     assert "tidemill standalone" in refused.stderr
 
@@ -80,32 +82,32 @@ def test_an_api_that_cannot_be_reached_has_a_status_of_its_own() -> None:
     "noun", ["", "topic", "group", "message", "timer", "store", "standalone", "broker", "proxy"]
 )
 def test_help_is_there_for_all(noun: str) -> None:
-    shown = tidemill(*([noun] if noun else []), "--help")
+    shown = process(*([noun] if noun else []), "--help")
     assert shown.returncode == 0
     assert "usage" in shown.stdout.lower()
 
 
 def test_the_help_of_standalone_names_all_sources_of_settings() -> None:
-    shown = " ".join(tidemill("standalone", "--help").stdout.replace("│", "").split())
+    shown = " ".join(process("standalone", "--help").stdout.replace("│", "").split())
     for text in ("TIDEMILL_GRPC_PORT", "YAML", "next ports"):
         assert text in shown
 
 
 def test_wrong_usage_has_status_2() -> None:
-    assert tidemill("topic", "paint").returncode == 2
-    assert tidemill("standalone", "--proxies=0").returncode == 2
+    assert process("topic", "paint").returncode == 2
+    assert process("standalone", "--proxies=0").returncode == 2
 
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b"])
 @pytest.mark.parametrize("verb", ["topic delete --yes", "topic create", "group show"])
 def test_what_cannot_be_a_name_is_refused(running: Standalone, verb: str, name: str) -> None:
-    refused = tidemill(*verb.split(), name, admin=running.admin)
+    refused = tidemill(running, *verb.split(), name)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert f"{name!r} is not a name" in refused.stderr
 
 
 def test_the_address_of_the_api_needs_no_scheme(running: Standalone) -> None:
-    assert tidemill("topic", "list", admin=running.admin.removeprefix("http://")).returncode == 0
+    assert process("topic", "list", admin=running.admin.removeprefix("http://")).returncode == 0
 
 
 def test_an_answer_that_leads_elsewhere_is_no_success() -> None:
@@ -121,7 +123,7 @@ def test_an_answer_that_leads_elsewhere_is_no_success() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
-        answer = tidemill("topic", "delete", "a", "--yes", admin=f"127.0.0.1:{server.server_port}")
+        answer = process("topic", "delete", "a", "--yes", admin=f"127.0.0.1:{server.server_port}")
         server.shutdown()
         serving.join()
     assert (answer.returncode, answer.stdout) == (1, "")
@@ -130,7 +132,7 @@ def test_an_answer_that_leads_elsewhere_is_no_success() -> None:
 
 def test_create_says_what_it_changed(running: Standalone) -> None:
     def create(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return tidemill("topic", "create", "live", *arguments, admin=running.admin)
+        return tidemill(running, "topic", "create", "live", *arguments)
 
     assert create("--type=normal", "--queues=3").stdout == "topic live: NORMAL, 3 queues\n"
     assert create().stdout == "topic live: is there, unchanged: NORMAL, 3 queues\n"
@@ -142,23 +144,23 @@ def test_create_says_what_it_changed(running: Standalone) -> None:
 
 
 def test_topics_of_the_broker_are_listed_when_asked_for(running: Standalone) -> None:
-    tidemill("topic", "create", "own", admin=running.admin)
-    listed = tidemill("topic", "list", "--system", admin=running.admin)
+    tidemill(running, "topic", "create", "own")
+    listed = tidemill(running, "topic", "list", "--system")
     assert "own" in listed.stdout
     assert listed.returncode == 0
 
 
 def test_an_empty_search_says_so(running: Standalone) -> None:
-    tidemill("topic", "create", "silent", admin=running.admin)
-    found = tidemill("message", "find", "silent", "--key=k", admin=running.admin)
+    tidemill(running, "topic", "create", "silent")
+    found = tidemill(running, "message", "find", "silent", "--key=k")
     assert found.returncode == 0
     assert "nothing found" in found.stderr
 
 
 def test_a_table_for_a_program_keeps_each_row_on_a_line(running: Standalone) -> None:
     name = "n" * 127
-    tidemill("topic", "create", name, admin=running.admin)
-    listed = tidemill("topic", "list", admin=running.admin)
+    tidemill(running, "topic", "create", name)
+    listed = tidemill(running, "topic", "list")
     assert name in listed.stdout
 
 
@@ -173,7 +175,7 @@ def test_the_log_tells_of_topics_and_groups(running: Standalone) -> None:
         "group delete teller --yes",
         "topic delete told --yes",
     ):
-        assert tidemill(*line.split(), admin=running.admin).returncode == 0, line
+        assert tidemill(running, *line.split()).returncode == 0, line
     lines = [json.loads(line) for line in running.log.read_text().splitlines()]
     told = [e for e in lines if "told" in e.values() or "teller" in e.values()]
     assert [event["event"] for event in told] == [
@@ -190,7 +192,7 @@ def test_the_log_tells_of_topics_and_groups(running: Standalone) -> None:
 
 
 def test_a_group_is_not_named_like_a_topic_of_the_broker(running: Standalone) -> None:
-    refused = tidemill("group", "create", "%DLQ%x", admin=running.admin)
+    refused = tidemill(running, "group", "create", "%DLQ%x")
     assert refused.returncode == 1
     assert "IllegalGroup" in refused.stderr
 
@@ -201,13 +203,13 @@ def test_a_group_is_not_named_like_a_topic_of_the_broker(running: Standalone) ->
 def test_what_takes_something_away_asks_first(running: Standalone, verb: str) -> None:
     running.put("topics/sure", queues=1)
     running.put("groups/sure")
-    refused = tidemill(*verb.split(), admin=running.admin)
+    refused = tidemill(running, *verb.split())
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "--yes" in refused.stderr
     assert "not a terminal" in refused.stderr
     denied, told = at_a_terminal(*verb.split(), answer="n", admin=running.admin)
     assert (denied, "sure" in told) == (1, True)
-    planned = tidemill(*verb.split(), "--dry-run", admin=running.admin)
+    planned = tidemill(running, *verb.split(), "--dry-run")
     assert planned.returncode == 0
     assert "would" in planned.stdout.lower()
     assert running.lag("sure") == 0  # It is there.
@@ -220,19 +222,19 @@ def test_what_ends_a_timer_says_which_and_asks_first(
 ) -> None:
     running.put("topics/delayed-by-cli", queues=1)
     delayed = ("message", "send", "delayed-by-cli", "hello", "--delay=1h", "-o", "json")
-    sent = json.loads(tidemill(*delayed, admin=running.admin).stdout)
+    sent = json.loads(tidemill(running, *delayed).stdout)
     number = str(sent["timerId"])
-    refused = tidemill("timer", verb, number, admin=running.admin)
+    refused = tidemill(running, "timer", verb, number)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "add --yes" in refused.stderr
     denied, told = at_a_terminal("timer", verb, number, answer="n", admin=running.admin)
     assert denied == 1
     for said in (f"timer {number}", sent["messageId"], "topic delayed-by-cli", "due 20", "in "):
         assert said in told
-    assert "PENDING" in tidemill("timer", "show", number, admin=running.admin).stdout
+    assert "PENDING" in tidemill(running, "timer", "show", number).stdout
     assert at_a_terminal("timer", verb, number, answer="y", admin=running.admin)[0] == 0
-    assert "PENDING" not in tidemill("timer", "show", number, admin=running.admin).stdout
-    again = tidemill("timer", verb, number, "--yes", admin=running.admin)
+    assert "PENDING" not in tidemill(running, "timer", "show", number).stdout
+    again = tidemill(running, "timer", verb, number, "--yes")
     assert done in again.stdout or verb == "fire"  # What was fired waits no more.
 
 
@@ -258,19 +260,19 @@ def test_a_reset_takes_a_time_as_people_write_it(running: Standalone) -> None:
     running.put("topics/dated", queues=1)
     running.put("groups/dated")
     reset = ("group", "reset", "dated", "--topic=dated", "--yes")
-    done = tidemill(*reset, "--at=2027-01-01T08:00:00Z", "-o", "json", admin=running.admin)
+    done = tidemill(running, *reset, "--at=2027-01-01T08:00:00Z", "-o", "json")
     assert json.loads(done.stdout)["queues"][0]["toOffset"] == 0
-    assert tidemill(*reset, "--at=2027-01-01T08:00:00", admin=running.admin).returncode == 2
-    both = tidemill(*reset, "--at=2027-01-01T08:00:00Z", "--to=latest", admin=running.admin)
+    assert tidemill(running, *reset, "--at=2027-01-01T08:00:00").returncode == 2
+    both = tidemill(running, *reset, "--at=2027-01-01T08:00:00Z", "--to=latest")
     assert both.returncode == 2
 
 
 def test_the_type_of_a_topic_in_use_needs_force(running: Standalone) -> None:
     running.put("topics/used", messageType="NORMAL", queues=1)
-    tidemill("message", "send", "used", "hello", admin=running.admin)
-    refused = tidemill("topic", "create", "used", "--type=fifo", admin=running.admin)
+    tidemill(running, "message", "send", "used", "hello")
+    refused = tidemill(running, "topic", "create", "used", "--type=fifo")
     assert refused.returncode == 1
     assert "from NORMAL to FIFO only with force" in refused.stderr
     assert "1 messages" in refused.stderr
-    forced = tidemill("topic", "create", "used", "--type=fifo", "--force", admin=running.admin)
+    forced = tidemill(running, "topic", "create", "used", "--type=fifo", "--force")
     assert forced.stdout == "topic used: changed: NORMAL -> FIFO, 1 queues\n"

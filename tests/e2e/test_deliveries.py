@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,8 +13,9 @@ import httpx
 import pytest
 
 from tests.support.clients.api import METADATA, Api, api, message, receive_request
+from tests.support.clients.commands import tidemill
 from tests.support.processes.killing import kill, until
-from tests.support.processes.processes import Standalone, command, environment, standalone
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "orders", "billing"
@@ -29,17 +29,6 @@ _NOT_BACK_YET = (v2.PROXY_TIMEOUT, v2.INTERNAL_SERVER_ERROR)
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with standalone(tmp_path_factory.mktemp("deliveries") / "data", "--groups=2") as started:
         yield started
-
-
-def tidemill(running: Standalone, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        env=environment() | {"TIDEMILL_ADMIN": running.admin},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def deliveries(running: Standalone, group: str, **query: object) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.clients.api import Api, api, message
-from tests.support.processes.processes import Standalone, command, environment, standalone
+from tests.support.clients.commands import tidemill
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "orders", "billing"
@@ -24,20 +24,6 @@ RELEASE = ("group", "release", GROUP, f"--topic={TOPIC}", "--queue=0")
 def running(tmp_path: Path) -> Iterator[Standalone]:
     with standalone(tmp_path / "data") as started:
         yield started
-
-
-def tidemill(
-    running: Standalone, *arguments: str, answer: str = ""
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        env=environment() | {"TIDEMILL_ADMIN": running.admin},
-        input=answer,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
 
 
 def progress(running: Standalone) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import base64
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -18,14 +17,9 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.support.clients.api import Api, api, message
+from tests.support.clients.commands import tidemill
 from tests.support.eventually import LOOK_EVERY_S, eventually
-from tests.support.processes.processes import (
-    Standalone,
-    command,
-    environment,
-    is_running,
-    standalone,
-)
+from tests.support.processes.processes import Standalone, is_running, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -407,19 +401,6 @@ def test_bad_requests_for_timers_are_refused(running: Standalone, rest: httpx.Cl
 # ------------------------------------------------------------ the command line
 
 
-def tidemill(
-    running: Standalone, *arguments: str, given: bytes | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        command(*arguments),
-        env=environment() | {"TIDEMILL_ADMIN": running.admin},
-        input=given,
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
-
-
 def test_the_command_line_sends_and_handles_timers(running: Standalone, rest: httpx.Client) -> None:
     sent = tidemill(
         running,
@@ -440,45 +421,45 @@ def test_the_command_line_sends_and_handles_timers(running: Standalone, rest: ht
     timer_id = str(answer["timerId"])
     assert 0 <= now_ms() + 5_400_000 - answer["deliverAtMs"] < 20_000
 
-    listed = tidemill(running, "timer", "ls", "--topic=cli").stdout.decode().splitlines()
+    listed = tidemill(running, "timer", "ls", "--topic=cli").stdout.splitlines()
     assert listed[0].split()[:3] == ["TIMER", "DUE", "IN"]
     assert listed[1].split()[0] == timer_id
     assert "1 h 29 m" in listed[1]
     assert answer["messageId"] in listed[1]
-    shown = tidemill(running, "timer", "show", timer_id).stdout.decode()
+    shown = tidemill(running, "timer", "show", timer_id).stdout
     assert "PENDING" in shown
     assert "k1 k2" in shown
 
     moved = tidemill(running, "timer", "reschedule", timer_id, "--at=2027-01-01T08:00:00Z", "-y")
     if moved.returncode:  # The date is past, or more than 400 days off.
-        assert b"IllegalDeliveryTime" in moved.stderr
+        assert "IllegalDeliveryTime" in moved.stderr
     moved = tidemill(running, "timer", "reschedule", timer_id, "--delay=2h", "-y", "-o", "json")
     due_at_ms = json.loads(moved.stdout)["dueAtMs"]
     assert 0 <= now_ms() + 7_200_000 - due_at_ms < 20_000
-    dry = tidemill(running, "timer", "cancel", timer_id, "--dry-run").stdout.decode()
+    dry = tidemill(running, "timer", "cancel", timer_id, "--dry-run").stdout
     assert dry.startswith(f"timer {timer_id} would be cancelled: message {answer['messageId']} of")
     for verb in ("cancel", "fire"):
         unsure = tidemill(running, "timer", verb, timer_id)
-        assert (unsure.returncode, unsure.stdout) == (2, b"")
-        assert b"add --yes" in unsure.stderr
+        assert (unsure.returncode, unsure.stdout) == (2, "")
+        assert "add --yes" in unsure.stderr
     assert timer(rest, int(timer_id))["state"] == "PENDING"
     cancelled = tidemill(running, "timer", "cancel", timer_id, "--yes")
-    assert cancelled.stdout.decode() == f"timer {timer_id} is cancelled\n"
+    assert cancelled.stdout == f"timer {timer_id} is cancelled\n"
     refused = tidemill(running, "timer", "fire", timer_id, "--yes")
     assert refused.returncode == 1
-    assert refused.stderr.startswith(b"error: ")
+    assert refused.stderr.startswith("error: ")
 
 
 def test_the_command_line_takes_a_body_from_standard_input(
     running: Standalone, rest: httpx.Client
 ) -> None:
     sent = tidemill(
-        running, "message", "send", "stdin", "--body-file=-", "--level=3", given=b"\xff\0raw"
+        running, "message", "send", "stdin", "--body-file=-", "--level=3", stdin=b"\xff\0raw"
     )
     assert sent.returncode == 0, sent.stderr
     [waiting] = rest.get("/timers", params={"topic": "stdin"}).json()["timers"]
     fired = tidemill(running, "timer", "fire", str(waiting["timerId"]), "-y")
-    assert fired.stdout.decode() == f"timer {waiting['timerId']} is fired\n"
+    assert fired.stdout == f"timer {waiting['timerId']} is fired\n"
     [(message_, _)] = received(running.grpc, "stdin")
     assert message_.body == b"\xff\0raw"
 
@@ -500,14 +481,14 @@ def test_the_command_line_takes_a_body_from_standard_input(
 )
 def test_wrong_usage_has_status_2(running: Standalone, arguments: str) -> None:
     refused = tidemill(running, *arguments.split())
-    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert (refused.returncode, refused.stdout) == (2, "")
 
 
 def test_a_list_that_is_cut_says_so(running: Standalone, rest: httpx.Client) -> None:
     ids = [send(rest, "cut", delayMs=HOUR_MS + n)["timerId"] for n in range(3)]
     listed = tidemill(running, "timer", "ls", "--topic=cut", "--limit=2", "-o", "json")
     assert [each["timerId"] for each in json.loads(listed.stdout)] == ids[:2]
-    assert b"more than these 2" in listed.stderr
+    assert "more than these 2" in listed.stderr
     for timer_id in ids:
         act(rest, timer_id, "cancel")
 
