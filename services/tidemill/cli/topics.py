@@ -30,7 +30,7 @@ Queues = Annotated[
 ]
 
 
-class TopicType(StrEnum):
+class TopicTypeName(StrEnum):
     """Which messages a topic takes."""
 
     NORMAL = "NORMAL"
@@ -43,7 +43,7 @@ class TopicType(StrEnum):
 
 
 Type = Annotated[
-    TopicType | None,
+    TopicTypeName | None,
     typer.Option(
         "--type",
         case_sensitive=False,
@@ -51,7 +51,7 @@ Type = Annotated[
     ),
 ]
 
-UNSERVED = {TopicType.TRANSACTION, TopicType.PRIORITY, TopicType.LITE}
+UNSERVED = {TopicTypeName.TRANSACTION, TopicTypeName.PRIORITY, TopicTypeName.LITE}
 
 
 @app.command("list")
