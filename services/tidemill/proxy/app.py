@@ -22,7 +22,7 @@ from tidemill.proxy.clients.relay import Relays
 from tidemill.proxy.clients.settings import measured_languages
 from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
-from tidemill.proxy.cluster.cluster import Cluster
+from tidemill.proxy.cluster.cluster import BrokerCluster
 from tidemill.proxy.cluster.routing import scheme_of
 from tidemill.proxy.keeper import KeeperState, give_to_keep, take_over
 from tidemill.proxy.link import BrokerLink
@@ -153,7 +153,7 @@ async def serve(settings: ProxySettings) -> None:
                     await clients.streams.ask_to_reconnect()
                     cluster.release_polls()
                     await server.drain(settings.drain_timeout_ms)
-                    await cluster.told()
+                    await cluster.wait_reported()
     log.info("proxy stopped")
 
 
@@ -208,7 +208,7 @@ def cluster_of(
     *,
     connect: Connector = connected,
     routes: MasterRoutes | None = None,
-) -> Cluster:
+) -> BrokerCluster:
     """Return the broker groups of the settings, without connections."""
 
     def open_link(address: str) -> BrokerLink:
@@ -223,11 +223,11 @@ def cluster_of(
             routes=routes,
         )
 
-    return Cluster(open_link, settings)
+    return BrokerCluster(open_link, settings)
 
 
 def telemetry_of(
-    settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clock
+    settings: ProxySettings, cluster: BrokerCluster, clients: Clients, clock: Clock
 ) -> Telemetry:
     """Return the handler of telemetry streams."""
     return Telemetry(
@@ -243,7 +243,7 @@ def telemetry_of(
 
 def wire(
     settings: ProxySettings,
-    cluster: Cluster,
+    cluster: BrokerCluster,
     polling: PollingShell,
     clients: Clients,
     telemetry: Telemetry,

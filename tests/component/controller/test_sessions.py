@@ -601,7 +601,7 @@ def test_a_proxy_reports_how_long_a_master_was_unreachable() -> None:
             master = view.address_of(ReplicaId(0))
             routes.masters.dial(master)
             assert routes._unreachable(now_s=5.0) == []
-            routes.masters.failed(master, master)
+            routes.masters.note_failure(master, master)
             assert [each.unreachable_ms for each in routes._unreachable(now_s=10.0)] == [0]
             [report] = routes._unreachable(now_s=13.5)
             assert (report.group, report.master, report.unreachable_ms) == (NAME, master, 3_500)
@@ -609,10 +609,10 @@ def test_a_proxy_reports_how_long_a_master_was_unreachable() -> None:
             asked = wire.WatchRoutesRequest(proxy="proxy-0")
             following.rpc.write(asked.SerializeToString())
             await following.received.get()
-            await routes._say(other, report)
-            routes.masters.served(master, master)
+            await routes._report(other, report)
+            routes.masters.accept_master(master, master)
             assert routes._unreachable(now_s=14.0) == []
-            routes.masters.failed(master, master)
+            routes.masters.note_failure(master, master)
             assert [each.unreachable_ms for each in routes._unreachable(now_s=20.0)] == [0]
 
     play(scenario)

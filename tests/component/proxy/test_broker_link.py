@@ -13,7 +13,7 @@ from tidemill.common.errors import BrokerTimeout, GroupNotFound, Overloaded
 from tidemill.message.receipt_handle import HandleFields
 from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.link import batching, broker_link, commands, stream
-from tidemill.proxy.link.batching import Batching
+from tidemill.proxy.link.batching import FrameBatcher
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1.broker_pb2 import Batch, EnsureRequest, PopRequest
@@ -125,14 +125,14 @@ def test_a_send_whose_caller_goes_before_it_left_never_leaves_and_is_freed() -> 
 def test_what_callers_leave_goes_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the broker is away there may be very many, and each would look at all others."""
     looks = 0
-    sweep = Batching._sweep
+    sweep = FrameBatcher._sweep
 
-    def counted(self: Batching) -> None:
+    def counted(self: FrameBatcher) -> None:
         nonlocal looks
         looks += bool(self._withdrawn)
         sweep(self)
 
-    monkeypatch.setattr(Batching, "_sweep", counted)
+    monkeypatch.setattr(FrameBatcher, "_sweep", counted)
     monkeypatch.setattr(batching, "FRAMES_MAX", 1)
 
     async def scenario(world: ProxyWorld) -> None:
@@ -174,16 +174,16 @@ def test_messages_are_given_back_though_the_broker_is_away_meanwhile() -> None:
         await stall(world)
         batch = Batch(slot=1, delivery_id=7, visible_at_ms=1, indexes=[0, 1])
         link.give_back(1, 1, [batch])
-        sent = link._polls.not_returned(frozenset())
+        sent = link._pops.unanswered_returns(frozenset())
         assert [request.index for _, request in sent] == [0, 1]
         # They leave, and the stream is lost before they are answered.
         link.batching.clear()
-        link._lose("the broker is restarted")
+        link._close("the broker is restarted")
         link.give_back(1, 1, [Batch(slot=1, delivery_id=8, visible_at_ms=1, indexes=[0])])
         waiting = [request.delivery_id for _, request in link.batching.rows_of(CHANGE_INVISIBLE)]
         assert waiting == [7, 7, 8], "the older ones first"
-        link._polls.returned([request_id for request_id, _ in sent])
-        assert len(link._polls.not_returned(frozenset())) == 1
+        link._pops.forget_returns([request_id for request_id, _ in sent])
+        assert len(link._pops.unanswered_returns(frozenset())) == 1
 
     run(scenario)
 
@@ -218,7 +218,7 @@ def test_acks_that_wait_count_as_bytes() -> None:
 
 def test_a_frame_carries_a_bounded_number_of_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ProxyWorld) -> None:
-        monkeypatch.setattr(commands, "ACKS_A_FRAME_MAX", 4)
+        monkeypatch.setattr(commands, "ACKS_PER_FRAME_MAX", 4)
         await stall(world)
         requests = [
             asyncio.create_task(world.link.ack(1, 1, handles(3), timeout_ms=LATER_MS))

@@ -96,7 +96,7 @@ def test_a_hand_over_is_reported_when_the_client_has_read_it(is_read: bool) -> N
         responses = Collected()
         responses.is_read = is_read
         await world.receive(request, responses=responses)
-        await world.link.told()
+        await world.link.wait_reported()
         assert len(world.broker.engine.handed_over_ids) == is_read
 
     run(scenario)

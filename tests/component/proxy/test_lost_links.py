@@ -228,7 +228,7 @@ def test_a_broker_that_hung_is_away_since_it_was_heard_last() -> None:
     async def scenario(world: ProxyWorld) -> None:
         world.link.pending.open()
         heard_at_s = time.monotonic() - 20
-        world.link.pending.lose(set(), silent_since_s=heard_at_s)
+        world.link.pending.close(set(), silent_since_s=heard_at_s)
         assert world.link.state().since_s >= 20
         with pytest.raises(BrokerUnreachable):
             await world.link.append(1, 0, b"", timeout_ms=1_000)
@@ -256,7 +256,7 @@ def test_a_poll_that_is_asked_again_waits_for_as_much_less() -> None:
         await world.put_topic()
         poll = asyncio.ensure_future(world.receive(receive_request(poll_ms=20_000)))
         await world.broker.wait_for_frame("pops")
-        waiting = world.link.pending._waiting
+        waiting = world.link.pending._requests
         [request_id] = waiting
         waiting[request_id] = waiting[request_id]._replace(started_s=time.monotonic() - 15)
         world.broker.drop_links()

@@ -163,7 +163,7 @@ def test_a_refusal_does_not_hide_that_another_may_have_stored_it() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.holds.add("append")
         home.failures["append"] = pb.Failure(error="Overloaded", message="full")
-        while world.cluster.place(topic(world), "").broker is not world.cluster.home:
+        while world.cluster.choose_target(topic(world), "").broker is not world.cluster.home:
             pass  # The follower is the next.
         answer = await world.send(message(), deadline_s=1)
         assert answer.status.code == v2.PROXY_TIMEOUT

@@ -14,7 +14,7 @@ from tests.simulation.loop import simulate
 from tests.support.worlds.replica_records import record_of_three
 from tidemill.controller.election.record import view_of
 from tidemill.proxy.link.master_routes import MasterRoutes
-from tidemill.proxy.link.masters import CutOff
+from tidemill.proxy.link.masters import UnreachableMaster
 from tidemill.proxy.link.stream import EXCHANGE, PROBE, LinkStream
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -114,7 +114,7 @@ class World:
         self.stream = LinkStream(
             A,
             receive=self.frames.append,
-            lose=self._lose,
+            on_end=self._lose,
             connect=self.network.connect,
             routes=self.routes,
         )
@@ -124,8 +124,8 @@ class World:
         return True
 
     @property
-    def cut_off(self) -> dict[str, CutOff]:
-        return self.routes.masters.cut_off()
+    def cut_off(self) -> dict[str, UnreachableMaster]:
+        return self.routes.masters.unreachable()
 
     async def until(self, holds: Callable[[], bool]) -> float:
         """Wait for something; return how long it took."""
@@ -154,10 +154,12 @@ def test_a_master_that_says_nothing_is_told_of_with_who_answers_and_keeps_its_st
     async def scenario(world: World) -> None:
         world.network.away.add(C)
         world.network.mute.add(A)
-        took_s = await world.until(lambda: world.cut_off == {GROUP: CutOff(A, frozenset({B}))})
+        took_s = await world.until(
+            lambda: world.cut_off == {GROUP: UnreachableMaster(A, frozenset({B}))}
+        )
         assert took_s < NOTICED_S
         world.network.away.clear()
-        await world.until(lambda: world.cut_off == {GROUP: CutOff(A, frozenset({B, C}))})
+        await world.until(lambda: world.cut_off == {GROUP: UnreachableMaster(A, frozenset({B, C}))})
         assert (world.network.dialled, world.lost) == ([A], []), "it may only pause"
         assert sorted(world.network.probed) == [B, C], "once each"
 

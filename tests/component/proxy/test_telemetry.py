@@ -20,7 +20,7 @@ from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.settings import DEFAULT_GROUP
 from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.clients.telemetry_streams import ClientAnswer, TelemetryStreams
-from tidemill.proxy.cluster.cluster import Cluster
+from tidemill.proxy.cluster.cluster import BrokerCluster
 from tidemill.proxy.server import telemetry
 from tidemill.proxy.server.call import Call, Responses
 from tidemill.proxy.server.telemetry import COMMANDS_BURST, Telemetry
@@ -50,10 +50,10 @@ class HangingCluster:
 
         self.groups: dict[str, link_pb2.GroupConfig] = {}
 
-    def client_alive(self, _client_id: str, _now_ms: int) -> None:
+    def report_alive(self, _client_id: str, _now_ms: int) -> None:
         pass
 
-    def watch(self, tell: Callable[[], None]) -> None:
+    def add_listener(self, tell: Callable[[], None]) -> None:
         self.changed = tell
 
     def known_group(self, name: str) -> link_pb2.GroupConfig | None:
@@ -87,7 +87,9 @@ class Stream:
         clock = ManualClock()
         if clients is None:
             clients = Clients(clients_max=10, monotonic_ms=clock.monotonic_ms)
-        served = Telemetry(cast("Cluster", self.cluster), clients, clock, long_polling_max_ms=1_000)
+        served = Telemetry(
+            cast("BrokerCluster", self.cluster), clients, clock, long_polling_max_ms=1_000
+        )
         call = Call(HEADERS, peer=lambda: "test", time_remaining_s=None)
         requests, responses = cast("AsyncIterator[bytes]", self), cast("Responses", self)
         self.served = served

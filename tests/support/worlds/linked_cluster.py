@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.proxy.cluster.cluster import Cluster
+from tidemill.proxy.cluster.cluster import BrokerCluster
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.settings import ProxySettings
@@ -18,7 +18,7 @@ class LinkedCluster:
 
     def __init__(self, seeds: Sequence[str]) -> None:
         self.links: dict[str, BrokerLink] = {}
-        self.cluster = Cluster(self._open, ProxySettings(brokers=list(seeds)))
+        self.cluster = BrokerCluster(self._open, ProxySettings(brokers=list(seeds)))
         self.members = [("broker-0", "h0:1"), ("broker-1", "h1:1"), ("broker-2", "h2:1")]
         self.draining: set[str] = set()
         self.placements = [("broker-0", 2), ("broker-1", 2), ("broker-2", 2)]
@@ -93,4 +93,4 @@ class LinkedCluster:
 
     def lose(self, n: int) -> None:
         """Let the stream to broker `n` break."""
-        self.links[self.members[n][1]].pending.lose(set(), silent_since_s=0.0)
+        self.links[self.members[n][1]].pending.close(set(), silent_since_s=0.0)

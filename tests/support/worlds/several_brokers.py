@@ -14,7 +14,7 @@ from tests.support.worlds.memory_broker import MemoryBroker
 from tests.support.worlds.memory_engine import NOW_MS
 from tests.support.worlds.proxy_world import ProxyWorld, eventually, message
 from tidemill.common.metrics import Registry
-from tidemill.proxy.cluster.broker_group import BrokerGroup
+from tidemill.proxy.cluster.linked_group import LinkedGroup
 from tidemill.proxy.polling_metrics import PollingMetrics
 from tidemill.proxy.server.producer import _encode
 from tidemill.proxy.settings import ProxySettings
@@ -24,7 +24,7 @@ class SeveralBrokers(ProxyWorld):
     """The methods of a proxy, and the brokers behind it."""
 
     brokers: list[MemoryBroker]
-    all_brokers: list[BrokerGroup]  # whether members or not
+    all_brokers: list[LinkedGroup]  # whether members or not
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -54,7 +54,7 @@ class SeveralBrokers(ProxyWorld):
                 link = members._open_link(broker.address)
                 runs.append(tasks.create_task(link.run()))
                 await link.configured.wait()
-                group = BrokerGroup(link)
+                group = LinkedGroup(link)
                 group.is_member = True
                 members.brokers.append(group)
                 members.by_name[group.name] = group

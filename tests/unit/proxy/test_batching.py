@@ -9,7 +9,7 @@ from tidemill.proxy.link.batching import (
     FRAMES_MAX,
     FULL_FRAME_REQUESTS,
     NEXT_FRAME_REQUESTS,
-    Batching,
+    FrameBatcher,
 )
 from tidemill.proxy.link.commands import APPEND, FRAME_BYTES, POP
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -23,7 +23,7 @@ class World:
     def __init__(self) -> None:
         self.frames: list[list[int]] = []
         self.under_way: list[int] = []
-        self.batching = Batching(self.under_way, self._write)
+        self.batching = FrameBatcher(self.under_way, self._write)
         self.batching.open()
 
     def _write(self, frame: pb.RequestFrame) -> None:
@@ -70,7 +70,7 @@ def test_a_full_frame_leaves_in_the_middle_of_a_turn() -> None:
         assert world.sizes == [FULL_FRAME_REQUESTS]
         await turns()
         assert world.sizes == [FULL_FRAME_REQUESTS], "the ten wait for the answer"
-        world.batching.answered(1)
+        world.batching.mark_answered(1)
         await turns()
         assert world.sizes == [FULL_FRAME_REQUESTS, 10]
 
@@ -82,7 +82,7 @@ def test_no_more_than_three_frames_are_unanswered() -> None:
         world.send(10 * FULL_FRAME_REQUESTS)
         await turns()
         assert world.sizes == [FULL_FRAME_REQUESTS] * FRAMES_MAX
-        world.batching.answered(FRAMES_MAX)
+        world.batching.mark_answered(FRAMES_MAX)
         await turns()
         assert world.sizes[FRAMES_MAX:] == [(10 - FRAMES_MAX) * FULL_FRAME_REQUESTS]
 
@@ -108,14 +108,14 @@ def test_a_frame_is_bounded_in_bytes_over_all_commands() -> None:
 
     async def main() -> None:
         frames: list[pb.RequestFrame] = []
-        batching = Batching(range(0), frames.append)
+        batching = FrameBatcher(range(0), frames.append)
         batching.open()
         for n in range(40):
             batching.add(POP, (n, pb.PopRequest(request_id=n, attempt_id="a" * 1_000_000)))
             batching.add(APPEND, (100 + n, 1, 0, 0, bytes(1_000_000)))
         for sequence in range(1, 30):
             await turns()
-            batching.answered(sequence)
+            batching.mark_answered(sequence)
         assert max(frame.ByteSize() for frame in frames) <= FRAME_BYTES
         assert len(frames) == 10
         assert [pop.request_id for frame in frames for pop in frame.pops] == list(range(40))

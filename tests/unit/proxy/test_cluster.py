@@ -11,8 +11,8 @@ import pytest
 from tests.support.worlds.linked_cluster import SECRETS, LinkedCluster
 from tidemill.common.errors import BrokerUnreachable, GroupDraining, InvalidReceiptHandle
 from tidemill.message.receipt_handle import HandleSigner
-from tidemill.proxy.cluster.broker_group import BrokerGroup
-from tidemill.proxy.cluster.cluster import Place
+from tidemill.proxy.cluster.cluster import SendTarget
+from tidemill.proxy.cluster.linked_group import LinkedGroup
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 SEEDS = ["h0:1", "h1:1", "h2:1"]
@@ -26,8 +26,8 @@ def run(scenario: Callable[[LinkedCluster], Awaitable[None]], *seeds: str) -> No
     asyncio.run(main())
 
 
-def places(world: LinkedCluster, count: int = 60) -> list[Place]:
-    return [world.cluster.place(world.topic, "") for _ in range(count)]
+def places(world: LinkedCluster, count: int = 60) -> list[SendTarget]:
+    return [world.cluster.choose_target(world.topic, "") for _ in range(count)]
 
 
 def group_places(world: LinkedCluster) -> dict[str, tuple[str, int] | str]:
@@ -35,7 +35,7 @@ def group_places(world: LinkedCluster) -> dict[str, tuple[str, int] | str]:
     found: dict[str, tuple[str, int] | str] = {}
     for group in GROUPS:
         try:
-            place = world.cluster.place(world.topic, group)
+            place = world.cluster.choose_target(world.topic, group)
             found[group] = place.broker.name, place.queue_id
         except (GroupDraining, BrokerUnreachable) as error:
             found[group] = type(error).__name__
@@ -94,13 +94,15 @@ def test_where_all_are_down_a_message_waits_for_one() -> None:
 def test_a_message_is_not_sent_twice_to_one_group() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
-        first = world.cluster.place(world.topic, "")
-        second = world.cluster.place(world.topic, "", tried=[first.broker])
-        third = world.cluster.place(world.topic, "", tried=[first.broker, second.broker])
+        first = world.cluster.choose_target(world.topic, "")
+        second = world.cluster.choose_target(world.topic, "", tried=[first.broker])
+        third = world.cluster.choose_target(world.topic, "", tried=[first.broker, second.broker])
         assert len({first.broker, second.broker, third.broker}) == 3
         assert [p.may_move for p in (first, second, third)] == [True, True, False]
         with pytest.raises(BrokerUnreachable):
-            world.cluster.place(world.topic, "", tried=[p.broker for p in (first, second, third)])
+            world.cluster.choose_target(
+                world.topic, "", tried=[p.broker for p in (first, second, third)]
+            )
 
     run(scenario)
 
@@ -111,7 +113,7 @@ def test_nothing_new_goes_to_who_drains() -> None:
         world.draining.add("broker-1")
         world.tell(0)
         assert {place.broker.name for place in places(world)} == {"broker-0", "broker-2"}
-        readable = world.cluster.readable(world.topic)
+        readable = world.cluster.route_queues(world.topic)
         assert [(r.broker_name, r.is_writable) for r in readable] == [
             ("broker-0", True),
             ("broker-1", False),
@@ -211,8 +213,8 @@ def test_a_message_group_waits_for_its_broker_to_hear_of_the_topic() -> None:
         ids = {p.broker.name: p.topic_id for p in map(placed(world), GROUPS)}
         assert ids == {"broker-0": 7, "broker-1": 0, "broker-2": 0}
 
-    def placed(world: LinkedCluster) -> Callable[[str], Place]:
-        return lambda group: world.cluster.place(world.topic, group)
+    def placed(world: LinkedCluster) -> Callable[[str], SendTarget]:
+        return lambda group: world.cluster.choose_target(world.topic, group)
 
     run(scenario)
 
@@ -308,7 +310,7 @@ def test_a_handle_that_is_refused_says_nothing_of_those_behind_it() -> None:
         world.tell_all()
         first, second, *_ = world.cluster.brokers
 
-        def handle(broker: BrokerGroup, group: str, delivery_id: int = 1) -> str:
+        def handle(broker: LinkedGroup, group: str, delivery_id: int = 1) -> str:
             signed = broker.signer.sign(
                 group, "topic", slot=1, delivery_id=delivery_id, visible_at_ms=5
             )

@@ -2,69 +2,79 @@
 
 from __future__ import annotations
 
-from tidemill.proxy.cluster.founding import Alone, Follow, Found, Refuse, Told, Wait, decide
+from tidemill.proxy.cluster.founding import (
+    BrokerReport,
+    KnownHome,
+    NewCluster,
+    NoDecision,
+    SeedConflict,
+    SingleBroker,
+    decide,
+)
 
 
-def alone(name: str, *, has_topics: bool = False) -> Told:
-    return Told(name, "", "", "", has_topics)
+def alone(name: str, *, has_topics: bool = False) -> BrokerReport:
+    return BrokerReport(name, "", "", "", has_topics)
 
 
-def member(name: str, *, home: str = "b-0", cluster: str = "c") -> Told:
-    return Told(name, cluster, home, f"{home}:1", has_topics=True)
+def member(name: str, *, home: str = "b-0", cluster: str = "c") -> BrokerReport:
+    return BrokerReport(name, cluster, home, f"{home}:1", has_topics=True)
 
 
 def test_one_broker_is_its_own_home() -> None:
-    assert decide({"h:1": alone("b-0", has_topics=True)}) == Alone("h:1")
+    assert decide({"h:1": alone("b-0", has_topics=True)}) == SingleBroker("h:1")
 
 
 def test_several_that_are_new_are_founded_when_all_have_told() -> None:
     seeds = {"h2:1": alone("b-10"), "h1:1": alone("b-2"), "h3:1": None}
-    assert decide(seeds) == Wait("nothing was heard of h3:1")
+    assert decide(seeds) == NoDecision("nothing was heard of h3:1")
     seeds["h3:1"] = alone("b-11")
-    assert decide(seeds) == Found("h1:1", (("b-2", "h1:1"), ("b-10", "h2:1"), ("b-11", "h3:1")))
+    assert decide(seeds) == NewCluster(
+        "h1:1", (("b-2", "h1:1"), ("b-10", "h2:1"), ("b-11", "h3:1"))
+    )
 
 
 def test_who_has_topics_becomes_the_home() -> None:
     seeds = {"h0:1": alone("b-0"), "h1:1": alone("b-1", has_topics=True)}
-    assert decide(seeds) == Found("h1:1", (("b-0", "h0:1"), ("b-1", "h1:1")))
+    assert decide(seeds) == NewCluster("h1:1", (("b-0", "h0:1"), ("b-1", "h1:1")))
 
 
 def test_two_with_topics_are_left_to_an_operator() -> None:
     decision = decide(
         {"h0:1": alone("b-0", has_topics=True), "h1:1": alone("b-1", has_topics=True)}
     )
-    assert isinstance(decision, Refuse)
+    assert isinstance(decision, SeedConflict)
     assert "b-0 and b-1 have topics of their own" in decision.reason
     assert "delete their topics" in decision.reason
 
 
 def test_one_member_that_is_up_is_enough_to_find_the_home() -> None:
-    assert decide({"h0:1": None, "h1:1": member("b-1"), "h2:1": None}) == Follow("b-0:1")
+    assert decide({"h0:1": None, "h1:1": member("b-1"), "h2:1": None}) == KnownHome("b-0:1")
 
 
 def test_a_home_is_where_it_is_and_not_where_its_members_think() -> None:
     seeds = {"h1:1": member("b-1"), "h0:2": member("b-0")}
-    assert decide(seeds) == Follow("h0:2")
+    assert decide(seeds) == KnownHome("h0:2")
 
 
 def test_members_of_two_clusters_are_not_mixed() -> None:
     decision = decide({"h0:1": member("b-0"), "h1:1": member("x-1", home="x-0", cluster="d")})
-    assert isinstance(decision, Refuse)
+    assert isinstance(decision, SeedConflict)
     assert "several clusters" in decision.reason
 
 
 def test_a_home_that_has_lost_its_store_empties_nobody() -> None:
     decision = decide({"h0:1": alone("b-0"), "h1:1": member("b-1")})
-    assert isinstance(decision, Refuse)
+    assert isinstance(decision, SeedConflict)
     assert "with the data that it had" in decision.reason
 
 
 def test_two_brokers_of_one_name_are_refused() -> None:
     decision = decide({"h0:1": alone("b-0"), "h1:1": alone("b-0")})
-    assert isinstance(decision, Refuse)
+    assert isinstance(decision, SeedConflict)
     assert "call themselves b-0" in decision.reason
 
 
 def test_of_many_seeds_that_have_told_nothing_a_few_are_named() -> None:
-    seeds: dict[str, Told | None] = {f"h{n}:1": None for n in range(9)}
-    assert decide(seeds) == Wait("nothing was heard of h0:1, h1:1, h2:1 and 6 more")
+    seeds: dict[str, BrokerReport | None] = {f"h{n}:1": None for n in range(9)}
+    assert decide(seeds) == NoDecision("nothing was heard of h0:1, h1:1, h2:1 and 6 more")

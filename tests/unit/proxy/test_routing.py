@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.common.errors import IllegalAccessPoint
 from tidemill.proxy.cluster import routing
-from tidemill.proxy.cluster.cluster import Readable
+from tidemill.proxy.cluster.cluster import RouteQueues
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -19,7 +19,7 @@ ACCESS_POINT = v2.Endpoints(
 
 def queues(topic: link_pb2.TopicConfig = TOPIC) -> list[v2.MessageQueue]:
     resource = v2.Resource(resource_namespace="space", name=topic.name)
-    readable = Readable("broker-0", topic.queues, is_writable=True)
+    readable = RouteQueues("broker-0", topic.queues, is_writable=True)
     encoded = routing.message_queues(topic, resource, readable, endpoints=ACCESS_POINT)
     route = service.QueryRouteResponse.FromString(routing.encode_route(encoded))
     assert route.status == v2.Status(code=v2.OK, message="OK")
@@ -73,7 +73,7 @@ def test_a_route_says_which_messages_the_topic_takes(
 
 
 def test_an_assignment_may_name_the_broker_as_a_whole() -> None:
-    readable = Readable("broker-0", 8, is_writable=True)
+    readable = RouteQueues("broker-0", 8, is_writable=True)
     encoded = routing.message_queues(
         TOPIC,
         v2.Resource(name="topic"),

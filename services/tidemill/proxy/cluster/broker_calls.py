@@ -26,7 +26,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster.broker_group import BrokerGroup
+    from tidemill.proxy.cluster.linked_group import LinkedGroup
     from tidemill.transport.aio.connect import Connector, OpenChannel
 
 ERROR_KEY: Final = "tidemill-error"  # trailing metadata that names an error by its class
@@ -75,7 +75,7 @@ class BrokerCalls:
                     connection.is_over.set()
 
     async def call(
-        self, broker: BrokerGroup, path: str, request: bytes, *, timeout_ms: int
+        self, broker: LinkedGroup, path: str, request: bytes, *, timeout_ms: int
     ) -> bytes:
         """Call a method of a broker's, and return its response.
 

@@ -1,12 +1,12 @@
 """The brokers behind this proxy: a name becomes a topic or group, and whom to ask about it.
 
 What all broker groups share, topics and consumer groups above all, is asked of the cluster. What
-one of them has, its link, its name and its signers, is asked of the `BrokerGroup` that the cluster
+one of them has, its link, its name and its signers, is asked of the `LinkedGroup` that the cluster
 answers with. Methods name neither a link nor a configuration of their own. Which broker groups
 there are is another matter (`members.py`).
 
 A topic or group means the home's: its name, and its incarnation. Each broker has ids of its own for
-it, which are asked of the `BrokerGroup` (ADR 0025).
+it, which are asked of the `LinkedGroup` (ADR 0025).
 """
 
 from __future__ import annotations
@@ -32,39 +32,45 @@ from tidemill.message.resource_names import (
     check_group,
     check_topic,
 )
-from tidemill.proxy.cluster.broker_group import BrokerGroup, Deliveries, Ids, Issuers, open_recall
-from tidemill.proxy.cluster.members import Members
+from tidemill.proxy.cluster.linked_group import (
+    HandleIssuers,
+    LinkedGroup,
+    LocalIds,
+    ReceiptHandles,
+    open_recall,
+)
+from tidemill.proxy.cluster.members import MemberLinks
 from tidemill.proxy.link.commands import ENSURE
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.message.recall_handle import RecallFields
     from tidemill.proxy.link import BrokerLink
-    from tidemill.proxy.link.configuration import Configuration
+    from tidemill.proxy.link.broker_configuration import BrokerConfiguration
     from tidemill.proxy.server.call import Call
     from tidemill.proxy.settings import ProxySettings
 
-__all__ = ["BrokerGroup", "Cluster", "Ids", "Place", "Readable"]
+__all__ = ["BrokerCluster", "LinkedGroup", "LocalIds", "RouteQueues", "SendTarget"]
 
 # A client may name a deadline of years; what waits for one would stay for as long. Long polls have
 # a time of their own.
 TIMEOUT_MAX_MS = 60_000
-TOLD_TIMEOUT_S = 1.0  # a broker that takes longer redelivers what it does not know to be read
+REPORT_TIMEOUT_S = 1.0  # a broker that takes longer redelivers what it does not know to be read
 
 # Of a topic: who stores messages of any queue, its id there, and how many queues it has there.
-Spread: TypeAlias = "Sequence[tuple[BrokerGroup, int, int]]"
+Spread: TypeAlias = "Sequence[tuple[LinkedGroup, int, int]]"
 
 
-class Place(NamedTuple):
+class SendTarget(NamedTuple):
     """Who stores a message, and where."""
 
-    broker: BrokerGroup
+    broker: LinkedGroup
     topic_id: int  # that the topic has there; 0: the broker has yet to hear of it
     queue_id: int
     may_move: bool = False  # whether another broker group may have the message as well
 
 
-class Readable(NamedTuple):
+class RouteQueues(NamedTuple):
     """The queues of a topic at one broker group, as routes show them."""
 
     broker_name: str
@@ -73,23 +79,23 @@ class Readable(NamedTuple):
 
 
 @final
-class Cluster:
+class BrokerCluster:
     """The broker groups behind this proxy, and what they have in common."""
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
-        self._members = Members(settings.brokers, open_link)
+        self._members = MemberLinks(settings.brokers, open_link)
         self._members.on_change = self._changed
         self.polls_released = asyncio.Event()  # for those who wait otherwise
-        self._watchers: list[Callable[[], None]] = []  # few, and known at the start
+        self._listeners: list[Callable[[], None]] = []  # few, and known at the start
         # Made of what brokers have told, and made again when one of them tells something.
         self._spreads: dict[str, Spread] = {}  # by topic
-        self._issuers: Issuers | None = None
+        self._issuers: HandleIssuers | None = None
         self._turns = count()
         self._request_timeout_ms = settings.request_timeout_ms
         self._reserve_ms = settings.deadline_reserve_ms
 
     @property
-    def home(self) -> BrokerGroup:
+    def home(self) -> LinkedGroup:
         """Who owns topics, consumer groups and the list of broker groups."""
         return self._members.home
 
@@ -99,7 +105,7 @@ class Cluster:
         return len(self._members.by_name) == 1
 
     @property
-    def brokers(self) -> Sequence[BrokerGroup]:
+    def brokers(self) -> Sequence[LinkedGroup]:
         """All members that have told their configuration, always in one order."""
         return self._members.brokers
 
@@ -119,15 +125,15 @@ class Cluster:
             found.append(PeerStatus(broker.name, broker.link.address, word, since_s, reason))
         return found
 
-    def client_alive(self, client_id: str, now_ms: int) -> None:
+    def report_alive(self, client_id: str, now_ms: int) -> None:
         """Note that a consumer lives, by monotonic time: whoever has messages of it renews them."""
         for broker in self.brokers:
-            broker.link.client_alive(client_id, now_ms)
+            broker.link.report_alive(client_id, now_ms)
 
-    def client_ended(self, client_id: str) -> None:
+    def report_ended(self, client_id: str) -> None:
         """Note that a consumer has ended: what it held is for others."""
         for broker in self.brokers:
-            broker.link.client_ended(client_id)
+            broker.link.report_ended(client_id)
 
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
@@ -135,11 +141,11 @@ class Cluster:
         for broker in self._members.all:
             broker.link.release_polls()
 
-    async def told(self) -> None:
+    async def wait_reported(self) -> None:
         """Wait, a moment, until the brokers know who has got what: the process is about to end."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(TOLD_TIMEOUT_S):
-                await asyncio.gather(*[broker.link.told() for broker in self._members.all])
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                await asyncio.gather(*[broker.link.wait_reported() for broker in self._members.all])
 
     def timeout_ms(self, call: Call) -> int:
         """Return how long a broker may take, so that the answer leaves before the deadline."""
@@ -156,19 +162,19 @@ class Cluster:
 
     def brokers_of(
         self, topic: link_pb2.TopicConfig, group: link_pb2.GroupConfig | None = None
-    ) -> Sequence[BrokerGroup]:
+    ) -> Sequence[LinkedGroup]:
         """Return who has a topic, and a group, in the home's incarnation; always in one order."""
         if group is None:
             return [broker for broker in self.brokers if broker.find_topic(topic) is not None]
         return [broker for broker in self.brokers if broker.find_ids(group, topic) is not None]
 
-    def place(
+    def choose_target(
         self,
         topic: link_pb2.TopicConfig,
         message_group: str,
         *,
-        tried: Collection[BrokerGroup] = (),
-    ) -> Place:
+        tried: Collection[LinkedGroup] = (),
+    ) -> SendTarget:
         """Choose who stores a message, and in which queue; none of those `tried`.
 
         The client's own choice is not a promise that clients keep alike. Raises GroupDraining and
@@ -176,18 +182,18 @@ class Cluster:
         all have been tried.
         """
         if message_group:
-            return self._place_of_group(topic, message_group)
+            return self._target_of_group(topic, message_group)
         spread = self._spreads.get(topic.name) or self._spread_of(topic)
         turn = next(self._turns)
         if len(spread) == 1 and not tried:
             broker, topic_id, queues = spread[0]
-            return Place(broker, topic_id, turn % queues)
+            return SendTarget(broker, topic_id, turn % queues)
         if not tried:
             # Nearly every message: of very many broker groups two are looked at.
             lap, position = divmod(turn, len(spread))
             broker, topic_id, queues = spread[position]
             if broker.link.is_up and spread[position - 1][0].link.is_up:
-                return Place(broker, topic_id, lap % queues, may_move=True)
+                return SendTarget(broker, topic_id, lap % queues, may_move=True)
         left = [each for each in spread if each[0] not in tried]
         if not left:
             raise BrokerUnreachable("no broker group has taken the message")
@@ -195,13 +201,13 @@ class Cluster:
         # Where nobody is up it waits for one of them, as any request does.
         lap, position = divmod(turn, len(up) or len(left))
         broker, topic_id, queues = (up or left)[position]
-        return Place(broker, topic_id, lap % queues, may_move=len(up) > 1)
+        return SendTarget(broker, topic_id, lap % queues, may_move=len(up) > 1)
 
-    def _place_of_group(self, topic: link_pb2.TopicConfig, message_group: str) -> Place:
+    def _target_of_group(self, topic: link_pb2.TopicConfig, message_group: str) -> SendTarget:
         """Return the one place of a message group, whoever is up."""
         if not topic.placements:
             queue_id = queue_of_message_group(message_group, queues=topic.queues)
-            return Place(self.home, topic.id, queue_id)
+            return SendTarget(self.home, topic.id, queue_id)
         name, queue_id = broker_queue_of_message_group(message_group, topic.placements)
         broker = self._members.by_name.get(name)
         if broker is None:
@@ -216,7 +222,7 @@ class Cluster:
             )
         own = broker.find_topic(topic)
         if own is None:
-            return Place(broker, 0, queue_id)
+            return SendTarget(broker, 0, queue_id)
         if broker is not self.home and list(own.placements) != list(topic.placements):
             # One of the two has yet to hear of a group that has left: by the newer ones the message
             # group may have its place elsewhere.
@@ -224,9 +230,9 @@ class Cluster:
                 f"the home and {name} do not agree yet on where the message group"
                 f" has its place; send again"
             )
-        return Place(broker, own.id, queue_id)
+        return SendTarget(broker, own.id, queue_id)
 
-    async def topic_id_at(self, broker: BrokerGroup, name: str, call: Call) -> int:
+    async def topic_id_at(self, broker: LinkedGroup, name: str, call: Call) -> int:
         """Wait until a broker group has heard of a topic, and return the id that it has there."""
 
         def find() -> link_pb2.TopicConfig | None:
@@ -253,16 +259,16 @@ class Cluster:
         spread = self._spreads[topic.name] = found or [(self.home, topic.id, topic.queues)]
         return spread
 
-    def watch(self, tell: Callable[[], None]) -> None:
+    def add_listener(self, tell: Callable[[], None]) -> None:
         """Call `tell` when it has changed who has which topics and groups, or what these are."""
-        self._watchers.append(tell)
+        self._listeners.append(tell)
 
     def _changed(self) -> None:
         self._spreads, self._issuers = {}, None
-        for tell in self._watchers:
+        for tell in self._listeners:
             tell()
 
-    def readable(self, topic: link_pb2.TopicConfig) -> Sequence[Readable]:
+    def route_queues(self, topic: link_pb2.TopicConfig) -> Sequence[RouteQueues]:
         """Return who has which queues of a topic, whether up or not."""
         has = {place.broker_group: topic.queues for place in topic.placements}
         for broker in self.brokers:
@@ -272,24 +278,24 @@ class Cluster:
                 has[broker.name] = own.queues
         members = self._members.by_name
         return [
-            Readable(name, queues, name not in members or not members[name].is_draining)
+            RouteQueues(name, queues, name not in members or not members[name].is_draining)
             for name, queues in has.items()
         ]
 
-    def deliveries(self, group: str, topic: str) -> Deliveries:
+    def deliveries(self, group: str, topic: str) -> ReceiptHandles:
         """Return what opens the receipt handles of one request."""
         if self._issuers is None:
-            self._issuers = Issuers(self.brokers)
-        return Deliveries(self._issuers, group, topic)
+            self._issuers = HandleIssuers(self.brokers)
+        return ReceiptHandles(self._issuers, group, topic)
 
-    def open_recall(self, handle: str, topic: str) -> tuple[BrokerGroup, RecallFields]:
+    def open_recall(self, handle: str, topic: str) -> tuple[LinkedGroup, RecallFields]:
         """Return which timer of whom a recall handle names. Raises BadRequest."""
         return open_recall(self.brokers, handle, topic)
 
     # ------------------------------------------------------------ topics and groups
 
     @property
-    def _homes(self) -> Configuration:
+    def _homes(self) -> BrokerConfiguration:
         return self._members.home.link.configuration
 
     def known_topic(self, name: str) -> link_pb2.TopicConfig | None:

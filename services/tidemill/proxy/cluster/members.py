@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 
 from tidemill.common.errors import BrokerTimeout, ServiceError
-from tidemill.proxy.cluster.broker_group import BrokerGroup
-from tidemill.proxy.cluster.founding import Alone, Follow, Found, Refuse, Told, Wait, decide
+from tidemill.proxy.cluster.founding import (
+    BrokerReport,
+    KnownHome,
+    NewCluster,
+    NoDecision,
+    SeedConflict,
+    SingleBroker,
+    decide,
+)
+from tidemill.proxy.cluster.linked_group import LinkedGroup
 from tidemill.proxy.link.commands import FOUND
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -30,15 +38,15 @@ INTRODUCED_MAX: Final = 64  # new addresses that the home was told of, and need 
 
 
 @final
-class Members:
+class MemberLinks:
     """The broker groups, and the links to them."""
 
     def __init__(self, seeds: Sequence[str], open_link: Callable[[str], BrokerLink]) -> None:
         """Know the addresses of `seeds`; connections are made while `running`."""
         self._open_link = open_link
-        self._all: dict[str, BrokerGroup] = {}  # by address
+        self._all: dict[str, LinkedGroup] = {}  # by address
         self._links: dict[str, asyncio.Task[None]] = {}
-        self._told: dict[str, Told | None] = dict.fromkeys(seeds)
+        self._told: dict[str, BrokerReport | None] = dict.fromkeys(seeds)
         self._tasks: asyncio.TaskGroup | None = None
         self._asking: asyncio.Task[None] | None = None
         self._introduced: set[tuple[tuple[str, str], ...]] = set()
@@ -49,8 +57,8 @@ class Members:
             self._open(address)
         # Of topics, groups and the list of broker groups; the others have them from it.
         self.home = self._all[seeds[0]]
-        self.brokers: list[BrokerGroup] = list(self._all.values())  # members, in one order
-        self.by_name: dict[str, BrokerGroup] = {}  # members, some of whom have yet to tell
+        self.brokers: list[LinkedGroup] = list(self._all.values())  # members, in one order
+        self.by_name: dict[str, LinkedGroup] = {}  # members, some of whom have yet to tell
         self.configured = asyncio.Event()
         self._news = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
@@ -72,7 +80,7 @@ class Members:
                     self._asking.cancel()
 
     @property
-    def all(self) -> Iterable[BrokerGroup]:
+    def all(self) -> Iterable[LinkedGroup]:
         """Everybody to whom there is a link, member or not."""
         return self._all.values()
 
@@ -87,13 +95,13 @@ class Members:
 
     # ------------------------------------------------------------ links
 
-    def _open(self, address: str) -> BrokerGroup:
+    def _open(self, address: str) -> LinkedGroup:
         """Return the broker group at an address; there is a link to it from here on."""
         group = self._all.get(address)
         if group is None:
             link = self._open_link(address)
             link.on_change = self._look
-            group = self._all[address] = BrokerGroup(link)
+            group = self._all[address] = LinkedGroup(link)
             self._start(address)
         return group
 
@@ -120,23 +128,23 @@ class Members:
                 self._told[address] = _told_by(group)
         self.refusal = ""
         match decide(self._told):
-            case Alone(address):
+            case SingleBroker(address):
                 alone = self._all[address]
                 self._settle(alone, {alone.name: (alone, False)})
-            case Follow(address):
+            case KnownHome(address):
                 self._follow(self._open(address))
-            case Found(address, members):
+            case NewCluster(address, members):
                 self._ask_to_found(self._all[address], members)
-            case Wait(reason):
+            case NoDecision(reason):
                 self._warn_once(f"waiting for all brokers: {reason}", log.info)
-            case Refuse(reason):
+            case SeedConflict(reason):
                 self.refusal = reason
                 self._warn_once(reason, log.error)
         self.on_change()
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _follow(self, home: BrokerGroup) -> None:
+    def _follow(self, home: LinkedGroup) -> None:
         if not home.link.configured.is_set():
             return
         membership = home.link.configuration.membership
@@ -146,7 +154,7 @@ class Members:
                 log.warning,
             )
             return
-        members: dict[str, tuple[BrokerGroup, bool]] = {}
+        members: dict[str, tuple[LinkedGroup, bool]] = {}
         for member in membership.members:
             group = home if member.name == home.name else self._find(member)
             if group is not None:
@@ -155,7 +163,7 @@ class Members:
         self._drop_others(membership)
         self._introduce(home, membership)
 
-    def _find(self, member: link_pb2.Member) -> BrokerGroup | None:
+    def _find(self, member: link_pb2.Member) -> LinkedGroup | None:
         """Return who is a member: at its address, unless a seed is it by its own word.
 
         None where another has taken its address, and nobody knows where it is.
@@ -166,7 +174,7 @@ class Members:
             return listed
         return named or (listed if not listed.name else None)
 
-    def _settle(self, home: BrokerGroup, members: dict[str, tuple[BrokerGroup, bool]]) -> None:
+    def _settle(self, home: LinkedGroup, members: dict[str, tuple[LinkedGroup, bool]]) -> None:
         """Ask these from here on; each with whether it drains."""
         cluster_id = home.link.configuration.membership.cluster_id
         for group in self.all:
@@ -198,7 +206,7 @@ class Members:
                 )
             self._close(address)
 
-    def _introduce(self, home: BrokerGroup, membership: link_pb2.Membership) -> None:
+    def _introduce(self, home: LinkedGroup, membership: link_pb2.Membership) -> None:
         """Tell the home where members are that it knows at other addresses."""
         members = tuple(
             (name, group.link.address) for name, group in self.by_name.items() if group.name == name
@@ -214,7 +222,7 @@ class Members:
             self._introduced.clear()
         self._introduced.add(members)
 
-    def _ask_to_found(self, home: BrokerGroup, members: Iterable[tuple[str, str]]) -> bool:
+    def _ask_to_found(self, home: LinkedGroup, members: Iterable[tuple[str, str]]) -> bool:
         """Ask for it; False where something else is asked at this moment."""
         if self._tasks is None or (self._asking is not None and not self._asking.done()):
             return False
@@ -224,7 +232,7 @@ class Members:
         self._asking = self._tasks.create_task(self._found(home, request), name="founding")
         return True
 
-    async def _found(self, home: BrokerGroup, request: link_pb2.FoundClusterRequest) -> None:
+    async def _found(self, home: LinkedGroup, request: link_pb2.FoundClusterRequest) -> None:
         try:
             await home.link.ask(FOUND, request, timeout_ms=FOUND_TIMEOUT_MS)
         except ServiceError as error:
@@ -244,9 +252,9 @@ class Members:
             write(text)
 
 
-def _told_by(group: BrokerGroup) -> Told:
+def _told_by(group: LinkedGroup) -> BrokerReport:
     told = group.link.configuration
-    return Told(
+    return BrokerReport(
         name=told.broker_name,
         cluster_id=told.membership.cluster_id,
         home_name=told.membership.home_name,

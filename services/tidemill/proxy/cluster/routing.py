@@ -20,7 +20,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster.cluster import Readable
+    from tidemill.proxy.cluster.cluster import RouteQueues
 
 MASTER_ID = 0  # clients send to and receive from nothing else
 ANY_QUEUE = -1  # id in the assignments of a group that is not ordered
@@ -58,7 +58,7 @@ def scheme_of(host: str) -> v2.AddressScheme.ValueType:
 def message_queues(
     topic: link_pb2.TopicConfig,
     resource: v2.Resource,
-    readable: Readable,
+    readable: RouteQueues,
     *,
     endpoints: v2.Endpoints,
     queue_ids: Iterable[int] | None = None,

@@ -16,6 +16,6 @@ same is given back. A proxy that is about to stop answers its pops empty.
 """
 
 from tidemill.proxy.link.broker_link import BrokerLink
-from tidemill.proxy.link.polls import Popped
+from tidemill.proxy.link.pops import PoppedBatch
 
-__all__ = ["BrokerLink", "Popped"]
+__all__ = ["BrokerLink", "PoppedBatch"]

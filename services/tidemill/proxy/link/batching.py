@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, final
 
+from tidemill.proxy.link.client_reports import REPORT_DELAY_S
 from tidemill.proxy.link.commands import FRAME_BYTES
-from tidemill.proxy.link.signs_of_life import WAIT_S
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.proxy.link.commands import Command, Row
-    from tidemill.proxy.link.signs_of_life import SignsOfLife
+    from tidemill.proxy.link.client_reports import ClientReports
+    from tidemill.proxy.link.commands import LinkCommand, Row
 
 BUSY_REQUESTS = 16  # under way on a link that is busy
 BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to read a call
@@ -33,23 +33,23 @@ SWEEP_S = 0.1  # how long a request that was withdrawn may still take memory
 
 
 @final
-class Batching:
+class FrameBatcher:
     """Requests on their way into a frame, and frames on their way to an answer."""
 
     def __init__(
         self,
         under_way: Sized,
         write: Callable[[link_pb2.RequestFrame], None],
-        signs: SignsOfLife | None = None,
+        reports: ClientReports | None = None,
     ) -> None:
-        """Send by `write`; a link is as busy as many are `under_way`. `signs` travel along."""
+        """Send by `write`; a link is as busy as many are `under_way`. `reports` travel along."""
         self._under_way = under_way
         self._write = write
-        self._signs = signs
-        self._is_telling = False  # Signs of life leave soon, with a request or without.
-        self._told: asyncio.Future[None] | None = None  # of who waits until they are answered
+        self._reports = reports
+        self._is_report_due = False  # Signs of life leave soon, with a request or without.
+        self._reported: asyncio.Future[None] | None = None  # of who waits until they are answered
         self._loop = asyncio.get_running_loop()
-        self._rows: dict[Command[Any, Any], list[Row]] = {}
+        self._rows: dict[LinkCommand[Any, Any], list[Row]] = {}
         self._cancelled_polls: list[int] = []
         self._weight = 0  # of all that has gathered
         self._sequence = 0  # of the frame sent last on this stream
@@ -74,7 +74,7 @@ class Batching:
         """Return for how long, at least, a frame has waited for its answer; 0: none does."""
         return time.monotonic() - self._asked_at_s if self.unanswered else 0.0
 
-    def add(self, command: Command[Any, Any], row: Row) -> None:
+    def add(self, command: LinkCommand[Any, Any], row: Row) -> None:
         """Let a request leave with the next frame."""
         rows = self._rows.get(command)
         if rows is None:
@@ -88,12 +88,12 @@ class Batching:
         elif self._weight >= FULL_FRAME_REQUESTS and self._may_send:
             self._send()
 
-    def add_again(self, requests: Iterable[tuple[Command[Any, Any], Sequence[Row]]]) -> None:
+    def add_again(self, requests: Iterable[tuple[LinkCommand[Any, Any], Sequence[Row]]]) -> None:
         """Let requests leave that have left once, on a stream that was lost: before all others.
 
         They are older than what has gathered meanwhile, and some have an order.
         """
-        older: dict[Command[Any, Any], list[Row]] = {}
+        older: dict[LinkCommand[Any, Any], list[Row]] = {}
         for command, rows in requests:
             if not rows:
                 continue
@@ -105,7 +105,7 @@ class Batching:
         for command, again in older.items():
             self._rows[command] = [*again, *self._rows.get(command, ())]
 
-    def add_all(self, command: Command[Any, Any], rows: Sequence[Row]) -> None:
+    def add_all(self, command: LinkCommand[Any, Any], rows: Sequence[Row]) -> None:
         """Let the rows of one request leave together."""
         self._rows.setdefault(command, []).extend(rows)
         self._gathered.update([row[0] for row in rows])
@@ -119,39 +119,39 @@ class Batching:
         if not self._is_gathering:
             self._wake()
 
-    def tell_signs(self) -> None:
-        """Let signs of life leave with the next frame, soon; ends of clients at once."""
-        if self._signs is not None and self._signs.has_ended:
+    def send_reports(self) -> None:
+        """Let reports of life leave with the next frame, soon; ends of clients at once."""
+        if self._reports is not None and self._reports.has_ended:
             if not self._is_gathering:
                 self._wake()
-        elif not self._is_telling:
-            self._is_telling = True
-            self._loop.call_later(WAIT_S, self._tell_signs_now)
+        elif not self._is_report_due:
+            self._is_report_due = True
+            self._loop.call_later(REPORT_DELAY_S, self._send_reports_now)
 
-    async def told(self) -> None:
-        """Wait until the broker has answered all that it is told of signs of life, or is gone."""
-        while self._is_open and (self._signs or self.unanswered):
-            if self._told is None:
-                self._told = self._loop.create_future()
+    async def wait_reported(self) -> None:
+        """Wait until the broker has answered all that it is told of reports of life, or is gone."""
+        while self._is_open and (self._reports or self.unanswered):
+            if self._reported is None:
+                self._reported = self._loop.create_future()
             if not self._is_gathering:
                 self._wake()
-            await asyncio.shield(self._told)
+            await asyncio.shield(self._reported)
 
-    def _wake_who_tells(self) -> None:
-        told, self._told = self._told, None
-        if told is not None:
-            told.set_result(None)
+    def _wake_reporters(self) -> None:
+        reported, self._reported = self._reported, None
+        if reported is not None:
+            reported.set_result(None)
 
-    def _tell_signs_now(self) -> None:
-        self._is_telling = False
+    def _send_reports_now(self) -> None:
+        self._is_report_due = False
         if self._has_work and not self._is_gathering:
             self._wake()
 
-    def answered(self, sequence: int) -> None:
+    def mark_answered(self, sequence: int) -> None:
         """Send on: the broker has answered a frame."""
         self._answered_sequence = sequence
         self._asked_at_s = time.monotonic()  # At the latest, of those that are not answered yet.
-        self._wake_who_tells()
+        self._wake_reporters()
         if self._has_work and not self._is_gathering:
             self._wake()
 
@@ -183,7 +183,7 @@ class Batching:
         for command, rows in gathered.items():
             self._keep(command, [row for row in rows if row[0] not in withdrawn])
 
-    def rows_of(self, command: Command[Any, Any]) -> Sequence[Row]:
+    def rows_of(self, command: LinkCommand[Any, Any]) -> Sequence[Row]:
         """Return the requests of one kind that have gathered."""
         self._sweep()
         return self._rows.get(command, ())
@@ -200,15 +200,15 @@ class Batching:
             ids.clear()
         self._rows, self._weight = {}, 0
 
-    def lose(self) -> set[int]:
+    def close(self) -> set[int]:
         """Keep what has gathered for the next stream; return the ids of those requests."""
         self._is_open = False
         # The broker has forgotten the polls of the stream by itself.
         self._cancelled_polls = []
-        if self._signs is not None:
-            self._signs.lose()
+        if self._reports is not None:
+            self._reports.close()
         self._sequence = self._answered_sequence = 0
-        self._wake_who_tells()
+        self._wake_reporters()
         return set(self._gathered)
 
     def _wake(self) -> None:
@@ -255,7 +255,7 @@ class Batching:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._rows or self._cancelled_polls or self._signs)
+        return bool(self._rows or self._cancelled_polls or self._reports)
 
     def _take_frame(self) -> link_pb2.RequestFrame:
         frame = link_pb2.RequestFrame()
@@ -263,17 +263,17 @@ class Batching:
             frame.cancelled_polls.extend(self._cancelled_polls)
             self._cancelled_polls = []
         room_bytes = FRAME_BYTES
-        if self._signs:
-            signs = self._signs.take()
-            frame.alive_clients.extend(signs.alive)
-            frame.ended_clients.extend(signs.ended)
-            if signs.handed_over:
-                slots, delivery_ids = zip(*signs.handed_over, strict=True)
+        if self._reports:
+            reports = self._reports.take()
+            frame.alive_clients.extend(reports.alive)
+            frame.ended_clients.extend(reports.ended)
+            if reports.handovers:
+                slots, delivery_ids = zip(*reports.handovers, strict=True)
                 frame.handed_over.slots.extend(slots)
                 frame.handed_over.delivery_ids.extend(delivery_ids)
             room_bytes -= frame.ByteSize()
         gathered, self._rows, self._weight = self._rows, {}, 0
-        partly: list[tuple[Command[Any, Any], list[Row]]] = []
+        partly: list[tuple[LinkCommand[Any, Any], list[Row]]] = []
         left: list[list[Row]] = []
         for command, rows in gathered.items():
             count, taken_bytes = command.cut(rows, room_bytes)
@@ -300,7 +300,7 @@ class Batching:
             self._gathered.clear()
         return frame
 
-    def _keep(self, command: Command[Any, Any], rows: list[Row]) -> None:
+    def _keep(self, command: LinkCommand[Any, Any], rows: list[Row]) -> None:
         """Let `rows` wait on for a frame."""
         if rows:
             self._rows[command] = rows

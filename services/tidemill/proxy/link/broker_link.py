@@ -17,18 +17,18 @@ from tidemill.common.errors import (
     from_wire,
 )
 from tidemill.common.log import is_debug
-from tidemill.proxy.link.batching import Batching
+from tidemill.proxy.link.batching import FrameBatcher
+from tidemill.proxy.link.broker_configuration import BrokerConfiguration
+from tidemill.proxy.link.client_reports import ClientReports
 from tidemill.proxy.link.commands import ACK, APPEND, CHANGE_INVISIBLE, COMMANDS, NOTIFICATION, POP
-from tidemill.proxy.link.configuration import Configuration
-from tidemill.proxy.link.pending import Pending
-from tidemill.proxy.link.polls import Poll, Polls, Popped
-from tidemill.proxy.link.signs_of_life import SignsOfLife
+from tidemill.proxy.link.pending import PendingRequests
+from tidemill.proxy.link.pops import PopInFlight, PoppedBatch, PopsInFlight
 from tidemill.proxy.link.stream import SILENT_S, LinkStream
 from tidemill.transport.aio.channel import connected
 
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
-    from tidemill.proxy.link.commands import Appended, Command, Request, Result
+    from tidemill.proxy.link.commands import Appended, LinkCommand, Request, Result
     from tidemill.proxy.link.master_routes import MasterRoutes
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-CHANGES_TOLD_MAX = 20  # names in a debug line: the first configuration has all
+LOGGED_NAMES_MAX = 20  # names in a debug line: the first configuration has all
 ACK_BYTES = 200  # about what an ack that waits takes in memory
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"
 _NOT_SENT = "the broker took nothing in time; the request was not sent and has done nothing"
 _BY_REPLY_FIELD = {command.reply_field: command for command in COMMANDS}
 
 
-class LinkWatcher(Protocol):
+class LinkObserver(Protocol):
     """Who is told whether the broker can be asked."""
 
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         """Know that the broker can be asked, and what its configuration is."""
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """Know that it cannot; what was asked of it may be asked again."""
 
-    def released(self) -> None:
+    def on_released(self) -> None:
         """Know that the process is to stop: no poll may wait."""
 
 
@@ -84,13 +84,13 @@ class BrokerLink:
         self.address = address
         self.on_change: Callable[[], None] = lambda: None  # of the configuration
         self._is_debug = is_debug()
-        self.configuration = Configuration()
+        self.configuration = BrokerConfiguration()
         self.configured = asyncio.Event()  # set once the first configuration has been applied
         self._metrics = metrics
         self._stream = LinkStream(
-            address, receive=self._receive, lose=self._lose, connect=connect, routes=routes
+            address, receive=self._receive, on_end=self._close, connect=connect, routes=routes
         )
-        self.pending = Pending(
+        self.pending = PendingRequests(
             address,
             metrics,
             count_max=pending_max,
@@ -98,10 +98,12 @@ class BrokerLink:
             patience_ms=patience_ms,
             on_expired=self._expire,
         )
-        self._signs = SignsOfLife(clients_max=clients_max)
-        self.batching = Batching(self.pending, self._stream.write, self._signs)
-        self._polls = Polls(self.pending, self.batching)
-        self._watchers: list[LinkWatcher] = []  # one for each who polls: that is known at the start
+        self._reports = ClientReports(clients_max=clients_max)
+        self.batching = FrameBatcher(self.pending, self._stream.write, self._reports)
+        self._pops = PopsInFlight(self.pending, self.batching)
+        self._observers: list[
+            LinkObserver
+        ] = []  # one for each who polls: that is known at the start
 
     @property
     def is_connected(self) -> bool:
@@ -139,9 +141,9 @@ class BrokerLink:
             return LinkState("silent", unanswered_s, "connected, and its disk does not answer")
         return LinkState("up", 0.0, "")
 
-    def watch(self, watcher: LinkWatcher) -> None:
-        """Tell `watcher` from now on whether the broker can be asked."""
-        self._watchers.append(watcher)
+    def add_observer(self, observer: LinkObserver) -> None:
+        """Tell `observer` from now on whether the broker can be asked."""
+        self._observers.append(observer)
 
     async def run(self) -> None:
         """Keep the stream open until cancelled; while there is none, requests wait for it."""
@@ -152,7 +154,7 @@ class BrokerLink:
     # The methods below add the request to a frame at the call. Await their result at once.
 
     def ask(
-        self, command: Command[Request, Result], request: Request, *, timeout_ms: int
+        self, command: LinkCommand[Request, Result], request: Request, *, timeout_ms: int
     ) -> Coroutine[None, None, Result]:
         """Send one request, and return the result that the reply of the broker resolves to."""
         future: asyncio.Future[Result]
@@ -210,12 +212,12 @@ class BrokerLink:
         future: asyncio.Future[link_pb2.PopReply]
         request_id, future = self.pending.begin(POP, timeout_ms)
         request.request_id = request_id
-        if self._polls.are_released:
+        if self._pops.are_released:
             request.poll_duration_ms = 0
         row = request_id, request
         self.pending.repeatable[request_id] = (row,)
         self.batching.add(POP, row)
-        self._polls.began(request_id, request)
+        self._pops.add(request_id, request)
         return self._reply(request_id, future)
 
     async def _reply(self, request_id: int, future: asyncio.Future[Result]) -> Result:
@@ -223,8 +225,8 @@ class BrokerLink:
         try:
             return await future
         except (asyncio.CancelledError, BrokerTimeout):
-            if self._polls.is_under_way(request_id):
-                self._metrics.messages_returned += self._polls.withdraw(request_id, future)
+            if self._pops.is_in_flight(request_id):
+                self._metrics.messages_returned += self._pops.withdraw(request_id, future)
             else:
                 self.pending.forget(request_id)
                 self.batching.withdraw({request_id})
@@ -232,11 +234,11 @@ class BrokerLink:
         finally:
             # An error keeps its frames: the future that keeps the error may not be in one.
             del future
-            self._polls.ended(request_id)
+            self._pops.remove(request_id)
 
     def stop_pop(self, request_id: int) -> None:
         """Let a pop end empty at once: its caller has something better to do."""
-        self._polls.stop(request_id)
+        self._pops.stop(request_id)
 
     def notify(
         self, request: link_pb2.NotificationRequest, *, timeout_ms: int
@@ -249,49 +251,49 @@ class BrokerLink:
 
     def stop_notification(self, request_id: int) -> None:
         """Take a notification back; its future stays as it is."""
-        self._polls.stop_notification(request_id)
+        self._pops.stop_notification(request_id)
 
     def give_back(
         self,
         group_id: int,
         topic_id: int,
-        batches: Iterable[link_pb2.Batch | Popped],
+        batches: Iterable[link_pb2.Batch | PoppedBatch],
         *,
         skip: int = 0,
     ) -> None:
         """Make messages visible again soon, all but the first `skip`: nobody has got them."""
-        poll = Poll(group_id, topic_id)
-        self._metrics.messages_returned += self._polls.give_back(poll, batches, skip=skip)
+        poll = PopInFlight(group_id, topic_id)
+        self._metrics.messages_returned += self._pops.give_back(poll, batches, skip=skip)
 
-    def client_alive(self, client_id: str, now_ms: int) -> None:
+    def report_alive(self, client_id: str, now_ms: int) -> None:
         """Let the broker know, soon, that a consumer lives, by monotonic time."""
-        if self._signs.alive(client_id, now_ms):
-            self.batching.tell_signs()
+        if self._reports.add_alive(client_id, now_ms):
+            self.batching.send_reports()
 
-    def handed_over(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
+    def report_handovers(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
         """Let the broker know, soon, that a client has deliveries, by slot and identity."""
-        self._signs.handed_over(deliveries, now_ms)
-        self.batching.tell_signs()
+        self._reports.add_handovers(deliveries, now_ms)
+        self.batching.send_reports()
 
-    async def told(self) -> None:
+    async def wait_reported(self) -> None:
         """Wait until the broker knows what it is told of clients."""
-        await self.batching.told()
+        await self.batching.wait_reported()
 
-    def client_ended(self, client_id: str) -> None:
+    def report_ended(self, client_id: str) -> None:
         """Let the broker know that a consumer has ended."""
-        self._signs.ended(client_id)
-        self.batching.tell_signs()
+        self._reports.add_ended(client_id)
+        self.batching.send_reports()
 
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
-        self._polls.release()
-        for watcher in self._watchers:
-            watcher.released()
+        self._pops.release()
+        for observer in self._observers:
+            observer.on_released()
 
     def _expire(self, request_ids: Collection[int]) -> None:
         unsent = self.batching.withdraw(set(request_ids))
         for request_id in request_ids:
-            never_left = request_id in unsent and not self.pending.has_left(request_id)
+            never_left = request_id in unsent and not self.pending.was_sent(request_id)
             outcome = _NOT_SENT if never_left else _UNKNOWN
             self.pending.fail(request_id, BrokerTimeout(outcome), result="timeout")
 
@@ -302,30 +304,30 @@ class BrokerLink:
         if reply.HasField("config"):
             self._configure(reply.config)
         if reply.answered_sequence:
-            self.batching.answered(reply.answered_sequence)
+            self.batching.mark_answered(reply.answered_sequence)
         for field, replies in reply.ListFields():
             command = _BY_REPLY_FIELD.get(field.name)
             if command is not None:
                 unclaimed = self.pending.resolve(command, command.unpack(replies))
                 if command is POP:
                     for _, pop in unclaimed:
-                        self._metrics.messages_returned += self._polls.unclaimed(pop)
+                        self._metrics.messages_returned += self._pops.give_back_unclaimed(pop)
                 elif command is CHANGE_INVISIBLE:
-                    self._polls.returned([request_id for request_id, _ in unclaimed])
+                    self._pops.forget_returns([request_id for request_id, _ in unclaimed])
         for failure in reply.failures:
-            self._polls.refused(failure.request_id)
+            self._pops.forget_rejected(failure.request_id)
             self.pending.fail(failure.request_id, _error_of(failure))
 
-    def _tell(self, config: link_pb2.ConfigUpdate) -> None:
+    def _log_change(self, config: link_pb2.ConfigUpdate) -> None:
         """Write the debug line of a change."""
         log.debug(
             "configuration changed",
-            topics=[topic.name for topic in config.topics[:CHANGES_TOLD_MAX]],
-            groups=[group.name for group in config.groups[:CHANGES_TOLD_MAX]],
+            topics=[topic.name for topic in config.topics[:LOGGED_NAMES_MAX]],
+            groups=[group.name for group in config.groups[:LOGGED_NAMES_MAX]],
             topic_count=len(config.topics),
             group_count=len(config.groups),
-            deleted_topic_ids=list(config.deleted_topic_ids[:CHANGES_TOLD_MAX]),
-            deleted_group_ids=list(config.deleted_group_ids[:CHANGES_TOLD_MAX]),
+            deleted_topic_ids=list(config.deleted_topic_ids[:LOGGED_NAMES_MAX]),
+            deleted_group_ids=list(config.deleted_group_ids[:LOGGED_NAMES_MAX]),
         )
 
     def _configure(self, config: link_pb2.ConfigUpdate) -> None:
@@ -333,14 +335,14 @@ class BrokerLink:
         self.configuration.apply(config)
         self.pending.broker = self.configuration.broker_name
         if self._is_debug:
-            self._tell(config)
+            self._log_change(config)
         if config.is_complete:
             if known_secret not in {b"", self.configuration.handle_secret}:
                 self.pending.fail_all("another store has taken the broker's place")
                 self.batching.clear()
-                self._polls.clear()
-                self._signs.forget_deliveries()
-            self._polls.shorten()
+                self._pops.clear()
+                self._reports.forget_deliveries()
+            self._pops.shorten_waits()
             self.pending.open()
             self.batching.open()
             self.configured.set()
@@ -351,26 +353,26 @@ class BrokerLink:
                 topics=len(config.topics),
                 groups=len(config.groups),
             )
-            for watcher in self._watchers:
-                watcher.connected()
+            for observer in self._observers:
+                observer.on_connected()
         self.on_change()
 
-    def _lose(self, reason: str) -> bool:
+    def _close(self, reason: str) -> bool:
         """Keep what can wait, fail the rest, and say whether there had been a connection."""
         was_connected = self.is_connected
         if was_connected:
             log.warning(
                 "broker lost", address=self.address, reason=reason, pending=len(self.pending)
             )
-        self._polls.lose()
+        self._pops.close()
         for request_id in self.batching.withdraw(self.pending.movable):
             self.pending.fail(request_id, BrokerUnreachable(_NOT_SENT))
-        unsent = self.batching.lose()
-        again = self.pending.lose(unsent, silent_since_s=self._stream.heard_at_s)
-        self.batching.add_again([*again, (CHANGE_INVISIBLE, self._polls.not_returned(unsent))])
+        unsent = self.batching.close()
+        again = self.pending.close(unsent, silent_since_s=self._stream.heard_at_s)
+        self.batching.add_again([*again, (CHANGE_INVISIBLE, self._pops.unanswered_returns(unsent))])
         if was_connected:
-            for watcher in self._watchers:
-                watcher.lost()
+            for observer in self._observers:
+                observer.on_lost()
         return was_connected
 
 

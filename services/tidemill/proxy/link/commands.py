@@ -19,7 +19,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 FRAME_BYTES = 8 << 20  # of all requests in it: a stall of some ms, far below what the broker takes
 ROW_BYTES = 64  # at most, of what stands beside a blob, or is an ack
-ACKS_A_FRAME_MAX = 4_096  # and the rest of the last request: some 20 ms of the broker's time
+ACKS_PER_FRAME_MAX = 4_096  # and the rest of the last request: some 20 ms of the broker's time
 
 # What became of an append: its queue offset and 0, or its timer id and when it will be delivered.
 # A plain tuple, since every send makes one.
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 # Rows are keys of dictionaries, and there is one of each: they are compared by identity.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Command(Generic[Request, Result]):
+class LinkCommand(Generic[Request, Result]):
     """One kind of request."""
 
     name: str  # under which it is counted
@@ -74,13 +74,13 @@ def _asked(
     *,
     when_lost: str,
     may_repeat: bool = False,
-) -> Command[Request, Result]:
+) -> LinkCommand[Request, Result]:
     """Return a command whose requests are messages of their own."""
 
     def pack(frame: pb.RequestFrame, rows: Sequence[Row]) -> None:
         getattr(frame, request_field).extend([message for _, message in rows])
 
-    return Command(
+    return LinkCommand(
         name=name,
         request_field=request_field,
         reply_field=reply_field,
@@ -170,7 +170,7 @@ def _acks_of_both(results: list[int]) -> list[int]:
 
 
 def _cut_acks(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
-    end = min(ACKS_A_FRAME_MAX, room_bytes // ROW_BYTES, len(rows))
+    end = min(ACKS_PER_FRAME_MAX, room_bytes // ROW_BYTES, len(rows))
     # Those of one request travel together.
     while 0 < end < len(rows) and rows[end][0] == rows[end - 1][0]:
         end += 1
@@ -182,7 +182,7 @@ def _cut_acks(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
 _UNKNOWN: Final = "the outcome is unknown"
 _HARMLESS: Final = f"{_UNKNOWN}, and asking again does no harm"
 
-APPEND: Final[Command[Any, Appended]] = Command(
+APPEND: Final[LinkCommand[Any, Appended]] = LinkCommand(
     name="append",
     request_field="appends",
     reply_field="appends",
@@ -192,7 +192,7 @@ APPEND: Final[Command[Any, Appended]] = Command(
     cut=_cut_appends,
     weight=1,
 )
-ACK: Final[Command[Any, list[int]]] = Command(
+ACK: Final[LinkCommand[Any, list[int]]] = LinkCommand(
     name="ack",
     request_field="acks",
     reply_field="acks",
@@ -260,7 +260,7 @@ NOTIFICATION: Final = _asked(
     when_lost="it took nothing, and is asked again",
 )
 
-COMMANDS: Final[Collection[Command[Any, Any]]] = (
+COMMANDS: Final[Collection[LinkCommand[Any, Any]]] = (
     APPEND,
     ACK,
     POP,

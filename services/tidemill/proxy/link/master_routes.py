@@ -65,7 +65,7 @@ class MasterRoutes:
             with contextlib.suppress(OSError, ValueError):
                 self.masters.load(from_text(cluster, file.read_text("utf-8")))
 
-    def watch(self, address: str, moved: Callable[[], None]) -> None:
+    def notify_of_move(self, address: str, moved: Callable[[], None]) -> None:
         """Call `moved` when the master of the group at `address` is another one."""
         self._moved[address] = moved
 
@@ -78,7 +78,9 @@ class MasterRoutes:
             watches = [
                 tasks.create_task(self._follow(each), name=f"routes of {each}") for each in followed
             ]
-            watches.append(tasks.create_task(self._report_again(), name="unreachable masters"))
+            watches.append(
+                tasks.create_task(self._report_unreachable(), name="unreachable masters")
+            )
             yield
             for watch in watches:
                 watch.cancel()
@@ -94,7 +96,7 @@ class MasterRoutes:
                     timeout_s=CONNECT_TIMEOUT_S,
                 ) as channel:
                     told: set[str] = set()  # the groups that this controller knows, on this stream
-                    stream = channel.open(WATCH_ROUTES, functools.partial(self._hear, told))
+                    stream = channel.open(WATCH_ROUTES, functools.partial(self._apply_update, told))
                     self._channels[address] = channel
                     try:
                         stream.write(request)
@@ -106,20 +108,20 @@ class MasterRoutes:
                 log.debug("a controller is away", controller=address, reason=error.message)
             await asyncio.sleep(RECONNECT_S * random.uniform(0.75, 1.25))
 
-    async def _report_again(self) -> None:
+    async def _report_unreachable(self) -> None:
         """Tell controllers of masters that cannot be reached from here, as long as that lasts."""
         while True:
             await asyncio.sleep(REPORT_S)
             for report in self._unreachable(time.monotonic()):
                 for address, channel in list(self._channels.items()):
                     try:
-                        await self._say(channel, report)
+                        await self._report(channel, report)
                     except (RpcError, TimeoutError) as error:
                         log.debug("a controller hears nothing", controller=address, reason=error)
 
     def _unreachable(self, now_s: float) -> list[wire.ReportUnreachableRequest]:
         """Return what is to be told."""
-        cut_off = self.masters.cut_off()
+        cut_off = self.masters.unreachable()
         lost = {(name, one.master) for name, one in cut_off.items()}
         self._lost_at_s = {key: self._lost_at_s.get(key, now_s) for key in lost}
         return [
@@ -133,7 +135,7 @@ class MasterRoutes:
             for name, one in sorted(cut_off.items())
         ]
 
-    async def _say(self, channel: OpenChannel, report: wire.ReportUnreachableRequest) -> None:
+    async def _report(self, channel: OpenChannel, report: wire.ReportUnreachableRequest) -> None:
         """Tell one controller. Raises RpcError, TimeoutError."""
         stream = channel.open(REPORT_UNREACHABLE, lambda _done: None)
         try:
@@ -143,7 +145,7 @@ class MasterRoutes:
         finally:
             stream.cancel()
 
-    def _hear(self, told: set[str], message: bytes) -> None:
+    def _apply_update(self, told: set[str], message: bytes) -> None:
         try:
             update = wire.RouteUpdate.FromString(message)
         except DecodeError:

@@ -34,7 +34,7 @@ KEPT: Final = -1
 NOTHING: Final = -2
 
 
-class Route(NamedTuple):
+class MasterRoute(NamedTuple):
     """What is known of a group."""
 
     version: int
@@ -43,7 +43,7 @@ class Route(NamedTuple):
     epoch: int = 0
 
 
-class CutOff(NamedTuple):
+class UnreachableMaster(NamedTuple):
     """A master that cannot be reached."""
 
     master: str
@@ -51,7 +51,7 @@ class CutOff(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Place:
+class _GroupState:
     """One address that a link is kept to, and whom that means."""
 
     address: str
@@ -66,7 +66,7 @@ class _Place:
     refused_by: str = ""  # who was dialled last, and has answered that it is not the master
     answering: set[str] = field(default_factory=set)  # others, since then
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         if self.lost != self.master:
             self.lost, self.answering = self.master, set()
 
@@ -79,34 +79,36 @@ class Masters:
     """All groups of which anything is known."""
 
     def __init__(self) -> None:
-        self._places: dict[str, _Place] = {}
-        self._routes: dict[str, Route] = {}
+        self._groups: dict[str, _GroupState] = {}
+        self._routes: dict[str, MasterRoute] = {}
 
     @property
-    def routes(self) -> Mapping[str, Route]:
+    def routes(self) -> Mapping[str, MasterRoute]:
         """What controllers have told, by group."""
         return self._routes
 
     def dial(self, address: str) -> str:
         """Return whom to dial for the group that has a replica at `address`."""
-        place = self._place(address)
-        if place.master and not place.is_doubtful:
-            return place.master
-        candidates = place.candidates()
-        place.turn += 1
-        return candidates[place.turn % len(candidates)]
+        group = self._group(address)
+        if group.master and not group.is_doubtful:
+            return group.master
+        candidates = group.candidates()
+        group.turn += 1
+        return candidates[group.turn % len(candidates)]
 
     def master_of(self, address: str) -> str:
         """Return who is believed to be the master; empty: nobody knows."""
-        place = self._place(address)
-        return "" if place.is_doubtful else place.master
+        group = self._group(address)
+        return "" if group.is_doubtful else group.master
 
     def learn(self, name: str, view: ReplicationView) -> list[str]:
         """Take what a controller says of a group; return the addresses whose master has moved."""
         master = "" if view.master is None else view.address_of(view.master.replica_id)
-        return self.take(name, view.version, master, [at for _, at in view.addresses], view.epoch)
+        return self.update_route(
+            name, view.version, master, [at for _, at in view.addresses], view.epoch
+        )
 
-    def take(
+    def update_route(
         self, name: str, version: int, master: str, addresses: list[str], epoch: int = 0
     ) -> list[str]:
         """Do the same with what is said of a view."""
@@ -116,122 +118,122 @@ class Masters:
         # Those that are there now come first.
         before = () if known is None else known.addresses
         all_addresses = tuple(dict.fromkeys([*addresses, *before]))[:ADDRESSES_MAX]
-        self._routes[name] = Route(version, master, all_addresses, epoch)
+        self._routes[name] = MasterRoute(version, master, all_addresses, epoch)
         return [
-            place.address
-            for place in self._places.values()
-            if place.address in all_addresses and self._update(place, self._routes[name])
+            group.address
+            for group in self._groups.values()
+            if group.address in all_addresses and self._apply_route(group, self._routes[name])
         ]
 
     def forget(self, name: str) -> None:
         """Hear that there is no such group any more: one that is made anew begins with epoch 1."""
         route = self._routes.pop(name, None)
-        for place in self._places.values():
-            if route is not None and place.address in route.addresses:
-                place.version, place.epoch, place.lost = NOTHING, 0, ""
+        for group in self._groups.values():
+            if route is not None and group.address in route.addresses:
+                group.version, group.epoch, group.lost = NOTHING, 0, ""
 
-    def refused(
+    def note_rejection(
         self, address: str, dialled: str, *, version: int, master: str, epoch: int = 0
     ) -> None:
         """Hear of who was dialled that it is not the master, but who is, as far as it knows."""
-        place = self._place(address)
-        place.refused_by = dialled
-        if version < place.version and dialled == place.master and place.late < LATE_MAX:
-            place.late += 1
+        group = self._group(address)
+        group.refused_by = dialled
+        if version < group.version and dialled == group.master and group.late < LATE_MAX:
+            group.late += 1
             return
-        place.late = 0
-        if version > place.version:
-            place.version, place.master, place.epoch = version, master, epoch
-        if place.master != place.lost or dialled == place.lost:
-            place.lost = ""
-        elif len(place.answering) < ADDRESSES_MAX:
-            place.answering.add(dialled)
-        place.is_doubtful = not place.master or place.master == dialled
-        if place.master and place.master not in place.others:
-            place.others = [place.master, *place.others][:ADDRESSES_MAX]
+        group.late = 0
+        if version > group.version:
+            group.version, group.master, group.epoch = version, master, epoch
+        if group.master != group.lost or dialled == group.lost:
+            group.lost = ""
+        elif len(group.answering) < ADDRESSES_MAX:
+            group.answering.add(dialled)
+        group.is_doubtful = not group.master or group.master == dialled
+        if group.master and group.master not in group.others:
+            group.others = [group.master, *group.others][:ADDRESSES_MAX]
 
-    def failed(self, address: str, dialled: str) -> None:
+    def note_failure(self, address: str, dialled: str) -> None:
         """Hear that nobody served who was dialled."""
-        place = self._place(address)
-        if dialled == place.master:
-            place.is_doubtful = True
-            if dialled != place.refused_by:
-                place.lose()
-        place.refused_by = ""
+        group = self._group(address)
+        if dialled == group.master:
+            group.is_doubtful = True
+            if dialled != group.refused_by:
+                group.mark_lost()
+        group.refused_by = ""
 
-    def silent(self, address: str, dialled: str) -> None:
+    def note_silence(self, address: str, dialled: str) -> None:
         """Hear that who was dialled says nothing, on a stream that may go on all the same."""
-        place = self._place(address)
-        if dialled == place.master:
-            place.lose()
+        group = self._group(address)
+        if dialled == group.master:
+            group.mark_lost()
 
-    def heard(self, address: str, dialled: str) -> None:
+    def note_recovery(self, address: str, dialled: str) -> None:
         """Hear that the stream of who was silent goes on."""
-        place = self._place(address)
-        if dialled == place.lost:
-            place.lost = ""
+        group = self._group(address)
+        if dialled == group.lost:
+            group.lost = ""
 
-    def unasked(self, address: str) -> list[str]:
+    def unprobed(self, address: str) -> list[str]:
         """Return the other replicas that have not answered since the master was lost."""
-        place = self._place(address)
-        if not place.lost:
+        group = self._group(address)
+        if not group.lost:
             return []
-        return [one for one in place.others if one not in {place.lost, *place.answering}]
+        return [one for one in group.others if one not in {group.lost, *group.answering}]
 
-    def answered(self, address: str, other: str) -> None:
+    def note_answer(self, address: str, other: str) -> None:
         """Hear that another replica has answered, while the master is lost."""
-        place = self._place(address)
-        if place.lost not in {"", other}:
-            place.answering.add(other)
+        group = self._group(address)
+        if group.lost not in {"", other}:
+            group.answering.add(other)
 
-    def served(self, address: str, dialled: str, *, epoch: int = 0) -> bool:
+    def accept_master(self, address: str, dialled: str, *, epoch: int = 0) -> bool:
         """Hear that who was dialled serves as the master of `epoch`; whether it is believed.
 
         Whoever has said otherwise, but not where a later epoch is known: it was deposed, and has
         not heard of it (F-22). Of epoch 0 is a broker that has no replicas.
         """
-        place = self._place(address)
-        if 0 < epoch < place.epoch:
+        group = self._group(address)
+        if 0 < epoch < group.epoch:
             return False
-        place.master, place.is_doubtful, place.lost, place.late = dialled, False, "", 0
-        place.epoch = max(place.epoch, epoch)
+        group.master, group.is_doubtful, group.lost, group.late = dialled, False, "", 0
+        group.epoch = max(group.epoch, epoch)
         return True
 
-    def cut_off(self) -> dict[str, CutOff]:
+    def unreachable(self) -> dict[str, UnreachableMaster]:
         """Return the groups whose master cannot be reached from here, though nobody replaces it."""
         found = {}
         for name, route in self._routes.items():
-            for place in self._places.values():
-                if place.lost and place.lost == route.master and place.address in route.addresses:
-                    found[name] = CutOff(place.lost, frozenset(place.answering))
+            for group in self._groups.values():
+                if group.lost and group.lost == route.master and group.address in route.addresses:
+                    found[name] = UnreachableMaster(group.lost, frozenset(group.answering))
         return found
 
-    def _place(self, address: str) -> _Place:
-        place = self._places.get(address)
-        if place is None:
-            place = self._places[address] = _Place(address)
+    def _group(self, address: str) -> _GroupState:
+        group = self._groups.get(address)
+        if group is None:
+            group = self._groups[address] = _GroupState(address)
             for route in self._routes.values():
                 if address in route.addresses:
-                    self._update(place, route)
-        return place
+                    self._apply_route(group, route)
+        return group
 
-    def _update(self, place: _Place, route: Route) -> bool:
+    def _apply_route(self, group: _GroupState, route: MasterRoute) -> bool:
         """Take a route; whether the master is another one."""
-        place.others = list(route.addresses)
-        if route.version <= place.version:
+        group.others = list(route.addresses)
+        if route.version <= group.version:
             return False
-        has_moved = route.master not in {"", place.master}
-        place.version, place.is_doubtful = route.version, not route.master
-        place.epoch, place.late = max(place.epoch, route.epoch), 0
-        place.master = route.master or place.master
+        has_moved = route.master not in {"", group.master}
+        group.version, group.is_doubtful = route.version, not route.master
+        group.epoch, group.late = max(group.epoch, route.epoch), 0
+        group.master = route.master or group.master
         return has_moved
 
     # ------------------------------------------------------------ kept on disk
 
-    def load(self, routes: Mapping[str, Route]) -> None:
+    def load(self, routes: Mapping[str, MasterRoute]) -> None:
         """Take routes that were kept by an earlier run: whatever is said now counts for more.
 
         Their epochs do not: where records were lost since, nobody would be believed.
         """
         for name, route in routes.items():
-            self.take(name, KEPT, route.master, list(route.addresses))
+            self.update_route(name, KEPT, route.master, list(route.addresses))

@@ -13,22 +13,22 @@ from tidemill.common.errors import BrokerUnreachable, Overloaded
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
-    from tidemill.proxy.link.commands import Command, Row
+    from tidemill.proxy.link.commands import LinkCommand, Row
     from tidemill.proxy.metrics import ProxyMetrics
 
 
-class Waiting(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request whose reply is awaited."""
 
-    command: Command[Any, Any]
+    command: LinkCommand[Any, Any]
     future: asyncio.Future[Any]
     started_s: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
     size_bytes: int
-    has_left: bool = False  # on a stream that is lost, and is asked again
+    was_sent: bool = False  # on a stream that is lost, and is asked again
 
 
 @final
-class Pending:
+class PendingRequests:
     """Requests under way on one link, bounded in number and in bytes.
 
     They are taken while there is no stream as well, and leave when there is one: a broker that
@@ -62,7 +62,7 @@ class Pending:
         self._metrics = metrics
         self._on_expired = on_expired
         self.broker = ""  # its name, once it has told
-        self._waiting: dict[int, Waiting] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._request_id = 0
         self._loop = asyncio.get_running_loop()
         # Nothing is discarded: all deadlines are near, and most requests end in milliseconds.
@@ -70,7 +70,7 @@ class Pending:
 
     def __len__(self) -> int:
         """Return how many requests are under way."""
-        return len(self._waiting)
+        return len(self._requests)
 
     def new_id(self) -> int:
         """Return the id of a request that nobody waits for."""
@@ -78,7 +78,7 @@ class Pending:
         return self._request_id
 
     def begin(
-        self, command: Command[Any, Any], timeout_ms: int, size_bytes: int = 0
+        self, command: LinkCommand[Any, Any], timeout_ms: int, size_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Any]]:
         """Return the id of a request, and what its reply will be put into.
 
@@ -87,7 +87,7 @@ class Pending:
         """
         if not self.is_open and self.is_given_up:
             raise BrokerUnreachable(f"there is no connection to the broker at {self._address}")
-        waiting = self._waiting
+        waiting = self._requests
         if len(waiting) >= self.count_max or self.bytes + size_bytes > self.bytes_max:
             self._metrics.throttled += 1
             raise Overloaded(
@@ -97,7 +97,7 @@ class Pending:
         self._request_id = request_id = self._request_id + 1
         future: asyncio.Future[Any] = self._loop.create_future()
         self._deadlines.add(request_id, timeout_ms / 1000)
-        waiting[request_id] = Waiting(command, future, time.monotonic(), size_bytes)
+        waiting[request_id] = PendingRequest(command, future, time.monotonic(), size_bytes)
         self.bytes += size_bytes
         return request_id, future
 
@@ -110,19 +110,19 @@ class Pending:
         """Return for how long there has been no stream."""
         return 0.0 if self.is_open else time.monotonic() - self.closed_at_s
 
-    def has_left(self, request_id: int) -> bool:
+    def was_sent(self, request_id: int) -> bool:
         """Whether a request has left once, on a stream that was lost."""
-        return self._waiting[request_id].has_left
+        return self._requests[request_id].was_sent
 
     def waited_ms(self, request_id: int) -> int:
         """Return how long a request has been under way."""
-        return int((time.monotonic() - self._waiting[request_id].started_s) * 1000)
+        return int((time.monotonic() - self._requests[request_id].started_s) * 1000)
 
     def resolve(
-        self, command: Command[Any, Any], results: Iterable[tuple[int, Any]]
+        self, command: LinkCommand[Any, Any], results: Iterable[tuple[int, Any]]
     ) -> list[tuple[int, Any]]:
         """Hand results to who waits for them; return those of requests that nobody waits for."""
-        waiting, now_s = self._waiting, time.monotonic()
+        waiting, now_s = self._requests, time.monotonic()
         repeatable, movable = self.repeatable, self.movable
         label, observe = (self.broker, command.name, "success"), self._metrics.backend.observe
         unclaimed = []
@@ -137,7 +137,7 @@ class Pending:
             observe(label, (now_s - request.started_s) * 1000)
             if request.future.done():
                 unclaimed.append((request_id, result))
-            elif request.has_left and request.command.when_repeated is not None:
+            elif request.was_sent and request.command.when_repeated is not None:
                 request.future.set_result(request.command.when_repeated(result))
             else:
                 request.future.set_result(result)
@@ -154,9 +154,9 @@ class Pending:
             if not request.future.done():
                 request.future.set_exception(error)
 
-    def forget(self, request_id: int) -> Waiting | None:
+    def forget(self, request_id: int) -> PendingRequest | None:
         """Let a request go without a result; return it if it was under way."""
-        request = self._waiting.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
         self.repeatable.pop(request_id, None)
         self.movable.discard(request_id)
         if request is not None:
@@ -167,9 +167,9 @@ class Pending:
         """Know that there is a stream."""
         self.is_open = True
 
-    def lose(
+    def close(
         self, unsent: AbstractSet[int], *, silent_since_s: float
-    ) -> list[tuple[Command[Any, Any], Sequence[Row]]]:
+    ) -> list[tuple[LinkCommand[Any, Any], Sequence[Row]]]:
         """Know that the stream is lost; return what is to be asked again on the next one.
 
         All that had left fails, but for what may be asked again; what is `unsent` waits on.
@@ -178,13 +178,13 @@ class Pending:
             # One that hung was away long before it was given up.
             self.is_open, self.closed_at_s = False, silent_since_s
         again = []
-        for request_id, request in list(self._waiting.items()):
+        for request_id, request in list(self._requests.items()):
             if request_id in unsent:
                 continue
             if request.future.cancelled():
                 self.forget(request_id)
             elif request_id in self.repeatable:
-                self._waiting[request_id] = request._replace(has_left=True)
+                self._requests[request_id] = request._replace(was_sent=True)
                 again.append((request.command, self.repeatable[request_id]))
             else:
                 reason = f"the connection to the broker was lost; {request.command.when_lost}"
@@ -193,10 +193,10 @@ class Pending:
 
     def fail_all(self, reason: str) -> None:
         """End every request: who could answer is gone for good."""
-        for request_id in list(self._waiting):
+        for request_id in list(self._requests):
             self.fail(request_id, BrokerUnreachable(reason))
 
     def _expire(self, request_ids: Iterable[int]) -> None:
-        waiting = self._waiting
+        waiting = self._requests
         if expired := [request_id for request_id in request_ids if request_id in waiting]:
             self._on_expired(expired)

@@ -11,26 +11,26 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tidemill.proxy.link.masters import Route
+from tidemill.proxy.link.masters import MasterRoute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def to_text(cluster: str, routes: Mapping[str, Route]) -> str:
+def to_text(cluster: str, routes: Mapping[str, MasterRoute]) -> str:
     """Return the routes of a cluster."""
     groups = {name: route._asdict() for name, route in routes.items()}
     return json.dumps({"cluster": cluster, "groups": groups})
 
 
-def from_text(cluster: str, text: str) -> dict[str, Route]:
+def from_text(cluster: str, text: str) -> dict[str, MasterRoute]:
     """Return what `to_text` was given; nothing of another cluster, or of what makes no sense."""
     try:
         found = json.loads(text)
         if found["cluster"] != cluster:
             return {}
         return {
-            str(name): Route(
+            str(name): MasterRoute(
                 int(one["version"]), str(one["master"]), tuple(map(str, one["addresses"]))
             )
             for name, one in found["groups"].items()

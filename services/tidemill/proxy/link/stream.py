@@ -36,7 +36,7 @@ CONNECT_TIMEOUT_S = 2.0
 # A ping leaves after one second of silence, at the next look of each second: what answers was heard
 # less than this ago.
 SILENT_S: Final = 2.5
-LOOK_ROUND_S: Final = 0.5  # between two looks at who else answers
+PROBE_PERIOD_S: Final = 0.5  # between two looks at who else answers
 PROBE_TIMEOUT_S: Final = 1.0
 PROBE_BYTES_MAX: Final = 64 << 10
 PROBE: Final = "/grpc.health.v1.Health/Check"
@@ -66,7 +66,7 @@ class LinkStream:
         address: str,
         *,
         receive: Callable[[link_pb2.ReplyFrame], None],
-        lose: Callable[[str], bool],
+        on_end: Callable[[str], bool],
         connect: Connector = connected,
         routes: MasterRoutes | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class LinkStream:
         """
         self._address = address
         self._receive = receive
-        self._lose = lose
+        self._on_end = on_end
         self._connect_to = connect
         self._routes = routes
         self._dialled = address  # who of the broker group at `address`
@@ -85,7 +85,7 @@ class LinkStream:
         # Connections to who is master no more, and to who was asked instead.
         self._closing: set[asyncio.Task[str] | asyncio.Task[None]] = set()
         if routes is not None:
-            routes.watch(address, self._moved.set)
+            routes.notify_of_move(address, self._moved.set)
         self._process_id = os.urandom(PROCESS_ID_BYTES)
         self._stream_number = 0
         self._channel: OpenChannel | None = None
@@ -114,7 +114,7 @@ class LinkStream:
         while True:
             reason = self.reason = await self._attempt()
             now_s = time.monotonic()
-            if self._lose(reason):
+            if self._on_end(reason):
                 attempt, warn_at_s, self._hops = 0, now_s + WAITING_WARN_FIRST_S, 0
             else:
                 attempt += 1
@@ -131,7 +131,7 @@ class LinkStream:
 
     def _note_failure(self) -> None:
         if self._routes is not None:
-            self._routes.masters.failed(self._address, self._dialled)
+            self._routes.masters.note_failure(self._address, self._dialled)
 
     def _may_hop(self) -> bool:
         """Whether another replica is known to be the master, which is dialled without a pause."""
@@ -151,7 +151,7 @@ class LinkStream:
         self._dialled = masters.dial(self._address)
         connecting = asyncio.create_task(self._connect(), name=f"stream to {self._dialled}")
         moved = asyncio.create_task(self._moved.wait(), name="moved")
-        looking = asyncio.create_task(self._look_round(masters), name="who answers instead")
+        looking = asyncio.create_task(self._probe_replicas(masters), name="who answers instead")
         try:
             await asyncio.wait((connecting, moved, looking), return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
@@ -160,38 +160,38 @@ class LinkStream:
                 looking.result()
         finally:
             moved.cancel()
-            self._let_end(connecting)
-            self._let_end(looking)
+            self._end_later(connecting)
+            self._end_later(looking)
         await asyncio.sleep(0)  # The stream's own end comes first.
         return "another replica is the master"
 
-    def _let_end(self, task: asyncio.Task[str] | asyncio.Task[None]) -> None:
+    def _end_later(self, task: asyncio.Task[str] | asyncio.Task[None]) -> None:
         """End what has connections. Last words are not waited for: who hears them may be still."""
         if not task.done():
             task.cancel()
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    async def _look_round(self, masters: Masters) -> None:
+    async def _probe_replicas(self, masters: Masters) -> None:
         """While the master is connected and says nothing, ask the other replicas for an answer.
 
         Its stream stays, as it does for a machine that pauses; but controllers are to hear of it.
         """
         silent: OpenChannel | None = None
         while True:
-            await asyncio.sleep(LOOK_ROUND_S)
+            await asyncio.sleep(PROBE_PERIOD_S)
             channel = self._channel
             if channel is None:
                 continue
             if self.silent_s() > SILENT_S:
                 silent = channel
-                masters.silent(self._address, self._dialled)
+                masters.note_silence(self._address, self._dialled)
                 async with asyncio.TaskGroup() as probes:
-                    for other in masters.unasked(self._address):
+                    for other in masters.unprobed(self._address):
                         probes.create_task(self._probe(other, masters), name=f"probe {other}")
             elif channel is silent:
                 silent = None
-                masters.heard(self._address, self._dialled)
+                masters.note_recovery(self._address, self._dialled)
 
     async def _probe(self, other: str, masters: Masters) -> None:
         with contextlib.suppress(RpcError, TimeoutError):
@@ -202,7 +202,7 @@ class LinkStream:
                 asyncio.timeout(PROBE_TIMEOUT_S),
             ):
                 await call_unary(channel, PROBE, b"")
-                masters.answered(self._address, other)
+                masters.note_answer(self._address, other)
 
     async def _connect(self) -> str:
         """Open a stream and return why it has ended, or could not be opened."""
@@ -242,21 +242,21 @@ class LinkStream:
                 self._stream.fail(RpcError(RpcCode.INTERNAL, "the broker sent what is no frame"))
             return
         if frame.HasField("not_master"):
-            self._refused(frame.not_master)
+            self._note_rejection(frame.not_master)
             return
         if self._routes is not None and frame.HasField("config"):
             masters = self._routes.masters
-            if not masters.served(self._address, self._dialled, epoch=frame.epoch):
+            if not masters.accept_master(self._address, self._dialled, epoch=frame.epoch):
                 if self._stream is not None:
                     reason = f"{self._dialled} was the master of its broker group"
                     self._stream.fail(RpcError(RpcCode.UNAVAILABLE, reason))
                 return
         self._receive(frame)
 
-    def _refused(self, said: link_pb2.NotMaster) -> None:
+    def _note_rejection(self, said: link_pb2.NotMaster) -> None:
         """Hear that this replica is not the master; the next attempt is with who is."""
         if self._routes is not None:
-            self._routes.masters.refused(
+            self._routes.masters.note_rejection(
                 self._address,
                 self._dialled,
                 version=said.version,

@@ -21,7 +21,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
-    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
     from tidemill.proxy.link import BrokerLink
 
 # Time after the poll duration until a notification without answer fails.
@@ -51,16 +51,16 @@ class PollTarget(NamedTuple):
 class PollingShell:
     """The polls of this proxy at several brokers."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, *, pop_timeout_ms: int) -> None:
+    def __init__(self, cluster: BrokerCluster, clock: Clock, *, pop_timeout_ms: int) -> None:
         """Use `pop_timeout_ms` as the timeout of pops that do not wait."""
         self._cluster = cluster
-        cluster.watch(self._refresh)
+        cluster.add_listener(self._refresh)
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=random.random)
         self.pop_timeout_ms = pop_timeout_ms
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._brokers: dict[Broker, BrokerGroup] = {}
+        self._brokers: dict[Broker, LinkedGroup] = {}
         self._receives: dict[ReceivePoll, MultiBrokerReceive] = {}
         self._directs: set[SingleBrokerReceive] = set()
         self._asked: dict[HintWatch, _PendingNotification] = {}
@@ -74,7 +74,7 @@ class PollingShell:
     def begin(
         self,
         target: PollTarget,
-        brokers: Sequence[BrokerGroup],
+        brokers: Sequence[LinkedGroup],
         pop: link_pb2.PopRequest,
         *,
         timeout_ms: int,
@@ -110,7 +110,7 @@ class PollingShell:
         """End a receive at the only broker group."""
         self._directs.discard(direct)
 
-    def broker(self, name: Broker) -> BrokerGroup:
+    def broker(self, name: Broker) -> LinkedGroup:
         """Return the broker group of a step."""
         return self._brokers[name]
 
@@ -125,11 +125,11 @@ class PollingShell:
         self.polling.release(self.now_ms())
         self.carry_out()
 
-    def _register(self, broker: BrokerGroup) -> Broker:
+    def _register(self, broker: LinkedGroup) -> Broker:
         name = broker.name
         if self._brokers.get(name) is not broker:
             self._brokers[name] = broker
-            broker.link.watch(_LinkObserver(self, name, broker))
+            broker.link.add_observer(_LinkObserver(self, name, broker))
             if broker.link.is_connected:
                 self.polling.reconnected(name, self.now_ms())
             else:
@@ -346,7 +346,7 @@ class SingleBrokerReceive:
 class _LinkObserver:
     """Observer of one link for the polls."""
 
-    def __init__(self, shell: PollingShell, name: Broker, broker: BrokerGroup) -> None:
+    def __init__(self, shell: PollingShell, name: Broker, broker: LinkedGroup) -> None:
         self._shell = shell
         self._name = name
         self._broker = broker
@@ -356,15 +356,15 @@ class _LinkObserver:
         """Whether another broker group at another address has this name now."""
         return self._shell.broker(self._name) is not self._broker
 
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         if not self._is_replaced:
             self._shell.polling.reconnected(self._name, self._shell.now_ms())
             self._shell.carry_out()
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         if not self._is_replaced:
             self._shell.polling.lost(self._name, self._shell.now_ms())
             self._shell.carry_out()
 
-    def released(self) -> None:
+    def on_released(self) -> None:
         self._shell.release()

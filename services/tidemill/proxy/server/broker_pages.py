@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
-    from tidemill.proxy.cluster.broker_group import BrokerGroup
+    from tidemill.proxy.cluster.linked_group import LinkedGroup
 
 # Per broker group. The broker makes one page while the other is in transit. A broker that does not
 # answer does not delay the pages of others.
@@ -31,7 +31,7 @@ class BrokerPages:
         self._turns: defaultdict[str, FairTurns] = defaultdict(lambda: FairTurns(PAGES_AT_ONCE))
 
     async def ask(
-        self, broker: BrokerGroup, method: str, request: Message, *, reader: str, timeout_ms: int
+        self, broker: LinkedGroup, method: str, request: Message, *, reader: str, timeout_ms: int
     ) -> bytes:
         """Return a page. The wait for the turn of `reader`, an address, has no timeout.
 

@@ -8,7 +8,7 @@ from tidemill.common.errors import BadRequest, BrokerGroupNotFound, TopicNotFoun
 from tidemill.message.resource_names import check_topic
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
 
 READER: Final = "/tidemill.broker.v1.BrokerReader/"
 PULL_MAX: Final = 1_024  # messages per pull, even if a client requests more
@@ -19,12 +19,12 @@ PULL_BYTES_MAX: Final = 1 << 20
 class BrokerQueue(NamedTuple):
     """A queue at one broker."""
 
-    broker: BrokerGroup
+    broker: LinkedGroup
     topic_id: int
     queue_id: int
 
 
-def find_broker(cluster: Cluster, name: str) -> BrokerGroup:
+def find_broker(cluster: BrokerCluster, name: str) -> LinkedGroup:
     """Return a broker group by its name, which may be empty if there is only one.
 
     Raises BrokerGroupNotFound.
@@ -39,7 +39,7 @@ def find_broker(cluster: Cluster, name: str) -> BrokerGroup:
     raise BrokerGroupNotFound(f"unknown broker group {name!r}; known: {known}")
 
 
-def find_queue(cluster: Cluster, topic: str, broker_name: str, queue_id: int) -> BrokerQueue:
+def find_queue(cluster: BrokerCluster, topic: str, broker_name: str, queue_id: int) -> BrokerQueue:
     """Return the queue of a topic at a broker.
 
     Raises BrokerGroupNotFound, TopicNotFound, IllegalTopic, BadRequest.

@@ -14,14 +14,14 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.clients.clients import Clients
-    from tidemill.proxy.cluster.cluster import Cluster
+    from tidemill.proxy.cluster.cluster import BrokerCluster
     from tidemill.proxy.server.call import Call
 
 
 class ClientLifecycle:
     """Heartbeats and terminations of clients."""
 
-    def __init__(self, cluster: Cluster, clients: Clients, clock: Clock) -> None:
+    def __init__(self, cluster: BrokerCluster, clients: Clients, clock: Clock) -> None:
         self._cluster = cluster
         self._clients = clients
         self._clock = clock
@@ -38,7 +38,7 @@ class ClientLifecycle:
             check_group(parsed.group.name)
         now_ms = self._clock.monotonic_ms()
         if parsed.client_type != v2.PRODUCER:
-            self._cluster.client_alive(call.client_id, now_ms)
+            self._cluster.report_alive(call.client_id, now_ms)
         self._clients.record(
             call.client_id,
             Client(
@@ -57,5 +57,5 @@ class ClientLifecycle:
         service.NotifyClientTerminationRequest.FromString(request)
         self._clients.forget(call.client_id)
         # Producers hold no messages, but not every client reports its type.
-        self._cluster.client_ended(call.client_id)
+        self._cluster.report_ended(call.client_id)
         return OK_STATUS

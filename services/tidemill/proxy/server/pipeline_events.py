@@ -13,7 +13,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
-    from tidemill.proxy.cluster.cluster import Cluster
+    from tidemill.proxy.cluster.cluster import BrokerCluster
 
 LOG_BYTES_MAX: Final = 64 << 20  # per call
 # Per page: up to 16 MiB of log from a cold disk, in slices between the broker's other work.
@@ -24,7 +24,7 @@ PAGE_TIMEOUT_MS: Final = 30_000
 class EventPageRelay:
     """The method ReadEvents."""
 
-    def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
+    def __init__(self, cluster: BrokerCluster, calls: BrokerCalls) -> None:
         self._cluster = cluster
         self._pages = BrokerPages(calls)
 

@@ -17,8 +17,8 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
-    from tidemill.proxy.cluster.broker_group import BrokerGroup
-    from tidemill.proxy.cluster.cluster import Cluster
+    from tidemill.proxy.cluster.cluster import BrokerCluster
+    from tidemill.proxy.cluster.linked_group import LinkedGroup
     from tidemill.proxy.server.pull_pages import PullPages
 
 # Per page: some thousands of items in slices between the broker's other work.
@@ -30,7 +30,7 @@ QUEUES_ANSWER_MS: Final = 10_000
 
 
 def pipeline_table(
-    cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages
+    cluster: BrokerCluster, calls: BrokerCalls, pull_pages: PullPages
 ) -> Mapping[str, PipelineMethod]:
     """Return the methods by name."""
     pages = ListingPages(cluster, calls)
@@ -57,7 +57,7 @@ def pipeline_table(
 class ListingPages:
     """Methods that forward the pages of one broker."""
 
-    def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
+    def __init__(self, cluster: BrokerCluster, calls: BrokerCalls) -> None:
         self._cluster = cluster
         self._pages = BrokerPages(calls)
 
@@ -95,7 +95,7 @@ class ClusterQueues:
     """The method GetQueues, over all broker groups, including unreachable ones."""
 
     def __init__(
-        self, cluster: Cluster, calls: BrokerCalls, *, answer_ms: int = QUEUES_ANSWER_MS
+        self, cluster: BrokerCluster, calls: BrokerCalls, *, answer_ms: int = QUEUES_ANSWER_MS
     ) -> None:
         self._cluster = cluster
         # Separate from listings, which may wait longer for a broker that hangs.
@@ -131,7 +131,7 @@ class ClusterQueues:
             )
 
     async def _ask(
-        self, broker: BrokerGroup, request: pb.GetQueuesRequest, address: str
+        self, broker: LinkedGroup, request: pb.GetQueuesRequest, address: str
     ) -> pb.BrokerGroupQueues:
         try:
             async with asyncio.timeout(self._answer_ms / 1000):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from tidemill.common.clock import Clock
-    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster, Place
+    from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, SendTarget
     from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.server.call import Call
 
@@ -55,14 +55,14 @@ class _Send(NamedTuple):
     message_id: str
     message_group: str
     blob: bytes
-    target: Place
+    target: SendTarget
     may_repeat: bool  # whether to send it again to a broker that may have stored it
 
 
 class _Stored(NamedTuple):
     """A stored message: the broker group, and the position there."""
 
-    broker: BrokerGroup
+    broker: LinkedGroup
     appended: Appended
     # Whether another broker group, which was tried before, may have stored it as well.
     may_be_elsewhere: bool = False
@@ -71,7 +71,7 @@ class _Stored(NamedTuple):
 class Producer:
     """The methods of producers."""
 
-    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+    def __init__(self, cluster: BrokerCluster, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
 
@@ -142,7 +142,7 @@ class Producer:
         properties = message.system_properties
         blob = _encode(message, topic, now_ms)
         message_group = properties.message_group
-        target = self._cluster.place(topic, message_group)
+        target = self._cluster.choose_target(topic, message_group)
         is_transactional = properties.message_type == v2.TRANSACTION
         if is_transactional and target.may_move:
             target = target._replace(may_move=False)
@@ -215,7 +215,7 @@ class Producer:
         return _OK, _encode_entry(_OK, message_id, recall_handle=handle)
 
     async def _store_anywhere(
-        self, call: Call, topic: link_pb2.TopicConfig, place: Place, blob: bytes
+        self, call: Call, topic: link_pb2.TopicConfig, target: SendTarget, blob: bytes
     ) -> _Stored:
         """Store a message at one broker group. If that fails, try the others within the deadline.
 
@@ -224,29 +224,29 @@ class Producer:
         """
         now_ms = self._clock.monotonic_ms
         end_ms = now_ms() + self._cluster.timeout_ms(call)
-        tried: list[BrokerGroup] = []
+        tried: list[LinkedGroup] = []
         unknown: UnavailableError | None = None
         while True:
             remaining_ms = max(end_ms - now_ms(), 0)
             try:
-                appended = await place.broker.link.append(
-                    place.topic_id,
-                    place.queue_id,
+                appended = await target.broker.link.append(
+                    target.topic_id,
+                    target.queue_id,
                     blob,
-                    timeout_ms=remaining_ms // 2 if place.may_move else remaining_ms,
-                    may_move=place.may_move,
+                    timeout_ms=remaining_ms // 2 if target.may_move else remaining_ms,
+                    may_move=target.may_move,
                 )
             except UnavailableError as error:
-                tried.append(place.broker)
+                tried.append(target.broker)
                 if isinstance(error, BrokerTimeout | BrokerUnreachable):
                     unknown = unknown or error
-                if not place.may_move or end_ms <= now_ms():
+                if not target.may_move or end_ms <= now_ms():
                     # The last broker rejected the message; an earlier one may have stored it.
                     raise unknown or error from None
             else:
-                return _Stored(place.broker, appended, may_be_elsewhere=unknown is not None)
+                return _Stored(target.broker, appended, may_be_elsewhere=unknown is not None)
             try:
-                place = self._cluster.place(topic, "", tried=tried)
+                target = self._cluster.choose_target(topic, "", tried=tried)
             except BrokerUnreachable as error:
                 # No broker group remains to try; one of those tried may have stored the message.
                 raise unknown or error from None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tidemill.common.clock import Clock
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
-    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
     from tidemill.proxy.server.broker_queue import BrokerQueue
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.server.pull_pages import PullPage, PullPages
@@ -61,7 +61,7 @@ class Puller:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: BrokerCluster,
         calls: BrokerCalls,
         pages: PullPages,
         clock: Clock,
@@ -293,7 +293,7 @@ class Puller:
         return find_queue(self._cluster, named.topic.name, named.broker.name, named.id)
 
     async def _ask(
-        self, broker: BrokerGroup, method: str, request: Message, timeout_ms: int
+        self, broker: LinkedGroup, method: str, request: Message, timeout_ms: int
     ) -> bytes:
         return await self._calls.call(
             broker, READER + method, request.SerializeToString(), timeout_ms=timeout_ms

@@ -17,7 +17,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster.cluster import Cluster
+    from tidemill.proxy.cluster.cluster import BrokerCluster
     from tidemill.proxy.server.pull_pages import PullPage, PullPages
 
 PAGE_TIMEOUT_MS: Final = 10_000
@@ -29,7 +29,7 @@ PAGE_BYTES: Final = 128 << 10
 class RangeReader:
     """The method ReadMessages."""
 
-    def __init__(self, cluster: Cluster, pages: PullPages) -> None:
+    def __init__(self, cluster: BrokerCluster, pages: PullPages) -> None:
         self._cluster = cluster
         self._pages = pages
 
@@ -105,7 +105,7 @@ class RangeReader:
         )
 
 
-def _queue_of(cluster: Cluster, request: pb.ReadMessagesRequest) -> BrokerQueue:
+def _queue_of(cluster: BrokerCluster, request: pb.ReadMessagesRequest) -> BrokerQueue:
     """Return the queue of a request: by the topic's id if it is set, otherwise by name."""
     if not request.topic_id:
         return find_queue(cluster, request.topic, request.broker, request.queue_id)

@@ -18,7 +18,7 @@ from tidemill.common.errors import (
 from tidemill.message import limits
 from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
-from tidemill.proxy.link import Popped
+from tidemill.proxy.link import PoppedBatch
 from tidemill.proxy.message_codec import (
     OK_STATUS,
     encode_delivery_timestamp,
@@ -35,7 +35,7 @@ from tidemill.transport.grpc.connection_memory import SMALL_REPLY_BYTES
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
-    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster, Ids
+    from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, LocalIds
     from tidemill.proxy.link import BrokerLink
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.settings import ProxySettings
@@ -74,7 +74,7 @@ class Receiver:
     """ReceiveMessage."""
 
     def __init__(
-        self, cluster: Cluster, polling: PollingShell, clock: Clock, settings: ProxySettings
+        self, cluster: BrokerCluster, polling: PollingShell, clock: Clock, settings: ProxySettings
     ) -> None:
         self._cluster = cluster
         self._polling = polling
@@ -98,7 +98,7 @@ class Receiver:
             found = await self._poll_one(call, target, pop, responses)
         broker, ids, reply = found or await self._poll_all(call, target, pop, responses)
         popped = [
-            Popped(batch.slot, batch.delivery_id, batch.visible_at_ms, tuple(batch.indexes))
+            PoppedBatch(batch.slot, batch.delivery_id, batch.visible_at_ms, tuple(batch.indexes))
             for batch in reply.batches
         ]
         try:
@@ -117,7 +117,7 @@ class Receiver:
             # Before the client has read it, the reply may be lost with its connection.
             names = [(batch.slot, batch.delivery_id) for batch in popped]
             clock = self._clock
-            responses.when_read(lambda: broker.link.handed_over(names, clock.monotonic_ms()))
+            responses.when_read(lambda: broker.link.report_handovers(names, clock.monotonic_ms()))
 
     async def _read_poll(
         self, call: Call, request: bytes
@@ -148,7 +148,7 @@ class Receiver:
         if poll_ms:
             call.is_long_polling = "true"
         if parsed.auto_renew:
-            self._cluster.client_alive(call.client_id, self._clock.monotonic_ms())
+            self._cluster.report_alive(call.client_id, self._clock.monotonic_ms())
         pop = link_pb2.PopRequest(
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
             invisible_duration_ms=invisible_ms,
@@ -162,7 +162,7 @@ class Receiver:
 
     async def _poll_one(
         self, call: Call, target: PollTarget, pop: link_pb2.PopRequest, responses: Responses
-    ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply] | None:
+    ) -> tuple[LinkedGroup, LocalIds, link_pb2.PopReply] | None:
         """Poll the only broker of the cluster; the poll is parked there.
 
         Return None if a second broker group has joined. `pop` then has the remaining poll duration.
@@ -206,7 +206,7 @@ class Receiver:
 
     async def _poll_all(
         self, call: Call, target: PollTarget, pop: link_pb2.PopRequest, responses: Responses
-    ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply]:
+    ) -> tuple[LinkedGroup, LocalIds, link_pb2.PopReply]:
         """Pop at the brokers that the polling names until messages are found or the poll ends."""
         brokers = self._brokers_of(target)
         # The client needs the other half of the time to read the messages.
@@ -248,7 +248,7 @@ class Receiver:
             receive.close()
         raise step.error or MessageNotFound(_NOTHING)
 
-    def _brokers_of(self, target: PollTarget) -> Sequence[BrokerGroup]:
+    def _brokers_of(self, target: PollTarget) -> Sequence[LinkedGroup]:
         """Return the broker groups that store the topic."""
         brokers = self._cluster.brokers_of(target.topic, target.group)
         if not brokers:
@@ -373,7 +373,7 @@ class Receiver:
         return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
 
 
-def _ids_of_polled(broker: BrokerGroup, target: PollTarget) -> Ids:
+def _ids_of_polled(broker: LinkedGroup, target: PollTarget) -> LocalIds:
     """Return the ids of consumer group and topic at a broker."""
     ids = broker.find_ids(target.group, target.topic)
     if ids is None:
@@ -389,7 +389,7 @@ def _outcome_of(reply: link_pb2.PopReply) -> str:
 
 
 def _items(
-    broker: BrokerGroup,
+    broker: LinkedGroup,
     group: link_pb2.GroupConfig,
     topic: link_pb2.TopicConfig,
     topic_wire: bytes,

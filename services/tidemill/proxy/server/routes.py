@@ -13,14 +13,14 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster.cluster import Cluster, Readable
+    from tidemill.proxy.cluster.cluster import BrokerCluster, RouteQueues
     from tidemill.proxy.server.call import Call
 
 
 class Routes:
     """The methods QueryRoute and QueryAssignment."""
 
-    def __init__(self, cluster: Cluster, advertised: v2.Endpoints | None) -> None:
+    def __init__(self, cluster: BrokerCluster, advertised: v2.Endpoints | None) -> None:
         self._cluster = cluster
         self._advertised = advertised
 
@@ -28,7 +28,7 @@ class Routes:
         """Return the queues of a topic, all with the client's own access point."""
         parsed = service.QueryRouteRequest.FromString(request)
         topic = await self._cluster.use_topic(parsed.topic.name, call)
-        readables = self._cluster.readable(topic)
+        readables = self._cluster.route_queues(topic)
         queues = self._queues(topic, parsed.topic, parsed.endpoints, readables)
         return routing.encode_route(queues)
 
@@ -45,7 +45,7 @@ class Routes:
         # If an entry changes, clients drop the queue and its cached messages. A draining broker
         # group still has messages, so its queues stay writable here.
         readables = [
-            readable._replace(is_writable=True) for readable in self._cluster.readable(topic)
+            queues._replace(is_writable=True) for queues in self._cluster.route_queues(topic)
         ]
         any_queue = (
             None
@@ -60,16 +60,16 @@ class Routes:
         topic: link_pb2.TopicConfig,
         resource: v2.Resource,
         endpoints: v2.Endpoints,
-        readables: Sequence[Readable],
+        readables: Sequence[RouteQueues],
         queue_ids: Sequence[int] | None = None,
     ) -> list[bytes]:
         limits.NAMESPACE.check_text(resource.resource_namespace)
         access_point = routing.access_point(endpoints, self._advertised)
         of_each = [
             routing.message_queues(
-                topic, resource, readable, endpoints=access_point, queue_ids=queue_ids
+                topic, resource, queues, endpoints=access_point, queue_ids=queue_ids
             )
-            for readable in readables
+            for queues in readables
         ]
         # Clients rotate over the queues in this order, and thereby over the broker groups.
         together = itertools.zip_longest(*of_each)

@@ -17,7 +17,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
-    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster, Ids
+    from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, LocalIds
     from tidemill.proxy.server.call import Call
 
 _SETTLED = frozenset({link_pb2.ACK_RESULT_APPLIED, link_pb2.ACK_RESULT_ALREADY})
@@ -34,7 +34,7 @@ _UNKNOWN = BrokerUnreachable(
 class Settler:
     """The calls that settle a delivery or change its invisible duration."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: BrokerCluster) -> None:
         self._cluster = cluster
 
     async def ack_message(self, call: Call, request: bytes) -> bytes:
@@ -49,7 +49,7 @@ class Settler:
         handles = self._cluster.deliveries(group.name, topic.name)
         timeout_ms = self._cluster.timeout_ms(call)
         outcomes: list[CallStatus | None] = [None] * len(entries)
-        deliveries: dict[BrokerGroup, dict[int, HandleFields]] = {}
+        deliveries: dict[LinkedGroup, dict[int, HandleFields]] = {}
         for number, entry in enumerate(entries):
             try:
                 broker, delivery = handles.open(entry.receipt_handle)
@@ -146,8 +146,8 @@ class Settler:
 
 
 def _ids_of_live(
-    broker: BrokerGroup, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig
-) -> Ids:
+    broker: LinkedGroup, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig
+) -> LocalIds:
     """Return the ids of consumer group and topic at the broker of a delivery."""
     ids = broker.find_ids(group, topic)
     if ids is None:

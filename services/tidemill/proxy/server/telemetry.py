@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.clients.clients import Clients
     from tidemill.proxy.clients.telemetry_streams import TelemetrySink
-    from tidemill.proxy.cluster.cluster import Cluster
+    from tidemill.proxy.cluster.cluster import BrokerCluster
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -65,7 +65,7 @@ class Telemetry:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: BrokerCluster,
         clients: Clients,
         clock: Clock,
         *,
@@ -80,7 +80,7 @@ class Telemetry:
         self._measured = measured
         self._misuse = MisuseLog()
         self.updates = SettingsUpdates(clients.streams, cluster.known_group, self._settings_again)
-        cluster.watch(self.updates.schedule)
+        cluster.add_listener(self.updates.schedule)
 
     async def telemetry(
         self, call: Call, requests: AsyncIterator[bytes], responses: Responses
@@ -166,7 +166,7 @@ class Telemetry:
         group_name = settings.subscription.group.name
         now_ms = self._clock.monotonic_ms()
         if not settings.HasField("publishing"):
-            self._cluster.client_alive(call.client_id, now_ms)
+            self._cluster.report_alive(call.client_id, now_ms)
         self._clients.record(
             call.client_id,
             Client(

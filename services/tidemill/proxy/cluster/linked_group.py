@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.link import BrokerLink
 
 
-class Ids(NamedTuple):
+class LocalIds(NamedTuple):
     """Of a consumer group and a topic, at one broker."""
 
     group_id: int
@@ -23,7 +23,7 @@ class Ids(NamedTuple):
 
 
 @final
-class BrokerGroup:
+class LinkedGroup:
     """One broker group: its link, and what it has told of itself."""
 
     __slots__ = ("is_draining", "is_member", "link")
@@ -59,7 +59,7 @@ class BrokerGroup:
         own = self.link.configuration.groups.get(group.name)
         return own if own is not None and self.is_member and _is_same(own, group) else None
 
-    def find_ids(self, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig) -> Ids | None:
+    def find_ids(self, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig) -> LocalIds | None:
         """Return under which ids it has both; None where it has not these incarnations."""
         configuration = self.link.configuration
         own_topic = configuration.topics.get(topic.name)
@@ -71,7 +71,7 @@ class BrokerGroup:
             return None
         if own_group is not group and not _is_same(own_group, group):
             return None
-        return Ids(own_group.id, own_topic.id)
+        return LocalIds(own_group.id, own_topic.id)
 
 
 def _is_same(
@@ -87,36 +87,36 @@ def _is_same(
 
 
 @final
-class Issuers:
+class HandleIssuers:
     """Who has issued which handles: by what they begin with."""
 
-    def __init__(self, brokers: Sequence[BrokerGroup]) -> None:
+    def __init__(self, brokers: Sequence[LinkedGroup]) -> None:
         # A mark is short, so two brokers may have the same.
-        self._marked: dict[str, list[BrokerGroup]] = {}
+        self._marked: dict[str, list[LinkedGroup]] = {}
         for broker in brokers:
             self._marked.setdefault(broker.signer.mark, []).append(broker)
         # Of a handle that is nobody's, anybody says what is wrong with it.
         self._anybody = brokers[:1]
 
-    def find(self, handle: str) -> Sequence[BrokerGroup]:
+    def find(self, handle: str) -> Sequence[LinkedGroup]:
         """Return who may have issued a receipt handle."""
         return self._marked.get(handle[: receipt_handle.MARK_CHARS]) or self._anybody
 
 
 @final
-class Deliveries:
+class ReceiptHandles:
     """Opens the receipt handles of one request, mostly of few deliveries."""
 
-    def __init__(self, issuers: Issuers, group: str, topic: str) -> None:
+    def __init__(self, issuers: HandleIssuers, group: str, topic: str) -> None:
         self._issuers = issuers
         self._group = group
         self._topic = topic
-        self._openers: dict[BrokerGroup, HandleOpener] = {}
+        self._openers: dict[LinkedGroup, HandleOpener] = {}
         # What the handle before began with, and who opened it, where nobody else has that mark.
         self._mark = ""
-        self._before: tuple[BrokerGroup, HandleOpener]
+        self._before: tuple[LinkedGroup, HandleOpener]
 
-    def open(self, handle: str) -> tuple[BrokerGroup, HandleFields]:
+    def open(self, handle: str) -> tuple[LinkedGroup, HandleFields]:
         """Return which delivery of whom `handle` names. Raises InvalidReceiptHandle."""
         if self._mark and handle.startswith(self._mark):
             issuer, known = self._before
@@ -141,8 +141,8 @@ class Deliveries:
 
 
 def open_recall(
-    brokers: Sequence[BrokerGroup], handle: str, topic: str
-) -> tuple[BrokerGroup, RecallFields]:
+    brokers: Sequence[LinkedGroup], handle: str, topic: str
+) -> tuple[LinkedGroup, RecallFields]:
     """Return which timer of whom a recall handle names. Raises BadRequest."""
     limits.RECALL_HANDLE.check_text(handle)
     refused = BadRequest("no broker group that there is has issued the recall handle")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.proxy.link.configuration import Configuration
+from tidemill.proxy.link.broker_configuration import BrokerConfiguration
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -15,7 +15,7 @@ def test_nothing_is_kept_of_the_frame_that_brought_it() -> None:
             membership=pb.Membership(cluster_id="one"),
         )
     )
-    configuration = Configuration()
+    configuration = BrokerConfiguration()
     configuration.apply(frame.config)
     frame.config.topics[0].queues = 9
     frame.config.groups[0].id = 2

@@ -7,7 +7,7 @@ from tidemill.message.receipt_handle import HandleSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 
-class Configuration:
+class BrokerConfiguration:
     """Topics and groups by name, as of the last update; the link is its only writer."""
 
     def __init__(self) -> None:

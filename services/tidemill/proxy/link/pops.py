@@ -16,9 +16,9 @@ from tidemill.proxy.link.commands import CHANGE_INVISIBLE, POP
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.proxy.link.batching import Batching
+    from tidemill.proxy.link.batching import FrameBatcher
     from tidemill.proxy.link.commands import Row
-    from tidemill.proxy.link.pending import Pending
+    from tidemill.proxy.link.pending import PendingRequests
 
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 # Pops whose late reply would still be given back. The broker answers a cancelled pop only if it
@@ -29,7 +29,7 @@ ABANDONED_MAX = 10_000
 RETURNING_MAX = 50_000
 
 
-class Poll(NamedTuple):
+class PopInFlight(NamedTuple):
     """Whose messages a pop takes, and how long it may wait for them."""
 
     group_id: int
@@ -37,7 +37,7 @@ class Poll(NamedTuple):
     duration_ms: int = 0
 
 
-class Popped(NamedTuple):
+class PoppedBatch(NamedTuple):
     """What names the deliveries of a batch, as the batch does: enough to give them back."""
 
     slot: int
@@ -47,36 +47,36 @@ class Popped(NamedTuple):
 
 
 @final
-class Polls:
+class PopsInFlight:
     """The pops of one link."""
 
-    def __init__(self, pending: Pending, batching: Batching) -> None:
+    def __init__(self, pending: PendingRequests, batching: FrameBatcher) -> None:
         self.are_released = False
         self._pending = pending
         self._batching = batching
-        self._under_way: dict[int, Poll] = {}
-        self._abandoned: dict[int, Poll] = {}
+        self._in_flight: dict[int, PopInFlight] = {}
+        self._abandoned: dict[int, PopInFlight] = {}
         self._returning: dict[int, Row] = {}  # what gives messages back, until it is answered
 
-    def began(self, request_id: int, request: link_pb2.PopRequest) -> None:
+    def add(self, request_id: int, request: link_pb2.PopRequest) -> None:
         """Know of a pop, should its caller go."""
-        self._under_way[request_id] = Poll(
+        self._in_flight[request_id] = PopInFlight(
             request.group_id, request.topic_id, request.poll_duration_ms
         )
 
-    def ended(self, request_id: int) -> None:
+    def remove(self, request_id: int) -> None:
         """Forget a pop whose caller has what it brought, or has left it."""
-        self._under_way.pop(request_id, None)
+        self._in_flight.pop(request_id, None)
 
-    def is_under_way(self, request_id: int) -> bool:
+    def is_in_flight(self, request_id: int) -> bool:
         """Whether a request is a pop whose caller waits."""
-        return request_id in self._under_way
+        return request_id in self._in_flight
 
     def withdraw(self, request_id: int, future: asyncio.Future[Any]) -> int:
         """Cancel a pop whose caller no longer waits; return how many messages it gives back."""
         if future.done() and not future.cancelled() and not future.exception():
             # The reply arrived in the turn of the event loop in which the caller was cancelled.
-            return self.give_back(self._under_way[request_id], future.result().batches)
+            return self.give_back(self._in_flight[request_id], future.result().batches)
         self._pending.forget(request_id)
         if not self._batching.withdraw({request_id}) and self._pending.is_open:
             self._cancel(request_id)
@@ -99,17 +99,17 @@ class Polls:
         if not self._batching.withdraw({request_id}) and self._pending.is_open:
             self._batching.cancel_poll(request_id)
 
-    def shorten(self) -> None:
+    def shorten_waits(self) -> None:
         """Let the pops that leave late wait for as much less: their callers' time has gone on."""
         for request_id, request in self._batching.rows_of(POP):
-            left_ms = self._under_way[request_id].duration_ms - self._pending.waited_ms(request_id)
+            left_ms = self._in_flight[request_id].duration_ms - self._pending.waited_ms(request_id)
             request.poll_duration_ms = max(left_ms, 0)
 
     def release(self) -> None:
         """Answer every pop that waits empty; those that come may not wait."""
         self.are_released = True
-        unsent = self._batching.withdraw(self._under_way.keys())
-        for request_id in list(self._under_way):
+        unsent = self._batching.withdraw(self._in_flight.keys())
+        for request_id in list(self._in_flight):
             if request := self._pending.forget(request_id):
                 if request_id not in unsent:
                     self._cancel(request_id)
@@ -120,17 +120,17 @@ class Polls:
         """Tell the broker; what the pop brings nevertheless is given back."""
         if len(self._abandoned) >= ABANDONED_MAX:
             del self._abandoned[next(iter(self._abandoned))]
-        self._abandoned[request_id] = self._under_way[request_id]
+        self._abandoned[request_id] = self._in_flight[request_id]
         self._batching.cancel_poll(request_id)
 
-    def unclaimed(self, reply: link_pb2.PopReply) -> int:
+    def give_back_unclaimed(self, reply: link_pb2.PopReply) -> int:
         """Give back what a pop brings whose caller has gone; return how many messages."""
         # One whose caller was cancelled in this very turn of the loop is still under way.
-        poll = self._abandoned.pop(reply.request_id, None) or self._under_way.get(reply.request_id)
+        poll = self._abandoned.pop(reply.request_id, None) or self._in_flight.get(reply.request_id)
         return self.give_back(poll, reply.batches) if poll else 0
 
     def give_back(
-        self, poll: Poll, batches: Iterable[link_pb2.Batch | Popped], *, skip: int = 0
+        self, poll: PopInFlight, batches: Iterable[link_pb2.Batch | PoppedBatch], *, skip: int = 0
     ) -> int:
         """Make messages visible again soon, all but the first `skip`; return how many.
 
@@ -159,16 +159,16 @@ class Polls:
             self._batching.add_all(CHANGE_INVISIBLE, rows)
         return len(rows)
 
-    def returned(self, request_ids: Iterable[int]) -> None:
+    def forget_returns(self, request_ids: Iterable[int]) -> None:
         """Forget what gave messages back: it is answered."""
         for request_id in request_ids:
             self._returning.pop(request_id, None)
 
-    def not_returned(self, unsent: AbstractSet[int]) -> list[Row]:
+    def unanswered_returns(self, unsent: AbstractSet[int]) -> list[Row]:
         """Return what has left to give messages back, and was not answered."""
         return [row for request_id, row in self._returning.items() if request_id not in unsent]
 
-    def refused(self, request_id: int) -> None:
+    def forget_rejected(self, request_id: int) -> None:
         """Forget an abandoned pop, which brings nothing, or what gave a message back in vain."""
         self._abandoned.pop(request_id, None)
         self._returning.pop(request_id, None)
@@ -178,6 +178,6 @@ class Polls:
         self._abandoned.clear()
         self._returning.clear()
 
-    def lose(self) -> None:
+    def close(self) -> None:
         """Forget abandoned pops: the broker forgets the parked pops of a lost stream by itself."""
         self._abandoned.clear()

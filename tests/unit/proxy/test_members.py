@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
-from tidemill.proxy.cluster.members import Members
+from tidemill.proxy.cluster.members import MemberLinks
 from tidemill.proxy.link import BrokerLink
-from tidemill.proxy.link.configuration import Configuration
+from tidemill.proxy.link.broker_configuration import BrokerConfiguration
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 OLD = {"b-0": "old:10", "b-1": "old:11"}
@@ -21,7 +21,7 @@ class Peer:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.configuration = Configuration()
+        self.configuration = BrokerConfiguration()
         self.configured = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
         self.pending = SimpleNamespace(fail_all=lambda _reason: None)
@@ -58,7 +58,7 @@ def test_who_is_heard_while_the_home_is_asked_is_told_behind_that() -> None:
         def open_link(address: str) -> BrokerLink:
             return cast(BrokerLink, peers.setdefault(address, Peer(address)))
 
-        members = Members(list(NEW.values()), open_link)
+        members = MemberLinks(list(NEW.values()), open_link)
         async with asyncio.timeout(30), members.running():
             home, other = peers[NEW["b-0"]], peers[NEW["b-1"]]
             home.tell("b-0", OLD)

@@ -1,0 +1,140 @@
+"""What a link tells of the lives of clients, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidemill.proxy.link.batching import FrameBatcher
+from tidemill.proxy.link.client_reports import (
+    CLIENTS_PER_FRAME_MAX,
+    HANDOVER_RETENTION_MS,
+    HANDOVERS_MAX,
+    HANDOVERS_PER_FRAME_MAX,
+    REPORT_PERIOD_MS,
+    ClientReports,
+    FrameReports,
+)
+from tidemill.proxy.link.commands import APPEND
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+def test_a_client_is_told_of_once_in_a_period() -> None:
+    reports = ClientReports(clients_max=10)
+    assert reports.add_alive("a", 0)
+    assert reports.take() == FrameReports(["a"], [], [])
+    assert not reports.add_alive("a", REPORT_PERIOD_MS - 1)
+    assert not reports
+    assert reports.add_alive("a", REPORT_PERIOD_MS)
+    assert reports.take() == FrameReports(["a"], [], [])
+
+
+def test_an_end_takes_the_place_of_what_was_to_be_told() -> None:
+    reports = ClientReports(clients_max=10)
+    reports.add_alive("a", 0)
+    reports.add_ended("a")
+    assert reports.take() == FrameReports([], ["a"], [])
+    assert reports.add_alive("a", 1), "its next life is news"
+
+
+def test_a_new_stream_hears_of_everybody_again() -> None:
+    reports = ClientReports(clients_max=10)
+    reports.add_alive("a", 0)
+    reports.take()
+    reports.close()
+    assert reports.add_alive("a", 1)
+
+
+def test_what_waits_and_what_is_remembered_is_bounded() -> None:
+    reports = ClientReports(clients_max=3)
+    for n in range(10):
+        reports.add_alive(f"alive-{n}", n)
+        reports.add_ended(f"ended-{n}")
+    assert reports.take() == FrameReports(
+        ["alive-7", "alive-8", "alive-9"], ["ended-7", "ended-8", "ended-9"], []
+    )
+    assert reports.add_alive("alive-6", 11), "it was forgotten"
+    assert not reports.add_alive("alive-8", 11)
+
+
+def test_a_frame_tells_of_a_bounded_number() -> None:
+    reports = ClientReports(clients_max=10_000)
+    for n in range(CLIENTS_PER_FRAME_MAX + 1):
+        reports.add_alive(f"client-{n}", 0)
+    assert len(reports.take().alive) == CLIENTS_PER_FRAME_MAX
+    assert reports.take() == FrameReports([f"client-{CLIENTS_PER_FRAME_MAX}"], [], [])
+
+
+def test_signs_travel_with_a_request_and_ends_travel_alone() -> None:
+    async def main() -> None:
+        frames: list[pb.RequestFrame] = []
+        reports = ClientReports(clients_max=10)
+        batching = FrameBatcher(range(0), frames.append, reports)
+        reports.add_alive("a", 0)
+        batching.send_reports()
+        batching.open()
+        await asyncio.sleep(0)
+        assert [list(frame.alive_clients) for frame in frames] == [["a"]], "they had waited"
+        batching.mark_answered(1)
+        reports.add_alive("b", 0)
+        batching.send_reports()
+        await asyncio.sleep(0)
+        assert len(frames) == 1
+        batching.add(APPEND, (1, 1, 0, 0, b"blob"))
+        await asyncio.sleep(0)
+        assert list(frames[1].alive_clients) == ["b"]
+        batching.mark_answered(2)
+        reports.add_ended("b")
+        batching.send_reports()
+        await asyncio.sleep(0)
+        assert list(frames[2].ended_clients) == ["b"]
+
+    asyncio.run(main())
+
+
+def test_hand_overs_of_the_last_minute_are_told_on_each_stream() -> None:
+    reports = ClientReports(clients_max=10)
+    reports.add_handovers([(1, 100), (2, 200)], 0)
+    assert reports.take().handovers == [(1, 100), (2, 200)]
+    assert not reports
+    reports.add_handovers([(3, 300)], HANDOVER_RETENTION_MS)
+    assert reports.take().handovers == [(3, 300)]
+    reports.close()
+    assert reports.take().handovers == [(1, 100), (2, 200), (3, 300)]
+    reports.add_handovers([(4, 400)], HANDOVER_RETENTION_MS + 1)
+    reports.close()
+    assert reports.take().handovers == [(3, 300), (4, 400)]
+    reports.forget_deliveries()
+    reports.close()
+    assert not reports
+
+
+def test_who_stops_waits_until_all_is_told_and_answered() -> None:
+    async def main() -> None:
+        frames: list[pb.RequestFrame] = []
+        reports = ClientReports(clients_max=10)
+        batching = FrameBatcher(range(0), frames.append, reports)
+        await batching.wait_reported()
+        assert frames == [], "there is no stream"
+        batching.open()
+        await batching.wait_reported()
+        assert frames == [], "there is nothing to tell"
+        reports.add_handovers([(1, 100)], 0)
+        telling = asyncio.ensure_future(batching.wait_reported())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [list(frame.handed_over.delivery_ids) for frame in frames] == [[100]]
+        assert not telling.done()
+        batching.mark_answered(1)
+        await telling
+
+    asyncio.run(main())
+
+
+def test_a_frame_tells_of_a_bounded_number_of_hand_overs() -> None:
+    reports = ClientReports(clients_max=10)
+    reports.add_handovers([(n, n) for n in range(HANDOVERS_MAX + 1)], 0)
+    told = []
+    while reports:
+        told += reports.take().handovers
+        assert len(told) % HANDOVERS_PER_FRAME_MAX == 0
+    assert told == [(n, n) for n in range(1, HANDOVERS_MAX + 1)]
