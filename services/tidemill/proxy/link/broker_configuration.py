@@ -1,4 +1,4 @@
-"""What the proxy knows of a broker's topics and groups: the fold of its configuration updates."""
+"""The topics and groups of a broker: the fold of its configuration updates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class BrokerConfiguration:
         self.topics: dict[str, link_pb2.TopicConfig] = {}
         self.groups: dict[str, link_pb2.GroupConfig] = {}
         self.broker_name = ""
-        self.membership = link_pb2.Membership()  # of which cluster; of none without an id
+        self.membership = link_pb2.Membership()  # without an id: of no cluster
         self.auto_create = False
-        self.handle_secret = b""  # made once in a store's life
+        self.handle_secret = b""  # created once per store
         self._signer: HandleSigner | None = None
         self._recall_signer: RecallSigner | None = None
 
@@ -42,21 +42,21 @@ class BrokerConfiguration:
             self.handle_secret = update.handle_secret
             self._signer = HandleSigner(update.handle_secret, update.broker_name)
             self._recall_signer = RecallSigner(update.handle_secret, update.broker_name)
-        # Copies: a part of a frame keeps all of it, and this one came with replies of megabytes.
+        # Copies: a part of a frame keeps the whole frame in memory, with megabytes of replies.
         if update.HasField("membership"):
             self.membership = link_pb2.Membership()
             self.membership.CopyFrom(update.membership)
-        # What was deleted goes first: the same update may carry the next incarnation of its name.
+        # Deletions first: the same update may have the next incarnation of a deleted name.
         for topic_id in update.deleted_topic_ids:
             self._forget_topic(topic_id)
         for group_id in update.deleted_group_ids:
             self._forget_group(group_id)
-        for told_topic in update.topics:
-            topic = self.topics[told_topic.name] = link_pb2.TopicConfig()
-            topic.CopyFrom(told_topic)
-        for told_group in update.groups:
-            group = self.groups[told_group.name] = link_pb2.GroupConfig()
-            group.CopyFrom(told_group)
+        for updated_topic in update.topics:
+            topic = self.topics[updated_topic.name] = link_pb2.TopicConfig()
+            topic.CopyFrom(updated_topic)
+        for updated_group in update.groups:
+            group = self.groups[updated_group.name] = link_pb2.GroupConfig()
+            group.CopyFrom(updated_group)
 
     def _forget_topic(self, topic_id: int) -> None:
         for name, topic in self.topics.items():

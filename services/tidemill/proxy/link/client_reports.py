@@ -1,11 +1,12 @@
-"""What a broker is told of consumers, so that it renews what they hold: lives, ends, hand-overs.
+"""Reports about clients for one broker: clients that live, clients that ended, and hand-overs.
 
-A client speaks every few seconds at several places, and two minutes of silence are long: it is told
-of once in `REPORT_PERIOD_MS`. An end is reported_at_ms at once. What a lost stream took along is not reported_at_ms again:
-a sign of life comes again by itself, and a client whose end was lost falls silent.
+The broker renews the deliveries of a client while the client lives. A client calls the proxy every
+few seconds and counts as ended after two minutes of silence, so one report per `REPORT_PERIOD_MS`
+is enough. The end of a client is reported at once. Both may be lost with a stream: the next call of
+the client is reported again, and a client whose end was lost falls silent.
 
-Hand-overs are reported_at_ms again on each stream, those of the last minute: a broker that starts does not
-know of them, and what was handed over earlier it has extended, which its log says.
+The hand-overs of the last minute are reported again on each stream, because a broker that starts
+does not know them. Older hand-overs are in its log, since it has extended those deliveries.
 """
 
 from __future__ import annotations
@@ -15,21 +16,19 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple, final
 
-REPORT_PERIOD_MS: Final = (
-    10_000  # a twelfth of the silence after which a broker gives messages back
-)
-CLIENTS_PER_FRAME_MAX: Final = 1_024  # of either kind: 0.5 ms of the broker's time, 255 KiB at most
-HANDOVERS_PER_FRAME_MAX: Final = 4_096  # under a millisecond of the broker's time
-# For which they are kept, from the last one back: as long as a push consumer's first deadline, and
-# what an answer may take.
+REPORT_PERIOD_MS: Final = 10_000  # a twelfth of the silence after which a client counts as ended
+CLIENTS_PER_FRAME_MAX: Final = 1_024  # of each kind: 0.5 ms of the broker's time, 255 KiB at most
+HANDOVERS_PER_FRAME_MAX: Final = 4_096  # less than a millisecond of the broker's time
+# Age at which a hand-over is forgotten: the first deadline of a push consumer, and the time that an
+# answer may take.
 HANDOVER_RETENTION_MS: Final = 75_000
-HANDOVERS_MAX: Final = 65_536  # some 10 MB; a broker that starts redelivers those beyond it
-# A sign of life waits so long for a request to travel with, before a frame leaves for it alone.
+HANDOVERS_MAX: Final = 65_536  # about 10 MB; a broker that starts redelivers the older ones
+# Time that a report waits for a request to travel with, before a frame leaves for it alone.
 REPORT_DELAY_S: Final = 0.1
 
 
 class FrameReports(NamedTuple):
-    """What a frame tells."""
+    """The reports of one frame."""
 
     alive: list[str]
     ended: list[str]
@@ -38,18 +37,16 @@ class FrameReports(NamedTuple):
 
 @final
 class ClientReports:
-    """What one broker is to be reported_at_ms, and when it was reported_at_ms last."""
+    """The reports that wait for a frame, and the time of the last report of each client."""
 
     def __init__(self, *, clients_max: int) -> None:
-        """Keep at most `clients_max` of each; beyond it the oldest are forgotten."""
+        """Keep at most `clients_max` clients of each kind; forget the oldest first."""
         self._clients_max = clients_max
-        self._reported_at_ms: OrderedDict[str, int] = (
-            OrderedDict()
-        )  # the one reported_at_ms longest ago first
+        self._reported_at_ms: OrderedDict[str, int] = OrderedDict()  # the oldest report first
         # Dictionaries, since they keep the order.
         self._alive: dict[str, None] = {}
         self._ended: dict[str, None] = {}
-        # The last ones, with when they were, and how many of the newest are to be reported_at_ms.
+        # The last hand-overs with their times, and how many of the newest are not reported yet.
         self._handovers: deque[tuple[int, tuple[int, int]]] = deque(maxlen=HANDOVERS_MAX)
         self._unreported = 0
 
@@ -58,11 +55,11 @@ class ClientReports:
 
     @property
     def has_ended(self) -> bool:
-        """Whether an end is to be reported_at_ms."""
+        """Whether the end of a client waits for a frame."""
         return bool(self._ended)
 
     def add_alive(self, client_id: str, now_ms: int) -> bool:
-        """Note a sign of life, by monotonic time; True: it is to be reported_at_ms."""
+        """Note a call of a client, by monotonic time; return whether a report is due."""
         reported_at_ms = self._reported_at_ms
         if now_ms - reported_at_ms.get(client_id, now_ms - REPORT_PERIOD_MS) < REPORT_PERIOD_MS:
             return False
@@ -74,51 +71,48 @@ class ClientReports:
         return True
 
     def add_ended(self, client_id: str) -> None:
-        """Note that a client has ended; its next sign of life is reported_at_ms at once."""
+        """Note the end of a client. Its next call is reported at once."""
         self._reported_at_ms.pop(client_id, None)
         self._alive.pop(client_id, None)
         self._ended[client_id] = None
         _cut(self._ended, self._clients_max)
 
     def add_handovers(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
-        """Note that a client has what was popped for it, by slot and identity."""
-        kept = self._handovers
+        """Note that a client has received deliveries, by slot and identity."""
+        handovers = self._handovers
         for delivery in deliveries:
-            kept.append((now_ms, delivery))
+            handovers.append((now_ms, delivery))
             self._unreported += 1
-        while kept and kept[0][0] < now_ms - HANDOVER_RETENTION_MS:
-            kept.popleft()
-        self._unreported = min(self._unreported, len(kept))
+        while handovers and handovers[0][0] < now_ms - HANDOVER_RETENTION_MS:
+            handovers.popleft()
+        self._unreported = min(self._unreported, len(handovers))
 
     def forget_deliveries(self) -> None:
-        """Forget hand-overs: they were of another store."""
+        """Forget the hand-overs: the store of their deliveries was replaced."""
         self._handovers.clear()
         self._unreported = 0
 
     def take(self) -> FrameReports:
-        """Return what the next frame tells."""
-        kept, first = self._handovers, len(self._handovers) - self._unreported
-        last = min(first + HANDOVERS_PER_FRAME_MAX, len(kept))
-        handovers = [kept[n][1] for n in range(first, last)]
+        """Return the reports of the next frame, and remove them."""
+        first = len(self._handovers) - self._unreported
+        last = min(first + HANDOVERS_PER_FRAME_MAX, len(self._handovers))
+        handovers = [self._handovers[n][1] for n in range(first, last)]
         self._unreported -= len(handovers)
         return FrameReports(_take(self._alive), _take(self._ended), handovers)
 
     def close(self) -> None:
-        """Know that the stream is lost: a new broker may have heard of nobody, nor of hand-overs.
-
-        Also of those that were reported_at_ms already.
-        """
+        """Report all clients and hand-overs again: the broker of the next stream may be new."""
         self._reported_at_ms.clear()
         self._unreported = len(self._handovers)
 
 
-def _cut(of: dict[str, None] | OrderedDict[str, int], most: int) -> None:
-    while len(of) > most:
-        del of[next(iter(of))]
+def _cut(clients: dict[str, None] | OrderedDict[str, int], count_max: int) -> None:
+    while len(clients) > count_max:
+        del clients[next(iter(clients))]
 
 
-def _take(of: dict[str, None]) -> list[str]:
-    taken = list(islice(of, CLIENTS_PER_FRAME_MAX))
+def _take(clients: dict[str, None]) -> list[str]:
+    taken = list(islice(clients, CLIENTS_PER_FRAME_MAX))
     for client_id in taken:
-        del of[client_id]
+        del clients[client_id]
     return taken

@@ -1,9 +1,9 @@
-"""The routes that a proxy keeps for a start without controllers: a cache, as JSON.
+"""The file of routes, for a start without controllers: a cache, as JSON.
 
     {"cluster": "tidemill", "groups": {"broker-0": {"version": 7, "master": "10.0.0.1:10911",
                                                     "addresses": ["10.0.0.1:10911", ...]}}}
 
-What is of another cluster, or makes no sense, is a cache that is lost, and no more than that.
+The file is a cache. A proxy ignores a file of another cluster and a file that it cannot parse.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def to_text(cluster: str, routes: Mapping[str, MasterRoute]) -> str:
 
 
 def from_text(cluster: str, text: str) -> dict[str, MasterRoute]:
-    """Return what `to_text` was given; nothing of another cluster, or of what makes no sense."""
+    """Return the routes of `to_text`; none if the text is invalid or of another cluster."""
     try:
-        found = json.loads(text)
-        if found["cluster"] != cluster:
+        parsed = json.loads(text)
+        if parsed["cluster"] != cluster:
             return {}
         return {
             str(name): MasterRoute(
                 int(one["version"]), str(one["master"]), tuple(map(str, one["addresses"]))
             )
-            for name, one in found["groups"].items()
+            for name, one in parsed["groups"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
