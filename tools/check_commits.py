@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST = "f378c636d1e2fbe94d465fe5c0df7b104da2a6c5"
+FIRST = "6cfc1bedf4366f78788ef4a80d66593aa77f63d1"
 LENGTH_MAX = 70  # Characters: `git log --oneline` fits on a line of 80 columns.
 SUBJECT = re.compile(r"[\w./-]+(?:,? [\w./-]+)*: (?P<verb>[a-z][a-z-]*)\b.*[^.\s]")
 # An approximation: these words and endings begin a statement, not an imperative.
