@@ -208,7 +208,7 @@ def archive_compact(to: To, master: Master = None, config: Config = None) -> Non
 
 def archive_expire(
     to: To,
-    days: Annotated[float, typer.Option(min=0, help="Age in days from which messages expire.")],
+    days: Annotated[float, typer.Option(min=0, help="Largest age of messages, in days.")],
     topic: TopicNames = None,
     option: OptionPairs = None,
     dry_run: Annotated[

@@ -40,11 +40,11 @@ def audit(
             parser=seconds,
             metavar=DURATION,
             show_default="10m",
-            help="Age from which a missing message is a finding.",
+            help="Smallest age of a missing message that counts.",
         ),
     ] = 600,
     late_ms: Annotated[
-        int, typer.Option(min=0, help="Delay in ms from which a timer is late.")
+        int, typer.Option(min=0, help="Largest allowed delay of a timer, in ms.")
     ] = 1000,
     window: Annotated[str, typer.Option(help="Time window of tables and charts.")] = "5 minutes",
     filtered_group: Annotated[
