@@ -31,23 +31,18 @@ _PAIR: Final = ("topic", "consumer_group")
 _COUNTERS: Final = (
     ("long_polling", "Receives that may wait.", ("polling_mode",), "long_polls"),
     ("receive", "Receives that have ended.", ("polling_mode", "outcome"), "receives"),
-    (
-        "short_polling_hit",
-        "Receives whose very first pop found something at once.",
-        (),
-        "first_hits",
-    ),
+    ("short_polling_hit", "Receives with messages in the first pop.", (), "first_hits"),
     ("notification", "Answers of brokers asked for a hint.", ("has_message",), "notifications"),
     (
         "notification_failed",
-        "Hints that a broker refused, or whose link was lost.",
+        "Hints that failed: rejected by the broker, or lost with the link.",
         (),
         "notification_failures",
     ),
     ("notification_coalesced", "Polls that joined a hint already asked for.", (), "coalesced"),
     (
         "notified_pop",
-        "Pops where a hint pointed; a miss: somebody else was faster.",
+        "Pops at the broker of a hint; a miss: another consumer was faster.",
         ("outcome",),
         "notified_pops",
     ),
@@ -85,13 +80,11 @@ class PollingMetrics:
         )
         switches = CounterMetricFamily(
             "rocketmq_proxy_polling_mode_switch_total",
-            "Pairs of topic and group whose polls wait in another way from then on.",
+            "Changes of the wait mode of a topic and group.",
             labels=("to",),
         )
         modes = GaugeMetricFamily(
-            "rocketmq_proxy_polling_mode",
-            "Pairs of topic and group whose polls wait in this way.",
-            labels=("mode",),
+            "rocketmq_proxy_polling_mode", "Topics and groups in this wait mode.", labels=("mode",)
         )
         of_pairs: Counter[str] = Counter(mode.name for mode in polling.modes.values())
         for name in ("notify", "direct"):

@@ -83,7 +83,7 @@ def read_events(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the events of a task as batches. Runs in an executor.
 
-    If the log is another one or ends too early for `short_s`, the rest of the range is lost. With
+    If the log was replaced or ends too early for `short_s`, the rest of the range is lost. With
     `failOnDataLoss=false`, an unreadable part of the log is a row.
     """
     client = connect(options.connection)
@@ -212,7 +212,7 @@ def _report_loss(options: SourceOptions, what: str, *, goes_on: str) -> None:
 
 
 def _short_logs(cluster: ClusterState, positions: Mapping[str, LogPosition]) -> set[str]:
-    """Return the broker groups that were removed or whose logs end before a position."""
+    """Return removed broker groups, and broker groups with a log that ends before a position."""
     short = set()
     for broker, position in positions.items():
         now = cluster.logs.get(broker)

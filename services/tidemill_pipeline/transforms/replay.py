@@ -57,15 +57,14 @@ def to_send(
 ) -> DataFrame:
     """(body, body_encoding, tag, keys, message_group | due_timestamp, properties), in order.
 
-    One row a message, as it was stored but for what `expressions` set: a packed body stays packed,
-    where `is_packed` says that it comes so. Without a timing messages go at once and keep their
-    message groups, unless a due time is set; delayed messages have none, and the group is a
-    property.
+    One row per message, as stored, with the columns that `expressions` set. A packed body stays
+    packed (`is_packed`). Without a timing, messages are sent at once and keep their message groups,
+    unless a due time is set. A delayed message has no message group; a property keeps it.
     """
     given = expressions or {}
     packed = F.try_element_at("system_properties", F.lit(ENCODING))
     is_as_stored = is_packed and "body" not in given
-    # What a message was known by stays beside what is set.
+    # The original id and position stay besides the new values.
     kept = messages.withColumns(
         {_STORED: F.col("properties"), _ENCODING: packed if is_as_stored else _none()}
     )
@@ -92,12 +91,12 @@ def _none() -> Column:
 
 
 def _properties(*, group: Column | None) -> Column:
-    """Return what a message has of its user, and where it was first; that alone has to have room.
+    """Return the user properties and the origin of a message, at most PROPERTIES_MAX.
 
-    One that was replayed before keeps the id, and the place, that it had first, whatever is set.
+    A message that was replayed before keeps its first id and position.
     """
     place = F.concat_ws("/", "topic", "broker", "queue_id", "queue_offset")
-    # What matters most comes first. Groups may be set, by properties too.
+    # The most important property first. Expressions may set groups, also by properties.
     added = {
         ORIGINAL_ID: (_STORED, F.col("message_id")),
         ORIGINAL_GROUP: ("properties", _none() if group is None else group),

@@ -23,12 +23,12 @@ from tidemill.admin.json.topics import QueueView
 
 MAX_ATTEMPTS = "Deliveries before a message becomes a dead letter."
 RETRY = "Delay of a message before its next delivery."
-START_FROM = "Position at which the group begins to read a topic."
+START_FROM = "Start position of the group in a topic."
 REQUESTED_DRY_RUN = "Check the request and answer without a change."
 
 
 class DeliveryOrder(StrEnum):
-    """The order in which a group receives the messages of a queue."""
+    """Delivery order of the messages of a queue."""
 
     CONCURRENT = "CONCURRENT"
     FIFO = "FIFO"
@@ -106,7 +106,7 @@ class ConsumerGroupDeletionView(Schema):
     dry_run: bool = DRY_RUN
     by: str = BY
     group: ConsumerGroupView = Field(description="The group.")
-    topics: list[str] = Field(description="Topics in which its progress is lost.")
+    topics: list[str] = Field(description="Topics with lost progress.")
     lag: int = Field(description="Unacknowledged messages of the group in these topics.")
     unreachable: list[str] | None = UNREACHABLE
 
@@ -197,7 +197,7 @@ class OffsetResetRequest(Schema):
 
 
 class PullOffsetDeletionRequest(Schema):
-    """The topic whose pull offsets to delete."""
+    """Topic of the deleted pull offsets."""
 
     topic: Text = Field(min_length=1, description="Name of the topic.")
     dry_run: bool = Field(False, description=REQUESTED_DRY_RUN)

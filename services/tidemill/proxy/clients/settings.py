@@ -1,6 +1,6 @@
 """The effective settings of a client, by its language.
 
-The answer is a copy of the client's own settings, in which the server overwrites some fields.
+The answer is a copy of the client's own settings. The server overwrites some fields.
 Clients of some languages support only one of the two kinds of back-off, or interpret it
 differently.
 """
@@ -118,7 +118,7 @@ def _copy(settings: v2.Settings, measured: Collection[int]) -> v2.Settings:
 
 
 def measured_languages(*, is_on: bool, is_tls_required: bool) -> frozenset[int]:
-    """Return the languages whose clients send metrics.
+    """Return the languages of clients that send metrics.
 
     Go and C++ clients use OpenCensus. Node.js and Rust clients have no metrics.
     """
