@@ -6,9 +6,9 @@ The base is cloned and set up once in the cache of tools. Each benchmark runs in
 so a change of the machine's speed meets both. A pair of runs gives one ratio of each figure, new to
 old. The table has the median of the ratios and an interval that contains the true median with at
 least 90 % probability. A figure is worse if its whole interval is above the limit. It is not
-measurable if the interval contains the limit; more pairs make the interval narrower. The exit
-status is 1 if a figure is worse. Figures are the numbers whose name has `cpu` or `us`: CPU
-time depends less on the load of the machine than a rate.
+measurable if the interval contains the limit; more pairs make the interval narrower. Figures are
+the numbers whose name has `cpu` or `us`: CPU time depends less on the load than a rate. The exit
+status is 1 if a figure is worse, and 2 if a benchmark failed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from tools.cached_build import cached
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FIGURE: Final = re.compile(r"cpu(?!s\b)|\bus$")
+# Not the cost of a call, or that of a program which is not ours: the load, and grpcio beside us.
+OTHER: Final = re.compile(r"percent|echo|grpcio|\b(load|client)_")
 PROBABILITY: Final = 0.9
 
 
@@ -42,17 +44,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--targets", default="setup", help="What make prepares in the base tree.")
     parser.add_argument("arguments", nargs="*", help="Arguments of each benchmark.")
     given = parser.parse_args(arguments)
-    base = base_tree(given.base, given.targets.split())
     verdicts = []
-    for name in given.only.split(","):
-        pairs = []
-        for number in range(given.pairs):
-            print(f"{name}: pair {number + 1} of {given.pairs}", file=sys.stderr)
-            # The second tree of a pair may meet a warmer machine, so the trees take turns.
-            trees = (base, ROOT) if number % 2 else (ROOT, base)
-            found = {tree: run(tree, name, given.arguments) for tree in trees}
-            pairs.append((found[base], found[ROOT]))
-        verdicts += report(name, pairs, limit=given.limit)
+    try:
+        base = base_tree(given.base, given.targets.split())
+        for name in given.only.split(","):
+            pairs = []
+            for number in range(given.pairs):
+                print(f"{name}: pair {number + 1} of {given.pairs}", file=sys.stderr)
+                # The second run of a pair may meet a warmer machine, so the trees take turns.
+                trees = (base, ROOT) if number % 2 else (ROOT, base)
+                found = {tree: run(tree, name, given.arguments) for tree in trees}
+                pairs.append((found[base], found[ROOT]))
+            verdicts += report(name, pairs, limit=given.limit)
+    except subprocess.CalledProcessError as error:
+        print(f"{error}\n{error.output or ''}", file=sys.stderr)
+        return 2
     return int("worse" in verdicts)
 
 
@@ -87,7 +93,7 @@ def figures(result: Any) -> dict[str, float]:
         elif isinstance(part, list):
             for value in part:
                 collect(value, name)
-        elif isinstance(part, int | float) and FIGURE.search(name):
+        elif isinstance(part, int | float) and FIGURE.search(name) and not OTHER.search(name):
             values[name].append(part)
 
     collect(result, "")

@@ -16,6 +16,9 @@ def test_figures_are_the_numbers_that_speak_of_cpu() -> None:
         "start_s": 0.5,
         "engine": {"cpu_us": 3, "per_second": 9},
         "call": {"us": 7},
+        "idle_cpu_percent": 4,
+        "load_cpu_us": 5,
+        "unary": {"grpcio": {"us": 8}},
         "runs": [
             {"send": {"cpu_s_per_million": {"proxy": 10.0}}},
             {"send": {"cpu_s_per_million": {"proxy": 12.0}}},
