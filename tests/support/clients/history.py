@@ -1,14 +1,13 @@
-"""What clients saw of one subscription, and the verdict on it.
+"""The clients' calls for one subscription, and the verdict on them.
 
-One history is the view of one consumer group on one topic. Whoever drives the clients notes every
-send, receive and ack as it happens; afterwards `judge` compares what was seen with what is
-promised. It needs no clock: the order in which things were noted is the order in which they
-happened, and what takes time is noted at its begin and at its end. So a message that arrives while
-its send is still unanswered, or an ack that is applied while its answer is on the way, is judged
-right.
+One history covers one consumer group on one topic. The test records every send, receive and ack as
+it happens. Afterwards `judge` compares the history with the delivery guarantees. A history needs no
+clock: the order of the records is the order of the events. The test records both the begin and the
+end of a send or an ack. So the verdict is right even if a message arrives before the answer to its
+send, or if the broker applies an ack before its answer arrives.
 
-Judge once the subscription is quiescent: everything that was sent has been received and acked, and
-the group has polled in vain for longer than an invisible duration.
+Call `judge` when the subscription is quiescent: all messages are received and acked, and the
+consumer group has received nothing for longer than an invisible duration.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ SHOWN_MAX = 10  # findings of each kind in the text of a verdict
 
 
 class Outcome(enum.Enum):
-    """How a call ended, as its caller knows it."""
+    """The outcome of a call, as its caller knows it."""
 
     OK = "ok"
-    UNKNOWN = "unknown"  # no answer: it may have been carried out, now or later
-    FAILED = "failed"  # refused: it was not carried out
+    UNKNOWN = "unknown"  # no answer: the server may apply it, now or later
+    FAILED = "failed"  # rejected: the server did not apply it
 
 
 @dataclass(slots=True, kw_only=True)
 class Send:
-    """One try to send a message; tried again it is another message with another key."""
+    """One attempt to send a message. A retry is another message with another key."""
 
     key: str
     message_group: str
@@ -41,7 +40,7 @@ class Send:
     outcome: Outcome = Outcome.UNKNOWN
 
     def ended(self, outcome: Outcome) -> None:
-        """Note how the send ended."""
+        """Record the outcome of the send."""
         self.outcome = outcome
 
 
@@ -53,12 +52,12 @@ class Ack:
     attempt: int
     begun_at: int
     clock: Iterator[int]
-    place: str = ""  # as of the receive
+    place: str = ""  # the same as in `Receive`
     outcome: Outcome = Outcome.UNKNOWN
     ended_at: int | None = None
 
     def ended(self, outcome: Outcome) -> None:
-        """Note how the ack ended."""
+        """Record the outcome of the ack."""
         self.outcome = outcome
         self.ended_at = next(self.clock)
 
@@ -69,13 +68,13 @@ class Receive(NamedTuple):
     key: str
     received_at: int  # the same for all messages of one answer
     position: int  # in that answer
-    attempt: int  # which delivery of the message it is, 0 where nobody says
-    # The broker group that had it: a send that was moved to another one may be stored at both.
+    attempt: int  # delivery attempt of the message; 0: unknown
+    # Broker group of the message: both groups may store a send that was moved.
     place: str = ""
 
 
 class Verdict(NamedTuple):
-    """What is wrong with a history, as sentences; nothing when all lists are empty."""
+    """Violations in a history, as sentences. Empty lists mean a clean history."""
 
     lost: Sequence[str]
     duplicated: Sequence[str]
@@ -84,7 +83,7 @@ class Verdict(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether the history has no violation."""
         return not any(self)
 
     def __str__(self) -> str:
@@ -97,7 +96,7 @@ class Verdict(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """Everything that was noted."""
+    """All recorded calls of one subscription."""
 
     sends: dict[str, Send] = field(default_factory=dict)
     receives: list[Receive] = field(default_factory=list)
@@ -106,9 +105,9 @@ class History:
     _clock: Iterator[int] = field(default_factory=count)
 
     def send(self, key: str, *, message_group: str = "") -> Send:
-        """Note that a message is about to be sent; `key` names it, and its body says it.
+        """Record the begin of a send. The message's body contains `key`.
 
-        The messages of a message group are sent one after the other.
+        The test sends the messages of a message group one after the other.
         """
         assert key not in self.sends, f"{key} is sent twice: the key must name one try"
         send = Send(key=key, message_group=message_group, begun_at=next(self._clock))
@@ -118,7 +117,7 @@ class History:
     def received(
         self, keys: Sequence[str], attempts: Sequence[int] = (), places: Sequence[str] = ()
     ) -> None:
-        """Note the messages of one answer, in its order: which delivery of each it is, of whom."""
+        """Record the messages of one answer in order, with their attempts and broker groups."""
         now = next(self._clock)
         attempts = attempts or [0] * len(keys)
         places = places or [""] * len(keys)
@@ -130,7 +129,7 @@ class History:
         ]
 
     def ack(self, key: str, attempt: int = 0, place: str = "") -> Ack:
-        """Note that a delivery is about to be acked."""
+        """Record the begin of an ack."""
         ack = Ack(
             key=key, attempt=attempt, begun_at=next(self._clock), clock=self._clock, place=place
         )
@@ -138,11 +137,11 @@ class History:
         return ack
 
     def give_up_order(self) -> None:
-        """Note that what was sent before may come behind what comes from now on."""
+        """Record that earlier messages may now come after later ones."""
         self._order_given_up_at.append(next(self._clock))
 
     def unsettled(self) -> set[str]:
-        """Return what was sent with OK and not acked yet: what a drain has to wait for."""
+        """Return the stored messages without an ack. A drain waits for them."""
         settled = {ack.key for ack in self.acks if ack.outcome is not Outcome.FAILED}
         return {
             key
@@ -151,7 +150,7 @@ class History:
         }
 
     def told_of_unsettled(self) -> str:
-        """Return all that was noted of some of what is unsettled, a line each."""
+        """Return the records of the first unsettled messages, one per line."""
         noted: list[Receive | Ack | Send] = [*self.receives, *self.acks, *self.sends.values()]
         return "\n".join(
             str(one)
@@ -161,7 +160,7 @@ class History:
         )
 
     def judge(self) -> Verdict:
-        """Compare what was seen with what is promised."""
+        """Compare the history with the delivery guarantees."""
         return Verdict(
             lost=self._lost(),
             duplicated=self._duplicated(),
@@ -198,10 +197,10 @@ class History:
         return findings
 
     def _out_of_order(self) -> list[str]:
-        """Find what overtook an earlier message of its message group.
+        """Find messages that overtook an earlier message of their message group.
 
-        All earlier ones must be settled, or come before it in the same answer. A send of unknown
-        outcome may be carried out late, so nothing has to wait for it.
+        All earlier messages must be settled, or come before it in the same answer. The server may
+        apply a send of unknown outcome late, so other messages need not wait for it.
         """
         waiting: dict[str, list[Send]] = defaultdict(list)
         for send in reversed(self.sends.values()):
@@ -214,7 +213,7 @@ class History:
             if (this := self.sends.get(key)) is None:
                 continue
             earlier_sends = waiting[this.message_group]
-            # Those that were settled before this receive were so before all later ones.
+            # A message that was settled before this receive was settled before later receives.
             while (
                 earlier_sends and settled_at.get(earlier_sends[-1].key, received_at) < received_at
             ):
@@ -233,9 +232,10 @@ class History:
         return findings
 
     def _settled_at(self) -> dict[str, int]:
-        """Return since when each message may count as settled.
+        """Return the earliest time at which each message may count as settled.
 
-        An ack is applied after its begin; one without an answer was not if the message came again.
+        The broker applies an ack after its begin. If the message came again, the broker did not
+        apply an ack without an answer.
         """
         last_received_at = {key: received_at for key, received_at, *_ in self.receives}
         settled_at: dict[str, int] = {}
@@ -249,9 +249,9 @@ class History:
 
 
 def _is_again(received: Receive, ack: Ack) -> bool:
-    """Whether a message came again that was settled: in a delivery that is not an earlier one.
+    """Return whether a settled message came again, in the same or a later delivery attempt.
 
-    An earlier one may have been on its way for longer than it was hidden from others.
+    An earlier delivery may have been in flight for longer than its invisible duration.
     """
     assert ack.ended_at is not None, "the ack was answered"
     return received.received_at > ack.ended_at and received.attempt >= ack.attempt

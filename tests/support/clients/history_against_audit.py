@@ -1,10 +1,9 @@
-"""What clients noted against what an audit of the broker's own events found.
+"""A comparison of the clients' history with an audit of the broker's events.
 
-Both judge the same run, by other witnesses: the history by what clients were told, the audit by
-what stands in the log. `compare` says where they differ, for each consumer group. A delivery of
-which only the log knows is one whose answer was lost, and those are listed; each must have been
-made when answers were lost, because a receive failed or a process was killed, or it is a difference
-as well.
+Both judge the same run: the history from the clients' answers, the audit from the log. `compare`
+lists the differences for each consumer group. If only the log has a delivery, its answer was lost.
+`compare` lists these deliveries too. Such a delivery must fall into a time of lost answers, in
+which a receive failed or a process was killed. Otherwise it is a difference.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from tests.support.clients.history import History
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-KINDS = ("missing", "duplicate", "early")  # what both name
+KINDS = ("missing", "duplicate", "early")  # findings that both sides report
 _REPEATS = ("duplicate", "redelivered")
 
 
 class Delivery(NamedTuple):
-    """One delivery, as the log tells it."""
+    """One delivery in the log."""
 
     group: str
     key: str
     attempt: int
     at_ms: int
-    # Where its message first stood: a send that was repeated may be stored twice.
+    # First position of its message: the broker may store a repeated send twice.
     place: str = ""
 
     def __str__(self) -> str:
@@ -38,7 +37,7 @@ class Delivery(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """When answers were lost: a receive that failed, or a kill. By the machine's wall clock."""
+    """A time of lost answers by the wall clock: a failed receive or a kill."""
 
     begun_ms: int
     ended_ms: int
@@ -51,15 +50,15 @@ class Witness:
     topic: str
     group: str
     received: Sequence[tuple[str, int]]  # key and attempt of each delivery
-    found: Mapping[str, frozenset[str]]  # keys by kind, as the audit names it
+    found: Mapping[str, frozenset[str]]  # keys by the audit's name of the kind
     failed: Sequence[Failed]
-    # A push consumer in order gives its listener a message again by itself, as another attempt.
+    # An ordered push consumer itself passes a message to its listener again, as a new attempt.
     repeats_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Where two opinions differ, and what only one can know, as sentences."""
+    """The differences and the lost answers, as sentences."""
 
     differences: Sequence[str]
     lost_answers: Sequence[str]
@@ -75,16 +74,16 @@ def witness_of(
     duplicate: Iterable[str] | None = None,
     repeats_itself: bool = False,
 ) -> Witness:
-    """Return what a history says.
+    """Return the witness of a history.
 
-    `duplicate`: what came again after its ack where a history alone cannot judge that.
+    `duplicate`: keys that came again after their ack, if the history alone cannot judge that.
     """
     verdict = history.judge()
     received = [(one.key, one.attempt) for one in history.receives]
     if duplicate is None:
         duplicate = map(_key, verdict.duplicated)
     found = {
-        # What came and was never acked is under way to an audit.
+        # To the audit, a received message without an ack is in flight.
         "missing": frozenset(map(_key, verdict.lost)) - {key for key, _ in received},
         "duplicate": frozenset(duplicate),
         "early": frozenset(early),
@@ -102,9 +101,9 @@ def witness_of(
 def audited(
     spark: SparkSession, events: DataFrame, to: str, key_of: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], list[Delivery]]:
-    """Return the findings of an audit that has written to `to`, and what its events deliver.
+    """Return the findings of the audit in folder `to`, and the deliveries in its events.
 
-    Messages are named by their keys: `key_of` has those whose id is another one.
+    The results name messages by key. `key_of` maps the ids that differ from the key.
     """
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
@@ -135,10 +134,10 @@ def compare(
     *,
     slack_ms: int,
 ) -> Compared:
-    """Compare what subscriptions saw with an audit's findings of their topics and groups.
+    """Compare subscriptions with an audit's findings on their topics and consumer groups.
 
-    A delivery may be made up to `slack_ms` after its receive has failed: a broker goes on with what
-    it was asked for a while, though nobody waits for it any more.
+    The broker may deliver up to `slack_ms` after the receive failed: it continues for a while
+    after the client has given up.
     """
     findings = list(findings)
     told: dict[str, list[Delivery]] = defaultdict(list)
@@ -161,12 +160,12 @@ def compare(
 
 
 def times_of(finding: Mapping[str, Any]) -> int:
-    """Return how many deliveries a finding is about: `delivered 2 times ...`; of others one."""
+    """Return the number of deliveries in a finding: 2 for `delivered 2 times ...`, else 1."""
     return int(finding["detail"].split()[1]) if finding["kind"] in _REPEATS else 1
 
 
 def _found_by_one(witnesses: Sequence[Witness], findings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Say what one of the two found alone."""
+    """Return the findings of only one side."""
     noted = {
         kind: {(seen.group, key) for seen in witnesses for key in seen.found[kind]}
         for kind in KINDS
@@ -179,7 +178,7 @@ def _found_by_one(witnesses: Sequence[Witness], findings: Iterable[Mapping[str, 
         if kind not in found:
             continue
         if group is None and finding["topic"] in topics:
-            # What was never stored, or fired early, groups notice each by itself.
+            # Each consumer group reports a missing or early message separately.
             found[kind] |= {one for one in noted[kind] if one[1] == key} or {("", key)}
         elif (finding["topic"], group) in subscriptions:
             found[kind].add((group, key))
@@ -192,7 +191,7 @@ def _found_by_one(witnesses: Sequence[Witness], findings: Iterable[Mapping[str, 
 
 
 def _unheard_of(own: Sequence[Witness], told: Sequence[Delivery]) -> list[str]:
-    """Say which deliveries of a group came and are told by no event."""
+    """Return the received deliveries of a consumer group that have no event."""
     keys = {one.key for one in told}
     received = Counter(
         (key, attempt)
@@ -212,7 +211,7 @@ def _untold(
     failed: Sequence[Failed],
     slack_ms: int,
 ) -> tuple[list[Delivery], list[Delivery]]:
-    """Return the deliveries that no client has told: lost answers, and what nothing explains."""
+    """Return the deliveries that no client reported: lost answers, and unexplained ones."""
     lost: list[Delivery] = []
     unexplained: list[Delivery] = []
     alike: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
@@ -234,7 +233,7 @@ def _untold(
 def _counted(
     group: str, told: Iterable[Delivery], findings: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """Find where the audit's repeats are not those that the log has."""
+    """Return the messages whose repeats differ between the audit and the log."""
     made: dict[str, Counter[str]] = defaultdict(Counter)
     for one in told:
         made[one.key][one.place] += 1

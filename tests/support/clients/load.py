@@ -1,4 +1,4 @@
-"""Producers and consumers that go on whatever happens, and note it all in a history."""
+"""Producers and consumers that continue after every error and record all calls in a history."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVISIBLE_MS = 3_000
 PAUSE_S = 0.02  # after a failed call: a broker that is down must not be called in a busy loop
-STILL_S_MAX = 100.0  # without a message, after which it is told what is not settled
-LAZY_SHARE = 0.01  # of deliveries that a consumer forgets, and of those that it gives back
-BACKLOG_MAX = 500  # messages; a forgotten one blocks its queue of an ordered topic, so it may lag
+STILL_S_MAX = 100.0  # longest time without a message; the load then fails
+LAZY_SHARE = 0.01  # share of deliveries that a consumer forgets, and share that it gives back
+BACKLOG_MAX = 500  # messages; a forgotten message of an ordered topic blocks its queue for a while
 
 
 @dataclass(slots=True)
 class Load:
-    """One topic, one group, and who produces and consumes there."""
+    """One topic and one consumer group, with producers and consumers."""
 
     endpoint: str
     topic: str
     group: str
     rng: random.Random
     message_groups: int = 0  # 0: without order
-    delay_ms: int = 0  # at most, of each message
-    call_s: float = CALL_S  # after which a call is given up
+    delay_ms: int = 0  # largest delay of a message
+    call_s: float = CALL_S  # timeout of a call
     history: History = field(default_factory=History)
     sent_ok: int = 0
     received: int = 0
     acked_ok: int = 0
-    places: set[str] = field(default_factory=set)  # broker groups of what was received
-    # What came before it was due, and when, in monotonic seconds.
+    places: set[str] = field(default_factory=set)  # broker groups of the received messages
+    # Messages that came too early, with their monotonic time in seconds.
     early: dict[str, float] = field(default_factory=dict)
     failed: list[Failed] = field(default_factory=list)  # receives without a whole answer
     _due_at_ms: dict[str, int] = field(default_factory=dict)
@@ -45,13 +45,13 @@ class Load:
 
     @property
     def status(self) -> str:
-        """How far it has come."""
+        """The progress so far."""
         return (
             f"{self.topic}: {self.sent_ok} stored, {self.received} received, {self.acked_ok} acked"
         )
 
     async def run(self, *, producers: int, consumers: int, stop: asyncio.Event) -> None:
-        """Produce until `stop`, and consume until nothing comes any more."""
+        """Produce until `stop`. Consume until all messages are settled."""
         async with asyncio.TaskGroup() as tasks:
             producing = [tasks.create_task(self._produce(n, stop)) for n in range(producers)]
             consuming = [tasks.create_task(self._consume()) for _ in range(consumers)]
@@ -61,11 +61,11 @@ class Load:
                 task.cancel()
 
     async def _quiescence(self) -> None:
-        """Return when all is settled and no delivery that got lost can still come back."""
+        """Return when all messages are settled and no lost delivery can return."""
         loop = asyncio.get_running_loop()
         quiet_s = (2 * INVISIBLE_MS) / 1000
         began_at = loop.time()
-        # Nobody tells when nothing comes any more.
+        # No event marks the last message, so this polls.
         while not self._is_quiet(loop.time() - quiet_s):
             still_s = loop.time() - max(began_at, self._last_received_at)
             assert still_s < STILL_S_MAX, (
@@ -77,7 +77,7 @@ class Load:
         return self._last_received_at < since and not self.history.unsettled()
 
     async def _produce(self, producer: int, stop: asyncio.Event) -> None:
-        # One producer a message group: its messages are sent one after the other.
+        # One producer per message group: it sends its messages one after the other.
         message_group = f"group-{producer}" if self.message_groups else ""
         number = 0
         async with api(self.endpoint, call_s=self.call_s) as client:
@@ -128,7 +128,7 @@ class Load:
                         batch_size=self.rng.choice((1, 8, 32)),
                     )
                 except (grpc.aio.AioRpcError, AssertionError):
-                    # A cut stream or an error as its status: what was popped comes back.
+                    # A cut stream or an error status: popped messages come back.
                     self.failed.append(Failed(begun_ms, _now_ms()))
                     await asyncio.sleep(PAUSE_S)
                     continue
@@ -167,7 +167,7 @@ class Load:
             outcomes = [Outcome.UNKNOWN] * len(acks)
         else:
             outcomes = [outcome_of(entry.status.code) for entry in answer.entries]
-            # A request that was refused as a whole has no entries.
+            # A rejected request has no entries.
             outcomes = outcomes or [outcome_of(answer.status.code)] * len(acks)
         for ack, outcome in zip(acks, outcomes, strict=True):
             ack.ended(outcome)
@@ -185,7 +185,7 @@ def _now_ms() -> int:
 
 
 def outcome_of(code: int) -> Outcome:
-    """Return what a status tells: a request that was refused, or a server that does not know."""
+    """Return the outcome of a status code: OK, a rejected request, or unknown."""
     if code == v2.OK:
         return Outcome.OK
     return Outcome.UNKNOWN if code >= v2.INTERNAL_ERROR else Outcome.FAILED

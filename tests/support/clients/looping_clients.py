@@ -1,13 +1,13 @@
-"""Official clients that go on in every role, whatever happens, and the verdict on what they saw.
+"""Official clients that run in every role through all faults, and the verdict on their history.
 
-`Looping` is one of them in a process of its own, which tells every call as a line of JSON with the
-microseconds at which it began and ended (`tests/e2e/python/loop.py` describes the lines). All share
-the machine's clock, so the lines of all together are one history for each topic and consumer group,
-once they are in the order of their times.
+`Looping` runs one client in its own process. The process reports every call as a line of JSON with
+the begin and the end in microseconds (`tests/e2e/python/loop.py` describes the lines). All clients
+share the machine's clock. Sorted by time, their lines form one history for each topic and consumer
+group.
 
-`judge` compares that with what is promised. A `Disturbance` is what the test did to the server, and
-when. What a disturbance explains is counted apart: an error of a call that overlaps it, and a
-message that comes twice because an answer was lost to its sender or to its receiver.
+`judge` compares the histories with the delivery guarantees. A `Disturbance` is a fault that the
+test caused, with its time. `judge` counts separately what a disturbance explains: an error of an
+overlapping call, and a duplicate after a lost answer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.support.clients.history import History, Outcome
 
 US_PER_MS = 1000
 US_PER_S = 1_000_000
-# How long after a disturbance its effects may still be met: a call's time-out of three seconds,
-# and the back-off of a connection.
+# Longest effect of a disturbance after its end: a call's timeout of three seconds and the back-off
+# of a connection.
 EFFECT_US = 5 * US_PER_S
-# Whoever is answered so late was perhaps told that it took too long: calls end after 3 s, and a
-# proxy answers up to half a second sooner than that.
+# From this duration on, the answer may be a timeout: calls end after 3 s, and a proxy answers up to
+# half a second earlier.
 LATE_ANSWER_US = 2_500_000
-# How long a push consumer may try to ack what its listener took.
+# Longest time in which a push consumer retries the ack of a consumed message.
 ACKED_US = 5 * US_PER_S
 TOPICS = ("normal", "delayed", "ordered")
 ROLES = {
@@ -42,14 +42,14 @@ ROLES = {
     "ordered-simple": ("ordered",),
     "ordered-push": ("ordered",),
 }
-END_S = 20.0  # for a client to end that was told to
+END_S = 20.0  # for a client to exit
 SHOWN_MAX = 10  # findings of each kind in the text of a verdict
 
-Subscription = tuple[str, str]  # consumer group, which is named as its role, and topic
+Subscription = tuple[str, str]  # consumer group (its name is the role) and topic
 
 
 class Told:
-    """What looping clients have told so far, and what follows from it."""
+    """The reports of a looping client so far, with totals."""
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
@@ -60,7 +60,7 @@ class Told:
         self.last_received_at = 0
 
     def note(self, fact: Fact) -> None:
-        """Take one more line."""
+        """Record one line."""
         self.facts.append(fact)
         if fact["fact"] == "received":
             self.received[fact["role"]] += len(fact["keys"])
@@ -68,7 +68,7 @@ class Told:
         elif fact["fact"] == "send" and not fact["error"]:
             self.stored[fact["topic"]].add(fact["key"])
         elif fact["fact"] == "ack":
-            # One whose answer is lost may be done all the same, and then nothing comes again.
+            # An ack without an answer may be applied, and then the message does not come again.
             self.settled[fact["role"]].add(fact["key"])
         self.said[fact["fact"]] += 1
 
@@ -78,7 +78,7 @@ class Told:
 
 
 class Looping:
-    """An official client in a process of its own; its lines are gathered as they come."""
+    """An official client in its own process. A thread collects its lines."""
 
     def __init__(self, name: str, command: Sequence[str], endpoint: str, home: Path) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class Looping:
 
     def _read(self, lines: IO[str]) -> None:
         for line in lines:
-            if line.startswith("{"):  # Some clients greet.
+            if line.startswith("{"):  # Some clients print a greeting.
                 self.told.note(json.loads(line))
 
     @property
@@ -113,12 +113,12 @@ class Looping:
         return self.process.poll() is not None
 
     def stop_sending(self) -> None:
-        """Let it send no more; it says `stopped` when the last send has ended."""
+        """Stop its sends. The client reports `stopped` after the last send."""
         self._stdin.write("stop\n")
         self._stdin.flush()
 
     def end(self) -> int:
-        """Let it exit and return its status, once all that it said is read."""
+        """Let the client exit, read all its lines, and return its exit status."""
         self._stdin.close()
         try:
             status = self.process.wait(END_S)
@@ -127,7 +127,7 @@ class Looping:
         return status
 
     def kill(self) -> None:
-        """End it whatever it does."""
+        """Kill the process and wait for its end."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
@@ -136,23 +136,23 @@ class Looping:
 
     @property
     def status(self) -> str:
-        """How far it has come."""
+        """The progress so far."""
         return f"{self.name}: {self.told}"
 
 
 class Disturbance(NamedTuple):
-    """What was done to the server, and from when to when it was under its effect."""
+    """A fault of the server, with its begin and end in microseconds."""
 
     what: str
     begun: int
     ended: int
-    # Of which calls an error is within what is promised; none where everything should go on.
+    # Calls that may fail; empty if all calls must succeed.
     fails: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class Judged:
-    """What is wrong with what the clients saw, and what a disturbance explains."""
+    """Violations in the clients' history, and the counts that a disturbance explains."""
 
     broken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     explained: Counter[str] = field(default_factory=Counter)
@@ -170,7 +170,7 @@ class Judged:
 
 
 class _Event(NamedTuple):
-    """One thing that happened; of one microsecond the lower rank is first, which is lenient."""
+    """One event. Within a microsecond the lower rank is first, which is lenient."""
 
     at: int
     rank: int
@@ -178,7 +178,7 @@ class _Event(NamedTuple):
 
 
 def events_of(facts: Iterable[Fact]) -> Iterator[_Event]:
-    """Yield the begin and the end of each call, in the order in which they happened."""
+    """Yield the begin and the end of each call in the order of their times."""
     ranks = {"send": (0, 3), "ack": (1, 4)}
     events = []
     for fact in facts:
@@ -191,7 +191,7 @@ def events_of(facts: Iterable[Fact]) -> Iterator[_Event]:
 
 
 def histories_of(facts: Iterable[Fact]) -> dict[Subscription, History]:
-    """Return what each consumer group saw of each of its topics."""
+    """Return the history of each consumer group and topic."""
     found = {(role, topic): History() for role, topics in ROLES.items() for topic in topics}
     under_way: dict[int, list[object]] = {}
     for _, rank, fact in events_of(facts):
@@ -215,11 +215,11 @@ def histories_of(facts: Iterable[Fact]) -> dict[Subscription, History]:
 
 
 def unsettled(told: Sequence[Told]) -> dict[Subscription, set[str]]:
-    """Return what was stored and nobody has tried to ack, without what has nothing."""
+    """Return the stored messages without an ack attempt, only for subscriptions that have some."""
     left = {}
     for role, topics in ROLES.items():
         for topic in topics:
-            # Each in one step: the lines are read by other threads.
+            # Each set in one step: other threads read the lines.
             stored = set[str]().union(*[each.stored[topic] for each in told])
             stored.difference_update(*[each.settled[role] for each in told])
             if stored:
@@ -228,7 +228,7 @@ def unsettled(told: Sequence[Told]) -> dict[Subscription, set[str]]:
 
 
 def judge(facts: Sequence[Fact], disturbances: Sequence[Disturbance]) -> Judged:
-    """Compare what the clients saw with what is promised."""
+    """Compare the clients' history with the delivery guarantees."""
     judged = Judged()
     for (role, topic), history in histories_of(facts).items():
         verdict = history.judge()
@@ -254,13 +254,13 @@ def _judge_times(facts: Sequence[Fact], judged: Judged) -> None:
 def _judge_duplicates(
     facts: Sequence[Fact], disturbances: Sequence[Disturbance], judged: Judged
 ) -> None:
-    """Find what came again behind its ack.
+    """Find messages that came again after their ack.
 
-    The sender of a message whose answer is lost sends it again, so that it may be stored twice. The
-    ack that a push consumer makes of a success may be lost, and it gives up when the delivery is
-    void: so a disturbance between the receive and a little after the success explains it as well.
-    So it is with an ack of which a client does not tell its application how it ended (`untold`);
-    where its answer took as long as a call may, nothing need have disturbed it.
+    Three things explain a duplicate. If the answer to a send is lost, the client sends again, and
+    the broker may store the message twice. If the ack of a push consumer is lost, the consumer
+    gives up when the delivery has expired. Then a disturbance between the receive and `ACKED_US`
+    after the success explains the duplicate. The same holds if the client hides the result of an
+    ack from its application (`untold`). Such an ack may also time out without a disturbance.
     """
     sends = {fact["key"]: fact for fact in facts if fact["fact"] == "send"}
     first_received: dict[tuple[str, str], int] = {}
@@ -304,7 +304,7 @@ def _judge_errors(
         call = fact.get("topic", "") if fact["fact"] == "send" else fact.get("during", "ack")
         begun = fact["begun"]
         if fact["fact"] == "ack":
-            # Its delivery may have ended before the ack was begun, when the others took their time.
+            # Its delivery may have expired before the ack began, while the client acked others.
             begun = received_at[fact["role"], fact["key"]]
         if _disturbed(disturbances, begun, fact["ended"], call):
             judged.explained[f"error of {call}"] += 1

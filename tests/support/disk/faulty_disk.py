@@ -1,14 +1,14 @@
-"""A disk in memory that keeps only what it must, and can lose power at any operation.
+"""A disk in memory that guarantees only synced bytes and can lose power at any operation.
 
-What it may do is what a real disk may do (see `tidemill.broker.engine.store.disk`):
+It fails as a real disk may fail (see `tidemill.broker.engine.store.disk`):
 
-    power cut    each write that was not synced is kept, torn at a random byte, or lost, each on its
-                 own; of each folder's changes that were not synced the first few survive
-    kill         all that was written stays readable, and is as little durable as before
-    failed sync  what was to be synced is on the disk, torn or lost, as after a power cut; it stays
-                 readable, and no later sync writes it: only a write does
-    bad page     a read of it fails; a touch of it through a view ends the process, as SIGBUS does
-                 (`tests.support.processes.own_process` lets a test see that)
+    power cut    each unsynced write is kept, torn at a random byte, or lost, independently of the
+                 others; of a folder's unsynced changes the first few survive
+    kill         all written bytes stay readable; unsynced bytes stay unsynced
+    failed sync  the bytes are on the disk, torn or lost, as after a power cut; they stay readable,
+                 and no later sync writes them again, only a write does
+    bad page     a read fails; an access through a view ends the process, as SIGBUS does
+                 (`tests.support.processes.own_process` lets a test observe that)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.broker.engine.store.segment import PREPARED
 SECTOR = 512
 BLOCK = 4096
 UNBOUNDED = 1 << 40  # bytes: more than any test writes
-Change: TypeAlias = tuple[int, bytes] | int  # a write: where, and what; a resize: to what size
+Change: TypeAlias = tuple[int, bytes] | int  # a write: offset and bytes; a resize: the new size
 Names: TypeAlias = dict[str, "Content"]  # of one folder
 
 
@@ -36,19 +36,19 @@ class PowerCut(Exception):
 
 @dataclass
 class Content:
-    """The bytes of one file, as read now, and what of them is durable."""
+    """The readable and the durable bytes of one file."""
 
     now: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[Change] = field(default_factory=list)
-    blocks: set[int] = field(default_factory=set)  # that hold something: the rest takes no room
+    blocks: set[int] = field(default_factory=set)  # written blocks; holes take no space
     viewed: list[bytearray] = field(default_factory=list)  # of former sizes, with views on them
-    bad: set[int] = field(default_factory=set)  # pages that cannot be read any more
-    # Views of a file with such pages, each with those that were bad when it was made.
+    bad: set[int] = field(default_factory=set)  # unreadable pages
+    # Views of a file with bad pages, each with the pages that were bad when it was created.
     mapped: list[tuple[mmap.mmap, frozenset[int]]] = field(default_factory=list)
 
     def view(self) -> memoryview:
-        """Return the bytes as they are now and will be; of bad pages whoever touches one ends."""
+        """Return a live view of the bytes. An access to a bad page ends the process."""
         if not self.bad:
             return memoryview(self.now).toreadonly()
         size = len(self.now)
@@ -65,18 +65,18 @@ class Content:
         return memoryview(found).toreadonly()
 
     def is_readable(self, offset: int, size: int) -> bool:
-        """Whether no bad page lies in a stretch."""
+        """Return whether a range has no bad page."""
         end = min(offset + size, len(self.now))
         return not any(page * BLOCK < end and offset < (page + 1) * BLOCK for page in self.bad)
 
     def new_blocks(self, offset: int, size: int) -> set[int]:
-        """Return the blocks that a write of `size` bytes would take."""
+        """Return the blocks that a write of `size` bytes would allocate."""
         return set(range(offset // BLOCK, -(-(offset + size) // BLOCK))) - self.blocks
 
     def check_that_nobody_reads(self, name: str) -> None:
-        """Fail where a view is left of a file that is about to be cut or written over.
+        """Fail if a view exists of a file that the engine is about to cut or overwrite.
 
-        Of a mapped file on a real disk that is a SIGBUS, or other bytes than were asked for.
+        On a real disk a mapped file would then cause SIGBUS or show other bytes.
         """
         try:
             self.now.append(0)
@@ -96,11 +96,11 @@ class Content:
             for at in range(offset, min(offset + len(data), len(view))):
                 if at // BLOCK not in bad:
                     view[at] = data[at - offset]
-        # What is written anew a disk puts in another place.
+        # A disk moves rewritten pages to another place.
         self.bad -= set(range(-(-offset // BLOCK), (offset + len(data)) // BLOCK))
 
     def resize(self, size: int) -> None:
-        """Cut or extend in place, unless there are views: these stay of the size they have."""
+        """Cut or extend in place if there are no views. Existing views keep their size."""
         self.blocks = {block for block in self.blocks if block * BLOCK < size}
         self.viewed = [seen for seen in self.viewed if not _resized(seen, len(seen))]
         if not _resized(self.now, size):
@@ -108,24 +108,24 @@ class Content:
             self.now = self.now[:size] + bytes(max(size - len(self.now), 0))
 
     def copy(self) -> Content:
-        """Return the content as another process finds it: nobody has a view of it."""
+        """Return the content as another process finds it, without views."""
         unsynced = list(self.unsynced)
         now, durable = bytearray(self.now), bytearray(self.durable)
         return Content(now, durable, unsynced, set(self.blocks), bad=set(self.bad))
 
     def lose_pages(self, random: Random) -> None:
-        """Let a sync fail: what is on the disk now nobody knows, and the cache calls it written."""
+        """Fail a sync: the disk's bytes are unknown, and the cache counts them as written."""
         self.durable = self.after_power_cut(random).durable
         self.unsynced.clear()
 
     def reload(self) -> None:
-        """Read what is on the disk in place of what is cached, where that counts as written."""
+        """Replace the cached bytes with the bytes on the disk."""
         assert not self.unsynced, "it is synced first"
         assert not self.viewed, "nobody has a view of it yet"
         self.now = bytearray(self.durable)
 
     def make_durable(self) -> None:
-        """Carry over what was written since the last sync: files may be large, and writes few."""
+        """Copy only the unsynced writes: files may be large, and writes few."""
         for change in self.unsynced:
             if isinstance(change, int):
                 self.durable = self.durable[:change] + bytes(max(change - len(self.durable), 0))
@@ -160,14 +160,14 @@ class Content:
 
 
 def _forbid(address: int) -> None:
-    """Let whoever reads a page end the process; Python has no call for it."""
+    """Make an access to a page end the process. Python has no call for it."""
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(BLOCK), 0)
     assert not failed, f"mprotect: {ctypes.get_errno()}"
 
 
 def _resized(data: bytearray, size: int) -> bool:
-    """Give `data` another size, if nobody has a view of it."""
+    """Resize `data` if it has no views; return whether it is resized."""
     try:
         data.append(0)
     except BufferError:
@@ -237,7 +237,7 @@ class FaultyFolder(FaultyFile):
 
     def __init__(self, disk: FaultyDisk, name: str) -> None:
         super().__init__(disk, name, Content())
-        self.close()  # The real one has a descriptor for each folder, and few folders.
+        self.close()  # A real disk has one descriptor per folder, and few folders.
 
     def sync(self) -> None:
         self._disk.sync_folder(self.name)
@@ -255,15 +255,15 @@ class FaultyDisk:
         self.sync_fails_at: int | None = None  # index of the operation from which a sync fails
         self.fails_writes = False
         self.unreadable: set[str] = set()  # names; a view of such a file would end the process
-        self.open_files = 0  # and not closed since; a view needs none
+        self.open_files = 0  # a view needs no open file
         self.advised: list[tuple[str, int, int]] = []
         self._interrupted: tuple[Content, Change] | None = None
-        self._folders: dict[str, Names] = {".": {}}  # durable as soon as they are made
+        self._folders: dict[str, Names] = {".": {}}  # durable from their creation on
         self._durable: dict[str, Names] = {".": {}}
-        self._changes: dict[str, list[Names]] = {}  # by folder: what was not synced
+        self._changes: dict[str, list[Names]] = {}  # unsynced changes by folder
 
     def step(self, what: str, content: Content | None = None, change: Change | None = None) -> None:
-        """Count an operation; at `cut_at` leave it half done and stop."""
+        """Count an operation. At `cut_at`, stop in the middle of it."""
         if self.cut_at is not None and len(self.operations) > self.cut_at:
             raise PowerCut("there is no power any more")
         self.operations.append(what)
@@ -278,14 +278,14 @@ class FaultyDisk:
             raise PowerCut(what)
 
     def _has_room(self, content: Content | None, change: Change) -> bool:
-        """Whether a write fits; a file that is made longer has a hole, and takes nothing."""
+        """Return whether a change fits. A longer file gets a hole, which takes no space."""
         if content is None or isinstance(change, int) or self.capacity_bytes >= UNBOUNDED:
             return True
         wanted = len(content.new_blocks(change[0], len(change[1]))) * BLOCK
         return not wanted or wanted <= self.free_bytes()
 
     def step_sync(self, what: str, content: Content | None = None) -> None:
-        """Count a sync; from `sync_fails_at` on let it fail."""
+        """Count a sync. From `sync_fails_at` on, the next sync fails."""
         fails_at = self.sync_fails_at
         if fails_at is not None and len(self.operations) >= fails_at:
             self.sync_fails_at = None
@@ -313,9 +313,9 @@ class FaultyDisk:
         return changes[survivors - 1] if survivors else durable
 
     def after_kill(self) -> FaultyDisk:
-        """Return the disk as it is after the process died: the kernel has every write.
+        """Return the disk after a kill of the process: the kernel has every write.
 
-        None of it has become durable by that: a power cut may still take it.
+        Unsynced writes stay unsynced: a power cut can still lose them.
         """
         self._end_interrupted()
         copies: dict[int, Content] = {}
@@ -336,7 +336,7 @@ class FaultyDisk:
         return disk
 
     def _end_interrupted(self) -> None:
-        """Decide how much the kernel has of the write in whose middle the process was killed."""
+        """Choose how many bytes the kernel has of the write that the kill interrupted."""
         if self._interrupted is None:
             return
         content, change = self._interrupted
@@ -375,7 +375,7 @@ class FaultyDisk:
         return None if content is None else bytes(content.now)
 
     def need_readable(self, name: str) -> None:
-        """Raise ReadFailed where a read of a file fails."""
+        """Raise ReadFailed if reads of this file fail."""
         if name in self.unreadable:
             raise ReadFailed(f"reading {name}")
 
@@ -425,11 +425,11 @@ class FaultyDisk:
         content.unsynced.clear()
 
     def spoil(self, name: str, *pages: int) -> None:
-        """Let pages of a file be unreadable from now on, for whoever has no view of it yet."""
+        """Make pages of a file unreadable. Existing views are not affected."""
         self._find(name).bad.update(pages)
 
     def zero(self, name: str, begin: int, size: int) -> None:
-        """Let a stretch of a file read as zeros, durably: it was never written, or lost."""
+        """Replace a range of a file with zeros, durably, as after a lost write."""
         content = self._find(name)
         end = min(begin + size, len(content.now))
         content.now[begin:end] = bytes(max(end - begin, 0))
@@ -437,14 +437,14 @@ class FaultyDisk:
         content.unsynced.clear()
 
     def cut(self, name: str, size: int) -> None:
-        """Leave the first bytes of a file, durably."""
+        """Cut a file to its first `size` bytes, durably."""
         content = self._find(name)
         content.now = bytearray(content.now[:size])
         content.durable = bytearray(content.now)
         content.unsynced.clear()
 
     def remove(self, name: str) -> None:
-        """Take a file away behind the engine's back, durably."""
+        """Remove a file without the engine, durably."""
         folder = _folder_of(name)
         del self._folders[folder][name]
         self._durable[folder] = dict(self._folders[folder])

@@ -1,4 +1,4 @@
-"""Replicas of a group: engines on `FaultyDisk`s, with streams that carry everything at once."""
+"""The replicas of a broker group: engines on `FaultyDisk`s, with streams without delay."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tidemill.broker.engine.store.mending import ForeignBytes, mend
 from tidemill.broker.server.replicas.mending import served
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
-MARK_MS = 1_000  # how often the product notes how far the log is durable
+MARK_MS = 1_000  # period in which the broker records the durable end of its log
 
 
 class Node:
-    """One replica: its disk outlives its process."""
+    """One replica. Its disk outlives its process."""
 
     def __init__(self, number: int, config: EngineConfig) -> None:
         self.number = number
@@ -73,7 +73,7 @@ class Node:
         self.disk = self.disk.after_power_cut() if power_cut else self.disk.after_kill()
 
     def sync(self) -> None:
-        """Sync what is written, and say so."""
+        """Sync the written bytes and report it to the log."""
         offset, files = self.engine.log.begin_sync()
         for file in [*files, *self.log.begin_sync()]:
             file.sync()
@@ -84,7 +84,7 @@ class Node:
             pass
 
     def bodies(self) -> list[str]:
-        """What the queue of the topic has, as far as it is applied."""
+        """Return the bodies in the topic's queue, up to the applied end."""
         topic = self.engine.catalog.find_topic("orders")
         if topic is None:
             return []
@@ -94,7 +94,7 @@ class Node:
 
 
 class Group:
-    """All replicas, and what a controller would tell them."""
+    """All replicas, and the view that a controller would send them."""
 
     def __init__(self, count: int = 3, config: EngineConfig = SMALL) -> None:
         self.nodes = [Node(n, config) for n in range(count)]
@@ -102,10 +102,10 @@ class Group:
         self.view = ReplicationView(0, 0, None, frozenset(), frozenset(), 2)
         self._streams: dict[int, tuple[Node, Node]] = {}
         self._next_stream = 1
-        self.cut_off: set[int] = set()  # whom nobody reaches
+        self.cut_off: set[int] = set()  # unreachable replicas
 
     def elect(self, number: int, *members: int) -> None:
-        """Tell everybody who is up of a new epoch."""
+        """Begin an epoch and send its view to all replicas that are up."""
         master = self.nodes[number]
         members = members or (number,)
         self.view = ReplicationView(
@@ -136,7 +136,7 @@ class Group:
                 self._carry(node)
 
     def send(self, *texts: str, size: int = 0) -> None:
-        """Let the master append messages, each of a round; nothing is synced yet."""
+        """Append messages at the master, one round per message, without a sync."""
         assert self.view.master is not None
         node = self.nodes[self.view.master.replica_id]
         topic = node.engine.catalog.find_topic("orders") or node.engine.administration.put_topic(
@@ -152,7 +152,7 @@ class Group:
             self._carry(node)
 
     def settle(self, duration_ms: int = 400) -> None:
-        """Let time pass, and everything be synced, sent, confirmed and applied."""
+        """Advance the clock while all replicas sync, send, confirm and apply."""
         for _ in range(duration_ms // 50):
             self.now_ms += 50
             for node in self.nodes:
@@ -169,9 +169,9 @@ class Group:
                 node.apply()
 
     def mend(self, number: int) -> list[MendOutcome]:
-        """Let a replica ask the others that are up for what was noted; return what came of it.
+        """Mend a replica's recorded damage from the other replicas; return the outcomes.
 
-        Whoever cannot be reached is asked once, and no time passes.
+        The replica asks an unreachable replica once. The clock does not advance.
         """
         node, answers = self.nodes[number], []
         log, damage = node.engine.log, node.engine.log.damage

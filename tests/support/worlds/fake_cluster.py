@@ -1,8 +1,7 @@
 """A cluster for the pipeline's tests: queues and events in memory, over real gRPC, with faults.
 
-It serves what `PipelineSource` and the pulls of the public service serve, in threads of its own, so
-that a test says what is there and what goes wrong. What it says of a real cluster is checked by the
-tests that run against both.
+It serves `PipelineSource` and the public service's pull methods in its own threads. A test chooses
+the contents and the faults. Tests that run against both a fake and a real cluster keep them alike.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 
 FIRST_STORED_AT_MS = 1_700_000_000_000
-EVENT_BYTES = 100  # of the log, one event
-PAGE_ROWS = 16  # messages of an answer
-LISTED_ROWS = 2  # of a page of a listing
+EVENT_BYTES = 100  # of log per event
+PAGE_ROWS = 16  # messages per answer
+LISTED_ROWS = 2  # rows per page of a listing
 
 
 @dataclass
 class FakeQueue:
-    """One queue: messages from `first` on; None is a hole."""
+    """One queue with its messages; None is a hole."""
 
     messages: list[v2.Message | None] = field(default_factory=list)
-    first: int = 0  # of what retention left
+    first: int = 0  # first offset that retention has not removed
 
     @property
     def end(self) -> int:
@@ -54,14 +53,14 @@ class FakeBroker:
     in_flight: list[pb.InFlight] = field(default_factory=list)
     progress: list[pb.Progress] = field(default_factory=list)
     deleted_groups: set[str] = field(default_factory=set)
-    damaged_timers: int = 0  # of the first page of those that wait
+    damaged_timers: int = 0  # reported in the first page of ListPending
     log_min: int = 0
-    damaged: set[int] = field(default_factory=set)  # positions of events that cannot be read
+    damaged: set[int] = field(default_factory=set)  # positions of unreadable events
     error: str = ""
 
     @property
     def groups(self) -> set[str]:
-        """The groups that listings name, but for deleted ones."""
+        """The consumer groups in the listings, without deleted ones."""
         named = {each.consumer_group for each in self.in_flight}
         named.update(each.consumer_group for each in self.progress)
         return named - self.deleted_groups
@@ -72,31 +71,31 @@ class FakeBroker:
 
 
 class FakeCluster:
-    """What is there, and what goes wrong."""
+    """The contents of the cluster, its faults, and a record of the calls."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.brokers: dict[str, FakeBroker] = {}
         self.sent: list[v2.Message] = []
         self.pulls: list[tuple[str, int, int]] = []  # broker, queue, offset
-        self.due_ranges: set[tuple[int, int]] = set()  # of delayed messages, that were asked for
-        self.asked_topics: set[str] = set()  # of them
+        self.due_ranges: set[tuple[int, int]] = set()  # requested from ListPending
+        self.asked_topics: set[str] = set()  # requested from ListPending
         self.calls: list[str] = []
         self.pull_offsets: dict[tuple[str, str, int], int] = {}  # by group, broker and queue
         self.headers: list[dict[str, str]] = []
-        # Faults: how many calls of a method fail from now on, behind how many that pass; and after
-        # how many answers one breaks off.
+        # Faults: `passing` calls of a method succeed, then `failing` calls fail. The next stream
+        # breaks after `breaks_after` answers.
         self.failing: dict[str, int] = {}
         self.passing: dict[str, int] = {}
         self.breaks_after: int | None = None
-        # Broker groups that give no answer to so many of the next looks.
+        # Broker groups with the number of looks that they do not answer.
         self.away: dict[str, int] = {}
-        # Topics that may be looked at, and neither be pulled nor have pull offsets.
+        # Topics whose queues are listed, but that reject pulls and pull offsets.
         self.refused: set[str] = set()
         self.missing_groups: set[str] = set()
-        # Called before each read of messages, so that something happens just then.
+        # Called before each read of messages.
         self.on_pull: Callable[[pb.ReadMessagesRequest], None] = lambda _request: None
-        # Before each read of events.
+        # Called before each read of events.
         self.on_events: Callable[[], None] = lambda: None
         # Called before each look at queues.
         self.on_look: Callable[[], None] = lambda: None
@@ -116,7 +115,7 @@ class FakeCluster:
         stored_at_ms: int = FIRST_STORED_AT_MS,
         step_ms: int = 1,
     ) -> None:
-        """Store messages with bodies and ids that their places make."""
+        """Store messages whose bodies and ids name their positions."""
         with self.lock:
             queue = self._queue(topic, broker, queue_id)
             for _ in range(count):
@@ -135,12 +134,12 @@ class FakeCluster:
                 self._put(queue, queue_id, message)
 
     def put(self, message: v2.Message, broker: str = "broker-a", queue_id: int = 0) -> None:
-        """Store a message as it is."""
+        """Store a message unchanged."""
         with self.lock:
             self._put(self._queue(message.topic.name, broker, queue_id), queue_id, message)
 
     def add_events(self, broker: str, *events: pb.Event) -> None:
-        """Write events, each a record of its own."""
+        """Write events, each as its own record."""
         with self.lock:
             of = self._broker(broker)
             for event in events:
@@ -150,28 +149,28 @@ class FakeCluster:
                 of.events.append(written)
 
     def damage_events(self, broker: str, *indexes: int) -> None:
-        """Let nobody read some of the events."""
+        """Make events unreadable."""
         with self.lock:
             of = self.brokers[broker]
             of.damaged |= {of.events[index].position for index in indexes}
 
     def expire(self, topic: str, broker: str, queue_id: int, first: int) -> None:
-        """Let retention take what lies before an offset."""
+        """Remove the messages before offset `first`, as retention does."""
         with self.lock:
             self.brokers[broker].queues[topic, queue_id].first = first
 
     def restore(self, topic: str, broker: str, queue_id: int, end: int) -> None:
-        """Put an older copy of a broker group's store back: the same log, that ends sooner."""
+        """Restore an older copy of a broker group's store: the same queue with an earlier end."""
         with self.lock:
             del self.brokers[broker].queues[topic, queue_id].messages[end:]
 
     def restore_log(self, broker: str, count: int) -> None:
-        """Let a broker group's log have so many events, as a copy of before has."""
+        """Cut a broker group's log to `count` events, as an older copy would have."""
         with self.lock:
             del self.brokers[broker].events[count:]
 
     def delete(self, topic: str) -> None:
-        """Delete a topic; another one of its name has another id."""
+        """Delete a topic. A new topic of the same name gets another id."""
         with self.lock:
             for broker in self.brokers.values():
                 broker.topic_ids.pop(topic, None)
@@ -179,18 +178,18 @@ class FakeCluster:
                     del broker.queues[key]
 
     def remove(self, broker: str) -> None:
-        """Remove a broker group with all that it has."""
+        """Remove a broker group with its contents."""
         with self.lock:
             del self.brokers[broker]
 
     def make_store_anew(self, broker: str) -> None:
-        """Put an empty store in place of a broker group's: the same ids are given again."""
+        """Replace a broker group's store with an empty one, which assigns the same ids again."""
         with self.lock:
             log_id = f"another-{self.brokers[broker].log_id}"
             self.brokers[broker] = FakeBroker(log_id=log_id)
 
     def is_away(self, broker: str) -> bool:
-        """Say whether a broker group gives no answer, this time."""
+        """Return whether a broker group leaves this look unanswered."""
         left = self.away.get(broker, 0)
         self.away[broker] = max(0, left - 1)
         return left > 0
@@ -213,7 +212,7 @@ class FakeCluster:
     # ------------------------------------------------------------ what is served
 
     def note(self, method: str, context: Any) -> None:
-        """Remember a call, and fail it where it is to fail."""
+        """Record a call, and fail it if a fault is set."""
         with self.lock:
             self.calls.append(method)
             self.headers.append(dict(context.invocation_metadata()))
@@ -225,7 +224,7 @@ class FakeCluster:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[FakeCluster]:
-        """Serve for the block."""
+        """Serve during the block."""
         server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=16), options=[("grpc.so_reuseport", 0)]
         )
@@ -240,7 +239,7 @@ class FakeCluster:
 
 
 def _public(cluster: FakeCluster) -> Any:
-    # What is not served here answers so by itself.
+    # The base class answers the other methods with UNIMPLEMENTED.
     served: Any = _Public
     return served(cluster)
 
@@ -310,8 +309,7 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
         self.cluster.note("SendMessage", context)
         answer = service.SendMessageResponse(status=v2.Status(code=v2.OK))
         if any(each.body == b"spoil the call" for each in request.messages):
-            # As a proxy answers what breaks a rule: for the whole call, of which it keeps nothing,
-            # and so for each of its messages.
+            # A proxy rejects the whole call if one message breaks a rule. It stores none of them.
             status = v2.Status(code=v2.ILLEGAL_MESSAGE_TAG, message="a tag has no |")
             entries = [service.SendResultEntry(status=status) for _ in request.messages]
             return service.SendMessageResponse(status=status, entries=entries)
@@ -463,7 +461,7 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         self.cluster.due_ranges.add((request.due_from_ms, request.due_until_ms))
         with self.cluster.lock:
             breaks_after, self.cluster.breaks_after = self.cluster.breaks_after, None
-        # All pages behind each other, as a proxy has them.
+        # All pages in one stream, as a proxy sends them.
         for page, at in enumerate(range(int(request.cursor or 0), len(items) or 1, LISTED_ROWS)):
             if breaks_after is not None and page >= breaks_after:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
@@ -503,7 +501,7 @@ def _of_groups(broker: FakeBroker, groups: Sequence[str], items: list[Any]) -> l
 
 def _missing(broker: FakeBroker, request: Any) -> list[str]:
     missing = [name for name in request.groups if name not in broker.groups]
-    # Only those who skip it are told: tests of others name groups that nobody has made.
+    # Only requests with `skips_missing` get the list: other tests name unknown groups.
     return missing if request.skips_missing else []
 
 

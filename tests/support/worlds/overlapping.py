@@ -1,8 +1,8 @@
-"""Rounds that overlap, as those of the shell do, over an engine whose disk may lose power.
+"""Overlapping rounds, as in the broker, over an engine whose disk may lose power.
 
-A round is written and left; syncs begin and end between rounds as a seed says, one at a time, each
-for what was written when it began. What clients are told waits until the log is committed up to
-where their round ended.
+The world writes rounds without waiting for a sync. A random schedule begins and ends syncs between
+the rounds, one at a time. A sync covers the bytes that were written when it began. Clients get
+their answers when the log is committed up to the end of their round.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tests.support.worlds.timer_world import TimerWorld
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.store.disk import File
 
-ROUNDS_MAX = 6  # in flight; the seed lets it come to that now and then
+ROUNDS_MAX = 6  # in flight; some schedules reach this limit
 
 
 class OverlappingWorld(World):
-    """A world in which `commit` does not commit."""
+    """A world in which `commit` only writes the round."""
 
     def __init__(self, *arguments: Any, schedule: Random, **options: Any) -> None:
         self._schedule = schedule
         self._told: deque[tuple[int, Callable[[], object]]] = deque()
         self._round_ends: deque[int] = deque()
-        self._sync: tuple[int, list[File]] | None = None  # what the one under way makes durable
-        self.overlaps = 0  # rounds written while another was being synced
+        self._sync: tuple[int, list[File]] | None = None  # end and files of the running sync
+        self.overlaps = 0  # rounds written during a sync
         super().__init__(*arguments, **options)
 
     def commit(self) -> None:
-        """Write the round; syncs may begin and end."""
+        """Write the round. Syncs may begin and end."""
         log_end = self.engine.log.committed_offset
         self.engine.write(self.now_ms)
         if self.engine.log.log_end > (self._round_ends[-1] if self._round_ends else log_end):
@@ -46,23 +46,23 @@ class OverlappingWorld(World):
             self._move()
 
     def tell(self, what: Callable[..., object], *arguments: Any) -> None:
-        """Do what the answer of the last round lets a client do, when that round is committed."""
+        """Call `what`, a client's reaction to its answer, when the last round is committed."""
         self._told.append((self.engine.log.log_end, partial(what, *arguments)))
         self._release()
 
     def settle(self) -> None:
-        """Let all rounds be committed."""
+        """Commit all rounds."""
         self.engine.write(self.now_ms)
         while has_pending(self.engine):
             self._move()
         self._release()
 
     def _move(self) -> None:
-        """Let the sync under way end, or begin one."""
+        """End the running sync, or begin one."""
         if self._sync is None:
             self._sync = self.engine.log.begin_sync()
-            # It reaches the disk before the rounds that are written until it is known to have
-            # ended; or behind them, and then it covers more than it promises.
+            # The sync reaches the disk before the next rounds, or after them. In the second case
+            # it covers more bytes than it promises.
             if self._schedule.random() < 0.6:
                 self._sync_files()
             return
@@ -87,4 +87,4 @@ class OverlappingWorld(World):
 
 
 class OverlappingTimerWorld(OverlappingWorld, TimerWorld):
-    """The same with timers, whose log is judged as far as it is committed."""
+    """An overlapping world with timers. It checks the timer log up to the committed offset."""

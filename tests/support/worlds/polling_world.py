@@ -1,8 +1,8 @@
-"""Brokers, links and clients around the polls of a proxy, on virtual time, in an order by chance.
+"""Brokers, links and clients around the polls of a proxy, on virtual time and in random order.
 
-Every message between the proxy and a broker takes up to some milliseconds, every step of a poll is
-carried out a little later, and what goes wrong does so at any moment. `World.step` does the next
-thing that happens; what must hold is checked as it happens.
+A message between the proxy and a broker takes up to `LATENCY_MS`. A step of a poll runs up to
+`TURN_MS` later. Faults happen at any moment. `World.step` performs the next event and checks the
+invariants.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tidemill.proxy.polling.timers import TICK_MS
 
 KEY = PairKey("orders", "billing", frozenset())
 LATENCY_MS = 8  # one way, at most: four looks and their answers have room in LAST_LOOK_MS
-TURN_MS = 1  # until a poll that is woken is carried on, at most
+TURN_MS = 1  # at most, until a woken poll continues
 GIVE_BACK_MS = 1_000
 BATCH = 4
 STEPS_MAX = 50_000  # ten times what a story takes
-REFUSED_MS = 300  # behind a pop that was refused, in which what is there may be missed
+REFUSED_MS = 300  # after a rejected pop, in which a poll may miss ready messages
 
 
 @dataclass(eq=False)
 class Broker:
-    """A broker group: what is ready, and who waits."""
+    """A broker group: ready messages, and waiting pops and notifications."""
 
     name: str
-    ready: dict[int, int] = field(default_factory=dict)  # message -> since when
+    ready: dict[int, int] = field(default_factory=dict)  # message -> time when it became ready
     pops: list[Popping] = field(default_factory=list)
-    notifications: dict[tuple[HintWatch, int], int] = field(default_factory=dict)  # until
+    notifications: dict[tuple[HintWatch, int], int] = field(default_factory=dict)  # end time
     is_up: bool = True
     up_at_ms: int = -10_000
     stream: int = 0
@@ -47,13 +47,13 @@ class Broker:
 
 @dataclass(eq=False)
 class Popping:
-    """One pop under way."""
+    """One pop in flight."""
 
     poll: ReceivePoll
     broker: Broker
     until_ms: int
     stream: int
-    is_over: bool = False  # its poll has gone on without it
+    is_over: bool = False  # its poll has abandoned it
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class Client:
 
 
 class World:
-    """All of it."""
+    """The proxy's polls with their brokers, clients and clock."""
 
     def __init__(self, seed: int, *, brokers: int) -> None:
         self.random = Random(seed)
@@ -90,12 +90,12 @@ class World:
     # ------------------------------------------------------------ time
 
     def at(self, delay_ms: int, what: Callable[[], object]) -> None:
-        """Let something happen; of what happens in one millisecond chance chooses the order."""
+        """Schedule an event. Events of the same millisecond happen in random order."""
         entry = (self.now_ms + delay_ms, self.random.random(), next(self._sequence), what)
         heapq.heappush(self._events, entry)
 
     def step(self) -> bool:
-        """Do the next thing; False: nothing is left to happen."""
+        """Perform the next event; return False if there is none."""
         due_ms = self.polling.next_due_ms()
         if self._events and (due_ms is None or self._events[0][0] <= due_ms):
             at_ms, _, _, what = heapq.heappop(self._events)
@@ -126,7 +126,7 @@ class World:
         return client
 
     def leave(self, client: Client) -> None:
-        """The client cancels, or its connection breaks."""
+        """Cancel the client's receive, as if its connection broke."""
         if client.answer is None:
             if client.popping is not None:
                 self.abandon(client)
@@ -142,7 +142,7 @@ class World:
         self.serve(broker)
 
     def take_elsewhere(self, name: str) -> None:
-        """Another proxy's consumer is faster."""
+        """Let the consumer of another proxy take a message."""
         broker = self.brokers[name]
         if broker.ready:
             message = next(iter(broker.ready))
@@ -165,19 +165,19 @@ class World:
             self.polling.reconnected(name, self.now_ms)
 
     def withhold(self, name: str) -> None:
-        """Let a broker be no member yet; before anything happens."""
+        """Remove a broker from the members, before the first event."""
         self.members.remove(name)
 
     def join(self, name: str) -> None:
         if name not in self.members:
             self.members.append(name)
-            # From here on it may have what a poll is to hear of.
+            # From now on polls must find its messages.
             self.brokers[name].up_at_ms = self.now_ms
             for pair in self.polling.pairs.values():
                 self.polling.brokers_changed(pair, list(self.members), self.now_ms)
 
     def drain(self, name: str) -> None:
-        """Everything that waits there is answered empty, long before its time."""
+        """Answer all waiting pops and notifications early and without messages."""
         broker = self.brokers[name]
         for popping in broker.pops:
             self.reply(popping, [], was_parked=True)
@@ -254,7 +254,7 @@ class World:
             self.at(self.random.randrange(TURN_MS + 1), lambda: self.popped(client, [], False))
 
     def abandon(self, client: Client) -> None:
-        """Cancel a pop; what it brings nevertheless goes back."""
+        """Cancel a pop. Messages that it still brings go back."""
         popping = client.popping
         assert popping is not None
         popping.is_over, client.popping = True, None
@@ -267,7 +267,7 @@ class World:
         self.at(self.latency(), arrive)
 
     def run(self, client: Client) -> None:
-        """Carry a poll on: its step, if it has one."""
+        """Perform the poll's next step, if it has one."""
         step = client.poll.step
         if client.answer is not None or client.popping is not None or step is None:
             return
@@ -289,7 +289,7 @@ class World:
         def arrive() -> None:
             if not broker.is_up or popping.stream != broker.stream or popping.is_over:
                 if not broker.is_up and not popping.is_over:
-                    # The link keeps it until it is stopped.
+                    # The link keeps the pop until the proxy cancels it.
                     return
                 if popping.stream != broker.stream and not popping.is_over:
                     self.fail(client, popping)
@@ -323,7 +323,7 @@ class World:
             self.run(client)
 
     def serve(self, broker: Broker) -> None:
-        """Give what is ready to the pops that wait, and then tell notifications of the rest."""
+        """Give ready messages to waiting pops, then report the remaining ones as hints."""
         while broker.ready and broker.pops:
             popping = broker.pops.pop(0)
             messages = list(broker.ready)[:BATCH]
@@ -405,7 +405,7 @@ class World:
             assert not waiting, f"empty, and {broker.name} has had {waiting} for long"
 
     def check(self) -> None:
-        """Whoever waits is told of every message that comes."""
+        """Check that each waiting poll has a source of hints."""
         for pair in self.polling.pairs.values():
             for watch in pair.watches.values():
                 if pair.waiting and not watch.is_down:
@@ -419,7 +419,7 @@ class World:
                 )
 
     def finish(self) -> None:
-        """Let everything end; nothing is left over."""
+        """Run until no event remains, and check that no state remains."""
         for broker in self.brokers.values():
             self.join(broker.name)
             broker.refuses = ""

@@ -1,14 +1,15 @@
-"""Replicas, a record and a network, as one value: every step of it calls the production decisions.
+"""A model of replicas, their record and a network: one value whose steps call production decisions.
 
-What is modelled here is what surrounds them: who crashes and what its disk keeps, messages that are
-late, repeated or lost, controllers that take anybody for alive or dead. A log is a tuple of
-records; offsets count records. A record is (epoch, number), number 0 the epoch's first.
+The model covers the surroundings of these decisions. Replicas crash, and their disks keep a part of
+the log. Messages are late, repeated or lost. Controllers may take any replica for alive or dead.
+A log is a tuple of records, and offsets count records. A record is (epoch, number). Number 0 is the
+first record of its epoch.
 
-    memory scope   a replica has what it has written: a kill keeps it, a power cut takes any end of
-                   it, and the next start says that it is unclean, until that was accepted
-    fsync scope    a replica has what it has synced: a crash takes any end of what it has not
+    memory scope   a written record survives a kill; a power cut removes any tail of the log, and
+                   the next start reports itself as unclean until a registration is accepted
+    fsync scope    a synced record survives; a crash removes any tail of the other records
 
-`Broken` is raised, with the invariant's name, by the step that breaks one (failover.md Part VII).
+The step that breaks an invariant raises `Broken` with its name (failover.md Part VII).
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ class Broken(AssertionError):
 
 
 class Scope(NamedTuple):
-    """How much may happen: an exploration ends where nothing is left to happen."""
+    """Limits on the number of events. They make an exploration finite."""
 
     is_synced: bool  # the fsync scope, or the memory scope
     epochs: int = 3
     appends: int = 1
     crashes: int = 1
-    power_cuts: int = 0  # of the crashes, those that take bytes
+    power_cuts: int = 0  # crashes that lose bytes; included in `crashes`
     proposals: int = 2
     stale_views: bool = True
-    tells_confirm: bool = True  # replicas hear what is confirmed
+    tells_confirm: bool = True  # the master sends replicas its confirmed offset
     min_in_sync: int = 2
 
 
 class LateAck(NamedTuple):
-    """An ack on its way."""
+    """An ack in flight."""
 
     epoch: int
     member: ReplicaRun
@@ -71,26 +72,26 @@ class Node(NamedTuple):
     run: int
     seen: int
     log: Log
-    durable: int  # records that a crash does not take; in the memory scope all of them
+    durable: int  # records that survive a crash; in the memory scope all of them
     journal: Journal
-    confirm: int  # as far as this replica knows
-    boot: int  # how often its machine has lost what was not on a disk
+    confirm: int  # the confirmed offset that this replica knows
+    boot: int  # number of power cuts of its machine
     last: LastRun
-    view: ReplicationView | None  # forgotten with the process
+    view: ReplicationView | None  # in the process's memory only
     stream: int  # epoch of the master that it follows; 0: none
     lead: Commitment | None
-    request: Registration | None  # on its way to the controllers, also when its sender has died
-    late: frozenset[LateAck]  # acks that were sent before it crashed, or heard of another epoch
-    mail: ReplicationView | None  # a view that is late
+    request: Registration | None  # in flight to the controllers, even after its sender crashed
+    late: frozenset[LateAck]  # acks from before a crash or a change of epoch
+    mail: ReplicationView | None  # a delayed view
 
 
 class State(NamedTuple):
-    """Everything."""
+    """The whole model at one moment."""
 
     record: GroupRecord
     nodes: tuple[Node, ...]
     wire: frozenset[Proposal]
-    committed: Log  # what was ever confirmed by anybody
+    committed: Log  # all records that any master has confirmed
     appends: int
     crashes: int
     power_cuts: int
@@ -101,12 +102,12 @@ Step = tuple[str, State]
 
 
 def run_of(replica_id: int, run: int) -> ReplicaRun:
-    """Return a run's name."""
+    """Return the identity of a replica's run."""
     return ReplicaRun(ReplicaId(replica_id), f"{replica_id}.{run}")
 
 
 def beginning(scope: Scope, *, members: tuple[int, ...] = (0, 1, 2)) -> State:
-    """Return a group in its first epoch, of which replica 0 is master, with `members` in sync."""
+    """Return a group in its first epoch. Replica 0 is the master, and `members` are in sync."""
     sss = frozenset(run_of(n, 0) for n in members)
     replicas = tuple(
         (ReplicaId(n), RegisteredRun(f"store {n}", f"{n}.0", "", is_unclean=False))
@@ -155,7 +156,7 @@ def beginning(scope: Scope, *, members: tuple[int, ...] = (0, 1, 2)) -> State:
 
 
 def steps(state: State, scope: Scope) -> Iterator[Step]:
-    """Yield all that can happen next. Raises Broken where that breaks an invariant."""
+    """Yield all possible next steps. Raises Broken if a step breaks an invariant."""
     for n, node in enumerate(state.nodes):
         if node.is_alive:
             yield from _node_steps(state, n, node, scope)
@@ -163,9 +164,9 @@ def steps(state: State, scope: Scope) -> Iterator[Step]:
             yield f"start {n}", _started(state, n, node)
         if node.request is not None:
             yield f"register {n}", _registered(state, n, node, node.request)
-    # In an order that is the same in every process: of sets it is not.
+    # Sorted, because the order of a set differs between processes.
     for proposal in sorted(state.wire, key=lambda one: (one.epoch, one.version, _names(one.sss))):
-        # Whom a controller takes for alive decides nothing here: all may be.
+        # The controller takes all replicas for alive; that does not matter here.
         live = {run_of(n, node.run) for n, node in enumerate(state.nodes)}
         after = membership.change_sync_state_set(state.record, proposal, live)
         if not isinstance(after, ChangeRejection):
@@ -177,7 +178,7 @@ def steps(state: State, scope: Scope) -> Iterator[Step]:
 def _node_steps(state: State, n: int, node: Node, scope: Scope) -> Iterator[Step]:
     master = state.record.master
     if node.lead is not None or (master is not None and master.replica_id == n):
-        # Others hear of an epoch from its master; sooner, they would only do less meanwhile.
+        # Other replicas learn an epoch from its master. An earlier view would only limit them.
         yield f"learn {n}", _learned(state, n, node, view_of(state.record), scope)
     if scope.stale_views:
         if master is not None and master.replica_id == n:
@@ -223,7 +224,7 @@ def _master_steps(
 
 
 def acks_of(n: int, node: Node, scope: Scope) -> frozenset[LateAck]:
-    """Return what a replica may be saying to its master, or nothing."""
+    """Return the acks that a replica may have in flight to its master."""
     if not node.is_alive or not node.stream:
         return frozenset()
     if not fencing.may_follow(node.stream, epoch_seen=node.seen):
@@ -237,7 +238,7 @@ def _written(node: Node, log: Log, scope: Scope) -> Node:
 
 
 def _own_ack(state: State, n: int, node: Node, scope: Scope) -> State:
-    """Let a master count what it has itself."""
+    """Count the master's own log end as an ack."""
     if node.lead is None:
         return _with_node(state, n, node)
     end = node.durable if scope.is_synced else len(node.log)
@@ -245,7 +246,7 @@ def _own_ack(state: State, n: int, node: Node, scope: Scope) -> State:
 
 
 def _led(state: State, n: int, node: Node, lead: Commitment) -> State:
-    """Take over what a master knows now, and see whether what it confirms by it may be."""
+    """Give a master its new commitment, and check the records that it confirms."""
     confirmed = node.log[: lead.confirm]
     after = _with_node(state, n, node._replace(lead=lead, confirm=max(node.confirm, lead.confirm)))
     short, long = sorted((confirmed, state.committed), key=len)
@@ -288,7 +289,7 @@ def _replications(
     )
     for count in (0, 1) if cut < len(node.log) else (0,):
         log = kept.log + node.log[cut : cut + count]
-        # A checksum over what lies before the cut is compared in production.
+        # In production the replicas compare a checksum of the bytes before the cut.
         if log != node.log[: len(log)]:
             raise Broken(f"F-6: {r} has {log} of {n}'s {node.log}")
         confirm = kept.confirm
@@ -320,7 +321,7 @@ def _proposals(state: State, n: int, node: Node, lead: Commitment) -> Iterator[S
 
 
 def _learned(state: State, n: int, node: Node, view: ReplicationView, scope: Scope) -> State:
-    """Do as `Replication.learn` does."""
+    """Take over a view as `Replication.learn` does."""
     if not fencing.is_news(node.view, view, epoch_seen=node.seen):
         return state
     me, lead = run_of(n, node.run), node.lead
@@ -331,7 +332,7 @@ def _learned(state: State, n: int, node: Node, view: ReplicationView, scope: Sco
         if view.epoch == lead.view.epoch and leads:
             return _led(state, n, node, commits.with_view(lead, view))
         if not leads:
-            # The engine is opened again: what was learned is forgotten, but for the epoch.
+            # The broker opens its engine again and forgets all views except the epoch.
             return _with_node(state, n, node._replace(lead=None, stream=0, view=None))
     start = len(node.log)
     log_epoch = epoch_journal.last_epoch(epoch_journal.cut_at(node.journal, start))
@@ -363,7 +364,7 @@ def _crashed(state: State, n: int, node: Node, kept: int, scope: Scope, *, is_di
 
 
 def has_lost(node: Node) -> bool:
-    """Return whether it has lost bytes that it may have acked, and nobody knows yet."""
+    """Return whether the replica lost bytes that it may have acked, and has not reported it."""
     return node.last.boot_id != str(node.boot)
 
 
@@ -385,7 +386,7 @@ def _registered(state: State, n: int, node: Node, request: Registration) -> Stat
     after = registration.register(state.record, request)
     is_mine = request.member == run_of(n, node.run)
     if isinstance(after, FencedRun):
-        # It ends, and the next run names another one in whose place it comes.
+        # This run ends. The next run names another predecessor.
         return _with_node(
             state, n, node._replace(request=None, is_alive=node.is_alive and not is_mine, stream=0)
         )
@@ -425,14 +426,15 @@ def _with_record(state: State, record: GroupRecord) -> State:
 
 
 def check_sets(state: State) -> None:
-    """Check what the record promises. Raises Broken."""
+    """Check the invariants of the record. Raises Broken."""
     record, committed = state.record, state.committed
     members = {member.replica_id for member in record.sss}
     if len(record.sss) >= record.min_in_sync and record.eligible:
         raise Broken(f"F-13: {record.eligible} eligible beside {_names(record.sss)}")
     for n in sorted(members | record.eligible):
         node = state.nodes[n]
-        # What has lost bytes is in the sets until it says so, and cannot be elected before.
+        # A replica that lost bytes stays in the sets until it reports the loss. Until then a
+        # controller cannot elect it.
         if has_lost(node):
             continue
         if node.log[: len(committed)] != committed:
@@ -440,7 +442,7 @@ def check_sets(state: State) -> None:
 
 
 def check(state: State) -> None:
-    """Check all that must hold between steps. Raises Broken."""
+    """Check all invariants between steps. Raises Broken."""
     check_sets(state)
     for n, node in enumerate(state.nodes):
         if node.log[: node.confirm] != state.committed[: node.confirm]:
