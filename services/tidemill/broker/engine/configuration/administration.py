@@ -1,4 +1,4 @@
-"""Changes of topics, groups and offsets, as people and first uses ask for them."""
+"""Changes of topics, consumer groups and offsets, by operators or on first use."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, TIMER_DEAD
 TYPES_WITH_ORDER = {TopicType.FIFO, TopicType.MIXED}
 MAX_ATTEMPTS_MAX = 1000
 RETRY_STEPS_MAX = 100
-SPREAD_MS_MAX = 3_600_000  # around this time, not around this day
+SPREAD_MS_MAX = 3_600_000  # an hour: deliveries stay near their time
 
 
 class ResetTarget(NamedTuple):
-    """Where a reset goes: exactly one of the four is set."""
+    """The target of an offset reset: exactly one of the four fields is set."""
 
     offsets: Sequence[int] | None = None  # by queue, as `Inspection.look_up_time` finds them
     offset: int | None = None
@@ -63,7 +63,7 @@ class ResetTarget(NamedTuple):
 
 @final
 class Administration:
-    """The commands that change what is configured."""
+    """The commands that change the configuration."""
 
     def __init__(
         self,
@@ -93,12 +93,13 @@ class Administration:
         self._inspection = inspection
 
     def ensure(self, topic: str, group: str, now_ms: int) -> None:
-        """Create what is missing of a topic and a group, each possibly "", by their first use.
+        """Create a missing topic and a missing group on their first use; "" names none.
 
-        Raises TopicNotFound, GroupNotFound where that is not allowed, DiskFull, Overloaded.
+        Raises DiskFull, Overloaded. Raises TopicNotFound or GroupNotFound if clients may not
+        create them.
         """
         if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-            # A group's dead-letter topic may be watched before the first message gets there.
+            # A consumer may read a group's dead-letter topic before it has a message.
             group_name = topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
             is_known = self._catalog.find_group(group_name) is not None
             if not is_known and topic != TIMER_DEAD_LETTER_TOPIC:
@@ -106,7 +107,7 @@ class Administration:
             ensure_system_topic(self._catalog, self._fold, topic, now_ms)
         is_missing = bool(topic) and self._catalog.find_topic(topic) is None
         if is_missing and self._auto_create:
-            # For a message that would be refused nothing is made.
+            # A send that is rejected must not create a topic.
             self._check_sends()
         if is_missing and not self._auto_create:
             raise TopicNotFound(f"there is no topic {topic!r}; create it first")
@@ -132,10 +133,9 @@ class Administration:
         is_forced: bool = False,
         now_ms: int,
     ) -> Topic:
-        """Create or change a topic; None and 0 queues keep what is, or take the defaults.
+        """Create or change a topic; None and 0 queues keep the value, or set the default.
 
-        The type of a topic that is in use changes only when `is_forced`. Raises Conflict,
-        BadRequest.
+        The type of a topic that is in use changes only if `is_forced`. Raises Conflict, BadRequest.
         """
         if not 0 <= (delivery_spread_ms or 0) <= SPREAD_MS_MAX:
             raise BadRequest(
@@ -178,7 +178,7 @@ class Administration:
             if replace(topic, version=old.version) == old:
                 return old
             if topic.queues > old.queues and topic.placements:
-                # Nobody has relied on them: the type takes no message groups.
+                # The type has no message groups, so no order depends on the placements.
                 names = [name for name, _ in topic.placements]
                 topic = replace(topic, placements=tuple([(name, topic.queues) for name in names]))
             if topic.type is not old.type and not is_forced:
@@ -187,7 +187,7 @@ class Administration:
         return topic
 
     def _check_unused(self, topic: Topic, type_: TopicType) -> None:
-        # What it holds, and what its producers send next, may not fit the other type.
+        # Stored messages, and the next messages of its producers, may not fit the other type.
         use = self._inspection.use_of(topic)
         if use:
             raise Conflict(
@@ -196,7 +196,10 @@ class Administration:
             )
 
     def _created_at_ms(self, now_ms: int) -> int:
-        """Return when something was made, where others have to tell it from a former one."""
+        """Return the creation time of an incarnation; 0 without a home.
+
+        Other members tell incarnations of one name apart by this time.
+        """
         return now_ms if self._catalog.membership.home is not None else 0
 
     def _check_home(self) -> None:
@@ -208,11 +211,11 @@ class Administration:
             )
 
     def record(self, item: dict[str, Any], now_ms: int) -> None:
-        """Record a configuration item, and apply it."""
+        """Record a configuration item and apply it."""
         self._put(item, now_ms)
 
     def _put(self, item: dict[str, Any], now_ms: int) -> None:
-        # Acks of before a deletion or a reset come before it in the log.
+        # Invariant: acks from before a deletion or a reset come before it in the log.
         self._acks.record(now_ms)
         self._fold.append(ConfigItem(item), now_ms)
 
@@ -227,12 +230,12 @@ class Administration:
         self.forget_topic(topic.id, now_ms)
 
     def forget_topic(self, topic_id: TopicId, now_ms: int) -> None:
-        """Delete an incarnation of a topic, whoever asks."""
+        """Delete an incarnation of a topic, without the checks of `delete_topic`."""
         self._keep_next_id(now_ms)
         self._put({"op": "deleteTopic", "id": topic_id}, now_ms)
 
     def find_deletable(self, name: str) -> Topic:
-        """Return the topic that would be deleted. Raises TopicNotFound, Conflict."""
+        """Return the topic that `delete_topic` would delete. Raises TopicNotFound, Conflict."""
         topic = self._catalog.find_topic(name)
         if topic is None:
             raise TopicNotFound(f"there is no topic {name!r}")
@@ -243,7 +246,7 @@ class Administration:
         return topic
 
     def _keep_next_id(self, now_ms: int) -> None:
-        # The record that states the highest id may be the one that is deleted.
+        # The deletion may drop the item with the highest id. This record keeps ids unique.
         self._put({"op": "nextId", "nextId": self._catalog.next_id}, now_ms)
 
     def put_group(
@@ -257,7 +260,7 @@ class Administration:
         start_from_latest: bool = False,
         now_ms: int,
     ) -> ConsumerGroup:
-        """Create or change a consumer group; None, 0 and empty keep what is, or the defaults.
+        """Create or change a consumer group; None, 0 and empty keep the value, or set the default.
 
         Raises Conflict, BadRequest.
         """
@@ -298,17 +301,16 @@ class Administration:
         self.forget_group(group.id, now_ms)
 
     def forget_group(self, group_id: GroupId, now_ms: int) -> None:
-        """Delete an incarnation of a consumer group, whoever asks."""
+        """Delete an incarnation of a consumer group, without the checks of `delete_group`."""
         self._keep_next_id(now_ms)
         self._put({"op": "deleteGroup", "id": group_id}, now_ms)
 
     def reset_offset(
         self, group_name: str, topic_name: str, target: ResetTarget, now_ms: int
     ) -> list[QueueStatus]:
-        """Set where a group goes on in a topic; deliveries and retries before it are void.
+        """Set a group's offsets in a topic. Earlier deliveries and retries become void.
 
-        Raises TopicNotFound, GroupNotFound, IllegalOffset. Returns the new offsets as
-        max_offset.
+        Returns the new offsets as max_offset. Raises TopicNotFound, GroupNotFound, IllegalOffset.
         """
         group, topic, answer = self.plan_reset(group_name, topic_name, target)
         offsets = [[topic.id, status.queue_id, status.max_offset] for status in answer]
@@ -322,7 +324,7 @@ class Administration:
     def update_pull_offset(
         self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId, offset: int, now_ms: int
     ) -> None:
-        """Keep how far a group has pulled, as it says. What it said already is no record.
+        """Store a group's pull offset of a queue. An unchanged offset writes no record.
 
         Raises GroupNotFound, TopicNotFound, BadRequest, IllegalOffset, Overloaded, DiskFull.
         """
@@ -347,7 +349,7 @@ class Administration:
         self._fold.append(ConfigItem(pull_offset_item(key, offset)), now_ms)
 
     def _check_pull_offsets(self, group_id: GroupId) -> None:
-        """Raise Overloaded where a group may have no other pull offset."""
+        """Raise Overloaded if a group may not store another pull offset."""
         catalog = self._catalog
         if catalog.pull_offsets.has_room(group_id):
             return
@@ -362,15 +364,15 @@ class Administration:
         )
 
     def forget_pull_offsets(self, group_id: GroupId, topic_id: TopicId, now_ms: int) -> None:
-        """Forget how far a group has pulled a topic; where it has not said so nothing is done."""
+        """Forget a group's pull offsets of a topic, if there are any."""
         for key in self._catalog.pull_offsets.of_group(group_id):
             if key[1] == topic_id:
                 self._fold.append(ConfigItem(pull_offset_item(key, FORGOTTEN)), now_ms)
 
     def release_lock(self, key: ProgressKey, now_ms: int) -> None:
-        """Let the next pop have what locks an ordered queue, before its time is up.
+        """Unlock an ordered queue early: the next pop gets the deliveries that lock it.
 
-        Raises Conflict where nothing locks it.
+        Raises Conflict if the queue is not locked.
         """
         if not self._consumption.release_lock(key, now_ms):
             raise Conflict(
@@ -381,7 +383,7 @@ class Administration:
     def plan_reset(
         self, group_name: str, topic_name: str, target: ResetTarget
     ) -> tuple[ConsumerGroup, Topic, list[QueueStatus]]:
-        """Return what a reset would do, and raise what it would raise."""
+        """Return the result of a reset without doing it. Raises as `reset_offset`."""
         group = self._catalog.find_group(group_name)
         topic = self._catalog.find_topic(topic_name)
         if group is None:
@@ -401,7 +403,7 @@ class Administration:
             return queue.max_offset
         offset = target.offset
         if target.offsets is not None:
-            # A queue that the topic got meanwhile is new.
+            # The topic got this queue after the offsets were looked up.
             is_known = queue.queue_id < len(target.offsets)
             offset = target.offsets[queue.queue_id] if is_known else 0
         assert offset is not None, "a reset has a target"

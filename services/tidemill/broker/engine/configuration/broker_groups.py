@@ -1,6 +1,6 @@
 """The list of broker groups at their home: founding, adding, draining, removing.
 
-Owned by the round loop, as all commands are. What changes is CONFIG records (metadata/membership).
+Owned by the round loop, as all commands are. Changes are CONFIG records (metadata/membership).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tidemill.broker.engine.metadata.membership import (
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict, Forbidden
 from tidemill.message.broker_names import check_address, is_loopback
 
-TOPICS_A_SLICE = 16  # of those whose places are given to others
+TOPICS_A_SLICE = 16  # topics with queues that move to other members
 CLUSTER_ID_BYTES = 8
 
 
 @final
 class BrokerGroups:
-    """The commands about who belongs to the cluster."""
+    """The commands that change the members of the cluster."""
 
     def __init__(self, catalog: Catalog, administration: Administration) -> None:
         self._catalog = catalog
         self._administration = administration
         self._membership = catalog.membership
-        # Members that are told all there is to tell, where they are; the shell says so.
+        # Members that are connected at their address and up to date; set by the shell.
         self.connected: set[str] = set()
 
     @property
@@ -45,11 +45,11 @@ class BrokerGroups:
         return home is not None and home.name == self._catalog.broker_name
 
     def found(self, addresses: Mapping[str, str], now_ms: int) -> None:
-        """Become the home of all these, ourselves among them, by their names.
+        """Become the home of these broker groups, which include this one. Keys are names.
 
-        Who is the home already takes new addresses of its members, but of those that are connected
-        where they are, and none by which only one machine finds what all others did. Raises
-        Conflict for who has another home, BadRequest.
+        If this broker is the home already, it updates the addresses of members that are not
+        connected. A loopback address never replaces another address. Raises BadRequest, and
+        Conflict if this broker follows another home.
         """
         own_name = self._catalog.broker_name
         if own_name not in addresses:
@@ -75,17 +75,17 @@ class BrokerGroups:
             group = self._membership.groups.get(name)
             if group is None or group.address == address or name in self.connected:
                 continue
-            # A proxy on the broker's own machine may know it as localhost, and that is where it
-            # is for that proxy alone. An operator may move it there by adding it again.
+            # A proxy on the broker's machine may know the broker as localhost. Other machines
+            # cannot use that address. An operator may set it with `add`.
             if is_loopback(group.address) or not is_loopback(address):
                 self._record(replace(group, address=address), now_ms)
                 if name == own_name:
                     self._record_home(replace(home, address=address), now_ms)
 
     def add(self, name: str, address: str, now_ms: int) -> BrokerGroup:
-        """Add a member, or take a draining one back; raises Conflict, Forbidden, BadRequest.
+        """Add a member, or end its draining; raises Conflict, Forbidden, BadRequest.
 
-        Who is alone becomes the home of itself by its own name, and can take others from then on.
+        A broker without a cluster adds itself first: it then is the home and can add others.
         """
         if self._membership.home is None and name == self._catalog.broker_name:
             self.found({name: address}, now_ms)
@@ -106,7 +106,7 @@ class BrokerGroups:
         return group
 
     def drain(self, name: str, now_ms: int) -> BrokerGroup:
-        """Let a member have no more messages; raises BrokerGroupNotFound, Conflict, Forbidden."""
+        """Stop sends to a member; raises BrokerGroupNotFound, Conflict, Forbidden."""
         group = self.find_follower(name)
         if group.state != "draining":
             group = replace(group, state="draining")
@@ -124,7 +124,7 @@ class BrokerGroups:
         return group
 
     def remove(self, name: str, now_ms: int) -> Iterator[None]:
-        """Give the places of a member that has left to the others, and forget it."""
+        """Move the queues of a member that has left to the other members, and forget it."""
         others = [group.name for group in self._membership.in_order() if group.state == "active"]
         placed = [
             topic

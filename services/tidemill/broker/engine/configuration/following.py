@@ -1,7 +1,7 @@
-"""What a follower does with what its home tells it: topics and groups under ids of its own.
+"""Commands of a follower: it copies topics and consumer groups from its home.
 
-Owned by the round loop, as all commands are. What is recorded is CONFIG records as of any topic or
-group, with the home's id beside the broker's own, so nothing here has to be rebuilt after a crash.
+The follower gives them ids of its own. Its CONFIG records contain the home's id beside the own id,
+so a start has nothing else to rebuild. Owned by the round loop, as all commands are.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tidemill.broker.engine.queries.removal_check import Left, LeftCount, Reader
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.common.errors import Conflict, Forbidden
 
-CHANGES_A_SLICE = 16  # a deletion takes as long as any
-BEGUN_GROUPS_A_REPLY = 16  # with all their topics 30 KB, half of what a reply may have
+CHANGES_A_SLICE = 16  # deletions are the slowest changes
+BEGUN_GROUPS_A_REPLY = 16  # with all their topics 30 KB, half of the largest reply
 
 
 @final
 class Following:
-    """The commands of the home."""
+    """The commands that a home sends to its followers."""
 
     def __init__(
         self,
@@ -49,19 +49,20 @@ class Following:
         *,
         archive_group: str,
     ) -> None:
-        """Of the group that is called `archive_group` retention waits; "": there is none."""
+        """`archive_group` is the group that retention waits for; "": none."""
         self._catalog = catalog
         self._administration = administration
         self._inspection = inspection
         self._timer_index = timer_index
         self._archive_group = archive_group
-        self.restored_count = 0  # homes that came back from a backup, of this process
+        self.restored_count = 0  # homes restored from a backup, since the process started
 
     def meet(self, home: Home, *, may_join: bool, is_told_all: bool, now_ms: int) -> None:
-        """Take a home's word from here on: it is ours, or becomes it where there is none.
+        """Accept changes of a home from here on: our home, or a new home if there is none.
 
-        Raises Forbidden for another's home, and Conflict where topics of our own would be lost or
-        the home tells what changed to one that has nothing: it begins again with everything.
+        Raises Forbidden for the home of another cluster. Raises Conflict if topics of our own would
+        be lost. Also raises Conflict if the home sends only changes, but this broker needs
+        everything: the home then starts over and sends everything.
         """
         known = self._catalog.membership.home
         if known == home:
@@ -91,18 +92,21 @@ class Following:
             raise Forbidden(f"{home.name} is the home of its cluster itself")
 
     def has_own(self) -> bool:
-        """Whether there are topics or groups that no home has told of."""
+        """Whether there are topics or consumer groups that no home has sent."""
         catalog = self._catalog
         return any(not one.is_system and not one.home_id for one in catalog.topics.values()) or any(
             not one.home_id for one in catalog.groups.values()
         )
 
-    # ------------------------------------------------------------ what it tells
+    # ------------------------------------------------------------ changes at the home
 
     def gone(
         self, topic_ids: Collection[int], group_ids: Collection[int]
     ) -> tuple[list[int], list[int]]:
-        """Return the home's ids of what it told of and does not have: all but these."""
+        """Return the home's ids of topics and groups that the home has deleted.
+
+        The arguments are the ids that the home still has.
+        """
         catalog = self._catalog
         return (
             [id_ for id_ in catalog.topic_ids_at_home if id_ not in topic_ids],
@@ -118,12 +122,12 @@ class Following:
         deleted_group_ids: Iterable[int],
         now_ms: int,
     ) -> Iterator[None]:
-        """Do as the home did; ids are the home's."""
+        """Apply changes of the home; ids are the home's."""
         changes = [
             *((self._delete_topic, id_) for id_ in deleted_topic_ids),
             *((self._delete_group, id_) for id_ in deleted_group_ids),
         ]
-        # What is gone goes first: what comes may have its name.
+        # Deletions come first: a new topic or group may have the name of a deleted one.
         for n, (delete, id_) in enumerate(changes, 1):
             delete(id_, now_ms)
             if n % CHANGES_A_SLICE == 0:
@@ -140,7 +144,7 @@ class Following:
     def _put_topic(self, homes: Topic, now_ms: int) -> None:
         catalog = self._catalog
         known = catalog.topics.get(catalog.topic_ids_at_home.get(homes.id, TopicId(0)))
-        # A home that was restored from a backup gives out ids, and names, a second time.
+        # A home that was restored from a backup assigns ids and names a second time.
         for other in (known, catalog.find_topic(homes.name)):
             if other is not None and other.id in catalog.topics and not _is_same(other, homes):
                 self._administration.forget_topic(other.id, now_ms)
@@ -152,7 +156,7 @@ class Following:
             self._administration.record(topic_item(topic), now_ms)
 
     def _drop_beginnings(self, home_id: int, now_ms: int) -> None:
-        """Forget when groups began with a topic whose number is another's from here on."""
+        """Forget when groups began with a topic: its id now belongs to another topic."""
         for group in list(self._catalog.groups.values()):
             begun = tuple(each for each in group.begun if each[0] != home_id)
             if begun != group.begun:
@@ -188,13 +192,14 @@ class Following:
         if own_id is not None:
             self._administration.forget_group(own_id, now_ms)
 
-    # ------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------ reports to the home
 
     def note_earlier(self, now_ms: int) -> Iterator[None]:
-        """Note what groups at the latest had begun before that was kept: since they were made.
+        """Record missing beginnings of groups that start at the latest.
 
-        At a follower and at the home, before a member is told everything: one that is new would
-        take all that it has for what those groups are not to get.
+        Older versions did not record when a group began with a topic. The creation of the group
+        counts as the beginning. A follower and the home call this before a member gets everything.
+        Otherwise a new member would skip all its messages for those groups.
         """
         catalog = self._catalog
         for group in [each for each in catalog.groups.values() if each.start_from_latest]:
@@ -205,7 +210,7 @@ class Following:
             yield
 
     def note_begun(self, begun: Iterable[tuple[int, Beginnings]], now_ms: int) -> Iterator[None]:
-        """At the home: note which groups have begun with which topics at a member."""
+        """At the home: record when groups began with topics at a member."""
         for group_id, beginnings in begun:
             group = self._catalog.groups.get(GroupId(group_id))
             if group is not None and group.start_from_latest:
@@ -216,7 +221,7 @@ class Following:
             yield
 
     def take_begun(self) -> list[ConsumerGroup]:
-        """At a follower: return some groups whose beginnings the home is to be told."""
+        """At a follower: return some groups with beginnings that the home does not know yet."""
         untold = self._catalog.unreported_begun
         some = list(islice(untold, BEGUN_GROUPS_A_REPLY))
         for group_id in some:
@@ -234,7 +239,7 @@ class Following:
     # ------------------------------------------------------------ leaving
 
     def count_left(self, left: Left, readers: Readers) -> Iterator[None]:
-        """Count into `left` what is here for somebody; `readers` are those at the home."""
+        """Count the backlog of this broker into `left`; `readers` are the readers at the home."""
         left.delayed_count = self._timer_index.pending_count
         count = LeftCount(
             left, self._catalog, self._inspection, readers, archive_group=self._archive_group
@@ -242,14 +247,15 @@ class Following:
         yield from count.run()
 
     def leave(self, cluster_id: str, now_ms: int) -> Iterator[None]:
-        """Forget the home and what it has told; nothing of that has messages for anybody.
+        """Forget the home, its topics and its consumer groups.
 
-        The caller has seen so in the same round. Another home would have other topics under the
-        same ids. Raises Conflict unless the home has made this broker group drain.
+        Invariant: the caller has seen in the same round that the backlog is empty. Another home
+        would have other topics under the same ids. Raises Conflict unless the home drains this
+        broker group.
         """
         home = self._catalog.membership.home
         if home is None:
-            return  # It has left already.
+            return  # This broker has left already.
         self.check(cluster_id)
         if not home.is_draining:
             raise Conflict(f"{self._catalog.broker_name} is not draining: drain it first")
@@ -261,6 +267,6 @@ class Following:
 
 
 def _is_same(own: Topic | ConsumerGroup, homes: Topic | ConsumerGroup) -> bool:
-    """Whether what is known here is the incarnation that the home tells of."""
+    """Whether a topic or group here is the same incarnation as the home's."""
     named = own.home_id, own.name, own.created_at_ms
     return named == (homes.id, homes.name, homes.created_at_ms)

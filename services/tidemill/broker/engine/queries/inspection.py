@@ -1,4 +1,4 @@
-"""Questions about topics, groups and messages. Nothing here changes anything."""
+"""Read-only queries about topics, consumer groups and messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tidemill.message import stored_message
 
 
 class QueueStatus(NamedTuple):
-    """Where a queue begins and ends."""
+    """The begin and the end of a queue."""
 
     queue_id: QueueId
     min_offset: int
@@ -44,7 +44,7 @@ class QueueStatus(NamedTuple):
 
 
 class QueueProgress(NamedTuple):
-    """How far a group is in a queue."""
+    """The progress of a consumer group in a queue."""
 
     topic: str
     queue_id: QueueId
@@ -55,13 +55,13 @@ class QueueProgress(NamedTuple):
     consumer_offset: int
     ready_count: int
     in_flight_count: int
-    oldest_unacked_at_ms: int  # 0: nothing is unacked
-    oldest_ready_at_ms: int  # 0: nothing is ready
-    oldest_popped_at_ms: int  # 0: nothing is out
+    oldest_unacked_at_ms: int  # 0: no message is unacked
+    oldest_ready_at_ms: int  # 0: no message is ready
+    oldest_popped_at_ms: int  # 0: no message is in flight
 
 
 class PulledQueue(NamedTuple):
-    """How far a group has pulled a queue, by its own word."""
+    """The stored pull offset of a group in a queue, with the ends of the queue."""
 
     topic: str
     queue_id: QueueId
@@ -71,11 +71,11 @@ class PulledQueue(NamedTuple):
 
 
 class TopicUse(NamedTuple):
-    """What depends on a topic being as it is."""
+    """The uses of a topic that depend on its type."""
 
-    message_count: int  # that its queues hold, acked or not
-    timer_count: int  # that are due there later
-    groups: list[str]  # that read it, by name
+    message_count: int  # messages in its queues, acked or not
+    timer_count: int  # delayed messages that will be delivered to it
+    groups: list[str]  # names of consumer groups that read it
 
     def __bool__(self) -> bool:
         return bool(self.message_count or self.timer_count or self.groups)
@@ -88,26 +88,26 @@ class TopicUse(NamedTuple):
 
 
 class QueueLock(NamedTuple):
-    """What keeps an ordered group from the rest of a queue."""
+    """The messages in flight that lock a queue for an ordered group."""
 
     message_count: int
-    # The first of those messages; its id is "" where it cannot be read.
+    # The first of those messages; its id is "" if it is unreadable.
     queue_offset: int
     message_id: str
-    client_id: str  # who has them; "" where a start of the broker lies between
+    client_id: str  # the consumer that has them; "" if the broker has restarted since
     popped_at_ms: int
     until_ms: int
-    waiting_count: int  # what is ready, and goes to nobody before
+    waiting_count: int  # ready messages that wait for the end of the lock
 
 
-# Entries of a queue whose sizes are looked at, to know what all of it takes.
+# Samples of a queue's entries, for an estimate of its bytes in the log.
 STRETCHES = 4
 ENTRIES_A_STRETCH = 64
 
 
 @final
 class Inspection:
-    """What is known, for people and metrics."""
+    """Queries for operators and metrics."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class Inspection:
         self._tally = tally
 
     def queue_status(self, topic: Topic) -> list[QueueStatus]:
-        """Return where each queue of a topic begins and ends."""
+        """Return the begin and the end of each queue of a topic."""
         return [
             QueueStatus(queue.queue_id, queue.min_offset, queue.max_offset)
             for queue in self._catalog.queues_of(topic)
         ]
 
     def consumer_offsets(self, group: ConsumerGroup, topic: Topic) -> list[int]:
-        """Return where a group stands in each queue of a topic; -1: it has not read that one."""
+        """Return a group's consumer offset in each queue of a topic; -1: it has not read it."""
         found = [
             self._pops.progress.get((group.id, topic.id, queue.queue_id))
             for queue in self._catalog.queues_of(topic)
@@ -139,7 +139,7 @@ class Inspection:
         return [-1 if each is None else consumer_offset(self._pops, each) for each in found]
 
     def use_of(self, topic: Topic) -> TopicUse:
-        """Return what depends on a topic."""
+        """Return the uses of a topic."""
         queues = self._catalog.queues_of(topic)
         group_ids = self._pops.index.group_ids_of(topic.id)
         return TopicUse(
@@ -151,8 +151,8 @@ class Inspection:
     def log_bytes(self, queue: ConsumeQueue) -> int:
         """Return how many bytes of the log a queue's messages take.
 
-        Of up to 256 messages that is exact; of more it is their number times the mean of 256, taken
-        in four places from the oldest to the newest. What lies in a damaged file is left out of it.
+        The result is exact for up to 256 messages. For more it is an estimate from 256 messages, in
+        four samples from the oldest to the newest. Samples in a damaged file are omitted.
         """
         count = queue.max_offset - queue.min_offset
         if count <= STRETCHES * ENTRIES_A_STRETCH:
@@ -169,9 +169,9 @@ class Inspection:
         return sum(sizes) * count // len(sizes) if sizes else 0
 
     def group_progress(self, group: ConsumerGroup) -> list[QueueProgress]:
-        """Return how far a group is in each queue of the topics it reads, retries included.
+        """Return a group's progress in each queue of the topics it reads, retries included.
 
-        As many as there are: who has a loop to serve takes some of `queues_read` at once.
+        The number has no bound. A caller on the event loop reads `queues_read` in slices.
         """
         return list(filter(None, map(self.find_progress, self.queues_read(group))))
 
@@ -184,11 +184,11 @@ class Inspection:
         ]
 
     def topics_read(self, group: ConsumerGroup) -> set[TopicId]:
-        """Return the topics that a group has begun to read, its retry topics among them."""
+        """Return the topics that a group has begun to read, retry topics included."""
         return self._pops.index.topic_ids_of(group.id)
 
     def find_progress(self, key: ProgressKey) -> QueueProgress | None:
-        """Return how far a group is in a queue, read or not; None: one of them is gone."""
+        """Return a group's progress in a queue, also if unread; None if one of them is deleted."""
         group_id, topic_id, _ = key
         self._tally.add(1)
         if group_id not in self._catalog.groups or not self._catalog.is_alive(topic_id):
@@ -196,7 +196,7 @@ class Inspection:
         return self.queue_progress(self._pops.index.peek(key))
 
     def pulled_by(self, group: ConsumerGroup) -> list[PulledQueue]:
-        """Return how far a group has pulled, by its own word, where it has said so."""
+        """Return the queues with a pull offset of a group."""
         found = []
         for key in self._catalog.pull_offsets.of_group(group.id):
             _, topic_id, queue_id = key
@@ -206,7 +206,7 @@ class Inspection:
         return found
 
     def unpulled_by(self, group: ConsumerGroup) -> list[PulledQueue]:
-        """Return the queues of which a group has not said so, though of others of their topic."""
+        """Return the other queues of the topics that a group pulls: those without an offset."""
         found, said = [], self._catalog.pull_offsets.all
         for topic_id in self.topics_pulled(group):
             if self._catalog.is_alive(topic_id):
@@ -225,14 +225,14 @@ class Inspection:
         return PulledQueue(name, queue_id, at, queue.min_offset, queue.max_offset)
 
     def topics_pulled(self, group: ConsumerGroup) -> set[TopicId]:
-        """Return the topics of which a group has said how far it has pulled."""
+        """Return the topics with pull offsets of a group."""
         return {topic_id for _, topic_id, _ in self._catalog.pull_offsets.of_group(group.id)}
 
     def queue_progress(self, progress: PopProgress) -> QueueProgress:
-        """Return how far a group is in one queue."""
+        """Return a group's progress in one queue."""
         queue = progress.queue
         name = self._catalog.topics[progress.named_topic_id].name
-        # What an ordered group did not ack in time waits in its place for the next pop.
+        # In an ordered group, messages not acked in time wait at their position for the next pop.
         expired = expired_ordered_count(self._pops, progress)
         is_retry = progress.named_topic_id != progress.topic_id
         ready_at = 0
@@ -259,11 +259,11 @@ class Inspection:
         )
 
     def in_flight_of(self, client_id: str) -> int:
-        """Return how many messages were popped by a client, and are not settled."""
+        """Return how many messages a client has in flight."""
         return self._pops.table.in_flight_of(client_id)
 
     def find_lock(self, key: ProgressKey) -> QueueLock | None:
-        """Return what locks a queue for an ordered group; None: nothing does."""
+        """Return the lock of a queue of an ordered group; None if it is not locked."""
         progress = self._pops.progress.get(key)
         slots = locking_slots(self._pops, progress) if progress is not None else []
         if progress is None or not slots:
@@ -288,7 +288,7 @@ class Inspection:
         )
 
     def _message_id(self, queue: ConsumeQueue, offset: int) -> str:
-        """Return the id of a message, unverified; "" where it cannot be read."""
+        """Return the id of a message, unverified; "" if it is unreadable."""
         with suppress(BlockFileDamaged, LookupError, struct.error, ValueError):
             _, blob = self._store.log.read(queue.entry(offset)[0])
             return stored_message.message_id_of(blob)
@@ -300,17 +300,17 @@ class Inspection:
         try:
             log_offset, _, _ = queue.entry(offset)
         except BlockFileDamaged:
-            return 0  # Nobody can say before it is repaired.
+            return 0  # Unknown until the rebuild.
         return self._store.stored_at_ms(log_offset)
 
     def look_up_time(self, topic: Topic, timestamp_ms: int) -> TimeSearch:
-        """Begin to look where in a topic's queues the messages of a time begin."""
+        """Begin a search for the first messages of a topic's queues at or after a time."""
         catalog = self._catalog
         queues = catalog.queues_of(topic)
         return TimeSearch(self._store, queues, timestamp_ms, falls=catalog.clock_falls)
 
     def count_since(self, topic: Topic, timestamp_ms: int) -> int:
-        """Return how many messages came to a topic at a time or later. Raises Repairing."""
+        """Return how many messages a topic got at or after a time. Raises Repairing."""
         search = self.look_up_time(topic, timestamp_ms)
         while search.step():
             pass
@@ -322,7 +322,7 @@ class Inspection:
     def search(
         self, topic: Topic, *, message_id: str = "", key: str = "", max_messages: int = 32
     ) -> MessageSearch:
-        """Begin to look for messages of a topic, and their copies, by id or by key."""
+        """Begin a search for messages of a topic, and their copies, by id or by key."""
         return MessageSearch(
             self._catalog,
             self._store,
@@ -344,7 +344,7 @@ class Inspection:
         until_offset: int = ENDLESS,
         with_bodies: bool = True,
     ) -> QueueReader:
-        """Begin to read the committed messages of a queue in order."""
+        """Begin a read of the committed messages of a queue, in order."""
         return QueueReader(
             self._store,
             self._tally,

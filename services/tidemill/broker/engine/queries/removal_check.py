@@ -1,10 +1,14 @@
-"""What is left at a broker for somebody to receive: what a removal of it would take away.
+"""The backlog of a broker: messages that consumers would lose if the broker were removed.
 
-A consumer group says what it reads by reading it, so what it may read next is a rule (ADR 0034): a
-group that has begun to read a topic, here or at the home, has all behind its position; one that
-reads nothing anywhere may begin with any topic, and has all that it would begin with. One that
-pulls says itself how far it is in each queue, and has what is behind that. So does the archive that
-retention waits for (ADR 0053), which reads for nobody: what it has taken is left for consumers.
+Consumer groups do not subscribe in advance. A rule states the backlog of a group (ADR 0034):
+
+    the group                                       its backlog
+    has begun to read a topic, here or at the home  the messages after its position
+    pulls a queue                                   the messages after its pull offset
+    reads no topic anywhere                         all messages, unless it starts at the latest
+    is the archive that retention waits for         the messages after its pull offsets (ADR 0053)
+
+Topics without a reader count as a whole. The archive does not count as a reader.
 """
 
 from __future__ import annotations
@@ -25,26 +29,26 @@ from tidemill.common.errors import Repairing
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
 COUNTED_A_SLICE = 64  # queues that a group reads, or topics
-ITEMS_MAX = 64  # topics and groups that are named: who has read so many lines looks for a pattern
+ITEMS_MAX = 64  # lines of a topic and a group; enough for an operator to see a pattern
 
-# Consumer groups and the topics that they have begun to read at the home, by the home's ids.
+# Consumer groups and the topics that they have begun to read at the home; ids of the home.
 Readers = Mapping[int, AbstractSet[int]]
 
 
 class LeftItem(NamedTuple):
-    """What is left of a topic for a group."""
+    """The backlog of a consumer group in a topic."""
 
     topic: str
-    group: str  # "": nobody reads the topic
+    group: str  # "": no group reads the topic
     ready_count: int
     in_flight_count: int
     is_unread: bool  # the group has not begun to read it here
-    pulled_queue_id: int | None = None  # the group pulls it, by its own word: of this queue
+    pulled_queue_id: int | None = None  # the queue, if the group pulls
 
 
 @dataclass(slots=True)
 class Left:
-    """The sums, and the first of what they are of."""
+    """The sums of a broker's backlog, with the first items."""
 
     ready_count: int = 0
     in_flight_count: int = 0
@@ -56,7 +60,7 @@ class Left:
         return bool(self.ready_count or self.in_flight_count or self.delayed_count)
 
     def add(self, item: LeftItem) -> None:
-        """Count an item, and keep it as long as there are few."""
+        """Count an item; keep the first `ITEMS_MAX` items."""
         if not (item.ready_count or item.in_flight_count):
             return
         self.ready_count += item.ready_count
@@ -76,7 +80,7 @@ class _Held(NamedTuple):
 
 @final
 class LeftCount:
-    """One count, done in one round."""
+    """One count of the backlog. All slices run in one round."""
 
     def __init__(
         self,
@@ -87,17 +91,17 @@ class LeftCount:
         *,
         archive_group: str,
     ) -> None:
-        """Of the group that is called `archive_group` retention waits; "": there is none."""
+        """`archive_group` is the group that retention waits for; "": none."""
         self._left = left
         self._archive_group = archive_group
         self._catalog = catalog
         self._inspection = inspection
         self._readers = readers
         self._held: dict[TopicId, _Held] = {}
-        self._read_ids: set[TopicId] = set()  # topics that somebody has begun to read, or may
+        self._read_ids: set[TopicId] = set()  # topics that a group has begun to read, or pulls
 
     def run(self) -> Iterator[None]:
-        """Count all, in slices."""
+        """Count the whole backlog, in slices."""
         yield from self._find_held()
         idle = []
         for group in list(self._catalog.groups.values()):
@@ -128,7 +132,7 @@ class LeftCount:
                 yield
 
     def _topic_ids(self, group: ConsumerGroup) -> tuple[set[TopicId], set[TopicId]]:
-        """Return what a group has begun to read here, and at the home, of what is here."""
+        """Return the topics here that a group has begun to read: at this broker, at the home."""
         own_ids = self._inspection.topics_read(group)
         known = self._catalog.topic_ids_at_home
         at_home = self._readers.get(group.home_id, ()) if group.home_id else ()
@@ -136,10 +140,10 @@ class LeftCount:
         return own_ids, {known[id_] for id_ in (*at_home, *begun) if id_ in known}
 
     def _count_pulled(self, group: ConsumerGroup, *, is_archive: bool) -> None:
-        """Count what is behind the pull offsets of a group.
+        """Count the messages after the pull offsets of a group.
 
-        A queue of which it has none is all to come for who has begun with its topic. Of the archive
-        it is not kept, by ADR 0053.
+        If the group pulls other queues of a topic, a queue without a pull offset counts as a whole.
+        This does not hold for the archive (ADR 0053).
         """
         found = self._inspection.pulled_by(group)
         if not is_archive:
@@ -166,24 +170,24 @@ class LeftCount:
             self._left.add(item)
 
     def _count_unread(self, group: ConsumerGroup, topic_ids: AbstractSet[TopicId]) -> None:
-        """Count what a group that reads a topic elsewhere has not begun with here.
+        """Count topics that a group reads at another broker, and has not begun to read here.
 
-        Of one that starts at the latest that is what came here since it began there.
+        If the group starts at the latest, count the messages since it began there.
         """
         for topic_id in sorted(topic_ids & self._held.keys()):
             held = self._held[topic_id]
             count = held.message_count
             since_ms = begun_since_ms(group, held.topic, self._catalog)
             if since_ms is not None:
-                with suppress(Repairing):  # Then nobody can say, and all may be its own.
+                with suppress(Repairing):  # Unknown until the rebuild: count all messages.
                     count = self._inspection.count_since(held.topic, since_ms)
             self._left.add(LeftItem(held.topic.name, group.name, count, 0, is_unread=True))
 
     def _count_idle(self, idle: list[ConsumerGroup]) -> None:
-        """Count what groups may begin with that read nothing anywhere: any topic of users."""
+        """Count all user topics for each group that reads no topic anywhere."""
         left = self._left
         topics = [held for held in self._held.values() if not held.topic.is_system]
-        # Very many groups by very many topics: only those are walked over that are named.
+        # Groups times topics may be a large number: iterate over the kept items only.
         room = ITEMS_MAX - len(left.items)
         for group, held in islice(product(idle, topics), room):
             item = LeftItem(held.topic.name, group.name, held.message_count, 0, is_unread=True)
