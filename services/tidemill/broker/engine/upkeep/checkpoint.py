@@ -1,16 +1,16 @@
-"""Checkpoints: what is derived from the log so far becomes durable, so that a start is short.
+"""Checkpoints: a checkpoint makes all derived state durable, so that the next start is short.
 
-A checkpoint is a generator of slices of at most about two milliseconds, advanced by the owner
-between rounds. A slice that reads the state waits until no round is pending, so that what it reads
-is the fold of exactly the durable log: derived files and snapshots never run ahead of it. Such a
-moment costs a busy broker a sync, so each is used for as much as fits into a slice.
+A checkpoint is a generator of slices of at most about two milliseconds. The owner advances it
+between rounds. A slice that reads state first waits until no round is pending. The state is then
+the fold of exactly the durable log, so derived files and snapshots are never ahead of the log. On a
+busy broker each wait costs a sync, so a slice then reads as much as it may.
 
-Queue files, index file, snapshot, then the checkpoint file that names how far they reach. A crash
-before the last step leaves files that the next start deletes (ADR 0003).
+The order of writes: queue files, index file, snapshot, checkpoint file with the new offsets. After
+a crash before the last step, the next start deletes the new files (ADR 0003).
 
-A disk that is nearly full gets no file that does not fit, since a write that fails ends the
-process, and every start after it: the checkpoint waits, or goes on without a snapshot. Then the
-next start begins with the one before, or reads the whole log.
+A failed write ends the process and every later start. A checkpoint therefore writes no file that
+does not fit on the disk: it waits for room, or omits the snapshot. Without a new snapshot, the next
+start uses the previous one or reads the whole log.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ INDEX_FOLDER = "index"
 SNAPSHOTS_FOLDER = "snapshots"
 CHECKPOINT_FILE = "checkpoint"
 QUEUE_BLOCK_ENTRIES_MAX = 32_768  # 640 KiB: copied, summed and written in a millisecond
-QUEUES_A_SLICE = 512  # looked at, or given a run
-BLOCKS_A_SLICE = 128  # of different queues; each is copied, summed and listed
+QUEUES_A_SLICE = 512  # queues measured, or given a run
+BLOCKS_A_SLICE = 128  # blocks of different queues; each is copied, summed and listed
 CATALOG_ITEMS_A_SECTION = 128  # a group's JSON takes up to ten microseconds
 ENDS_A_SECTION = 1024
-# Of ordered queues each has a section of its own, which takes 20 microseconds.
+# Each ordered queue has its own section, which takes 20 microseconds.
 PROGRESS_A_SECTION = 64
 SNAPSHOTS_KEPT = 2
-# For a guess at the size of the first snapshot of a process; the next one is about as large.
+# Estimates for the first snapshot of a process. Later snapshots are about as large as the last.
 PROGRESS_BYTES = 128
 CATALOG_ITEM_BYTES = 512  # as JSON
 
 
 @final
 class _Extents:
-    """How far the queues reached at the moment at which a checkpoint was begun."""
+    """The ends of the queues at the begin of a checkpoint."""
 
     def __init__(self) -> None:
-        # The queues with entries in their tails, and with how many. No tuples: of so many objects
-        # that stay for a while the garbage collector would look at everything there is.
+        # The queues with entries in their tails, and the entry counts. With one tuple per queue the
+        # garbage collector would run a full collection.
         self.queues: list[ConsumeQueue] = []
         self.counts = array("q")
-        self.block_count = 0  # of all tails
-        # As `QueueEnd`, but plain tuples of numbers, which the collector looks at once.
+        self.block_count = 0  # blocks of all tails
+        # As `QueueEnd`, but plain tuples of numbers: the collector untracks them.
         self.ends: list[tuple[int, int, int, int]] = []
 
     @property
@@ -84,7 +84,7 @@ class _Extents:
         return directory + sum(self.counts) * SIZE
 
     def add(self, queue: ConsumeQueue, begin: LogOffset) -> None:
-        """Add how far a queue reached when the log ended at `begin`."""
+        """Add the end of a queue at the time when the log ended at `begin`."""
         count = queue.tail_count_before(begin)
         if count:
             self.queues.append(queue)
@@ -92,8 +92,8 @@ class _Extents:
             self.block_count += -(-count // QUEUE_BLOCK_ENTRIES_MAX)
         stated_at = queue.stated_at
         if stated_at >= begin:
-            # A message has come since. Where it was the first in the tail, what stated the end
-            # before is not known any more: then the next retirement states it again.
+            # The queue has newer messages. If its tail had no entry before `begin`, the record that
+            # stated its end is unknown. Then the next retirement restates it.
             stated_at = queue.entry(queue.base + count - 1)[0] if count else 0
         end_offset = queue.base + count
         self.ends.append((queue.topic_id, queue.queue_id, end_offset, stated_at))
@@ -110,7 +110,7 @@ class SnapshotSize:
 
     @property
     def size_bytes(self) -> int:
-        """The expected size: from what memory holds, and at least the size of the last one."""
+        """The expected size: an estimate from memory, and at least the size of the last one."""
         known = (
             self._pops.table.used_count * delivery_rows.ROW_SIZE
             + len(self._pops.progress) * PROGRESS_BYTES
@@ -121,7 +121,7 @@ class SnapshotSize:
 
 @final
 class Checkpoints:
-    """When the derived files were written, and writing them."""
+    """Writer of checkpoints, with the conditions for the next one."""
 
     def __init__(self, parts: UpkeepParts, snapshot_size: SnapshotSize) -> None:
         self._config = parts.config
@@ -138,18 +138,18 @@ class Checkpoints:
         self.queues_folder = CachedFolder(parts.disk, QUEUES_FOLDER)
         self.index_folder = CachedFolder(parts.disk, INDEX_FOLDER)
         self._snapshots_folder = CachedFolder(parts.disk, SNAPSHOTS_FOLDER)
-        self._records_then = 0  # of the log at the last checkpoint
-        self._wanted_bytes = 0  # by the checkpoint that waits for room
-        self.is_without_snapshot = False  # the last one found no room for it
+        self._records_then = 0  # records of the log at the last checkpoint
+        self._wanted_bytes = 0  # the size of a checkpoint that waits for room; 0: none waits
+        self.is_without_snapshot = False  # the last checkpoint had no room for a snapshot
 
     @property
     def may_begin(self) -> bool:
-        """Whether state is whole: a replica that is copied from the middle on has to catch up."""
+        """Whether the state is complete: a replica without a snapshot must catch up first."""
         return self._pops.catch_up is None
 
     @property
     def is_due(self) -> bool:
-        """Whether enough has been logged since the last one, and what was too large then fits."""
+        """Whether enough was logged since the last checkpoint, and none waits for room."""
         log = self._log
         is_time = (
             log.committed_offset - self._store.derived_offset >= self._config.checkpoint_log_bytes
@@ -159,14 +159,14 @@ class Checkpoints:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether the last one found no room for what is derived, and there is none yet."""
+        """Whether the last checkpoint had no room for derived files, and still has none."""
         return self._wanted_bytes > 0 and not self._has_room(self._wanted_bytes)
 
     def _has_room(self, size: int) -> bool:
         return self._room.has_room(size, reserve_part=DERIVED_RESERVE_PART)
 
     def write(self) -> Steps:
-        """Make everything that is derived from the log so far durable."""
+        """Make everything durable that is derived from the log so far."""
         yield from self._quiet()
         begin, derived = self._log.committed_offset, self._store.derived_offset
         record_count = self._log.record_count
@@ -195,9 +195,9 @@ class Checkpoints:
     def _find_extents(
         self, queues: deque[ConsumeQueue], begin: LogOffset
     ) -> Generator[list[File], None, _Extents]:
-        """Return how far the queues reached when the log ended at `begin`; they go on meanwhile."""
+        """Return the ends of the queues when the log ended at `begin`; queues grow meanwhile."""
         extents = _Extents()
-        # What many items are kept in is given up with them: in one go that is a long slice itself.
+        # `popleft` frees the container with its items. To free it at once would be a long slice.
         while queues:
             count = min(QUEUES_A_SLICE, len(queues))
             for _ in range(count):
@@ -243,12 +243,12 @@ class Checkpoints:
     def _write_snapshot(self, ends: list[tuple[int, int, int, int]], begin: int) -> Steps:
         pops = self._pops
         yield from self._quiet()
-        # All items of one moment, encoded later: the fold knows one offset for them.
+        # Invariant: all items are of one moment, since the fold has one offset for all of them.
         items, item_count = self._catalog.items(), self._catalog.item_count
         covered = self._log.committed_offset
-        # What is new from here on is stated by the log from `begin` on.
+        # The log after `begin` states everything that is created from here on.
         progresses = list(pops.progress.values())
-        # The table may grow while its slices are written: at most to its bound, changes included.
+        # The table may grow while its slices are written, up to twice `deliveries_max`.
         slices_max = (
             len(list(slot_ranges(pops))) + 2 * self._config.deliveries_max // SLOTS_A_SLICE + 2
         )
@@ -260,7 +260,7 @@ class Checkpoints:
             + len(progresses)
             + slices_max
         )
-        # The directory is written last, in front.
+        # The directory is written last, at the front of the file.
         directory_bytes = block_file.HEADER_SIZE + block_count_max * block_file.ROW_SIZE
         self.is_without_snapshot = not self._has_room(
             directory_bytes + self.snapshot_size.size_bytes + self._config.segment_bytes
@@ -294,7 +294,10 @@ class Checkpoints:
     def _while_room(
         self, slices: Iterator[list[EncodedBlock]], directory_bytes: int
     ) -> Iterator[list[EncodedBlock]]:
-        """Yield slices as long as they fit: others write, too. Raises InsufficientSpace."""
+        """Yield slices while they fit on the disk. Raises InsufficientSpace.
+
+        The log grows meanwhile, so each slice is checked.
+        """
         for blocks in slices:
             if not self._has_room(directory_bytes + sum(len(block.data) for block in blocks)):
                 raise files.InsufficientSpace
@@ -315,7 +318,7 @@ class Checkpoints:
     def _end_sections(
         self, ends: list[tuple[int, int, int, int]], begin: int
     ) -> Iterator[list[EncodedBlock]]:
-        """Yield the ends of the queues: of the moment at which the queue files were begun."""
+        """Yield the ends of the queues as of the begin of the checkpoint."""
         for first in range(0, len(ends) or 1, ENDS_A_SECTION):
             chunk = ends[:ENDS_A_SECTION]
             del ends[:ENDS_A_SECTION]
@@ -324,7 +327,7 @@ class Checkpoints:
             yield [EncodedBlock(SnapshotSection.QUEUES, first, begin, len(data), data)]
 
     def _progress_sections(self, progresses: list[PopProgress]) -> Iterator[list[EncodedBlock]]:
-        """Yield how far groups are, each slice as of a moment at which no round is pending."""
+        """Yield the progress of groups. Each slice is read while no round is pending."""
         for first in range(0, len(progresses), PROGRESS_A_SECTION):
             yield from self._when_quiet()
             chunk = progresses[:PROGRESS_A_SECTION]
@@ -340,7 +343,7 @@ class Checkpoints:
             yield blocks
 
     def _ordered_sections(self, progresses: list[PopProgress]) -> list[EncodedBlock]:
-        """Return a section of each ordered queue; the rows of all of them are made at once."""
+        """Return a section per ordered queue; one call makes the rows of all of them."""
         slots: list[int] = []
         ends = []
         for progress in progresses:
@@ -357,7 +360,7 @@ class Checkpoints:
         return blocks
 
     def _delivery_sections(self) -> Iterator[list[EncodedBlock]]:
-        """Yield the slices of the delivery table, each as of such a moment of its own."""
+        """Yield the slices of the delivery table. Each is read while no round is pending."""
         for number, (first, last) in enumerate(slot_ranges(self._pops)):
             yield from self._when_quiet()
             slots = self._slots_between(first, last)
@@ -366,7 +369,7 @@ class Checkpoints:
             yield [self._section(SnapshotSection.DELIVERIES, number, data)]
 
     def _slots_between(self, first: int, last: int) -> np.ndarray:
-        """Return the used slots of a slice, live ones of ordered queues left out."""
+        """Return the used slots of a slice, except live deliveries of ordered queues."""
         table = self._pops.table
         slots = table.in_use(first, last)
         is_ordered = np.frombuffer(table.flags, dtype=np.uint8)[slots] & FLAG_ORDERED != 0
@@ -382,7 +385,7 @@ class Checkpoints:
             yield []
 
     def drop(self, file: BlockFile) -> Steps:
-        """Delete a queue or index file that nobody needs any more."""
+        """Delete a queue or index file that is not needed any longer."""
         self._mappings.forget(file.name)
         folder = self.index_folder if file.magic == block_file.INDEX_MAGIC else self.queues_folder
         yield from folder.drop(file.name)
@@ -422,7 +425,7 @@ def _queue_blocks(extents: _Extents) -> Iterator[EncodedBlock]:
 
 
 def _in_slices(blocks: Iterator[EncodedBlock]) -> Iterator[list[EncodedBlock]]:
-    """Put so many blocks together as one slice may write: many small ones, or one large one."""
+    """Batch blocks into slices: many small blocks or one large block per slice."""
     together: list[EncodedBlock] = []
     entry_count = 0
     for block in blocks:
@@ -437,7 +440,7 @@ def _in_slices(blocks: Iterator[EncodedBlock]) -> Iterator[list[EncodedBlock]]:
 
 
 def add_runs(catalog: Catalog, file: BlockFile, numbers: range) -> None:
-    """Let the queues answer from some blocks of a derived file."""
+    """Let the queues read from some blocks of a queue file."""
     for number, row in zip(numbers, file.rows(numbers.start, numbers.stop), strict=True):
         queue = catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
         if queue is not None:

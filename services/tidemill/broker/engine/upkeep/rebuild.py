@@ -1,9 +1,8 @@
-"""Repair: a queue or index file in which damage was met is derived from the log again.
+"""Rebuild: a damaged queue or index file is derived from the log again.
 
-Whoever meets a damaged block finds nothing there for the moment, and the file is noted. A job in
-the background reads the stretch of the log that the file states, writes the file again under its
-name, and lets the queues, or the index, answer from the new one. Of a queue file, blocks that are
-intact are kept as they are: they may say more than the log, if that has rotted too.
+A reader that meets a damaged block notes the file and finds nothing there for now. A background job
+reads the file's range of the log and writes the file again under its name. The queues or the index
+then read the new file. Intact blocks are copied: if the log is damaged too, they contain more.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from tidemill.broker.engine.upkeep.checkpoint import INDEX_FOLDER, QUEUES_FOLDER
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 from tidemill.message import stored_message
 
-RECORDS_A_SLICE = 256  # under a millisecond: heads are summed, bodies are not
-READ_AHEAD_BYTES = 2 << 20  # of the log, asked for before it is read
-PLACES_A_SLICE = 2048  # rows of a file, or groups in queues: looked at, and mostly passed over
-NOTICES_MAX = 100  # files between two looks
+RECORDS_A_SLICE = 256  # under a millisecond: checksums of heads are checked, of bodies not
+READ_AHEAD_BYTES = 2 << 20  # of the log, requested from the kernel before the read
+PLACES_A_SLICE = 2048  # progress of groups in queues; mostly skipped
+NOTICES_MAX = 100  # file names between two calls of `take_notices`
 _TAG_HASH = struct.Struct(">q")
 _ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
 assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
 
 
 class _LogAwaited(Exception):
-    """What the log says is damaged, and another replica may have it."""
+    """The log is damaged here too, and another replica may have the intact bytes."""
 
 
 @final
 class Rebuilds:
-    """The files that were found damaged, and deriving them again."""
+    """The damaged queue and index files, and the job that rebuilds them."""
 
     def __init__(
         self, parts: UpkeepParts, checkpoints: Checkpoints, *, ended: Callable[[], None]
     ) -> None:
-        """Call `ended` when a queue or index file is whole again, or was deleted."""
+        """Call `ended` when a queue or index file is intact again or deleted."""
         self._folders = {
             QUEUES_FOLDER: checkpoints.queues_folder,
             INDEX_FOLDER: checkpoints.index_folder,
@@ -71,14 +70,14 @@ class Rebuilds:
         self.counts: Counter[str] = Counter({QUEUES_FOLDER: 0, INDEX_FOLDER: 0})
 
     def _has_room(self, size: int) -> bool:
-        # It may use a part of the reserve: the acks that make room may depend on a rebuild.
+        # A rebuild may use a part of the reserve: acks that free space may depend on it.
         return self._room.has_room(size, reserve_part=COPY_RESERVE_PART)
 
     @property
     def is_due(self) -> bool:
-        """Whether a file was found damaged, is still so, and there is room for it once more.
+        """Whether a file is damaged and the disk has room for a second copy.
 
-        What is damaged in the log too is mended first.
+        Damage of the log is mended first.
         """
         return not self._store.log.damage.has_requests and self._find() is not None
 
@@ -87,18 +86,18 @@ class Rebuilds:
         return next((file for file in files if self._has_room(file.size_bytes)), None)
 
     def take_notices(self) -> list[str]:
-        """Return and clear the names of the files that were derived again, for the shell's log."""
+        """Return and clear the names of rebuilt files, for the shell's log."""
         notices, self._notices = self._notices, []
         return notices
 
     def rebuild(self) -> Steps:
-        """Derive the next damaged file again."""
+        """Rebuild the next damaged file."""
         file = self._find()
         if file is None:
             return
         name, folder = file.name, file.name.rpartition("/")[0]
         try:
-            if name in self._folders[folder].names:  # else retention was faster
+            if name in self._folders[folder].names:  # False if retention has dropped it
                 if file.magic == block_file.INDEX_MAGIC:
                     yield from self._repair_index(file)
                 else:
@@ -107,19 +106,19 @@ class Rebuilds:
                 if len(self._notices) < NOTICES_MAX:
                     self._notices.append(name)
         except _LogAwaited:
-            return  # The file stays noted, and what is held for it stays so.
+            return  # The file stays noted, and deliveries that need it stay held.
         except (BlockFileDamaged, InsufficientSpace):
-            pass  # Whoever meets the damage notes it again.
+            pass  # The next reader notes the damage again.
         self._end(name)
 
     def _end(self, name: str) -> None:
         self._damaged.pop(name, None)
-        self._ended()  # Whatever came of it: nothing is held for the file any more.
+        self._ended()  # Also after a failure: no delivery is held for the file any longer.
 
     # ------------------------------------------------------------ queue files
 
     def _repair_queues(self, file: BlockFile) -> Steps:
-        """Write a file again; its queues read by its name, and so find what is written."""
+        """Write a queue file again. Its queues read by name, and so use the new file."""
         damaged = _DamagedRows(file)
         begin, end = file.to_offset, file.from_offset
         for number, row in enumerate(file.rows()):
@@ -148,10 +147,10 @@ class Rebuilds:
         yield from self._wake(damaged.queues)
 
     def _give_up(self, damaged: _DamagedRows, number: int) -> None:
-        """Let a queue begin behind what retention has taken of a block that is derived again.
+        """Let a queue begin after the part of a rebuilt block that retention has dropped.
 
-        A start has met the damage where it looked for that. Before the file is whole, a block a
-        slice, so that nobody ever takes what is below for messages.
+        At the start, the damage hid the begin of the queue. This runs before the new file is in
+        place, one block per slice, so that no reader takes dropped messages for stored ones.
         """
         low = self._store.log.min_offset
         topic_id, queue_id = damaged.key(number)
@@ -161,14 +160,14 @@ class Rebuilds:
             queue.begin_behind(QueueOffset(offset + count))
 
     def _neighbours(self, file: BlockFile, row: DirectoryRow) -> tuple[int, int]:
-        """Return between which log offsets the messages of a row stand, as far as can be said."""
+        """Return the range of log offsets of a row's messages, as narrow as it is known."""
         low, high = file.from_offset, file.to_offset
         queue = self._catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
         if queue is None or row.first + row.items <= queue.min_offset:
-            return high, low  # Nobody reads it any more.
+            return high, low  # An empty range: the block has only dropped messages.
         with suppress(BlockFileDamaged):
             if queue.min_offset < row.first:
-                # Not what somebody has verified once: it may have rotted too.
+                # Verify the neighbour now: an earlier check does not show later damage.
                 queue.check_entry(row.first - 1)
                 low = max(low, queue.entry(row.first - 1)[0])
         with suppress(BlockFileDamaged):
@@ -178,7 +177,7 @@ class Rebuilds:
         return low, high
 
     def _walk(self, begin: int, end: int) -> Iterator[Record | Hole]:
-        """Yield what stands in a stretch of the log, which has mostly left the kernel's cache."""
+        """Yield the records and holes in a range of the log, which is mostly not cached."""
         log = self._store.log
         if begin < min(log.min_offset, end):
             yield Hole(LogOffset(begin), log.min_offset)
@@ -192,7 +191,7 @@ class Rebuilds:
             yield found
 
     def _wake(self, queues: set[tuple[int, int]]) -> Steps:
-        """Let those pop again who found nothing in these queues."""
+        """Let groups pop again that found nothing in these queues."""
         for n, progress in enumerate(list(self._pops.progress.values())):
             if (progress.topic_id, progress.queue.queue_id) in queues:
                 self._pops.ready.add((progress.group_id, progress.named_topic_id))
@@ -203,9 +202,9 @@ class Rebuilds:
     # ------------------------------------------------------------ index files
 
     def _repair_index(self, file: BlockFile) -> Steps:
-        """Write a file again; the log is asked for the pairs of damaged blocks alone."""
+        """Write an index file again; only the pairs of damaged blocks are read from the log."""
         index = self._store.index
-        derived: dict[int, MessageIndex] = {}  # by the first block of a stretch
+        derived: dict[int, MessageIndex] = {}  # by the first block of a range
         stretches = _DamagedStretches(file)
         for _ in stretches.find():
             yield []
@@ -265,10 +264,10 @@ class Rebuilds:
 
 
 class _Neighbours:
-    """What intact blocks of an index file say of those between them.
+    """The range of the log between two intact blocks of an index file.
 
-    The blocks of a file follow each other as the records do; of the first and the last record the
-    neighbours may have some keys already.
+    The blocks have the order of the records. The intact blocks may contain some keys of the first
+    and the last record of the range.
     """
 
     def __init__(self, file: BlockFile) -> None:
@@ -292,22 +291,22 @@ class _Neighbours:
             self._known[log_offset].add(bytes(data[at * 8 : at * 8 + 8]))
 
     def unknown(self, log_offset: int, hashes: memoryview) -> bytes:
-        """Return those of a record's hashes that no neighbour has."""
+        """Return the hashes of a record that no intact neighbour contains."""
         known = self._known.get(log_offset, ())
         each = (bytes(hashes[at : at + 8]) for at in range(0, len(hashes), 8))
         return b"".join(one for one in each if one not in known)
 
 
 class _DamagedStretches:
-    """The stretches of damaged blocks of an index file."""
+    """The ranges of damaged blocks in an index file."""
 
     def __init__(self, file: BlockFile) -> None:
         self._file = file
         self.found: list[tuple[range, _Neighbours]] = []
 
     def find(self) -> Iterator[None]:
-        """Verify the blocks, one a step."""
-        previous: memoryview | None = None  # the intact block before
+        """Verify the blocks, one per step."""
+        previous: memoryview | None = None  # the previous intact block
         for number, row in enumerate(self._file.rows()):
             try:
                 data = self._file.check_block(number, row.items * PAIR_SIZE)
@@ -336,11 +335,11 @@ def _offsets(data: memoryview) -> np.ndarray:
 
 @final
 class _DamagedRows:
-    """The damaged blocks of a queue file, and what the log says of their entries."""
+    """The damaged blocks of a queue file, with their entries as derived from the log."""
 
     def __init__(self, file: BlockFile) -> None:
         self._file = file
-        self.contents: dict[int, bytearray] = {}  # by row; an entry of zeros is not known yet
+        self.contents: dict[int, bytearray] = {}  # by row; an entry of zeros is unknown
         self.queues: set[tuple[int, int]] = set()
         self._rows: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._firsts: dict[int, int] = {}
@@ -348,7 +347,7 @@ class _DamagedRows:
         self._holes: list[Hole] = []
 
     def check(self, number: int, row: DirectoryRow) -> bool:
-        """Verify a block; note one that is damaged, and return whether it is."""
+        """Verify a block; note it and return True if it is damaged."""
         try:
             self._file.check_block(number, row.items * SIZE)
         except BlockFileDamaged:
@@ -365,19 +364,19 @@ class _DamagedRows:
         return self._keys[number]
 
     def before(self, number: int, log_offset: int) -> tuple[int, int]:
-        """Return a block's first queue offset, and how many of its messages are before a place."""
+        """Return a block's first queue offset, and its number of messages before `log_offset`."""
         entries = np.frombuffer(self.contents[number], dtype=_ENTRIES)
         count = np.searchsorted(entries["log_offset"].astype(np.int64), log_offset)
         return self._firsts[number], int(count)
 
     def content(self, number: int, row: DirectoryRow) -> bytes:
-        """Return what is to be written: what was derived, or the intact block."""
+        """Return the derived block if the old one is damaged, else the intact block."""
         if number in self.contents:
             return bytes(self.contents[number])
         return bytes(self._file.check_block(number, row.items * SIZE))
 
     def take(self, found: Record | Hole) -> None:
-        """Take in what stands next in the log."""
+        """Add the next record or hole of the log."""
         if isinstance(found, Hole):
             self._holes.append(found)
             return
@@ -393,10 +392,10 @@ class _DamagedRows:
                 )
 
     def finish(self, number: int) -> None:
-        """Complete a block: what the log no longer says lies where the log is damaged.
+        """Complete a block: entries without a record point to a hole of the log.
 
-        So who reads it finds it damaged, and it is not passed over. Every entry has a size but
-        those that nothing was found for.
+        A reader then finds a damaged message instead of skipping it. Only such entries have the
+        size 0 before.
         """
         entries = np.frombuffer(self.contents[number], dtype=_ENTRIES)
         missing = np.flatnonzero(entries["size"] == 0)
@@ -404,7 +403,7 @@ class _DamagedRows:
             return
         ends = entries["log_offset"].astype(np.int64) + entries["size"]
         behind = np.maximum(np.maximum.accumulate(ends), self._file.from_offset)[missing]
-        # The first hole that ends behind what came before; there is one, or the log says it all.
+        # The first hole that ends after the previous entry. One exists if an entry is missing.
         holes = np.array([*self._holes, (self._file.from_offset,) * 2], dtype=np.int64)
         which = np.searchsorted(holes[:-1, 1], behind, side="right")
         begins, hole_ends = holes[which].T

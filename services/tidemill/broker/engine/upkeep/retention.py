@@ -1,7 +1,7 @@
-"""Retention: the oldest segment goes when it has served its time.
+"""Retention: the broker drops the oldest segment at the end of its retention time.
 
-State that only it states is stated again, that is made durable, and only then the segment goes. So
-the log from its minimum offset rebuilds everything, at any time.
+State that only this segment states is restated first. The segment is dropped when the restated
+records are durable. Therefore the log from its minimum offset on always rebuilds everything.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION, Checkpo
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
 LONG_AGO_MS = -(1 << 62)
-SETTLE_MS = 60_000  # after a start; a machine's clock is set right in seconds
-QUEUES_A_LOOK = 256  # 1 to 2 ms where each has to sum a block that is cold
-# Of one slice, about a millisecond each:
-QUEUES_CUT_A_SLICE = 16  # bisected, where they lie in files that may be cold
-ENDS_STATED_A_SLICE = 1024  # of queues, in one record
+SETTLE_MS = 60_000  # after a start; a machine corrects its clock within seconds
+QUEUES_A_LOOK = 256  # 1 to 2 ms if each queue checks a block that is not cached
+# Each of these takes about a millisecond per slice:
+QUEUES_CUT_A_SLICE = 16  # queues bisected, in files that may not be cached
+ENDS_STATED_A_SLICE = 1024  # ends of queues, in one record
 PROGRESS_SEEN_A_SLICE = 4096
-EXPIRED_SEEN_A_SLICE = 256  # queues of groups: a look each,
-EXPIRED_BISECTED = 16  # or as much as so many looks, where a queue is bisected as above
+EXPIRED_SEEN_A_SLICE = 256  # queues of groups; each costs 1,
+EXPIRED_BISECTED = 16  # or this much if the queue is bisected
 
 
 @final
 class Retention:
-    """Which segment has to go, and letting it go."""
+    """The age of the oldest segment, and the steps that drop it."""
 
     def __init__(
         self,
@@ -78,54 +78,54 @@ class Retention:
         self.gate = gate
         self.retention_ms = parts.config.retention_ms
         self._retention_bytes = parts.config.retention_bytes
-        self.may_go_before = 0  # log offset, of a replica: where its master's log begins
-        # Of each segment that this process has filled: since when, on a clock that nobody moves.
+        self.may_go_before = 0  # at a replica: the begin of the master's log
+        # By segment start: when this process filled the segment, in monotonic time.
         self._full_since_ms: dict[int, int] = {}
-        self._monotonic_ms: int | None = None  # nobody has said yet
-        # Those before this offset an earlier process has filled. Their ages follow from wall time
-        # and how much that lagged behind the other clock, at the most, until it was surely right.
+        self._monotonic_ms: int | None = None  # None: unknown until the first `note`
+        # An earlier process has filled the segments before this offset. Their age follows from wall
+        # time plus its largest lag behind monotonic time in the first minute.
         self._inherited_end = 0
         self._lag_ms = LONG_AGO_MS
         self._sure_at_ms = 0
         self._is_sure = False
-        self._has_one_clock = False  # wall time is one that nobody moves
-        # A queue with messages in the oldest segment, and the queues that were not looked at yet.
+        self._has_one_clock = False  # wall time is monotonic
+        # A queue with messages in the oldest segment, and the queues that are not checked yet.
         self._witness: ConsumeQueue | None = None
-        # The list was made for the segment that ends there.
+        # The list is for the segment that ends here.
         self._unseen: list[ConsumeQueue] = []
         self._unseen_end = 0
 
     def is_near(self, now_ms: int, lead_ms: int) -> bool:
-        """Whether the oldest segment will have to go within `lead_ms`, timers aside."""
+        """Whether the retention of the oldest segment ends within `lead_ms`, timers aside."""
         log = self._log
         if len(log.segments) < 2 or log.committed_offset <= log.segments[1].start:
             return False
         if self._is_too_large:
             return True
         if self._monotonic_ms is not None and self._is_sure:
-            # One record that was stored by a clock that was ahead must not hold all others.
+            # A record stored by a fast clock must not hold back the segments after it.
             at_ms = now_ms if self._has_one_clock else self._monotonic_ms
             return at_ms - self._since_ms(at_ms) >= self.retention_ms - lead_ms
-        # What follows it was stored at that time, so everything in it is at least as old.
+        # The next segment began at that time, so all records of the oldest are at least as old.
         return first_stored_at_ms(log, 1) + self.retention_ms - lead_ms <= now_ms
 
     @property
     def _is_too_large(self) -> bool:
-        # Messages that wait for their time are not what a limit by size is there to bound.
+        # The size limit does not apply to delayed messages.
         size = self._log.log_end - self._log.min_offset - self._timer_index.pinned_bytes
         return 0 < self._retention_bytes < size
 
     def is_due(self, now_ms: int, timers: DelayedMessages) -> bool:
-        """Whether the oldest segment has served its time and all it states is in a checkpoint."""
+        """Whether the oldest segment may be dropped: it is over, and a checkpoint covers it."""
         segments = self._log.segments
         if len(segments) < 2 or segments[0].end > self._store.derived_offset:
             return False
         return self._is_over(now_ms, timers)
 
     def wants_checkpoint(self, now_ms: int, timers: DelayedMessages) -> bool:
-        """Whether the oldest segment has served its time, and only a checkpoint is missing.
+        """Whether the oldest segment is over, and no checkpoint covers it yet.
 
-        On a full disk nothing is logged that would make one due.
+        On a full disk the log does not grow, so no checkpoint becomes due otherwise.
         """
         log = self._log
         if len(log.segments) < 2 or log.segments[0].end <= self._store.derived_offset:
@@ -143,9 +143,9 @@ class Retention:
         return is_over and timers.may_drop(oldest)
 
     def _is_unneeded(self, end: int) -> bool:
-        """Whether no queue has a message before log offset `end`: their topics were deleted.
+        """Whether no queue has a message before log offset `end`: the topics were deleted.
 
-        A call looks at some queues, and the next one goes on: no message is ever added there.
+        Each call checks some queues, and the next call continues. No message is added before `end`.
         """
         witness = self._witness
         if witness is not None and self._has_messages(witness, end):
@@ -165,19 +165,19 @@ class Retention:
         if self._catalog.queues.get((queue.topic_id, queue.queue_id)) is not queue:
             return False
         if queue.topic_id == self._catalog.topic_ids.get(TIMER_TOPIC):
-            return False  # What timers need of a segment they say themselves.
+            return False  # `DelayedMessages.may_drop` decides for timers.
         if queue.min_offset == queue.max_offset:
             return False
         try:
             return queue.entry(queue.min_offset)[0] < end
         except BlockFileDamaged:
-            return True  # Nobody can say before it is repaired.
+            return True  # Unknown until the rebuild.
 
     def note(self, wall_ms: int, monotonic_ms: int | None) -> None:
-        """Learn what both clocks show; None: wall time is one that nobody moves.
+        """Note the time of both clocks; None: wall time is monotonic.
 
-        Of a segment that an earlier process has filled wall time says how old it is: the least that
-        it says in the first minute, in which a clock that was wrong at the start is set right.
+        The age of an earlier process's segments follows from wall time. In the first minute a wrong
+        clock is corrected, so the smallest age of that minute counts.
         """
         self._has_one_clock = monotonic_ms is None
         monotonic_ms = wall_ms if monotonic_ms is None else monotonic_ms
@@ -197,36 +197,36 @@ class Retention:
             known[start] = monotonic_ms
 
     def _has_served(self, now_ms: int) -> bool:
-        """Whether the oldest segment has to go: by size, or by its time.
+        """Whether the retention of the oldest segment is over, by size or by time.
 
-        Wall time may be days ahead for a second: it decides nothing by itself.
+        Wall time may be days ahead for a second, so it does not decide alone.
         """
         return self.is_near(now_ms, 0) and (self._is_too_large or self._is_sure)
 
     def _since_ms(self, monotonic_ms: int) -> int:
-        """Return since when the oldest segment is full, on the clock that nobody moves."""
+        """Return when the oldest segment became full, in monotonic time."""
         start = self._log.segments[0].start
         if start >= self._inherited_end:
-            return self._full_since_ms.get(start, monotonic_ms)  # Nobody has looked since.
-        # What follows it was stored at that time, so everything in it is at least as old.
+            return self._full_since_ms.get(start, monotonic_ms)  # Full since the last `note`.
+        # The next segment began at that time, so all records of the oldest are at least as old.
         return min(first_stored_at_ms(self._log, 1) + self._lag_ms, self._sure_at_ms)
 
     def is_due_at_replica(self, timers: DelayedMessages) -> bool:
-        """Whether the master has given up what is the oldest segment here, and no file needs it."""
+        """Whether the master has dropped the oldest segment here, and no derived file needs it."""
         segments = self._log.segments
         if len(segments) < 2 or segments[0].end > self.may_go_before:
             return False
         return segments[0].end <= self._store.derived_offset and timers.may_drop(segments[0])
 
     def wants_checkpoint_at_replica(self) -> bool:
-        """Whether only a checkpoint is missing for that."""
+        """Whether a replica could drop its oldest segment after a checkpoint."""
         segments, derived = self._log.segments, self._store.derived_offset
         if len(segments) < 2 or segments[0].end > self.may_go_before:
             return False
         return derived < segments[0].end <= self._log.committed_offset
 
     def retire_oldest(self, now_ms: int) -> Steps:
-        """State again what only the oldest segment states, then give it up."""
+        """Restate what only the oldest segment states, then drop it."""
         oldest = self._log.segments[0]
         yield from self._restate(oldest.end, now_ms)
         yield from self.give_up_oldest()
@@ -234,14 +234,14 @@ class Retention:
             self.gate.note_dropped()
 
     def give_up_oldest(self) -> Steps:
-        """Give up the oldest segment: what it stated is stated again."""
+        """Drop the oldest segment. Its state is restated already."""
         end = self._log.segments[0].end
         yield from self._quiet()
         for n, queue in enumerate(list(self._catalog.queues.values())):
             try:
                 queue.drop_before(end)
             except BlockFileDamaged:
-                return  # It is repaired first; what was done up to here may be done again.
+                return  # The file is rebuilt first. These steps may then run again.
             if n % QUEUES_CUT_A_SLICE == 0:
                 yield []
         try:
@@ -251,7 +251,7 @@ class Retention:
         index_files = self._store.index.drop_before(end)
         queue_files = [file for file in self._store.queue_files if file.to_offset <= end]
         del self._store.queue_files[: len(queue_files)]
-        # First, so that a start can tell a segment that was dropped from one that is missing.
+        # Invariant: before the segment. A start then knows that the segment is not missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)
         self._full_since_ms.pop(self._log.segments[0].start, None)
         self._catalog.deleted_names.drop_before(end)
@@ -263,10 +263,10 @@ class Retention:
             yield from self._checkpoints.drop(file)
 
     def _restate(self, end: int, now_ms: int) -> Steps:
-        """Record all live state that is only stated before log offset `end`."""
+        """Record all live state that is stated only before log offset `end`."""
         catalog, fold = self._catalog, self._fold
         for key in catalog.stated_before(LogOffset(end)):
-            # Between two slices it may have been changed or deleted: that must not be undone.
+            # The item may have changed between two slices: the change must not be undone.
             item = catalog.find_stated_before(key, LogOffset(end))
             if item is not None:
                 fold.append(StatedConfig(item), now_ms)
@@ -280,12 +280,12 @@ class Retention:
         yield from self._expire(end, now_ms)
 
     def _expire(self, end: int, now_ms: int) -> Steps:
-        """Record what groups never popped of what goes: they stand behind it from then on.
+        """Record the dropped messages that groups never popped; groups then skip them.
 
-        Of all queues of a topic of which a group was given anything: it reads them all, whether or
-        not a record says so of each.
+        A group that has popped from a topic reads all queues of the topic, also those without a
+        record of progress.
         """
-        lows: dict[tuple[TopicId, QueueId], int] = {}  # where queues begin behind `end`
+        lows: dict[tuple[TopicId, QueueId], int] = {}  # first queue offset after `end`
         seen = 0
         ranges: list[ExpiredRange] = []
         for group_id in list(self._catalog.groups):
@@ -308,14 +308,14 @@ class Retention:
         lows: dict[tuple[TopicId, QueueId], int],
         ranges: list[ExpiredRange],
     ) -> int:
-        """Add what a group has not been given of a queue to `ranges`; return how much that was."""
+        """Add the messages of a queue that a group never popped to `ranges`; return the cost."""
         group_id, topic_id, queue_id = key
         queue = self._catalog.queues.get((topic_id, queue_id))
         progress = self._pops.progress.get(key)
         position = 0 if progress is None else progress.position
         is_ordered = progress is not None and progress.ordered is not None
         if queue is None or (position >= queue.max_offset and not is_ordered):
-            return 1  # Nearly all.
+            return 1  # The usual case.
         if not self._catalog.is_alive(topic_id) or group_id not in self._catalog.groups:
             return 1  # Deleted between two slices.
         cost, low = 1, lows.get(key[1:])
@@ -323,7 +323,7 @@ class Retention:
             try:
                 low = lows[key[1:]] = int(queue.offset_behind(end))
             except BlockFileDamaged:
-                return 1  # It is repaired before the segment goes, and all this is done again.
+                return 1  # The file is rebuilt first. Then all this runs again.
             cost = EXPIRED_BISECTED
         if queue.min_offset < low:
             ranges += find_expired(self._pops, self._pops.progress_of(*key), low)
@@ -332,7 +332,7 @@ class Retention:
     def _record_expired(self, ranges: list[ExpiredRange], now_ms: int) -> None:
         if not ranges:
             return
-        # Acks that are not in the log yet must come before what already knows them.
+        # Gathered acks are applied but not logged. They must precede the record below.
         self._acks.record(now_ms)
         for begin in range(0, len(ranges), expiry.ROWS_MAX):
             part = ranges[begin : begin + expiry.ROWS_MAX]
@@ -345,7 +345,7 @@ class Retention:
         known = self._catalog.queues
         keys = list(known)
         for first in range(0, len(keys), ENDS_STATED_A_SLICE):
-            # Those of topics that were deleted between two slices must not come back.
+            # Topics may be deleted between two slices. Their queues must not come back.
             found = [known.get(key) for key in keys[first : first + ENDS_STATED_A_SLICE]]
             ends = [
                 (queue.topic_id, queue.queue_id, queue.max_offset)
@@ -359,7 +359,7 @@ class Retention:
             yield []
 
     def _restate_progress(self, end: int, now_ms: int) -> Steps:
-        # Their keys: a tuple of each and its key would be so many for the garbage collector.
+        # Keys only: a tuple of each key and progress would burden the garbage collector.
         known = self._pops.progress
         unseen = list(known)
         keys = []
@@ -369,10 +369,10 @@ class Retention:
             yield []
         for first in range(0, len(keys), PROGRESS_A_SECTION):
             chunk = keys[first : first + PROGRESS_A_SECTION]
-            # Acks that are not in the log yet must come before what already knows them.
+            # Gathered acks are applied but not logged. They must precede the record below.
             self._acks.record(now_ms)
             found = [known.get(key) for key in chunk]
-            # What is only left to be forgotten must not come back.
+            # Progress that waits to be forgotten must not come back.
             left = [one for one in found if one is not None and not self._pops.is_deleted(one)]
             rows = [one.as_row() for one in left if one.stated_at < end]
             if rows:
