@@ -1,11 +1,11 @@
 """Retirement of replicas: an operator drains one, or a group gets fewer replicas.
 
 A retired replica still follows, but no message waits for its ack. It is elected only if no other
-replica is eligible. It retires by steps, each of them a write:
+replica is eligible. A replica retires in steps. Each step is a write:
 
-    marked      no master takes it into its set again (`ReplicationView.retired`)
-    not master  the master is asked to hand over to a replica that stays
-    out         it leaves the sync state set when enough members stay; then nothing needs it
+    marked      no master adds it to its sync state set again (`ReplicationView.retired`)
+    not master  the controller asks the master to hand over to a remaining replica
+    out         it leaves the sync state set when enough members remain; it is not needed any longer
     forgotten   in a group that gets fewer replicas, when its pod is deleted
 
 A controller removes a member only if the remaining members have all committed messages
@@ -85,13 +85,13 @@ def without(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
 
 
 def is_retired(record: GroupRecord, replica_id: ReplicaId) -> bool:
-    """Return whether a replica is retired."""
+    """Whether a replica is retired."""
     registered = record.find(replica_id)
     return registered is not None and registered.retired is not Retirement.NO
 
 
 def is_out(record: GroupRecord, replica_id: ReplicaId) -> bool:
-    """Return whether the group needs a replica no more: it is retired and in no set, or unknown."""
+    """Whether the group does not need a replica: it is retired and in no set, or unknown."""
     if record.find(replica_id) is None:
         return True
     needed = ids_of(record.sss) | record.eligible | record.suspects
@@ -104,7 +104,7 @@ def is_out(record: GroupRecord, replica_id: ReplicaId) -> bool:
 
 
 def with_number(record: GroupRecord, count: int) -> GroupRecord | ChangeRejection:
-    """Return the next record on the way to a number of replicas, or the same if it is reached.
+    """Return the record after one step towards `count` replicas; the same record at the end.
 
     The highest replica retires first. The next one retires after the record has forgotten it.
     """
@@ -119,7 +119,7 @@ def with_number(record: GroupRecord, count: int) -> GroupRecord | ChangeRejectio
 
 
 def forget(record: GroupRecord, replica_id: ReplicaId) -> GroupRecord | ChangeRejection:
-    """Return the record without a replica whose pod was deleted."""
+    """Return the record without a replica; its pod was deleted."""
     if record.find(replica_id) is None:
         return record
     if not is_out(record, replica_id):

@@ -2,8 +2,8 @@
 
     replica/durable.a, .b   the mark, written alternately
 
-The headers of a master's records say what was durable on the master's disk. They prove nothing
-about another disk. Therefore a replica records how far its own log is durable, together with the
+The headers of a master's records state the durable end of the master's log. They prove nothing
+about another disk. Therefore a replica records the durable end of its own log, together with the
 syncs of the log: once per second during writes, and at the end of the process. A start compares the
 log with the mark:
 

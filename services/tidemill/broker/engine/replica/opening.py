@@ -37,10 +37,11 @@ def open_replica_engine(
     boot_id: bytes = NO_BOOT_ID,
     cuts_damage: bool = False,
 ) -> tuple[ReplicaEngine, RecoveryReport]:
-    """Open the store of a replica, or make a new one. Raises CorruptStore.
+    """Open the store of a replica, or create one. Raises CorruptStore.
 
-    `boot_id` names this run of the machine: no power cut has taken what was written in it. With
-    `cuts_damage` no replica has the damaged records: the log is cut there, and is doubtful.
+    `boot_id` identifies this boot of the machine: bytes written since then have met no power cut.
+    With `cuts_damage` no replica has the damaged records. The log is then cut before them and is
+    doubtful.
     """
     store_uuid = identify(disk, fresh.store_uuid)
     known_end = KnownEnd(disk, boot_id)
@@ -61,7 +62,7 @@ def open_replica_engine(
 
 
 def open_damaged_log(disk: Disk, config: EngineConfig) -> tuple[CommitLog, int]:
-    """Open the log of a replica that does not start, to mend it; and return its confirm offset."""
+    """Open the log of a replica that does not start, to mend it; return its confirm offset too."""
     return open_damaged(disk, config, confirmed=find_confirm(disk))
 
 

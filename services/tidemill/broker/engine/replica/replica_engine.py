@@ -1,12 +1,12 @@
-"""The engine of a replica, as replication sees it: its log, and how records are applied.
+"""The engine of a replica: its log, and the application of records.
 
-    append(frame)    from the master: written at once, synced beside the rounds
-    confirm(offset)  the group has the log up to there: a replica applies it, slice by slice; a
-                     master releases the effects that wait for it
+    append(frame)    a frame of the master: written at once, synced in the background
+    confirm(offset)  the group has the log up to `offset`: a replica applies it in slices; a master
+                     releases the effects that wait for it
     begin_epoch      this replica becomes the master: it applies the whole log, and decides
 
 A replica applies confirmed records only. A tail that its master does not have was therefore never
-in memory, in a derived file or in a snapshot, and cutting the log is enough to remove it.
+in memory, in a derived file or in a snapshot. Cutting the log is enough to remove it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged
 from tidemill.broker.engine.store.whole_records import records_between
 
-# The report of a cut counts at most so many records. A master writes fewer while nothing is
-# confirmed.
+# The report of a cut counts at most this many records. A master writes fewer without confirmation.
 COUNTED_RECORDS_MAX: Final = 100_000
 # A replica accepts frames down to this part of the reserve: less than its master may need for acks
 # and deliveries when it rejects sends, and more than derived files leave free.
 FRAMES_RESERVE_PART: Final = 16
-# And in any case down to so many bytes: a checkpoint, a snapshot, and the segment that they free.
+# And in any case down to this many bytes: a checkpoint, a snapshot, and the segment that they free.
 FRAMES_LEFT_BYTES: Final = 8 << 20
 RECORDS_A_SLICE: Final = 200  # applied; 7 us each
 
@@ -57,7 +56,7 @@ class ReplicaEngine:
         self.frames = LogFrames(engine.log)
         self.now_ms = now_ms  # wall time, set by the owner
         self.is_master = False
-        # Called when the confirm offset has moved: effects may leave, or records may be applied.
+        # Called when the confirm offset has moved: effects may be released, or records applied.
         self.on_confirmed: Callable[[], None] = lambda: None
         self._log = engine.log
         self._secret = secret
@@ -66,16 +65,16 @@ class ReplicaEngine:
             # The log is new, so the saved offset belongs to an earlier log.
             files.save_confirm(self._durable_confirm)
         files.requested_confirm = self.confirm_offset
-        # What was applied was confirmed, whatever was saved since.
+        # Invariant: applied records were confirmed, even if the saved offset is lower.
         self.confirm_offset = max(self.confirm_offset, int(engine.log.folded_offset))
-        # The last cut, also of an earlier life: the controllers may not have heard of it.
+        # The last cut, also of an earlier process: the controllers may not know it.
         self.cut: LogCut | None = find_cut(engine.disk)
         self._is_full = False  # the last check has found no room for frames
-        # The master's log begin, and the offset before which the restated state stands.
+        # The begin of the master's log, and the offset before which dropped state is restated.
         self._floor: tuple[int, int] | None = None
         engine.room.measure()
-        # A replica without a snapshot has caught up when all before this offset is applied; None:
-        # its master has not said so yet.
+        # A replica without a snapshot has caught up when it has applied the log before this offset;
+        # None: its master has not sent it yet.
         self.catch_up_to: int | None = None
 
     # ------------------------------------------------------------ facts
@@ -97,7 +96,7 @@ class ReplicaEngine:
 
     @property
     def applied_offset(self) -> int:
-        """The end of the log whose fold is in memory."""
+        """The end of the applied log: memory contains the fold up to there."""
         return self._log.folded_offset
 
     @property
@@ -108,7 +107,7 @@ class ReplicaEngine:
 
     @property
     def epoch_seen(self) -> int:
-        """The highest epoch of its group that this store has heard of.
+        """The highest epoch of its broker group that this store knows.
 
         The epochs of a broker without replicas say nothing about a group. Such a broker begins its
         group with the next epoch.
@@ -182,10 +181,10 @@ class ReplicaEngine:
     # ------------------------------------------------------------ the log of a replica
 
     def has_room_for(self, size: int) -> bool:
-        """Whether so many bytes may be appended; after a full disk it takes twice the room.
+        """Whether `size` bytes may be appended; after a full disk this needs twice the room.
 
-        A write that fails ends the process, and the next process has no more room. A replica
-        therefore stops before. It still applies records, and drops segments as its master does.
+        A failed write ends the process, and the next process has no more room. A replica therefore
+        stops earlier. It still applies records, and drops segments as its master does.
         """
         engine = self.engine
         least = max(engine.config.disk_reserve_bytes // FRAMES_RESERVE_PART, FRAMES_LEFT_BYTES)
@@ -208,7 +207,7 @@ class ReplicaEngine:
         """
         cut = self._describe_cut(cut_offset)
         if cut_offset < self._log.folded_offset:
-            # For the next life of the store, which reports what its master does not have.
+            # For the next process of the store, which reports what its master does not have.
             self.files.note_cut(cut)
             raise MustBeEmptied(0)
         self.cut = cut
@@ -222,7 +221,7 @@ class ReplicaEngine:
         end_cut(self.engine.disk)
 
     def _describe_cut(self, offset: int) -> LogCut:
-        """Describe for operators what a cut removes; damaged records are not counted."""
+        """Describe the records that a cut removes, for operators; damaged ones are not counted."""
         end, records = self._log.log_end, 0
         with contextlib.suppress(CorruptStore):
             for _ in itertools.islice(records_between(self._log, offset, end), COUNTED_RECORDS_MAX):
@@ -258,7 +257,7 @@ class ReplicaEngine:
     def follow_floor(self, log_min: int, confirm: int) -> None:
         """Note the begin of the master's log; it has restated dropped state before `confirm`.
 
-        `confirm` may be a little ahead of what is applied here.
+        `confirm` may be a little ahead of the applied offset.
         """
         if self.is_master:
             return
@@ -280,9 +279,10 @@ class ReplicaEngine:
         return not log.damage.is_requested(log.folded_offset)
 
     def apply_slices(self) -> Iterator[None]:
-        """Apply what is confirmed and durable; yield between slices. Ends on a master.
+        """Apply confirmed, durable records; yield between slices. Ends on a master.
 
-        A power cut may take what is not durable, and derived files must not be ahead of the log.
+        A power cut may remove records that are not durable, and derived files must not be ahead of
+        the log.
         """
         while self.is_behind:
             try:
@@ -306,7 +306,7 @@ class ReplicaEngine:
             engine.fold.apply(found)
             log.epoch = max(log.epoch, found.header.epoch)
             log.record_count += 1
-            # A master whose clock is behind this time notes so.
+            # If this replica becomes the master, it compares its clock with this time.
             engine.last_stored_at_ms = found.header.stored_at_ms
             log.applied_offset = LogOffset(found.log_offset + found.header.size)
             if self.catch_up_to is not None and log.applied_offset >= self.catch_up_to:

@@ -1,8 +1,8 @@
 """The files that a replica keeps beside its log.
 
     replica/store                identity of the store
-    replica/state.a, .b          last epoch seen, journal, confirm offset; written in turns
-    replica/durable.a, .b        end of the durable log (`known_end.py`); written in turns
+    replica/state.a, .b          last epoch seen, journal, confirm offset; written alternately
+    replica/durable.a, .b        end of the durable log (`known_end.py`); written alternately
     replica/truncate             intent of a cut; present until the cut is done
     replica/cut                  the last cut, for operators
     replica/addresses            addresses of the replicas, for a start with a damaged log
@@ -32,7 +32,7 @@ INTENT: Final = f"{FOLDER}/truncate"
 CUT: Final = f"{FOLDER}/cut"
 ADDRESSES: Final = f"{FOLDER}/addresses"
 # The confirm offset is saved after this many bytes of log. A sync of a small file in place takes as
-# long as a sync of so much log.
+# long as a sync of this much log.
 SAVED_BYTES: Final = 1 << 20
 
 
@@ -55,7 +55,7 @@ class ReplicaFiles:
 
     @property
     def epoch_seen(self) -> int:
-        """The highest epoch of its group that this store has heard of; 0: none."""
+        """The highest epoch of its group that this store knows; 0: none."""
         return self._state.epoch_seen
 
     @property
@@ -97,7 +97,7 @@ class ReplicaFiles:
         return self._is_mark_due
 
     def begin_sync(self, *, confirm_offset: int, durable_offset: int) -> list[File]:
-        """Write what was requested; return the files to sync. The last sync has ended."""
+        """Write the requested values; return the files to sync. The last sync has ended."""
         self.end_sync()
         files = []
         if self._is_mark_due:
@@ -132,8 +132,8 @@ class ReplicaFiles:
         file = _write_state(self._disk, self._next_state(state, confirm_offset))
         file.sync()
         file.close()
-        # The copy that is in sync has newer content now, which is durable: the next state goes to
-        # the other copy.
+        # The copy in `begin_sync` now has newer, durable content. The next state goes to the other
+        # copy.
         self._in_sync, self._overtaken = None, self._in_sync or self._overtaken
 
     def _next_state(self, state: ReplicaState, confirm_offset: int) -> ReplicaState:
@@ -149,7 +149,7 @@ class ReplicaFiles:
         self._write_cut(INTENT, cut)
 
     def note_cut(self, cut: LogCut) -> None:
-        """Make durable, for operators, what is deleted together with the whole store."""
+        """Make the report of a cut of the whole store durable, for operators."""
         self._write_cut(CUT, cut)
 
     def _write_cut(self, name: str, cut: LogCut) -> None:
@@ -242,7 +242,7 @@ def find_confirm(disk: Disk) -> int:
 
 
 def find_epoch_seen(disk: Disk) -> int:
-    """Return the last epoch that a store has heard of; 0 if it never was a replica."""
+    """Return the highest epoch that a store knows; 0 if it never was a replica."""
     return _find_state(disk).epoch_seen
 
 

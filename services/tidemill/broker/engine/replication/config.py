@@ -27,7 +27,7 @@ class ReplicationConfig:
     # before the master does.
     dial_first_ms: int = 50
     dial_longest_ms: int = 1_000
-    # The master proposes to remove a member whose stream is down longer, or lags by more time.
+    # The master proposes to remove a member if its stream is down longer, or lags by more time.
     stream_gone_ms: int = 300
     lag_longest_ms: int = 1_500
     # The master repeats a proposal without a result after this time.
