@@ -1,6 +1,6 @@
-"""What can be chosen about the engine. Defaults stand here and nowhere else.
+"""Configuration of the engine. Its defaults are defined here only.
 
-The process's settings (`broker.settings`) show them with bounds and descriptions.
+The settings of the process (`broker.settings`) add bounds and descriptions.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from tidemill.broker.engine.timer.config import TimerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What can be chosen about the engine."""
+    """The configuration of one engine."""
 
     segment_bytes: int = 128 << 20
-    checkpoint_log_bytes: int = 64 << 20  # log between two checkpoints: bounds the replay
-    checkpoint_records: int = 150_000  # the same for small ones: a start applies 7 us each
-    files_merged: int = 16  # queue or index files of about a size that become one
+    checkpoint_log_bytes: int = 64 << 20  # log between two checkpoints; limits the replay
+    checkpoint_records: int = 150_000  # the same in records: a start applies one in 7 us
+    files_merged: int = 16  # queue or index files of similar size that are merged into one
     retention_ms: int = 72 * 3600 * 1000
     retention_bytes: int = 0  # 0: no limit by size
-    archive_gate_group: str = ""  # whose pull offsets retention waits for; "": nobody's
-    disk_reserve_bytes: int = 512 << 20  # with less free space sends are refused
+    archive_gate_group: str = ""  # retention waits for its pull offsets; "": none
+    disk_reserve_bytes: int = 512 << 20  # with less free space the broker rejects sends
     deliveries_max: int = 4_000_000  # live pop checkpoints: 280 MB of memory
     auto_create: bool = False
-    topics_max: int = 50_000  # retry and dead-letter topics count; those are made beyond it too
+    topics_max: int = 50_000  # includes retry and dead-letter topics, which may exceed it
     groups_max: int = 20_000
-    auto_create_per_s: int = 10  # topics and groups; a burst is free
+    auto_create_per_s: int = 10  # topics and consumer groups; a first burst is free
     default_queues: int = 8
-    broker_name: str = "broker-0"  # only used when the store is new
+    broker_name: str = "broker-0"  # only used for a new store
     timer: TimerConfig = field(default_factory=TimerConfig)

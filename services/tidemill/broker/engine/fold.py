@@ -1,18 +1,18 @@
-"""The fold: the one place in which a record changes state.
+"""The fold: records change state here only.
 
     append(entry, now_ms)   a command has decided: encode the entry, log it, apply it
     apply(record)           recovery, or a replica that follows: decode the record, apply it
 
-Both end in the same function of the same entry. What an entry changes:
+Both call the same function with the same entry. The kinds of records change this state:
 
-    EXPIRE               progress: groups go on behind what retention takes
-    MESSAGE              queue and index; the delivery, or the timer, that it settles or is
+    EXPIRE               progress: groups skip the messages that retention drops
+    MESSAGE              queue and index; the delivery or timer that it settles; a new timer
     CK, ACK, RENEW       deliveries and progress
     CONFIG               topics and groups; resets and deletions void deliveries
     TIMER, FRONTIER      timers
-    STATE                what it states, where that is not known; and which record states it
+    STATE                items that are unknown here; the offset of the record that states an item
 
-Adding a record kind is a row in `_BODIES`, one in `_decode`, and one in `_appliers`.
+To add a record kind, add a row to `_BODIES`, `_DECODERS` and `_appliers`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.timer.index import TimerIndex
 
 _pack_place = message.PLACE.pack
-# What becomes the body of a record, and nothing beside it.
+# Entries that become the body of a record without a tail.
 _BODIES: Final[dict[type, tuple[RecordKind, Callable[[Any], bytes]]]] = {
     PopCheckpoint: (RecordKind.CK, pop_checkpoint.encode),
     Expiry: (RecordKind.EXPIRE, expiry.encode),
@@ -82,7 +82,7 @@ _BODIES: Final[dict[type, tuple[RecordKind, Callable[[Any], bytes]]]] = {
 }
 
 
-# What the body and tail of a record that is no message say, by its kind.
+# Decoders of the body and tail of a record, by kind. Messages are decoded in `apply`.
 _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     RecordKind.CK: lambda body, _: pop_checkpoint.decode(body),
     RecordKind.ACK: lambda body, _: ack.decode(body),
@@ -99,7 +99,7 @@ _MESSAGE = int(RecordKind.MESSAGE)
 
 @final
 class Fold:
-    """The log, and the state that its records make."""
+    """The log and the state that its records produce."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class Fold:
         self._store = store
         self._pops = pops
         self._timers = timers
-        # What a snapshot, or the timers' files, contain of the catalog and of timers already:
-        # everything before these offsets.
+        # The snapshot contains the catalog before the first offset. The timer files contain the
+        # timers before the second offset. Earlier records are not applied again.
         self.catalog_from = 0
         self.timers_from = 0
         self._appliers: Final[dict[type, Callable[[Any, LogOffset, int], None]]] = {
@@ -136,7 +136,7 @@ class Fold:
     def append(self, entry: Entry, now_ms: int) -> LogOffset:
         """Put `entry` into the pending round, apply it, and return its log offset.
 
-        Raises MessageBodyTooLarge, and changes nothing, when it cannot fit into a segment.
+        If the entry is larger than a segment, raises MessageBodyTooLarge and changes nothing.
         """
         log, type_ = self._log, type(entry)
         row = _BODIES.get(type_)
@@ -173,9 +173,9 @@ class Fold:
         return 0 if is_renewed else pop_checkpoint.GIVEN_BACK
 
     def _rows_not_in_log(self, entries: Sequence[tuple[int, ...]]) -> bytes:
-        """Return the rows of those deliveries whose CK retention has taken, mostly none.
+        """Return the rows of deliveries whose CK retention has dropped, mostly none.
 
-        Nobody could say of what they are later on.
+        The log does not contain these deliveries any longer, so the record must.
         """
         low = self._log.min_offset
         if not low:
@@ -184,9 +184,9 @@ class Fold:
         return delivery_rows.encode(delivery_rows_of(self._pops, np.array(slots))) if slots else b""
 
     def append_message(self, entry: MessageEntry, now_ms: int) -> None:
-        """Do what `append` does for a message that settles nothing and waits for nothing.
+        """Append a message that settles no delivery and is not delayed.
 
-        Nearly all entries are such, so their way is written out.
+        Does the same as `append`, but faster: nearly all entries are such messages.
         """
         log = self._log
         log_offset = log.append(
@@ -195,7 +195,7 @@ class Fold:
         self._store.apply_message(entry, log_offset, log.log_end - log_offset)
 
     def apply(self, found: Record) -> None:
-        """Apply a record that somebody else has put into the log. Raises UnknownRecord."""
+        """Apply a record of an earlier process or of the master. Raises UnknownRecord."""
         header, body, tail = found
         if header.kind == _MESSAGE:
             sent = message.decode(body, header.flags, tail, header.tail_crc)
@@ -210,7 +210,7 @@ class Fold:
         entry = decode(body, tail)
         self._appliers[type(entry)](entry, header.log_offset, header.stored_at_ms)
 
-    # ------------------------------------------------------------ one method an entry
+    # ------------------------------------------------------------ one method per entry
 
     def _message(
         self, entry: MessageEntry, log_offset: LogOffset, size: int, stored_at_ms: int

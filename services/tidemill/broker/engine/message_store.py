@@ -1,4 +1,4 @@
-"""Messages in the log: appending them, and reading what a queue entry points to."""
+"""Messages in the log: queue and index entries for new ones, and reads by queue entry."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tidemill.message import salvage, stored_message
 
 _unpack_place = message.PLACE.unpack_from
 _STORED_AT = struct.Struct(">q")
-# When a message was stored, and its place without the attempts, from STORED_AT_MS_POSITION on.
+# The store time of a message and its position without the attempts, from STORED_AT_MS_POSITION on.
 _unpack_stored = struct.Struct(">q16xIH2xq").unpack_from
 _STORED_AT_MS_POSITION = record.STORED_AT_MS_POSITION
 _PLACE_END = record.HEADER_SIZE + message.PLACE_SIZE
-# Of a stored message: the number of its keys, its tag's hash, and the first key's hash.
+# Fields of a stored message: the number of keys, the hash of the tag, the hash of the first key.
 _FIELDS = struct.Struct(">4xH26xq16xQ")
 _TAG_HASH = struct.Struct(">q")
 _KEYS_AT = stored_message.FIXED_SIZE
@@ -40,24 +40,23 @@ assert stored_message.KEY_COUNT_AT == 4, "the store reads the layout it was writ
 assert stored_message.TAG_HASH_AT == 32, "the store reads the layout it was written for"
 
 
-# What was stored within this time is looked at for a message that is sent again: twice as long as a
-# send may wait at a proxy. It is known in steps; after a start it is so much of the log, which
-# takes longer to write.
+# When a proxy repeats a send, the store searches the messages of this time: twice the time that a
+# send may wait at a proxy. The log end is noted in steps. After a start, the store searches this
+# many bytes instead, which take longer to write.
 RECENT_MS = 120_000
 RECENT_STEP_MS = 10_000
 RECENT_BYTES = 2 << 30
-# Messages of one id, of two minutes, that are compared with one that was sent again: clients give
-# each an id of its own.
+# Messages with the same id that are compared with a repeated send. Clients use unique ids.
 SENT_MATCHES_MAX = 64
 _SENT_UNKNOWN = (
     "the first answer was lost, and the broker cannot tell whether the message was stored: the "
     "outcome is unknown"
 )
-# Makes a named tuple of a tuple without a call of Python code, for what every delivery makes.
+# Makes a named tuple without a call of Python code: every delivery needs one.
 _tuple = tuple.__new__
 
-# What reading bytes that are not what they were may raise. A log offset that was never written is
-# among it; of one that retention took, LookupError is all that is said.
+# Errors from reading damaged bytes or a log offset that was never written. LookupError also means
+# that retention has dropped the record.
 _UNREADABLE = (CorruptStore, record.UnknownRecord, LookupError, struct.error, ValueError)
 
 
@@ -68,7 +67,7 @@ class MessageDamaged(Exception):
 class MessageAwaited(BlockFileDamaged):
     """One message of the log is damaged, and another replica may have it (ADR 0047).
 
-    Whoever needs it does as with an entry in a damaged queue file: it holds until that is repaired.
+    Callers treat it like an entry in a damaged queue file: they hold until the message is mended.
     """
 
 
@@ -89,28 +88,28 @@ class MessageStore:
         self.index = index
         self._catalog = catalog
         self.queue_files: list[BlockFile] = []  # oldest first
-        self.damaged_files: DamagedFiles = {}  # among the queue and index files
-        # Queue and index files state everything before: entries are derived from there on.
+        self.damaged_files: DamagedFiles = {}  # damaged queue and index files
+        # The queue and index files contain all entries before this log offset.
         self.derived_offset = 0
-        # (monotonic ms, where the log ended then); the first is where what is recent begins.
+        # (monotonic ms, log end at that time); recent messages begin at the first log end.
         self._recent: deque[tuple[int, LogOffset]] = deque()
-        # Records before this offset were written by an earlier process and not walked over by the
-        # recovery of this one: their checksums are verified when they are read.
+        # An earlier process wrote the records before this offset, and this recovery did not scan
+        # them. Each read verifies their checksums.
         self.verified_from = 0
-        self.damaged_count = 0  # of reads that met damage in the log
+        self.damaged_count = 0  # reads that met damage in the log
 
     def apply_message(self, entry: MessageEntry, log_offset: LogOffset, size: int) -> None:
         """Derive the queue and index entries of a MESSAGE record of `size` bytes."""
         if log_offset < self.derived_offset:
             return
-        # At once: every message passes here, and field by field it would cost twice as much.
+        # Every message passes here. One unpacking costs half as much as reads by field.
         topic_id, queue_id, _, queue_offset, _, _, blob, _ = entry
         queue = self._catalog.queues.get((topic_id, queue_id))
         if queue is None:
-            # The record that states its topic comes later: this replay began behind the first one.
+            # The replay began after the record of the topic. The log restates the topic later.
             queue = self._catalog.queue(topic_id, queue_id)
         if queue_offset > queue.max_offset:
-            # What was before is gone by retention, and this is the first that is left.
+            # Retention has dropped the earlier messages: this is the first remaining one.
             queue.restart_at(queue_offset, log_offset)
         if len(blob) < _FIELDS.size:
             key_count, (tag_hash,) = 0, _TAG_HASH.unpack_from(blob, stored_message.TAG_HASH_AT)
@@ -128,12 +127,12 @@ class MessageStore:
     # ------------------------------------------------------------ reading
 
     def record(self, log_offset: LogOffset) -> Record:
-        """Return a message's record, to be copied: it is verified, whoever wrote it.
+        """Return the verified record of a message, for a copy.
 
-        Raises MessageDamaged; LookupError where retention took it.
+        Raises MessageDamaged, and LookupError if retention has dropped the record.
         """
         try:
-            # Days may have passed since this process wrote it, and the disk had it alone.
+            # Verify records of this process too: they may have been on the disk for days.
             if log_offset < self.log.committed_offset:
                 self.log.verify(log_offset)
             return self.log.record_at(log_offset)
@@ -145,11 +144,11 @@ class MessageStore:
     ) -> MessageRecord:
         """Return the message of a queue as a delivery needs it. Raises as `record`.
 
-        Its entry may be wrong, in a block that was intact once or was derived from a damaged log:
-        then another message stands there, or the same for many entries.
+        The queue entry may be wrong if its block was damaged after the check, or was rebuilt from a
+        damaged log. Then it points to another message.
         """
         try:
-            # As `verified`, without a call: every delivery passes here.
+            # The same as `verified`, without a call: every delivery passes here.
             if log_offset < self.verified_from:
                 self.log.verify(log_offset)
             head, blob = self.log.read(log_offset)
@@ -185,7 +184,7 @@ class MessageStore:
         return head, blob
 
     def note_time(self, monotonic_ms: int) -> None:
-        """Note where the log ends now: what is recent is so by a clock that nobody moves."""
+        """Note the log end. Monotonic time decides which messages are recent."""
         recent = self._recent
         if not recent:
             recent.append((monotonic_ms, self._recent_at_start()))
@@ -195,17 +194,17 @@ class MessageStore:
             recent.popleft()
 
     def _recent_at_start(self) -> LogOffset:
-        """Return a log offset before which nothing is recent, where an earlier life ended.
+        """Return a log offset before which no message is recent, after a start.
 
-        By bytes: the stamps may be of a clock that was wrong.
+        Bytes decide, because the store times may be from a wrong clock.
         """
         return LogOffset(max(self.log.log_end - RECENT_BYTES, self.log.min_offset))
 
     def find_sent(self, topic_id: TopicId, queue_id: QueueId, blob: bytes) -> QueueOffset | None:
-        """Return where a message that was sent a moment ago stands in its queue, if it was stored.
+        """Return the queue offset of a message that a repeated send has stored before, or None.
 
-        Looks at what is recent, by its id; to be the same it must be so to the last byte. Raises
-        BrokerTimeout where it cannot be told: what might be it is damaged, or too many are.
+        Searches the recent messages by id and compares all bytes. Raises BrokerTimeout if the
+        result is unknown: a candidate is damaged, or there are too many candidates.
         """
         begin = self._recent[0][1] if self._recent else self._recent_at_start()
         hash_ = int.from_bytes(blob[_KEYS_AT : _KEYS_AT + stored_message.KEY_HASH_SIZE], "big")
@@ -228,7 +227,7 @@ class MessageStore:
         return None
 
     def _reason(self, log_offset: LogOffset, error: Exception) -> Exception:
-        """Return what a reader is told of an error."""
+        """Return the error for the reader; count and report damage."""
         if isinstance(error, LookupError) and log_offset < self.log.min_offset:
             return LookupError(log_offset)
         self.damaged_count += 1
@@ -236,12 +235,12 @@ class MessageStore:
         return MessageDamaged(f"the message at log offset {log_offset} is damaged: {error}")
 
     def check_awaited(self, log_offset: LogOffset) -> None:
-        """Raise MessageAwaited where a damaged message may come back; it is asked for then."""
+        """Request a damaged message of other replicas; raise MessageAwaited if they may have it."""
         if log_offset >= self.log.min_offset and self.log.damage.request(log_offset):
             raise MessageAwaited(f"the message at log offset {log_offset} is asked for")
 
     def stored_at_ms(self, log_offset: LogOffset) -> int:
-        """Return when the record at `log_offset` was stored; of a damaged one, not before that."""
+        """Return when the record at `log_offset` was stored; an upper bound if it is damaged."""
         try:
             head, _ = self.log.read(log_offset)
             return int(_STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0])
@@ -249,7 +248,7 @@ class MessageStore:
             return stored_before_ms(self.log, log_offset)
 
     def place(self, log_offset: LogOffset) -> MessagePosition:
-        """Return where the message at `log_offset` stands, unverified. Raises as `record`."""
+        """Return the position of the message at `log_offset`, unverified. Raises as `record`."""
         try:
             head, _ = self.log.read(log_offset)
             return MessagePosition._make(message.PLACE.unpack_from(head, record.HEADER_SIZE))
@@ -257,14 +256,14 @@ class MessageStore:
             raise self._reason(log_offset, error) from error
 
     def has_tag(self, log_offset: LogOffset, tags: frozenset[str]) -> bool:
-        """Whether a message whose tag's hash matches has one of `tags`.
+        """Whether a message has one of `tags`; the caller has matched the hash of its tag.
 
-        A damaged one counts as if it had: so it is met by who reads it, and not passed over.
+        A damaged message counts as a match: the reader then meets the damage and does not skip it.
         """
         try:
             if stored_message.tag_of(self.log.read(log_offset)[1]) in tags:
                 return True
-            # Two tags of one hash; or one that is damaged, which is likelier.
+            # The message is probably damaged. Otherwise two tags have the same hash.
             self.record(log_offset)
         except (MessageDamaged, *_UNREADABLE):
             return True
@@ -273,10 +272,10 @@ class MessageStore:
     def remains_of(
         self, log_offset: LogOffset, size: int, place: MessagePosition | None = None
     ) -> tuple[Cause | None, bytes]:
-        """Return what is left of a damaged message: its cause, and a stored message without body.
+        """Salvage a damaged message: return its cause, and a stored message without body.
 
-        `size` is what its queue says, for a record that does not say so itself any more. Nothing
-        is known of it where the entry leads to a message of another `place`.
+        `size` is the size in its queue entry, because the size in the record may be damaged. If the
+        record is of another `place`, nothing is salvaged.
         """
         view = self.log.bytes_at(log_offset, size)
         header = record.find_head(view, 0, log_offset=log_offset)
@@ -286,7 +285,7 @@ class MessageStore:
                 return None, salvage.encode(salvage.SalvagedProperties())
             cause = cause_of(Record(header, body, view[:0]))
             return cause, salvage.encode(salvage.properties_of(view[header.head_size :]))
-        # Where the stored message begins is in the damaged head, or where it is for an original.
+        # The begin of the stored message: from the damaged head, or the begin for an original.
         begins = [record.HEADER_SIZE + message.PLACE_SIZE]
         if len(view) >= record.HEADER_SIZE:
             begins.insert(0, record.HEADER.unpack_from(view)[record.HEAD_SIZE])
@@ -296,14 +295,14 @@ class MessageStore:
 
 
 def _is_at(place: MessagePosition, kind: int, body: memoryview) -> bool:
-    """Whether a record is of the message at a place, whatever its attempts are."""
+    """Whether a record is of the message at a position, with any number of attempts."""
     if kind != record.RecordKind.MESSAGE or len(body) < message.PLACE_SIZE:
         return False
     return MessagePosition._make(_unpack_place(body))._replace(attempts=place.attempts) == place
 
 
 def cause_of(found: Record) -> Cause | None:
-    """Return the cause in a message record, None for an original."""
+    """Return the cause in a message record; None for an original."""
     if not found.header.flags & FLAG_CAUSE:
         return None
     return message.decode_cause(found.body)

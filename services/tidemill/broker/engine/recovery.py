@@ -1,16 +1,17 @@
-"""Opening the engine: from what is on disk to a state that is the fold of a prefix of the log.
+"""Opening the engine: the files on disk become a state, the fold of a prefix of the log.
 
-1. Read the checkpoint file; open the segments, and make durable what was written behind what the
-   file knows to be: a process that was killed may have been about to.
-2. Open the queue and index files that join up to the checkpoint, or to the first whose directory is
-   damaged; load the newest usable snapshot. Blocks that nobody needs yet are not looked at, and
-   one that is damaged is derived again in the background.
-3. Apply the log from there. Until it has passed the last slice of the snapshot each record is
-   applied to what does not contain it; then the lists are made, and the rest is `Fold.apply` alone.
-4. Cut a torn tail; refuse to start over damaged durable bytes.
-5. Begin a new epoch, and make that durable.
+1. Read the checkpoint file and open the segments. Sync the log after the durable offset of the
+   checkpoint: a killed process may have written there without a sync.
+2. Open the queue and index files without a gap up to the checkpoint, or up to the first damaged
+   directory. Load the newest usable snapshot. Blocks are not verified before their first use. A
+   damaged block is rebuilt in the background.
+3. Apply the log from there. Slices of the snapshot are of different moments. Up to the last of
+   them, each record changes only the slices that do not contain it. Then `CatchUp.finish` builds
+   the lists, and `Fold.apply` alone applies the remaining records.
+4. Cut a torn tail. Refuse to start if durable bytes are damaged.
+5. Begin a new epoch, durably.
 
-Whatever is missing or damaged among the derived files costs time only: the log says it all again.
+A missing or damaged derived file makes the start longer, but loses nothing: the log has it all.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ NEVER = 1 << 62  # a log offset that no record has
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What a start found."""
+    """The findings of a start."""
 
     is_new: bool
     epoch: int
@@ -64,8 +65,8 @@ class RecoveryReport:
     replayed_records: int
     cut_bytes: int
     snapshot: str
-    damaged_file: str  # the checkpoint, or the first derived file in which damage was met
-    timers: str  # what of their files was made again: "", "wheel", or "all"
+    damaged_file: str  # the checkpoint file, or the first derived file with damage; "": none
+    timers: str  # the timer files that were rebuilt: "", "wheel", or "all"
 
     def as_fields(self) -> dict[str, Any]:
         """Return the report for a log line."""
@@ -75,10 +76,9 @@ class RecoveryReport:
 def open_engine(
     disk: Disk, config: EngineConfig, *, now_ms: int, entropy: bytes
 ) -> tuple[Engine, RecoveryReport]:
-    """Recover an engine from `disk`, or make a new one on an empty disk.
+    """Recover an engine from `disk`, or create one on an empty disk.
 
-    `entropy` is used once in a store's life, for the secret of receipt handles. Raises CorruptStore
-    with the file, the offset and what to do.
+    A new store makes its secret of receipt handles from `entropy`. Raises CorruptStore.
     """
     assert len(entropy) >= SECRET_SIZE, "the secret of receipt handles needs 32 random bytes"
     engine = Engine(disk, config)
@@ -90,7 +90,7 @@ def open_engine(
         engine.timers.recovery.open_empty()
     report = {} if is_new else _Recovery(engine, opening, checkpoint).run(now_ms)
     engine.take_over(entropy[:SECRET_SIZE], now_ms)
-    # What was found is durable: from now on damage to it is never taken for a torn tail.
+    # The recovered log is durable. From now on, damage in it is not a torn tail.
     for files in engine.checkpoints.write_file(
         engine.store.derived_offset, min_offset=engine.log.min_offset
     ):
@@ -107,11 +107,11 @@ def open_replica(
     proofs: DurabilityProofs,
     before: Callable[[LogOpening], None],
 ) -> tuple[Engine, RecoveryReport]:
-    """Recover an engine that may follow another one: nothing is decided, and nothing recorded.
+    """Recover the engine of a replica. It decides nothing and records nothing.
 
-    Applied is what is known to be confirmed, and no more: that is what derived files and the
-    snapshot contain. `proofs` tell damage from a torn tail. `before` ends what the last life has
-    begun to cut, before anything is read. Raises CorruptStore.
+    Only confirmed records are applied: the derived files, the snapshot, and the log up to their
+    end. `proofs` separate damage from a torn tail. `before` completes an interrupted cut before the
+    log is read. Raises CorruptStore.
     """
     engine = Engine(disk, config)
     engine.log.has_replicas = True
@@ -134,9 +134,9 @@ def open_replica(
 
 
 def open_damaged(disk: Disk, config: EngineConfig, *, confirmed: int) -> tuple[CommitLog, int]:
-    """Open the log of a replica that does not start, to be mended; and up to where it may be.
+    """Open the log of a replica that does not start; return it with the end of the mendable part.
 
-    Up to there it was durable and confirmed: other replicas have the same. Raises CorruptStore.
+    That part is durable and confirmed, so other replicas have the same bytes. Raises CorruptStore.
     """
     mappings = Mappings(disk)
     log = CommitLog(disk, mappings, segment_bytes=config.segment_bytes)
@@ -149,7 +149,7 @@ def open_damaged(disk: Disk, config: EngineConfig, *, confirmed: int) -> tuple[C
 
 
 def _is_new(engine: Engine, checkpoint: store_checkpoint.StoreCheckpoint | None) -> bool:
-    """Whether there was never a log. Raises CorruptStore where one is missing."""
+    """Whether the store never had a log. Raises CorruptStore if its log is missing."""
     if not engine.log.segments and checkpoint is not None:
         raise CorruptStore(
             "the folder log holds no segment, but the checkpoint file says that there were some. "
@@ -175,9 +175,9 @@ def _report(
 
 
 def _read_checkpoint(disk: Disk) -> tuple[store_checkpoint.StoreCheckpoint | None, str]:
-    """Return what the checkpoint file says, and its name where it is there and says nothing.
+    """Return the checkpoint, and the name of its file if it is damaged.
 
-    One that cannot be read is as one that is missing: a longer start, which writes it again.
+    A damaged checkpoint counts as missing: the start takes longer and writes it again.
     """
     try:
         data = disk.read(CHECKPOINT_FILE)
@@ -217,14 +217,14 @@ class _Recovery:
                 f"its checkpoint knows of it from {self._min_offset} on. Restore the missing files "
                 f"from a backup, and start again."
             )
-        # Of the last life, whose records the replay may have no need to read.
+        # The epoch of the last process: the replay may not read its records.
         log.epoch = max(log.epoch, self._epoch)
         self._open_derived()
         damaged_file = next(iter(engine.store.damaged_files), "")
         engine.store.derived_offset = self._derived_offset
         catch_up = engine.state.catch_up = CatchUp(engine.state)
         snapshot_name, covered, caught_up_at = self._load_snapshot(catch_up)
-        # Without their topic there was no timer before the snapshot.
+        # Without the timer topic, there was no timer before the snapshot.
         if not snapshot_name or engine.catalog.find_topic(TIMER_TOPIC) is not None:
             engine.fold.timers_from = engine.timers.recovery.open()
         else:
@@ -232,7 +232,7 @@ class _Recovery:
             engine.fold.timers_from = covered
         replay_from = min(self._derived_offset, covered, engine.fold.timers_from)
         replay_from = max(replay_from, log.min_offset)
-        # What a replica applies later begins behind all that its files contain.
+        # A replica must first apply everything that its files contain.
         stop = NEVER
         if self._is_replica:
             contained = max(self._derived_offset, engine.fold.timers_from)
@@ -260,12 +260,12 @@ class _Recovery:
             self._look_at_last_time()
         if self._is_replica:
             log.committed_offset = log.folded_offset
-        # Without a snapshot a replica does not know where it has caught up; its master says so.
+        # Without a snapshot, a replica learns from its master when it has caught up.
         is_caught_up = bool(snapshot_name) or not self._is_replica
         if engine.state.catch_up is not None and is_caught_up:
             catch_up.finish(now_ms=now_ms)
         self._drop_unknown_queues()
-        # A snapshot may be older than the last retirement, which no record tells.
+        # The snapshot may be older than the last drop of a segment, which has no record.
         engine.catalog.deleted_names.drop_before(engine.log.min_offset)
         engine.store.verified_from = replay_from
         engine.log.record_count = records
@@ -280,7 +280,7 @@ class _Recovery:
         }
 
     def _look_at_last_time(self) -> None:
-        """Learn when something late was stored, where a checkpoint has all: by a segment alone."""
+        """If the replay read no record, take the last time from the last segment's begin."""
         log = self._engine.log
         written = [n for n, one in enumerate(log.segments) if one.start < log.log_end]
         stored_at_ms = first_stored_at_ms(log, written[-1]) if written else NEVER_MS
@@ -288,7 +288,7 @@ class _Recovery:
             self._engine.last_stored_at_ms = stored_at_ms
 
     def _drop_unknown_queues(self) -> None:
-        """Forget queues of topics that the log has met and that do not exist."""
+        """Forget queues of topics that do not exist any longer."""
         catalog = self._engine.catalog
         for key in [key for key in catalog.queues if key[0] not in catalog.topics]:
             del catalog.queues[key]
@@ -296,7 +296,7 @@ class _Recovery:
     # ------------------------------------------------------------ derived files
 
     def _open_derived(self) -> None:
-        """Open what joins up to the derived offset; damaged blocks are noted."""
+        """Open the derived files without a gap up to the derived offset; note damaged blocks."""
         engine, low = self._engine, self._engine.log.min_offset
         queues = self._open_chain(QUEUES_FOLDER, block_file.QUEUE_MAGIC)
         index = self._open_chain(INDEX_FOLDER, block_file.INDEX_MAGIC)
@@ -329,16 +329,16 @@ class _Recovery:
         )
 
     def _load_snapshot(self, catch_up: CatchUp) -> tuple[str, int, int]:
-        """Load the newest snapshot that the log still joins.
+        """Load the newest snapshot that begins in the log.
 
-        Returns its name, its begin, and the log offset at which all of its slices are passed.
-        Without one that is the end of the log, where everything is stated again that only dropped
+        Returns its name, its begin, and the log offset after its last slice. Without a snapshot
+        the last value is the end of the log: up to there the log restates everything that dropped
         segments stated.
         """
         mappings = self._engine.mappings
         for name in self._disk.names(SNAPSHOTS_FOLDER):
             if not name[-1].isdigit():
-                # Half written when the process ended, maybe for want of the room that it takes.
+                # An earlier process ended during the write. The file may take needed space.
                 self._disk.delete(name)
         for name in reversed(self._disk.names(SNAPSHOTS_FOLDER)):
             try:
@@ -364,7 +364,7 @@ class _Recovery:
         match row.key_1:
             case SnapshotSection.CATALOG:
                 for item in snapshot.decode_items(data):
-                    # Which record states them is not known: the next retirement states them again.
+                    # The record that states the item is unknown: the next retirement restates it.
                     engine.catalog.apply(item, LogOffset(0))
                 engine.fold.catalog_from = covered
             case SnapshotSection.QUEUES:
@@ -383,10 +383,10 @@ class _Recovery:
 
 
 def _common_end(queues: list[BlockFile], index: list[BlockFile], low: int) -> int:
-    """Return the last offset at which a file of either chain ends, 0 where there is none.
+    """Return the last offset at which files of both chains end; 0 if there is none.
 
-    Both must begin at the log's minimum offset `low` or before. Files that were merged end at
-    fewer places than those that were not.
+    Both chains must begin at the log's minimum offset `low` or before. After a merge, the files of
+    a chain end at fewer offsets.
     """
     if any(not chain or chain[0].from_offset > low for chain in (queues, index)):
         return 0

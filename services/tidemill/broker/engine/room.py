@@ -1,9 +1,9 @@
-"""Free space on the disk, and what the broker may still write with it.
+"""Free space on the disk, and the writes that it allows.
 
-A part of the disk is the reserve (`disk_reserve_bytes`). What stops first frees space for the rest:
+A part of the disk is the reserve (`disk_reserve_bytes`). Writes stop in this order:
 
     free space below        the broker stops
-    the whole reserve       sends, merges, segments made ahead
+    the whole reserve       sends, merges, prepared segments
     a quarter of it         pops, copies by the broker itself, rebuilds
     1/32 of it              all derived files; acks and retention continue
 
@@ -35,7 +35,7 @@ class SizeEstimate(Protocol):
 
 @final
 class DiskRoom:
-    """The free space of the disk, as last measured, minus what was logged since then."""
+    """The free space of the disk: the last measurement minus the growth of the log since then."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DiskRoom:
         self._copy_reserve_bytes = reserve_bytes // COPY_RESERVE_PART
         self._measured_bytes = 0  # free at the last measurement
         self._measured_at = LogOffset(0)  # the log end at that time
-        self.send_limit = 0  # log offset from which the broker rejects sends
+        self.send_limit = 0  # the broker rejects sends from this log offset on
 
     def measure(self) -> None:
         """Measure the free space again."""
@@ -67,7 +67,7 @@ class DiskRoom:
 
     @property
     def free_bytes(self) -> int:
-        """The free space: as last measured, minus what was logged since then."""
+        """The free space: the last measurement minus the growth of the log since then."""
         return self._measured_bytes - (self._log.log_end - self._measured_at)
 
     @property
@@ -89,7 +89,7 @@ class DiskRoom:
 
     @property
     def may_prepare_segment(self) -> bool:
-        """Whether a segment that is made ahead leaves the whole reserve free."""
+        """Whether a prepared segment leaves the whole reserve free."""
         return self.free_bytes >= self._reserve_bytes + self._segment_bytes
 
     def has_room(self, size: int, *, reserve_part: int) -> bool:
@@ -98,7 +98,7 @@ class DiskRoom:
         return self.free_bytes - size >= self._reserve_bytes // reserve_part
 
     def disk_full(self, consequence: str) -> DiskFull:
-        """Return the error of a rejected call; `consequence` says what the broker does."""
+        """Return the error of a rejected call; `consequence` completes "the broker ..."."""
         return DiskFull(
             f"{max(self.free_bytes, 0) >> 20} MiB are left on the broker's disk: it {consequence} "
             f"until there is room; delete topics, shorten the retention, or enlarge the volume"

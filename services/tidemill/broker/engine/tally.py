@@ -1,21 +1,21 @@
-"""Work counted, not timed: what the owner's slices have touched, in items and bytes.
+"""The work of slices, counted in items and bytes instead of time.
 
-A slice is short because what it may touch is bounded, on any machine and under any load. What is
-done in slices counts here what it touches; whoever bounds a slice gives it an allowance. A message
-that is sent, popped or acked by itself is not counted: its own command bounds it.
+A limit on the work keeps a slice short on any machine and under any load. Slices count their work
+here. The caller that limits a slice gives it an allowance. Single sends, pops and acks are not
+counted, because each command has its own limit.
 """
 
 from __future__ import annotations
 
 from typing import final
 
-# About a millisecond of copying; a message that is larger goes alone.
+# About a millisecond of copying. A larger message has a slice of its own.
 SLICE_BYTES = 1 << 20
 
 
 @final
 class Tally:
-    """Items and bytes that slices have touched since the start; only differences mean anything."""
+    """Items and bytes that slices have processed since the start; only differences matter."""
 
     __slots__ = ("items", "size_bytes")
 
@@ -24,14 +24,14 @@ class Tally:
         self.size_bytes = 0
 
     def add(self, items: int, *, size_bytes: int = 0) -> None:
-        """Count what is touched."""
+        """Count processed items and bytes."""
         self.items += items
         self.size_bytes += size_bytes
 
 
 @final
 class Allowance:
-    """What may be touched from now on."""
+    """The work that a slice may do from now on."""
 
     __slots__ = ("_bytes_end", "_items_end", "_tally")
 
@@ -42,11 +42,11 @@ class Allowance:
 
     @property
     def items_left(self) -> int:
-        """How many items may still be touched; below 0 when the last step went beyond."""
+        """The remaining items; negative if the last step exceeded the allowance."""
         return self._items_end - self._tally.items
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more may be begun."""
+        """Whether no further work may begin."""
         tally = self._tally
         return tally.items >= self._items_end or tally.size_bytes >= self._bytes_end

@@ -1,7 +1,8 @@
-"""Where in the queues of a topic the messages of a time begin.
+"""Search by time: the first message of each queue that was stored at or after a time.
 
-Times of the log rise within a process. A start whose clock was set back is noted with where it
-began (`Catalog.falls`): each stretch between two of these is searched by itself, the oldest first.
+Store times rise within a process. If a start finds the clock set back, the catalog notes its log
+offset (`Catalog.falls`). Each part of the log between two such offsets is searched separately, the
+oldest first.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.log_times import NEVER_MS, bounds_of_time
 from tidemill.common.errors import Repairing
 
-QUEUES_A_STEP = 16  # of a look-up by time: a block or two of each, and a few records
+QUEUES_A_STEP = 16  # each reads a block or two and a few records
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """Log offsets: what is known of a stretch of the log, and its end."""
+    """A range of the log with rising store times, and the bounds found in it so far."""
 
     low: LogOffset
     high: LogOffset
@@ -32,7 +33,7 @@ class _Stretch:
 
 @final
 class TimeSearch:
-    """One look-up under way: call `step` until it returns False, then read `offsets`."""
+    """One search: call `step` until it returns False, then read `offsets`."""
 
     def __init__(
         self,
@@ -45,8 +46,7 @@ class TimeSearch:
         self._store = store
         self._queues = deque(queues)
         self._time_ms = time_ms
-        # Of each stretch of the log in which times rise: what stands before the first was stored
-        # before that time, at or behind the second not; and where it ends.
+        # Records before `low` were stored before the time. Records from `high` on were not.
         low, high = bounds_of_time(store.log, time_ms)
         end = bounds_of_time(store.log, NEVER_MS)[1]
         bounds = [one for one in falls if store.log.min_offset < one < end]
@@ -55,11 +55,11 @@ class TimeSearch:
             begins = [store.log.min_offset, *map(LogOffset, bounds)]
             ends = [*begins[1:], end]
             self._stretches = [_Stretch(*each) for each in zip(begins, ends, ends, strict=True)]
-        # Of each queue the first offset whose message was stored at that time or later.
+        # Per queue: the offset of the first message that was stored at or after the time.
         self.offsets: list[int] = []
 
     def step(self) -> bool:
-        """Do one slice; True while there is more to do. Raises Repairing."""
+        """Search one slice; return whether queues remain. Raises Repairing."""
         try:
             for _ in range(min(QUEUES_A_STEP, len(self._queues))):
                 self.offsets.append(self._find(self._queues.popleft()))
@@ -68,7 +68,7 @@ class TimeSearch:
         return bool(self._queues)
 
     def _find(self, queue: ConsumeQueue) -> int:
-        """Return the first offset that matches, the end of the queue where there is none."""
+        """Return the first offset that matches, or the end of the queue."""
         low = 0
         for stretch in self._stretches:
             low = self._bisect(queue, stretch)
@@ -77,7 +77,7 @@ class TimeSearch:
         return low
 
     def _bisect(self, queue: ConsumeQueue, stretch: _Stretch) -> int:
-        """Bisect a queue; what is learned of the log spares the next queues most of it."""
+        """Bisect a queue. Its result narrows `stretch`, which saves reads for the next queues."""
         low, high = queue.offset_behind(stretch.low), queue.offset_behind(stretch.high)
         while low < high:
             middle = (low + high) // 2

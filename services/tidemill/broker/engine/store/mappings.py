@@ -1,7 +1,7 @@
 """Memory-mapped files: only a limited number is mapped at a time.
 
-If the disk cannot read a page, touching the mapped page kills the process by SIGBUS, but a read
-only fails. Therefore bytes of an earlier process are read once before they are touched. The kernel
+If the disk cannot read a page, an access to the mapped page kills the process by SIGBUS. A read
+only fails. Therefore bytes of an earlier process are read once before they are accessed. The kernel
 then has them in its cache, and an unreadable page is reported as damage.
 """
 
@@ -31,9 +31,9 @@ class PageUnreadable(ReadFailed):
 class Mappings(dict[str, memoryview]):
     """Read-only views of whole files by name. A missing view is mapped on access.
 
-    The oldest mapping is dropped first. A view that a caller still holds stays valid, but the
-    caller must not hold it longer than the file exists. A caller that renames, deletes or replaces
-    a file must forget its old name.
+    The oldest mapping is dropped first. A view that a caller still holds stays valid. The caller
+    must release it before the file is deleted, and must call `forget` before it renames, deletes or
+    replaces a file.
     """
 
     def __init__(self, disk: Disk, *, files_max: int = FILES_MAX) -> None:
@@ -58,7 +58,7 @@ class Mappings(dict[str, memoryview]):
     def readable(self, name: str, begin: int, size: int) -> memoryview:
         """Return the view of a file after reading `size` bytes from `begin`.
 
-        Raises PageUnreadable. Then the other pages of the range may be touched.
+        Raises PageUnreadable. Then the other pages of the range may be accessed.
         """
         view = self[name]
         pages = self._read.get(name)
@@ -123,7 +123,7 @@ class Mappings(dict[str, memoryview]):
         pages[first:stop] = b"\1" * (stop - first)
 
     def forget(self, name: str) -> None:
-        """Forget a name whose file will change or vanish."""
+        """Forget the name of a file that will change or be deleted."""
         self.changes += 1
         self.pop(name, None)
         self._read.pop(name, None)
