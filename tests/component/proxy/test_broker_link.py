@@ -192,7 +192,7 @@ def test_a_broker_that_answers_pings_and_no_frame_is_silent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         assert world.link.state().word == "up"
         await stall(world)
-        world.link.batching._asked_at_s -= stream.SILENT_S + 1
+        world.link.batching._unanswered_since_s -= stream.SILENT_S + 1
         assert world.link.state().word == "silent"
         world.broker.is_reading.set()
         await eventually(lambda: world.link.batching.unanswered == 0)

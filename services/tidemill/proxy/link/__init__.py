@@ -4,18 +4,19 @@
     commands               one row per command: how its requests travel, what its replies resolve to
     pending                requests in flight, with their deadlines
     batching               requests that wait for a frame, and the rule for sending one
-    pops                   pops and notifications in flight, whose callers may be cancelled
+    pops                   pops and notifications in flight, and their cancellation
     stream                 the connection, its retries, frames in and out
     client_reports         reports about clients, which travel in frames
     broker_configuration   topics and groups as the broker has sent them
     masters, master_routes, route_file   the address of the master of each broker group
 
-A request whose caller waits ends in exactly one of four ways: with its reply, with the error that
-the broker returns, with BrokerTimeout, or with BrokerUnreachable if the stream breaks. After the
-last two the outcome is unknown, unless the request was not sent in time: then it is withdrawn. A
-pop whose caller is cancelled is withdrawn, too. If it was already sent, the broker is told to
-cancel it, and messages that arrive nevertheless are given back. A proxy that stops answers its pops
-empty.
+A request ends in exactly one of four ways: with its reply, with the error that the broker returns,
+with BrokerTimeout, or with BrokerUnreachable if the stream breaks. After the last two the outcome
+is unknown, unless the request was not sent in time: then it is withdrawn.
+
+If the caller is cancelled, the request is withdrawn, too. If it was a pop and was already sent, the
+link cancels it at the broker and gives back messages that arrive nevertheless. A proxy that stops
+answers its pops empty.
 """
 
 from tidemill.proxy.link.broker_link import BrokerLink

@@ -1,11 +1,12 @@
-"""What has gathered for the broker, and when it leaves.
+"""Requests that wait for a frame, and the rule for sending the frame.
 
-A request joins the frame that is being gathered, and waits in it while there is no stream. When the
-broker has answered the last frame, or enough has come together, the next one leaves; three are
-under way at most. An idle link so sends at once and a busy one in batches, and nobody waits for a
-timer. A frame costs both sides as much as many requests do, so it passes no task: it leaves by a
-plain call from the loop. One that is full leaves in the middle of a turn: the broker is at it while
-the rest of the turn's calls are read, else the two would take turns and each wait for the other.
+A request joins the next frame and waits in it while there is no stream. The frame is sent when the
+broker has answered the previous one, or when it has enough requests. At most three frames are
+unanswered. An idle link therefore sends at once and a busy link in batches, without a timer.
+
+A frame costs both sides as much as many requests, so a plain call from the event loop sends it, not
+a task. A full frame is sent in the middle of a turn of the loop: the broker then works while the
+proxy reads the remaining calls of the turn. Otherwise the two would wait for each other in turns.
 """
 
 from __future__ import annotations
@@ -24,74 +25,77 @@ if TYPE_CHECKING:
     from tidemill.proxy.link.client_reports import ClientReports
     from tidemill.proxy.link.commands import LinkCommand, Row
 
-BUSY_REQUESTS = 16  # under way on a link that is busy
-BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to read a call
-FRAMES_MAX = 3  # sent and not answered
-NEXT_FRAME_REQUESTS = 48  # sends and acks that are worth a frame before the last is answered
-FULL_FRAME_REQUESTS = 96  # that do not wait for the turn's end
-SWEEP_S = 0.1  # how long a request that was withdrawn may still take memory
+BUSY_REQUESTS = 16  # in flight on a link that counts as busy
+BUSY_TURNS = 4  # of the event loop before a busy link sends; reading a call takes a few turns
+FRAMES_MAX = 3  # sent and unanswered
+NEXT_FRAME_REQUESTS = 48  # sends and acks that start a frame while another one is unanswered
+FULL_FRAME_REQUESTS = 96  # that start a frame before the end of the turn
+SWEEP_S = 0.1  # time that a withdrawn request may still take memory
 
 
 @final
 class FrameBatcher:
-    """Requests on their way into a frame, and frames on their way to an answer."""
+    """The requests of the next frame, and the unanswered frames."""
 
     def __init__(
         self,
-        under_way: Sized,
+        in_flight: Sized,
         write: Callable[[link_pb2.RequestFrame], None],
         reports: ClientReports | None = None,
     ) -> None:
-        """Send by `write`; a link is as busy as many are `under_way`. `reports` travel along."""
-        self._under_way = under_way
+        """Send frames with `write`. The number of requests `in_flight` says how busy the link is.
+
+        Frames carry the `reports`, too.
+        """
+        self._in_flight = in_flight
         self._write = write
         self._reports = reports
-        self._is_report_due = False  # Signs of life leave soon, with a request or without.
-        self._reported: asyncio.Future[None] | None = None  # of who waits until they are answered
+        self._is_report_due = False  # A frame is scheduled for the reports alone.
+        self._reported: asyncio.Future[None] | None = None  # of callers of `wait_reported`
         self._loop = asyncio.get_running_loop()
         self._rows: dict[LinkCommand[Any, Any], list[Row]] = {}
         self._cancelled_polls: list[int] = []
-        self._weight = 0  # of all that has gathered
+        self._weight = 0  # of all rows
         self._sequence = 0  # of the frame sent last on this stream
-        self._answered_sequence = 0  # of the last frame that is answered
-        self._again: set[int] = set()  # of those that have gathered, which have left once
-        self._gathered: set[int] = set()  # the ids of all requests in `_rows` that are to leave
-        # And of those that are not, any more: while the broker is away there may be very many, so
-        # they go all at once, soon.
+        self._answered_sequence = 0  # of the frame answered last
+        self._repeated: set[int] = set()  # ids of waiting requests that an older stream has sent
+        self._waiting: set[int] = set()  # ids of all requests in `_rows` that are not withdrawn
+        # Ids in `_rows` of withdrawn requests. While the broker is down there may be very many, so
+        # one sweep removes all of them.
         self._withdrawn: set[int] = set()
         self._is_sweeping = False
         self._is_open = False  # whether there is a stream
-        self._is_gathering = False
-        self._asked_at_s = 0.0  # when the oldest frame that is not answered left, or later
-        self._turns_left = 0  # of the event loop until the gathered frame leaves
+        self._is_scheduled = False  # whether a frame is about to be sent
+        self._unanswered_since_s = 0.0  # the oldest unanswered frame was sent then, or earlier
+        self._turns_left = 0  # of the event loop until the scheduled frame is sent
 
     @property
     def unanswered(self) -> int:
-        """How many frames have left and are not answered."""
+        """The number of unanswered frames."""
         return self._sequence - self._answered_sequence
 
     def unanswered_for_s(self) -> float:
-        """Return for how long, at least, a frame has waited for its answer; 0: none does."""
-        return time.monotonic() - self._asked_at_s if self.unanswered else 0.0
+        """Return the minimum age of the oldest unanswered frame; 0 if all are answered."""
+        return time.monotonic() - self._unanswered_since_s if self.unanswered else 0.0
 
     def add(self, command: LinkCommand[Any, Any], row: Row) -> None:
-        """Let a request leave with the next frame."""
+        """Add a request to the next frame."""
         rows = self._rows.get(command)
         if rows is None:
             self._rows[command] = [row]
         else:
             rows.append(row)
-        self._gathered.add(row[0])
+        self._waiting.add(row[0])
         self._weight += command.weight
-        if not self._is_gathering:
-            self._wake()
+        if not self._is_scheduled:
+            self._schedule()
         elif self._weight >= FULL_FRAME_REQUESTS and self._may_send:
             self._send()
 
     def add_again(self, requests: Iterable[tuple[LinkCommand[Any, Any], Sequence[Row]]]) -> None:
-        """Let requests leave that have left once, on a stream that was lost: before all others.
+        """Add requests that a lost stream has sent, before all others.
 
-        They are older than what has gathered meanwhile, and some have an order.
+        They are older than the waiting requests, and the order of some matters.
         """
         older: dict[LinkCommand[Any, Any], list[Row]] = {}
         for command, rows in requests:
@@ -99,42 +103,45 @@ class FrameBatcher:
                 continue
             older.setdefault(command, []).extend(rows)
             ids = [row[0] for row in rows]
-            self._again.update(ids)
-            self._gathered.update(ids)
+            self._repeated.update(ids)
+            self._waiting.update(ids)
             self._weight += command.weight * len(rows)
-        for command, again in older.items():
-            self._rows[command] = [*again, *self._rows.get(command, ())]
+        for command, repeated in older.items():
+            self._rows[command] = [*repeated, *self._rows.get(command, ())]
 
     def add_all(self, command: LinkCommand[Any, Any], rows: Sequence[Row]) -> None:
-        """Let the rows of one request leave together."""
+        """Add all rows of one request to the next frame."""
         self._rows.setdefault(command, []).extend(rows)
-        self._gathered.update([row[0] for row in rows])
+        self._waiting.update([row[0] for row in rows])
         self._weight += command.weight * len(rows)
-        if not self._is_gathering:
-            self._wake()
+        if not self._is_scheduled:
+            self._schedule()
 
     def cancel_poll(self, request_id: int) -> None:
-        """Tell the broker with the next frame that nobody waits for a pop any more."""
+        """Cancel a pop or a notification at the broker, with the next frame."""
         self._cancelled_polls.append(request_id)
-        if not self._is_gathering:
-            self._wake()
+        if not self._is_scheduled:
+            self._schedule()
 
     def send_reports(self) -> None:
-        """Let reports of life leave with the next frame, soon; ends of clients at once."""
+        """Send the reports with the next frame, after `REPORT_DELAY_S` at the latest.
+
+        The end of a client is sent at once.
+        """
         if self._reports is not None and self._reports.has_ended:
-            if not self._is_gathering:
-                self._wake()
+            if not self._is_scheduled:
+                self._schedule()
         elif not self._is_report_due:
             self._is_report_due = True
             self._loop.call_later(REPORT_DELAY_S, self._send_reports_now)
 
     async def wait_reported(self) -> None:
-        """Wait until the broker has answered all that it is told of reports of life, or is gone."""
+        """Wait until the broker has answered all reports, or the stream is lost."""
         while self._is_open and (self._reports or self.unanswered):
             if self._reported is None:
                 self._reported = self._loop.create_future()
-            if not self._is_gathering:
-                self._wake()
+            if not self._is_scheduled:
+                self._schedule()
             await asyncio.shield(self._reported)
 
     def _wake_reporters(self) -> None:
@@ -144,26 +151,26 @@ class FrameBatcher:
 
     def _send_reports_now(self) -> None:
         self._is_report_due = False
-        if self._has_work and not self._is_gathering:
-            self._wake()
+        if self._has_work and not self._is_scheduled:
+            self._schedule()
 
     def mark_answered(self, sequence: int) -> None:
-        """Send on: the broker has answered a frame."""
+        """Note that the broker has answered a frame, and send the next one."""
         self._answered_sequence = sequence
-        self._asked_at_s = time.monotonic()  # At the latest, of those that are not answered yet.
+        self._unanswered_since_s = time.monotonic()  # The next frames were sent before now.
         self._wake_reporters()
-        if self._has_work and not self._is_gathering:
-            self._wake()
+        if self._has_work and not self._is_scheduled:
+            self._schedule()
 
     def withdraw(self, request_ids: AbstractSet[int]) -> set[int]:
-        """Keep requests that have not left from leaving; return which those are.
+        """Remove requests that were not sent; return their ids.
 
-        They would be memory that nobody counts, and surprise those who were told to try again.
+        Nothing counts their memory any more, and their callers may already have sent them again.
         """
-        unsent = self._gathered.intersection(request_ids)
+        unsent = self._waiting.intersection(request_ids)
         if unsent:
-            self._gathered -= unsent
-            self._again -= unsent
+            self._waiting -= unsent
+            self._repeated -= unsent
             self._withdrawn |= unsent
             if not self._is_sweeping:
                 self._is_sweeping = True
@@ -175,58 +182,57 @@ class FrameBatcher:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Take out what was withdrawn."""
+        """Remove the rows of withdrawn requests."""
         if not self._withdrawn:
             return
         withdrawn, self._withdrawn = self._withdrawn, set()
-        gathered, self._rows, self._weight = self._rows, {}, 0
-        for command, rows in gathered.items():
-            self._keep(command, [row for row in rows if row[0] not in withdrawn])
+        rows_by_command, self._rows, self._weight = self._rows, {}, 0
+        for command, rows in rows_by_command.items():
+            self._put_back(command, [row for row in rows if row[0] not in withdrawn])
 
     def rows_of(self, command: LinkCommand[Any, Any]) -> Sequence[Row]:
-        """Return the requests of one kind that have gathered."""
+        """Return the waiting requests of one command."""
         self._sweep()
         return self._rows.get(command, ())
 
     def open(self) -> None:
-        """Let what has gathered leave: there is a stream."""
+        """Start to send: there is a stream."""
         self._is_open = True
-        if self._has_work and not self._is_gathering:
-            self._wake()
+        if self._has_work and not self._is_scheduled:
+            self._schedule()
 
     def clear(self) -> None:
-        """Forget what has gathered."""
-        for ids in (self._again, self._gathered, self._withdrawn):
+        """Forget all waiting requests."""
+        for ids in (self._repeated, self._waiting, self._withdrawn):
             ids.clear()
         self._rows, self._weight = {}, 0
 
     def close(self) -> set[int]:
-        """Keep what has gathered for the next stream; return the ids of those requests."""
+        """Keep the waiting requests for the next stream; return their ids."""
         self._is_open = False
-        # The broker has forgotten the polls of the stream by itself.
+        # The broker forgets the polls of a lost stream without a message.
         self._cancelled_polls = []
         if self._reports is not None:
             self._reports.close()
         self._sequence = self._answered_sequence = 0
         self._wake_reporters()
-        return set(self._gathered)
+        return set(self._waiting)
 
-    def _wake(self) -> None:
-        """See to it that a frame leaves soon: there is something to ask.
+    def _schedule(self) -> None:
+        """Send a frame after one turn of the event loop, or a few turns if the link is busy.
 
-        Those who are about to ask join it: a few on an idle link, many on a busy one. No time is
-        waited: each turn of the loop does what is to be done anyway, above all the reading of calls
-        that have arrived already.
+        Requests of those turns join the frame. The turns cost no time: each does work that is due
+        anyway, mostly reading calls that have arrived.
         """
         if not self._may_send:
             return
-        self._is_gathering = True
-        self._turns_left = BUSY_TURNS if len(self._under_way) >= BUSY_REQUESTS else 1
-        self._loop.call_soon(self._gather)
+        self._is_scheduled = True
+        self._turns_left = BUSY_TURNS if len(self._in_flight) >= BUSY_REQUESTS else 1
+        self._loop.call_soon(self._count_turn)
 
     @property
     def _may_send(self) -> bool:
-        """Whether a frame may leave: all are answered, or some are not and much has gathered."""
+        """Whether a frame may be sent: all are answered, or few are not and many requests wait."""
         if not self._is_open:
             return False
         unanswered = self.unanswered
@@ -234,12 +240,12 @@ class FrameBatcher:
             return unanswered < FRAMES_MAX and self._weight >= NEXT_FRAME_REQUESTS
         return True
 
-    def _gather(self) -> None:
+    def _count_turn(self) -> None:
         self._turns_left -= 1
         if self._turns_left > 0:
-            self._loop.call_soon(self._gather)
+            self._loop.call_soon(self._count_turn)
             return
-        self._is_gathering = False
+        self._is_scheduled = False
         if self._has_work and self._may_send:
             self._send()
 
@@ -249,7 +255,7 @@ class FrameBatcher:
             return
         frame = self._take_frame()
         if not self.unanswered:
-            self._asked_at_s = time.monotonic()
+            self._unanswered_since_s = time.monotonic()
         frame.sequence = self._sequence = self._sequence + 1
         self._write(frame)
 
@@ -272,36 +278,36 @@ class FrameBatcher:
                 frame.handed_over.slots.extend(slots)
                 frame.handed_over.delivery_ids.extend(delivery_ids)
             room_bytes -= frame.ByteSize()
-        gathered, self._rows, self._weight = self._rows, {}, 0
-        partly: list[tuple[LinkCommand[Any, Any], list[Row]]] = []
-        left: list[list[Row]] = []
-        for command, rows in gathered.items():
+        rows_by_command, self._rows, self._weight = self._rows, {}, 0
+        remainders: list[tuple[LinkCommand[Any, Any], list[Row]]] = []
+        packed: list[list[Row]] = []
+        for command, rows in rows_by_command.items():
             count, taken_bytes = command.cut(rows, room_bytes)
             room_bytes -= taken_bytes
             if count == 0:
-                self._keep(command, rows)
+                self._put_back(command, rows)
                 continue
             if count < len(rows):
-                partly.append((command, rows[count:]))
+                remainders.append((command, rows[count:]))
                 del rows[count:]
             command.pack(frame, rows)
-            if self._again:
-                again = self._again.intersection([row[0] for row in rows])
-                frame.repeated_ids.extend(again)
-                self._again -= again
-            left.append(rows)
-        # First in the next frame are commands that had no room in this one, then those with more.
-        for command, rows in partly:
-            self._keep(command, rows)
+            if self._repeated:
+                repeated = self._repeated.intersection([row[0] for row in rows])
+                frame.repeated_ids.extend(repeated)
+                self._repeated -= repeated
+            packed.append(rows)
+        # Commands without room in this frame are first in the next one; remainders follow.
+        for command, rows in remainders:
+            self._put_back(command, rows)
         if self._rows:
-            for rows in left:
-                self._gathered.difference_update([row[0] for row in rows])
+            for rows in packed:
+                self._waiting.difference_update([row[0] for row in rows])
         else:
-            self._gathered.clear()
+            self._waiting.clear()
         return frame
 
-    def _keep(self, command: LinkCommand[Any, Any], rows: list[Row]) -> None:
-        """Let `rows` wait on for a frame."""
+    def _put_back(self, command: LinkCommand[Any, Any], rows: list[Row]) -> None:
+        """Let `rows` wait for the next frame."""
         if rows:
             self._rows[command] = rows
             self._weight += command.weight * len(rows)

@@ -1,4 +1,4 @@
-"""The face of the link: requests to one broker, and what it has told of its configuration."""
+"""The interface of the link: requests to one broker, and its configuration."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-LOGGED_NAMES_MAX = 20  # names in a debug line: the first configuration has all
-ACK_BYTES = 200  # about what an ack that waits takes in memory
+LOGGED_NAMES_MAX = 20  # names in a debug line; the first configuration has all of them
+ACK_BYTES = 200  # approximate memory of an ack in flight
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"
-_NOT_SENT = "the broker took nothing in time; the request was not sent and has done nothing"
+_NOT_SENT = "the request was not sent in time and has done nothing; retry later"
 _BY_REPLY_FIELD = {command.reply_field: command for command in COMMANDS}
 
 
 class LinkObserver(Protocol):
-    """Who is told whether the broker can be asked."""
+    """An observer of the link state."""
 
     def on_connected(self) -> None:
-        """Know that the broker can be asked, and what its configuration is."""
+        """Handle a new connection, whose configuration has arrived."""
 
     def on_lost(self) -> None:
-        """Know that it cannot; what was asked of it may be asked again."""
+        """Handle the loss of the connection; requests may be sent again."""
 
     def on_released(self) -> None:
-        """Know that the process is to stop: no poll may wait."""
+        """Handle the stop of the process: from now on no poll may wait."""
 
 
 class LinkState(NamedTuple):
-    """Whether a broker can be reached."""
+    """The reachability of a broker."""
 
     word: Literal["up", "silent", "down"]
-    since_s: float  # for how long it cannot be
+    since_s: float  # time in this state; 0 if up
     reason: str
 
 
 @final
 class BrokerLink:
-    """One broker, as the proxy's methods see it."""
+    """The link to one broker, or to the master of a broker group."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class BrokerLink:
         connect: Connector = connected,
         routes: MasterRoutes | None = None,
     ) -> None:
-        """Be the link to a broker, or with `routes` to the master of the group at `address`."""
+        """Link to the broker at `address`; with `routes`, to the master of its broker group."""
         self.address = address
         self.on_change: Callable[[], None] = lambda: None  # of the configuration
         self._is_debug = is_debug()
@@ -101,28 +101,26 @@ class BrokerLink:
         self._reports = ClientReports(clients_max=clients_max)
         self.batching = FrameBatcher(self.pending, self._stream.write, self._reports)
         self._pops = PopsInFlight(self.pending, self.batching)
-        self._observers: list[
-            LinkObserver
-        ] = []  # one for each who polls: that is known at the start
+        self._observers: list[LinkObserver] = []  # few, added at the start
 
     @property
     def is_connected(self) -> bool:
-        """Whether the broker can be asked: its configuration has come on this stream."""
+        """Whether the configuration has arrived on this stream."""
         return self.pending.is_open
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it has been away for so long that nothing waits for it any more."""
+        """Whether the broker has been down for so long that requests are rejected."""
         return self.pending.is_given_up
 
     @property
     def dialled(self) -> str:
-        """Where the broker was called last: of several replicas the one that is master, or was."""
+        """The address dialled last: the present or the last known master."""
         return self._stream.dialled
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker can be asked, and answers: asked for each message, of each broker."""
+        """Whether the broker is connected and answers. Called for each message and broker."""
         return (
             self.pending.is_open
             and self._stream.silent_s() <= SILENT_S
@@ -130,23 +128,23 @@ class BrokerLink:
         )
 
     def state(self) -> LinkState:
-        """Say whether the broker can be reached at this moment."""
+        """Return the reachability of the broker."""
         if not self.pending.is_open:
             return LinkState("down", self.pending.closed_for_s(), self._stream.reason)
         silent_s = self._stream.silent_s()
         if silent_s > SILENT_S:
-            return LinkState("silent", silent_s, "connected, and it does not answer")
+            return LinkState("silent", silent_s, "connected, but the broker does not answer")
         unanswered_s = self.batching.unanswered_for_s()
         if unanswered_s > SILENT_S:
-            return LinkState("silent", unanswered_s, "connected, and its disk does not answer")
+            return LinkState("silent", unanswered_s, "connected, but its disk does not answer")
         return LinkState("up", 0.0, "")
 
     def add_observer(self, observer: LinkObserver) -> None:
-        """Tell `observer` from now on whether the broker can be asked."""
+        """Notify `observer` of later changes of the link state."""
         self._observers.append(observer)
 
     async def run(self) -> None:
-        """Keep the stream open until cancelled; while there is none, requests wait for it."""
+        """Keep the stream open until cancelled. Without a stream, requests wait for the next."""
         await self._stream.run()
 
     # ------------------------------------------------------------ requests
@@ -237,20 +235,20 @@ class BrokerLink:
             self._pops.remove(request_id)
 
     def stop_pop(self, request_id: int) -> None:
-        """Let a pop end empty at once: its caller has something better to do."""
+        """End a pop empty at once: its caller no longer needs it."""
         self._pops.stop(request_id)
 
     def notify(
         self, request: link_pb2.NotificationRequest, *, timeout_ms: int
     ) -> asyncio.Future[link_pb2.NotificationReply]:
-        """Ask whether anything is ready; the future fails when the link is lost."""
+        """Ask whether messages are ready. The future fails if the link is lost."""
         future: asyncio.Future[link_pb2.NotificationReply]
         request.request_id, future = self.pending.begin(NOTIFICATION, timeout_ms)
         self.batching.add(NOTIFICATION, (request.request_id, request))
         return future
 
     def stop_notification(self, request_id: int) -> None:
-        """Take a notification back; its future stays as it is."""
+        """Cancel a notification. Its future does not end."""
         self._pops.stop_notification(request_id)
 
     def give_back(
@@ -261,31 +259,31 @@ class BrokerLink:
         *,
         skip: int = 0,
     ) -> None:
-        """Make messages visible again soon, all but the first `skip`: nobody has got them."""
-        poll = PopInFlight(group_id, topic_id)
-        self._metrics.messages_returned += self._pops.give_back(poll, batches, skip=skip)
+        """Make all messages but the first `skip` visible again soon: no client has them."""
+        pop = PopInFlight(group_id, topic_id)
+        self._metrics.messages_returned += self._pops.give_back(pop, batches, skip=skip)
 
     def report_alive(self, client_id: str, now_ms: int) -> None:
-        """Let the broker know, soon, that a consumer lives, by monotonic time."""
+        """Report soon that a consumer lives, by monotonic time."""
         if self._reports.add_alive(client_id, now_ms):
             self.batching.send_reports()
 
     def report_handovers(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
-        """Let the broker know, soon, that a client has deliveries, by slot and identity."""
+        """Report soon that a client has received deliveries, by slot and identity."""
         self._reports.add_handovers(deliveries, now_ms)
         self.batching.send_reports()
 
     async def wait_reported(self) -> None:
-        """Wait until the broker knows what it is told of clients."""
+        """Wait until the broker has all reports about clients."""
         await self.batching.wait_reported()
 
     def report_ended(self, client_id: str) -> None:
-        """Let the broker know that a consumer has ended."""
+        """Report that a consumer has ended."""
         self._reports.add_ended(client_id)
         self.batching.send_reports()
 
     def release_polls(self) -> None:
-        """Answer every parked pop empty, and every later one at once: the process is to stop."""
+        """End every parked pop empty, and every later one at once: the process stops."""
         self._pops.release()
         for observer in self._observers:
             observer.on_released()
@@ -293,14 +291,14 @@ class BrokerLink:
     def _expire(self, request_ids: Collection[int]) -> None:
         unsent = self.batching.withdraw(set(request_ids))
         for request_id in request_ids:
-            never_left = request_id in unsent and not self.pending.was_sent(request_id)
-            outcome = _NOT_SENT if never_left else _UNKNOWN
+            was_sent = request_id not in unsent or self.pending.was_sent(request_id)
+            outcome = _UNKNOWN if was_sent else _NOT_SENT
             self.pending.fail(request_id, BrokerTimeout(outcome), result="timeout")
 
     # ------------------------------------------------------------ replies
 
     def _receive(self, reply: link_pb2.ReplyFrame) -> None:
-        """Apply one frame: its configuration first, since the replies beside it rely on it."""
+        """Apply one frame. Its configuration comes first, since its replies rely on it."""
         if reply.HasField("config"):
             self._configure(reply.config)
         if reply.answered_sequence:
@@ -319,7 +317,7 @@ class BrokerLink:
             self.pending.fail(failure.request_id, _error_of(failure))
 
     def _log_change(self, config: link_pb2.ConfigUpdate) -> None:
-        """Write the debug line of a change."""
+        """Log a change of the configuration."""
         log.debug(
             "configuration changed",
             topics=[topic.name for topic in config.topics[:LOGGED_NAMES_MAX]],
@@ -338,7 +336,7 @@ class BrokerLink:
             self._log_change(config)
         if config.is_complete:
             if known_secret not in {b"", self.configuration.handle_secret}:
-                self.pending.fail_all("another store has taken the broker's place")
+                self.pending.fail_all("the store of the broker was replaced; retry")
                 self.batching.clear()
                 self._pops.clear()
                 self._reports.forget_deliveries()
@@ -358,7 +356,7 @@ class BrokerLink:
         self.on_change()
 
     def _close(self, reason: str) -> bool:
-        """Keep what can wait, fail the rest, and say whether there had been a connection."""
+        """Keep requests that can wait and fail the others; return whether there was a link."""
         was_connected = self.is_connected
         if was_connected:
             log.warning(
@@ -368,8 +366,9 @@ class BrokerLink:
         for request_id in self.batching.withdraw(self.pending.movable):
             self.pending.fail(request_id, BrokerUnreachable(_NOT_SENT))
         unsent = self.batching.close()
-        again = self.pending.close(unsent, silent_since_s=self._stream.heard_at_s)
-        self.batching.add_again([*again, (CHANGE_INVISIBLE, self._pops.unanswered_returns(unsent))])
+        repeated = self.pending.close(unsent, silent_since_s=self._stream.heard_at_s)
+        returns = self._pops.unanswered_returns(unsent)
+        self.batching.add_again([*repeated, (CHANGE_INVISIBLE, returns)])
         if was_connected:
             for observer in self._observers:
                 observer.on_lost()
@@ -377,7 +376,9 @@ class BrokerLink:
 
 
 def _error_of(failure: link_pb2.Failure) -> ServiceError:
-    # A broker of a newer release may know errors that this proxy does not.
+    # A broker of a newer release may send errors that this proxy does not know.
     if failure.error not in BY_NAME:
-        return BrokerUnreachable(f"the broker refused: {failure.error}: {failure.message}")
+        return BrokerUnreachable(
+            f"the broker rejected the request: {failure.error}: {failure.message}"
+        )
     return from_wire(failure.error, failure.message)

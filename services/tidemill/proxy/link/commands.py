@@ -1,10 +1,10 @@
-"""The commands of the link, one row each, as the proxy sees them.
+"""The commands of the link at the proxy, one row each.
 
-A row says how requests get into a frame, and what the replies of a frame resolve to. Most commands
-are a message that names its request id, and are asked with `BrokerLink.ask`. The two that every
-message needs travel as columns, many requests a message, and have functions of their own.
+A row packs requests into a frame and unpacks the replies of a frame. Most commands have one message
+per request, with a request id, and are sent with `BrokerLink.ask`. Append and ack, which every
+message needs, travel as columns with many requests per message, and have functions of their own.
 
-A new command is a field in either frame (broker.proto), a row here, and a row at the broker
+A new command needs a field in both frames (broker.proto), a row here, and a row at the broker
 (`broker/server/link/commands.py`).
 """
 
@@ -17,17 +17,17 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-FRAME_BYTES = 8 << 20  # of all requests in it: a stall of some ms, far below what the broker takes
-ROW_BYTES = 64  # at most, of what stands beside a blob, or is an ack
-ACKS_PER_FRAME_MAX = 4_096  # and the rest of the last request: some 20 ms of the broker's time
+FRAME_BYTES = 8 << 20  # of all requests: some ms of work, and far below the limit of the broker
+ROW_BYTES = 64  # upper bound of the fields beside a blob, and of an ack
+ACKS_PER_FRAME_MAX = 4_096  # plus the last request: about 20 ms of the broker's time
 
-# What became of an append: its queue offset and 0, or its timer id and when it will be delivered.
-# A plain tuple, since every send makes one.
+# The result of an append: queue offset and 0, or timer id and due time. A plain tuple, since every
+# send makes one.
 Appended: TypeAlias = tuple[int, int]
-# One request as it waits for its frame; the request id is its first.
+# One request that waits for a frame. Its first item is the request id.
 Row: TypeAlias = tuple[Any, ...]
 
-UNKNOWN_ACK: Final = pb.ACK_RESULT_UNSPECIFIED  # No broker answers this.
+UNKNOWN_ACK: Final = pb.ACK_RESULT_UNSPECIFIED  # No broker sends this.
 
 
 class HasRequestId(Protocol):
@@ -40,32 +40,32 @@ Request = TypeVar("Request", bound=HasRequestId)
 Result = TypeVar("Result")
 
 
-# Rows are keys of dictionaries, and there is one of each: they are compared by identity.
+# Commands are keys of dictionaries. Each exists once, so they are compared by identity.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkCommand(Generic[Request, Result]):
     """One kind of request."""
 
-    name: str  # under which it is counted
+    name: str  # in metrics
     request_field: str  # of RequestFrame
     reply_field: str  # of ReplyFrame
-    # What it means for the caller that the link is lost before the reply has come.
+    # The consequence for the caller if the link is lost before the reply arrives.
     when_lost: str
-    # Adds the rows that leave to a frame.
+    # Adds rows to a frame.
     pack: Callable[[pb.RequestFrame, Sequence[Row]], None]
-    # Returns what a field of a reply frame holds, as request ids and what they resolve to.
+    # Returns the request ids and results in a field of a reply frame.
     unpack: Callable[[Any], Iterable[tuple[int, Result]]]
-    # How many of the rows that wait have room in a frame with so many bytes left, and how many
-    # bytes these take. Any one has room in an empty frame.
+    # Returns how many of the waiting rows fit into the given number of bytes, and how many bytes
+    # they take. Every row fits into an empty frame.
     cut: Callable[[Sequence[Row], int], tuple[int, int]]
-    # What one row counts of those that are worth a frame before the last one is answered.
+    # The weight of a row in the decision to send a frame while another one is unanswered.
     weight: int = 0
-    # Whether asking again does no harm, when nobody knows what became of the first time.
+    # Whether the request may be sent again if the outcome of the first time is unknown.
     may_repeat: bool = False
-    # What the reply tells of one that was asked again, where it may differ from what it says.
+    # Corrects the result of a repeated request, which may differ from that of the first time.
     when_repeated: Callable[[Result], Result] | None = None
 
 
-def _asked(
+def _message_command(
     name: str,
     request_field: str,
     reply_field: str,
@@ -75,7 +75,7 @@ def _asked(
     when_lost: str,
     may_repeat: bool = False,
 ) -> LinkCommand[Request, Result]:
-    """Return a command whose requests are messages of their own."""
+    """Return a command with one message per request."""
 
     def pack(frame: pb.RequestFrame, rows: Sequence[Row]) -> None:
         getattr(frame, request_field).extend([message for _, message in rows])
@@ -103,12 +103,12 @@ def _cut_messages(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
 
 
 def _messages(_reply: type[Result]) -> Callable[[Iterable[Any]], Iterable[tuple[int, Result]]]:
-    """Return the replies of a command, which are messages that name their request."""
+    """Return an unpack function for replies that are messages with a request id."""
     return lambda replies: [(reply.request_id, reply) for reply in replies]
 
 
 def _ids(request_ids: Iterable[int]) -> Iterable[tuple[int, None]]:
-    """Return the replies of a command that has nothing to tell but its success."""
+    """Unpack replies that only state success."""
     return zip(request_ids, repeat(None))
 
 
@@ -161,17 +161,17 @@ def _unpack_acks(columns: pb.AckResults) -> Iterable[tuple[int, list[int]]]:
 
 
 def _acks_of_both(results: list[int]) -> list[int]:
-    """Return what became of acks that were asked twice: one that is gone may be settled.
+    """Return the results of acks that were sent twice: a missing delivery may be settled.
 
-    A broker knows of a delivery whose time is up no more whether it was. Its time is up at once
-    where the clock of the new master is ahead.
+    The broker forgets an expired delivery, settled or not. A delivery may expire at once if the
+    clock of a new master is ahead.
     """
     return [UNKNOWN_ACK if result == pb.ACK_RESULT_GONE else result for result in results]
 
 
 def _cut_acks(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
     end = min(ACKS_PER_FRAME_MAX, room_bytes // ROW_BYTES, len(rows))
-    # Those of one request travel together.
+    # The rows of one request travel in one frame.
     while 0 < end < len(rows) and rows[end][0] == rows[end - 1][0]:
         end += 1
     return end, end * ROW_BYTES
@@ -180,13 +180,13 @@ def _cut_acks(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
 # ---------------------------------------------------------------- the table
 
 _UNKNOWN: Final = "the outcome is unknown"
-_HARMLESS: Final = f"{_UNKNOWN}, and asking again does no harm"
+_HARMLESS: Final = f"{_UNKNOWN}; repeating the request does no harm"
 
 APPEND: Final[LinkCommand[Any, Appended]] = LinkCommand(
     name="append",
     request_field="appends",
     reply_field="appends",
-    when_lost=f"{_UNKNOWN}, and sending again may store the message twice",
+    when_lost=f"{_UNKNOWN}; sending again may store the message twice",
     pack=_pack_appends,
     unpack=_unpack_appends,
     cut=_cut_appends,
@@ -204,32 +204,32 @@ ACK: Final[LinkCommand[Any, list[int]]] = LinkCommand(
     may_repeat=True,
     when_repeated=_acks_of_both,
 )
-POP: Final = _asked(
+POP: Final = _message_command(
     "pop",
     "pops",
     "pops",
     pb.PopRequest,
     _messages(pb.PopReply),
-    when_lost=f"{_UNKNOWN}: what was taken comes back when its invisible duration ends",
+    when_lost=f"{_UNKNOWN}; popped messages return when their invisible duration ends",
     may_repeat=True,
 )
-CHANGE_INVISIBLE: Final = _asked(
+CHANGE_INVISIBLE: Final = _message_command(
     "change_invisible",
     "changes",
     "changes",
     pb.ChangeInvisibleRequest,
     _messages(pb.ChangeInvisibleReply),
-    when_lost=f"{_UNKNOWN}: the handle may have been replaced",
+    when_lost=f"{_UNKNOWN}; the receipt handle may have been replaced",
 )
-DEAD_LETTER: Final = _asked(
+DEAD_LETTER: Final = _message_command(
     "dead_letter",
     "dead_letters",
     "dead_letters",
     pb.DeadLetterRequest,
     _messages(pb.DeadLetterReply),
-    when_lost=f"{_UNKNOWN}: the message may have been moved",
+    when_lost=f"{_UNKNOWN}; the message may have been moved",
 )
-ENSURE: Final = _asked(
+ENSURE: Final = _message_command(
     "ensure",
     "ensures",
     "ensures",
@@ -238,7 +238,7 @@ ENSURE: Final = _asked(
     when_lost=_HARMLESS,
     may_repeat=True,
 )
-CANCEL_TIMER: Final = _asked(
+CANCEL_TIMER: Final = _message_command(
     "cancel_timer",
     "timer_cancels",
     "cancelled_timers",
@@ -247,17 +247,17 @@ CANCEL_TIMER: Final = _asked(
     when_lost=_HARMLESS,
     may_repeat=True,
 )
-FOUND: Final = _asked(
+FOUND: Final = _message_command(
     "found", "founds", "founded", pb.FoundClusterRequest, _ids, when_lost=_HARMLESS, may_repeat=True
 )
 
-NOTIFICATION: Final = _asked(
+NOTIFICATION: Final = _message_command(
     "notification",
     "notifications",
     "notifications",
     pb.NotificationRequest,
     _messages(pb.NotificationReply),
-    when_lost="it took nothing, and is asked again",
+    when_lost="the request took no messages and is repeated",
 )
 
 COMMANDS: Final[Collection[LinkCommand[Any, Any]]] = (

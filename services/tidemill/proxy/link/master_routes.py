@@ -1,7 +1,7 @@
-"""Routes from the controllers: followed by streams to two of them, and kept on disk.
+"""Routes from the controllers: streams to two of them, and a file for the next start.
 
-A proxy needs them for speed and not to serve: what a replica says, and asking one after the other,
-finds the master as well. While all controllers are away the last routes stay.
+Routes make a proxy faster. Without them it finds a master by asking one replica after another.
+While all controllers are down, the last routes stay valid.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tidemill.transport.replica_wire import from_view
 FOLLOWED_MAX: Final = 2  # controllers: one more than is needed
 WATCH_ROUTES: Final = "/tidemill.controller.v1.Controller/WatchRoutes"
 REPORT_UNREACHABLE: Final = "/tidemill.controller.v1.Controller/ReportUnreachable"
-REPORT_S: Final = 1.0  # a controller believes one for two and a half
+REPORT_S: Final = 1.0  # a controller uses a report for 2.5 s
 REPORT_TIMEOUT_S: Final = 0.5
 CONNECT_TIMEOUT_S: Final = 1.0
-RECONNECT_S: Final = 0.5  # half of what a replica may be silent
-MESSAGE_BYTES_MAX: Final = 4 << 20  # a thousand groups of some kilobytes
+RECONNECT_S: Final = 0.5  # half of the silence that a replica may keep
+MESSAGE_BYTES_MAX: Final = 4 << 20  # a thousand broker groups of some kilobytes
 LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=3.0)
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 @final
 class MasterRoutes:
-    """What the proxy knows of masters, and who is told when one has moved."""
+    """The known masters, kept up to date by controllers; links are notified of a move."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class MasterRoutes:
                 self.masters.load(from_text(cluster, file.read_text("utf-8")))
 
     def notify_of_move(self, address: str, moved: Callable[[], None]) -> None:
-        """Call `moved` when the master of the group at `address` is another one."""
+        """Call `moved` whenever the broker group at `address` gets another master."""
         self._moved[address] = moved
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         """Follow controllers until the block ends."""
-        # Any two: so that proxies share them.
+        # Two at random, so that proxies spread over the controllers.
         followed = random.sample(self._controllers, min(FOLLOWED_MAX, len(self._controllers)))
         async with asyncio.TaskGroup() as tasks:
             watches = [
@@ -95,8 +95,9 @@ class MasterRoutes:
                     message_bytes_max=MESSAGE_BYTES_MAX,
                     timeout_s=CONNECT_TIMEOUT_S,
                 ) as channel:
-                    told: set[str] = set()  # the groups that this controller knows, on this stream
-                    stream = channel.open(WATCH_ROUTES, functools.partial(self._apply_update, told))
+                    known: set[str] = set()  # broker groups of this controller, on this stream
+                    apply = functools.partial(self._apply_update, known)
+                    stream = channel.open(WATCH_ROUTES, apply)
                     self._channels[address] = channel
                     try:
                         stream.write(request)
@@ -105,11 +106,11 @@ class MasterRoutes:
                         del self._channels[address]
                         stream.cancel()
             except RpcError as error:
-                log.debug("a controller is away", controller=address, reason=error.message)
+                log.debug("controller unreachable", controller=address, reason=error.message)
             await asyncio.sleep(RECONNECT_S * random.uniform(0.75, 1.25))
 
     async def _report_unreachable(self) -> None:
-        """Tell controllers of masters that cannot be reached from here, as long as that lasts."""
+        """Report unreachable masters to the controllers, again and again while it lasts."""
         while True:
             await asyncio.sleep(REPORT_S)
             for report in self._unreachable(time.monotonic()):
@@ -117,12 +118,12 @@ class MasterRoutes:
                     try:
                         await self._report(channel, report)
                     except (RpcError, TimeoutError) as error:
-                        log.debug("a controller hears nothing", controller=address, reason=error)
+                        log.debug("report failed", controller=address, reason=error)
 
     def _unreachable(self, now_s: float) -> list[wire.ReportUnreachableRequest]:
-        """Return what is to be told."""
-        cut_off = self.masters.unreachable()
-        lost = {(name, one.master) for name, one in cut_off.items()}
+        """Return the reports that are due."""
+        unreachable = self.masters.unreachable()
+        lost = {(name, one.master) for name, one in unreachable.items()}
         self._lost_at_s = {key: self._lost_at_s.get(key, now_s) for key in lost}
         return [
             wire.ReportUnreachableRequest(
@@ -132,11 +133,11 @@ class MasterRoutes:
                 unreachable_ms=int((now_s - self._lost_at_s[name, one.master]) * 1_000),
                 reachable=sorted(one.reachable),
             )
-            for name, one in sorted(cut_off.items())
+            for name, one in sorted(unreachable.items())
         ]
 
     async def _report(self, channel: OpenChannel, report: wire.ReportUnreachableRequest) -> None:
-        """Tell one controller. Raises RpcError, TimeoutError."""
+        """Send a report to one controller. Raises RpcError or TimeoutError."""
         stream = channel.open(REPORT_UNREACHABLE, lambda _done: None)
         try:
             stream.write_last(report.SerializeToString())
@@ -145,30 +146,30 @@ class MasterRoutes:
         finally:
             stream.cancel()
 
-    def _apply_update(self, told: set[str], message: bytes) -> None:
+    def _apply_update(self, known: set[str], message: bytes) -> None:
         try:
             update = wire.RouteUpdate.FromString(message)
         except DecodeError:
-            log.warning("a controller says what makes no sense")
+            log.warning("invalid message from controller")
             return
-        gone = told - update.groups.keys() if update.is_complete else set()
-        for name in gone:
-            log.info("a broker group is gone", group=name)
+        removed = known - update.groups.keys() if update.is_complete else set()
+        for name in removed:
+            log.info("broker group removed", group=name)
             self.masters.forget(name)
-        told.difference_update(gone)
-        told.update(update.groups)
-        if not update.groups and not gone:
+        known.difference_update(removed)
+        known.update(update.groups)
+        if not update.groups and not removed:
             return
         for name, view in update.groups.items():
             for address in self.masters.learn(name, from_view(view)):
-                log.info("a broker group has another master", group=name, epoch=view.epoch)
+                log.info("broker group has another master", group=name, epoch=view.epoch)
                 moved = self._moved.get(address)
                 if moved is not None:
                     moved()
         self._save()
 
     def _save(self) -> None:
-        """Keep the routes; without a sync, since a file that is torn is one that is not there."""
+        """Write the routes to the file, without a sync: an invalid file is ignored at the start."""
         if self._file is None:
             return
         written = self._file.with_suffix(".new")
@@ -176,4 +177,4 @@ class MasterRoutes:
             written.write_text(to_text(self._cluster, self.masters.routes), "utf-8")
             written.replace(self._file)
         except OSError as error:
-            log.warning("routes cannot be kept", file=str(self._file), reason=str(error))
+            log.warning("cannot write the routes file", file=str(self._file), reason=str(error))

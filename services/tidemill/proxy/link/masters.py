@@ -1,14 +1,16 @@
-"""Where the master of each broker group is, by all that a proxy hears: a machine without I/O.
+"""The address of the master of each broker group, as far as a proxy knows it. No I/O.
 
-    learn        controllers push what they know of groups, at once and again when it changes
-    refused      a replica says that it is not the master, and who is
-    forget       there is no such group any more
-    failed       nobody is there: then all known replicas are asked in turn, until one serves
-    silent       who was dialled is connected and says nothing; `heard` when it does again
-    answered     another replica is there, meanwhile
+    learn            a controller sent the view of a broker group
+    note_rejection   a replica is not the master, and named the master that it knows
+    forget           the broker group was removed
+    note_failure     the dialled replica did not serve; all known replicas are then tried in turn
+    note_silence     the dialled replica is connected and silent
+    note_recovery    the silent replica answers again
+    note_answer      another replica answers meanwhile
+    accept_master    the dialled replica serves as master
 
-A link is to a broker group, by any address of it that somebody has written down; here is said whom
-it dials. Invariant: of one group nothing with a lower version counts (F-22).
+A link belongs to a broker group, under any configured address of it. `dial` returns the address to
+connect to. Invariant: knowledge with a lower version never replaces that with a higher one (F-22).
 """
 
 from __future__ import annotations
@@ -21,74 +23,74 @@ if TYPE_CHECKING:
 
     from tidemill.common.replica_group import ReplicationView
 
-# Of one group: replicas, and where they have been. The oldest are forgotten.
+# Present and former addresses of the replicas of one broker group. The oldest are forgotten.
 ADDRESSES_MAX: Final = 32
-# A master that was just elected may hear of it later than we do: it is asked again, so often, with
-# the pauses of a link. Then others are asked too.
+# A new master may learn of its election later than the proxy. The link dials it so many times, with
+# its usual pauses, before it tries other replicas.
 LATE_MAX: Final = 10
 
 
-# Versions of what no controller has said. What an earlier run has kept may be of records that were
-# lost since: it counts until anybody says otherwise.
-KEPT: Final = -1
-NOTHING: Final = -2
+# Versions without a controller. Routes in the file of an earlier run may be of records that were
+# lost since, so any other source replaces them.
+FROM_FILE: Final = -1
+UNKNOWN: Final = -2
 
 
 class MasterRoute(NamedTuple):
-    """What is known of a group."""
+    """The known master and replicas of a broker group."""
 
     version: int
-    master: str  # its address; empty: nobody knows
-    addresses: tuple[str, ...]  # of all its replicas, also where they have been
+    master: str  # its address; empty if unknown
+    addresses: tuple[str, ...]  # of all replicas, present ones first, then former ones
     epoch: int = 0
 
 
 class UnreachableMaster(NamedTuple):
-    """A master that cannot be reached."""
+    """A master that the proxy cannot reach."""
 
     master: str
-    reachable: frozenset[str]  # other replicas, which have answered since
+    reachable: frozenset[str]  # other replicas, which have answered meanwhile
 
 
 @dataclass(slots=True)
 class _GroupState:
-    """One address that a link is kept to, and whom that means."""
+    """The broker group behind the address of one link."""
 
     address: str
-    version: int = NOTHING
+    version: int = UNKNOWN
     epoch: int = 0
     master: str = ""
-    late: int = 0  # how often the master has said that it knows less than we do
-    others: list[str] = field(default_factory=list)
-    is_doubtful: bool = False  # the master did not serve when it was asked last
+    late_count: int = 0  # rejections by the master, each with an older version than the proxy has
+    replicas: list[str] = field(default_factory=list)
+    is_doubtful: bool = False  # the master did not serve at the last attempt
     turn: int = 0
-    lost: str = ""  # a master that cannot be reached, and is not known to be replaced
-    refused_by: str = ""  # who was dialled last, and has answered that it is not the master
-    answering: set[str] = field(default_factory=set)  # others, since then
+    lost: str = ""  # an unreachable master without a known successor
+    rejected_by: str = ""  # the replica dialled last, if it answered that it is not the master
+    answering: set[str] = field(default_factory=set)  # other replicas, since the loss
 
     def mark_lost(self) -> None:
         if self.lost != self.master:
             self.lost, self.answering = self.master, set()
 
     def candidates(self) -> list[str]:
-        return list(dict.fromkeys([*filter(None, [self.master]), *self.others, self.address]))
+        return list(dict.fromkeys([*filter(None, [self.master]), *self.replicas, self.address]))
 
 
 @final
 class Masters:
-    """All groups of which anything is known."""
+    """The known masters of all broker groups."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _GroupState] = {}
+        self._groups: dict[str, _GroupState] = {}  # by address of the link
         self._routes: dict[str, MasterRoute] = {}
 
     @property
     def routes(self) -> Mapping[str, MasterRoute]:
-        """What controllers have told, by group."""
+        """The routes of controllers, by broker group."""
         return self._routes
 
     def dial(self, address: str) -> str:
-        """Return whom to dial for the group that has a replica at `address`."""
+        """Return the address to dial for the broker group at `address`."""
         group = self._group(address)
         if group.master and not group.is_doubtful:
             return group.master
@@ -97,12 +99,12 @@ class Masters:
         return candidates[group.turn % len(candidates)]
 
     def master_of(self, address: str) -> str:
-        """Return who is believed to be the master; empty: nobody knows."""
+        """Return the address of the master; empty if it is unknown or doubtful."""
         group = self._group(address)
         return "" if group.is_doubtful else group.master
 
     def learn(self, name: str, view: ReplicationView) -> list[str]:
-        """Take what a controller says of a group; return the addresses whose master has moved."""
+        """Apply the view of a controller; return the link addresses whose master has moved."""
         master = "" if view.master is None else view.address_of(view.master.replica_id)
         return self.update_route(
             name, view.version, master, [at for _, at in view.addresses], view.epoch
@@ -111,13 +113,12 @@ class Masters:
     def update_route(
         self, name: str, version: int, master: str, addresses: list[str], epoch: int = 0
     ) -> list[str]:
-        """Do the same with what is said of a view."""
+        """Apply a route; return the link addresses whose master has moved."""
         known = self._routes.get(name)
         if known is not None and version <= known.version:
             return []
-        # Those that are there now come first.
-        before = () if known is None else known.addresses
-        all_addresses = tuple(dict.fromkeys([*addresses, *before]))[:ADDRESSES_MAX]
+        former = () if known is None else known.addresses
+        all_addresses = tuple(dict.fromkeys([*addresses, *former]))[:ADDRESSES_MAX]
         self._routes[name] = MasterRoute(version, master, all_addresses, epoch)
         return [
             group.address
@@ -126,22 +127,22 @@ class Masters:
         ]
 
     def forget(self, name: str) -> None:
-        """Hear that there is no such group any more: one that is made anew begins with epoch 1."""
+        """Forget a removed broker group. A new one of that name begins with epoch 1."""
         route = self._routes.pop(name, None)
         for group in self._groups.values():
             if route is not None and group.address in route.addresses:
-                group.version, group.epoch, group.lost = NOTHING, 0, ""
+                group.version, group.epoch, group.lost = UNKNOWN, 0, ""
 
     def note_rejection(
         self, address: str, dialled: str, *, version: int, master: str, epoch: int = 0
     ) -> None:
-        """Hear of who was dialled that it is not the master, but who is, as far as it knows."""
+        """Note that the dialled replica is not the master, and the master that it named."""
         group = self._group(address)
-        group.refused_by = dialled
-        if version < group.version and dialled == group.master and group.late < LATE_MAX:
-            group.late += 1
+        group.rejected_by = dialled
+        if version < group.version and dialled == group.master and group.late_count < LATE_MAX:
+            group.late_count += 1
             return
-        group.late = 0
+        group.late_count = 0
         if version > group.version:
             group.version, group.master, group.epoch = version, master, epoch
         if group.master != group.lost or dialled == group.lost:
@@ -149,64 +150,64 @@ class Masters:
         elif len(group.answering) < ADDRESSES_MAX:
             group.answering.add(dialled)
         group.is_doubtful = not group.master or group.master == dialled
-        if group.master and group.master not in group.others:
-            group.others = [group.master, *group.others][:ADDRESSES_MAX]
+        if group.master and group.master not in group.replicas:
+            group.replicas = [group.master, *group.replicas][:ADDRESSES_MAX]
 
     def note_failure(self, address: str, dialled: str) -> None:
-        """Hear that nobody served who was dialled."""
+        """Note that the dialled replica did not serve."""
         group = self._group(address)
         if dialled == group.master:
             group.is_doubtful = True
-            if dialled != group.refused_by:
+            if dialled != group.rejected_by:
                 group.mark_lost()
-        group.refused_by = ""
+        group.rejected_by = ""
 
     def note_silence(self, address: str, dialled: str) -> None:
-        """Hear that who was dialled says nothing, on a stream that may go on all the same."""
+        """Note that the dialled replica is silent. Its stream may recover."""
         group = self._group(address)
         if dialled == group.master:
             group.mark_lost()
 
     def note_recovery(self, address: str, dialled: str) -> None:
-        """Hear that the stream of who was silent goes on."""
+        """Note that the silent replica answers again."""
         group = self._group(address)
         if dialled == group.lost:
             group.lost = ""
 
     def unprobed(self, address: str) -> list[str]:
-        """Return the other replicas that have not answered since the master was lost."""
+        """Return the other replicas that have not answered since the loss of the master."""
         group = self._group(address)
         if not group.lost:
             return []
-        return [one for one in group.others if one not in {group.lost, *group.answering}]
+        return [one for one in group.replicas if one not in {group.lost, *group.answering}]
 
-    def note_answer(self, address: str, other: str) -> None:
-        """Hear that another replica has answered, while the master is lost."""
+    def note_answer(self, address: str, replica: str) -> None:
+        """Note that another replica has answered while the master is lost."""
         group = self._group(address)
-        if group.lost not in {"", other}:
-            group.answering.add(other)
+        if group.lost not in {"", replica}:
+            group.answering.add(replica)
 
     def accept_master(self, address: str, dialled: str, *, epoch: int = 0) -> bool:
-        """Hear that who was dialled serves as the master of `epoch`; whether it is believed.
+        """Accept the dialled replica as the master of `epoch`; return False if it is a former one.
 
-        Whoever has said otherwise, but not where a later epoch is known: it was deposed, and has
-        not heard of it (F-22). Of epoch 0 is a broker that has no replicas.
+        A later epoch proves that the replica was replaced and does not know it yet (F-22). No other
+        knowledge counts against a replica that serves. A broker without replicas has epoch 0.
         """
         group = self._group(address)
         if 0 < epoch < group.epoch:
             return False
-        group.master, group.is_doubtful, group.lost, group.late = dialled, False, "", 0
+        group.master, group.is_doubtful, group.lost, group.late_count = dialled, False, "", 0
         group.epoch = max(group.epoch, epoch)
         return True
 
     def unreachable(self) -> dict[str, UnreachableMaster]:
-        """Return the groups whose master cannot be reached from here, though nobody replaces it."""
-        found = {}
+        """Return the unreachable masters without a known successor, by broker group."""
+        masters = {}
         for name, route in self._routes.items():
             for group in self._groups.values():
                 if group.lost and group.lost == route.master and group.address in route.addresses:
-                    found[name] = UnreachableMaster(group.lost, frozenset(group.answering))
-        return found
+                    masters[name] = UnreachableMaster(group.lost, frozenset(group.answering))
+        return masters
 
     def _group(self, address: str) -> _GroupState:
         group = self._groups.get(address)
@@ -218,22 +219,22 @@ class Masters:
         return group
 
     def _apply_route(self, group: _GroupState, route: MasterRoute) -> bool:
-        """Take a route; whether the master is another one."""
-        group.others = list(route.addresses)
+        """Apply a route; return whether the master has moved."""
+        group.replicas = list(route.addresses)
         if route.version <= group.version:
             return False
         has_moved = route.master not in {"", group.master}
         group.version, group.is_doubtful = route.version, not route.master
-        group.epoch, group.late = max(group.epoch, route.epoch), 0
+        group.epoch, group.late_count = max(group.epoch, route.epoch), 0
         group.master = route.master or group.master
         return has_moved
 
-    # ------------------------------------------------------------ kept on disk
+    # ------------------------------------------------------------ routes file
 
     def load(self, routes: Mapping[str, MasterRoute]) -> None:
-        """Take routes that were kept by an earlier run: whatever is said now counts for more.
+        """Apply the routes of an earlier run, which any other source replaces.
 
-        Their epochs do not: where records were lost since, nobody would be believed.
+        Their epochs are ignored: if records were lost since, no master could reach them.
         """
         for name, route in routes.items():
-            self.update_route(name, KEPT, route.master, list(route.addresses))
+            self.update_route(name, FROM_FILE, route.master, list(route.addresses))

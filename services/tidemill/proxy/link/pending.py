@@ -1,4 +1,4 @@
-"""Who waits for the broker's reply, and until when."""
+"""Requests in flight on one link, with their deadlines."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 
 
 class PendingRequest(NamedTuple):
-    """A request whose reply is awaited."""
+    """A request in flight."""
 
     command: LinkCommand[Any, Any]
     future: asyncio.Future[Any]
     started_s: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
     size_bytes: int
-    was_sent: bool = False  # on a stream that is lost, and is asked again
+    was_sent: bool = False  # on a lost stream; it waits to be sent again
 
 
 @final
 class PendingRequests:
-    """Requests under way on one link, bounded in number and in bytes.
+    """Requests in flight on one link, limited in number and in bytes.
 
-    They are taken while there is no stream as well, and leave when there is one: a broker that
-    restarts is back soon. Who has waited for one for `patience_ms` already takes no more.
+    The link accepts requests while there is no stream, since a broker that restarts is back soon.
+    After `patience_ms` without a stream it rejects them.
 
-    Each ends once: with its reply, refused, or because its time is up or its stream is lost.
+    Each request ends once: with its reply, or with an error of the broker, a timeout or a loss of
+    the stream.
     """
 
     def __init__(
@@ -47,87 +48,87 @@ class PendingRequests:
         patience_ms: int,
         on_expired: Callable[[Collection[int]], None],
     ) -> None:
-        """Call `on_expired` with requests whose time is up; it is to `fail` each of them."""
+        """Call `on_expired` with requests that have timed out; it must `fail` each of them."""
         self.count_max = count_max
         self.bytes_max = bytes_max
         self.bytes = 0  # of messages and acks
         self.is_open = False  # whether there is a stream, and the broker's configuration
-        self.closed_at_s = time.monotonic()  # when the last stream gave its last sign of life
-        # Of requests that may be asked again, what they ask: one row, or those of one request.
+        self.closed_at_s = time.monotonic()  # when the broker was last heard on the last stream
+        # The rows of each request that may be sent again on the next stream.
         self.repeatable: dict[int, Sequence[Row]] = {}
-        # Requests that somebody else may be asked: they do not wait for another stream.
+        # Requests that the caller can send to another broker: they fail when the stream is lost.
         self.movable: set[int] = set()
         self._patience_s = patience_ms / 1000
         self._address = address
         self._metrics = metrics
         self._on_expired = on_expired
-        self.broker = ""  # its name, once it has told
+        self.broker = ""  # its name; "" before its first configuration
         self._requests: dict[int, PendingRequest] = {}
         self._request_id = 0
         self._loop = asyncio.get_running_loop()
-        # Nothing is discarded: all deadlines are near, and most requests end in milliseconds.
+        # Deadlines of ended requests stay: all are near, and removing each would cost more.
         self._deadlines: Deadlines[int] = Deadlines(self._expire)
 
     def __len__(self) -> int:
-        """Return how many requests are under way."""
+        """Return the number of requests in flight."""
         return len(self._requests)
 
     def new_id(self) -> int:
-        """Return the id of a request that nobody waits for."""
+        """Return an id for a request without a caller."""
         self._request_id += 1
         return self._request_id
 
     def begin(
         self, command: LinkCommand[Any, Any], timeout_ms: int, size_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Any]]:
-        """Return the id of a request, and what its reply will be put into.
+        """Begin a request; return its id, and a future of its result.
 
-        Raises Overloaded beyond the limits: what waits here is memory of the proxy; and
-        BrokerUnreachable when there has been no stream for too long.
+        Raises Overloaded beyond the limits, which bound the memory of the proxy. Raises
+        BrokerUnreachable if there has been no stream for too long.
         """
         if not self.is_open and self.is_given_up:
             raise BrokerUnreachable(f"there is no connection to the broker at {self._address}")
-        waiting = self._requests
-        if len(waiting) >= self.count_max or self.bytes + size_bytes > self.bytes_max:
+        requests = self._requests
+        if len(requests) >= self.count_max or self.bytes + size_bytes > self.bytes_max:
             self._metrics.throttled += 1
             raise Overloaded(
-                f"{len(waiting)} requests with {self.bytes} bytes wait for the"
-                " broker already; repeat after a pause"
+                f"{len(requests)} requests with {self.bytes} bytes are in flight to the broker;"
+                " retry after a pause"
             )
         self._request_id = request_id = self._request_id + 1
         future: asyncio.Future[Any] = self._loop.create_future()
         self._deadlines.add(request_id, timeout_ms / 1000)
-        waiting[request_id] = PendingRequest(command, future, time.monotonic(), size_bytes)
+        requests[request_id] = PendingRequest(command, future, time.monotonic(), size_bytes)
         self.bytes += size_bytes
         return request_id, future
 
     @property
     def is_given_up(self) -> bool:
-        """Whether there has been no stream for so long that none is waited for."""
+        """Whether there has been no stream for longer than the patience."""
         return not self.is_open and self.closed_for_s() > self._patience_s
 
     def closed_for_s(self) -> float:
-        """Return for how long there has been no stream."""
+        """Return the time without a stream."""
         return 0.0 if self.is_open else time.monotonic() - self.closed_at_s
 
     def was_sent(self, request_id: int) -> bool:
-        """Whether a request has left once, on a stream that was lost."""
+        """Whether a lost stream has sent a request."""
         return self._requests[request_id].was_sent
 
     def waited_ms(self, request_id: int) -> int:
-        """Return how long a request has been under way."""
+        """Return the age of a request."""
         return int((time.monotonic() - self._requests[request_id].started_s) * 1000)
 
     def resolve(
         self, command: LinkCommand[Any, Any], results: Iterable[tuple[int, Any]]
     ) -> list[tuple[int, Any]]:
-        """Hand results to who waits for them; return those of requests that nobody waits for."""
-        waiting, now_s = self._requests, time.monotonic()
+        """End requests with their results; return the results of requests without a caller."""
+        requests, now_s = self._requests, time.monotonic()
         repeatable, movable = self.repeatable, self.movable
         label, observe = (self.broker, command.name, "success"), self._metrics.backend.observe
         unclaimed = []
         for request_id, result in results:
-            request = waiting.pop(request_id, None)
+            request = requests.pop(request_id, None)
             repeatable.pop(request_id, None)
             movable.discard(request_id)
             if request is None:
@@ -155,7 +156,7 @@ class PendingRequests:
                 request.future.set_exception(error)
 
     def forget(self, request_id: int) -> PendingRequest | None:
-        """Let a request go without a result; return it if it was under way."""
+        """Remove a request without a result; return it if it was in flight."""
         request = self._requests.pop(request_id, None)
         self.repeatable.pop(request_id, None)
         self.movable.discard(request_id)
@@ -164,20 +165,21 @@ class PendingRequests:
         return request
 
     def open(self) -> None:
-        """Know that there is a stream."""
+        """Note that there is a stream."""
         self.is_open = True
 
     def close(
         self, unsent: AbstractSet[int], *, silent_since_s: float
     ) -> list[tuple[LinkCommand[Any, Any], Sequence[Row]]]:
-        """Know that the stream is lost; return what is to be asked again on the next one.
+        """Note that the stream is lost; return the requests to send again on the next one.
 
-        All that had left fails, but for what may be asked again; what is `unsent` waits on.
+        Sent requests fail unless they are repeatable. Requests in `unsent` wait for the next
+        stream.
         """
         if self.is_open:
-            # One that hung was away long before it was given up.
+            # A broker that hangs is down since it was last heard, not since the stream ended.
             self.is_open, self.closed_at_s = False, silent_since_s
-        again = []
+        repeated = []
         for request_id, request in list(self._requests.items()):
             if request_id in unsent:
                 continue
@@ -185,18 +187,18 @@ class PendingRequests:
                 self.forget(request_id)
             elif request_id in self.repeatable:
                 self._requests[request_id] = request._replace(was_sent=True)
-                again.append((request.command, self.repeatable[request_id]))
+                repeated.append((request.command, self.repeatable[request_id]))
             else:
                 reason = f"the connection to the broker was lost; {request.command.when_lost}"
                 self.fail(request_id, BrokerUnreachable(reason))
-        return again
+        return repeated
 
     def fail_all(self, reason: str) -> None:
-        """End every request: who could answer is gone for good."""
+        """Fail every request: the broker will not answer."""
         for request_id in list(self._requests):
             self.fail(request_id, BrokerUnreachable(reason))
 
     def _expire(self, request_ids: Iterable[int]) -> None:
-        waiting = self._requests
-        if expired := [request_id for request_id in request_ids if request_id in waiting]:
+        requests = self._requests
+        if expired := [request_id for request_id in request_ids if request_id in requests]:
             self._on_expired(expired)

@@ -1,8 +1,8 @@
-"""Pops and notifications under way, and what becomes of them when their callers go.
+"""Pops and notifications in flight, and their cancellation.
 
-A pop hides what it takes, so its reply may not get lost: a caller that goes cancels its pop at the
-broker, and what comes nevertheless is given back at once. A notification takes nothing, and is only
-cancelled.
+A pop hides the messages that it takes, so its reply must not be lost. If the caller of a pop is
+cancelled, the pop is cancelled at the broker, and messages that arrive nevertheless are given back
+at once. A notification takes no messages; it is only cancelled.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from tidemill.proxy.link.commands import Row
     from tidemill.proxy.link.pending import PendingRequests
 
-GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
-# Pops whose late reply would still be given back. The broker answers a cancelled pop only if it
-# came upon messages before the cancel, so most of these are never heard of again and the oldest are
-# dropped.
-ABANDONED_MAX = 10_000
-# Messages on their way back, 300 bytes each; of more the invisible duration ends by itself.
+GIVE_BACK_MS = 1000  # invisible duration of messages that are given back
+# Cancelled pops that wait for a late reply, to give its messages back. The broker answers a cancelled pop only if it
+# found messages before the cancel, so most of them get no reply, and the oldest are forgotten.
+CANCELLED_MAX = 10_000
+# Messages that are being given back, 300 bytes each. The invisible duration of more messages ends
+# without a request.
 RETURNING_MAX = 50_000
 
 
 class PopInFlight(NamedTuple):
-    """Whose messages a pop takes, and how long it may wait for them."""
+    """The subject of a pop, and the time that it may wait at the broker."""
 
     group_id: int
     topic_id: int
@@ -38,7 +38,7 @@ class PopInFlight(NamedTuple):
 
 
 class PoppedBatch(NamedTuple):
-    """What names the deliveries of a batch, as the batch does: enough to give them back."""
+    """The names of the deliveries of a batch: enough to give them back."""
 
     slot: int
     delivery_id: int
@@ -55,27 +55,27 @@ class PopsInFlight:
         self._pending = pending
         self._batching = batching
         self._in_flight: dict[int, PopInFlight] = {}
-        self._abandoned: dict[int, PopInFlight] = {}
-        self._returning: dict[int, Row] = {}  # what gives messages back, until it is answered
+        self._cancelled: dict[int, PopInFlight] = {}
+        self._returning: dict[int, Row] = {}  # unanswered requests that give messages back
 
     def add(self, request_id: int, request: link_pb2.PopRequest) -> None:
-        """Know of a pop, should its caller go."""
+        """Add a pop when its request begins."""
         self._in_flight[request_id] = PopInFlight(
             request.group_id, request.topic_id, request.poll_duration_ms
         )
 
     def remove(self, request_id: int) -> None:
-        """Forget a pop whose caller has what it brought, or has left it."""
+        """Remove a pop at the end of its call. Other requests are ignored."""
         self._in_flight.pop(request_id, None)
 
     def is_in_flight(self, request_id: int) -> bool:
-        """Whether a request is a pop whose caller waits."""
+        """Whether a request is a pop in flight."""
         return request_id in self._in_flight
 
     def withdraw(self, request_id: int, future: asyncio.Future[Any]) -> int:
-        """Cancel a pop whose caller no longer waits; return how many messages it gives back."""
+        """Cancel a pop, since its caller was cancelled; return how many messages it gives back."""
         if future.done() and not future.cancelled() and not future.exception():
-            # The reply arrived in the turn of the event loop in which the caller was cancelled.
+            # The reply arrived and the caller was cancelled in the same turn of the event loop.
             return self.give_back(self._in_flight[request_id], future.result().batches)
         self._pending.forget(request_id)
         if not self._batching.withdraw({request_id}) and self._pending.is_open:
@@ -83,7 +83,7 @@ class PopsInFlight:
         return 0
 
     def stop(self, request_id: int) -> None:
-        """Answer a pop empty that waits for its reply; one that has it keeps it."""
+        """End a pop with an empty reply, unless it already has a reply."""
         request = self._pending.forget(request_id)
         if request is None:
             return
@@ -93,20 +93,20 @@ class PopsInFlight:
             request.future.set_result(link_pb2.PopReply(request_id=request_id))
 
     def stop_notification(self, request_id: int) -> None:
-        """Forget a notification that nobody waits for any more, here and at the broker."""
+        """Cancel a notification, here and at the broker."""
         if self._pending.forget(request_id) is None:
             return
         if not self._batching.withdraw({request_id}) and self._pending.is_open:
             self._batching.cancel_poll(request_id)
 
     def shorten_waits(self) -> None:
-        """Let the pops that leave late wait for as much less: their callers' time has gone on."""
+        """Shorten the waits of unsent pops by the time that they have spent here."""
         for request_id, request in self._batching.rows_of(POP):
-            left_ms = self._in_flight[request_id].duration_ms - self._pending.waited_ms(request_id)
-            request.poll_duration_ms = max(left_ms, 0)
+            duration_ms = self._in_flight[request_id].duration_ms
+            request.poll_duration_ms = max(duration_ms - self._pending.waited_ms(request_id), 0)
 
     def release(self) -> None:
-        """Answer every pop that waits empty; those that come may not wait."""
+        """End every waiting pop with an empty reply. Later pops may not wait."""
         self.are_released = True
         unsent = self._batching.withdraw(self._in_flight.keys())
         for request_id in list(self._in_flight):
@@ -117,33 +117,33 @@ class PopsInFlight:
                     request.future.set_result(link_pb2.PopReply(request_id=request_id))
 
     def _cancel(self, request_id: int) -> None:
-        """Tell the broker; what the pop brings nevertheless is given back."""
-        if len(self._abandoned) >= ABANDONED_MAX:
-            del self._abandoned[next(iter(self._abandoned))]
-        self._abandoned[request_id] = self._in_flight[request_id]
+        """Cancel a pop at the broker. Messages that arrive nevertheless are given back."""
+        if len(self._cancelled) >= CANCELLED_MAX:
+            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled[request_id] = self._in_flight[request_id]
         self._batching.cancel_poll(request_id)
 
     def give_back_unclaimed(self, reply: link_pb2.PopReply) -> int:
-        """Give back what a pop brings whose caller has gone; return how many messages."""
-        # One whose caller was cancelled in this very turn of the loop is still under way.
-        poll = self._abandoned.pop(reply.request_id, None) or self._in_flight.get(reply.request_id)
-        return self.give_back(poll, reply.batches) if poll else 0
+        """Give back the messages of a cancelled pop; return their number."""
+        # If the caller was cancelled in this turn of the event loop, the pop is still in flight.
+        pop = self._cancelled.pop(reply.request_id, None) or self._in_flight.get(reply.request_id)
+        return self.give_back(pop, reply.batches) if pop else 0
 
     def give_back(
-        self, poll: PopInFlight, batches: Iterable[link_pb2.Batch | PoppedBatch], *, skip: int = 0
+        self, pop: PopInFlight, batches: Iterable[link_pb2.Batch | PoppedBatch], *, skip: int = 0
     ) -> int:
-        """Make messages visible again soon, all but the first `skip`; return how many.
+        """Make all messages but the first `skip` visible again soon; return their number.
 
-        Nobody waits for the answers. Where they fail, the invisible duration ends by itself; where
-        the link is lost it is asked again, since a delivery is given back once.
+        No caller waits for the answers. If a request fails, the invisible duration ends later
+        without it. If the link is lost, the request is repeated: giving back twice does no harm.
         """
         rows = []
         for batch in batches:
             for index in batch.indexes:
                 request = link_pb2.ChangeInvisibleRequest(
                     request_id=self._pending.new_id(),
-                    group_id=poll.group_id,
-                    topic_id=poll.topic_id,
+                    group_id=pop.group_id,
+                    topic_id=pop.topic_id,
                     slot=batch.slot,
                     delivery_id=batch.delivery_id,
                     index=index,
@@ -160,24 +160,24 @@ class PopsInFlight:
         return len(rows)
 
     def forget_returns(self, request_ids: Iterable[int]) -> None:
-        """Forget what gave messages back: it is answered."""
+        """Forget requests that gave messages back, and were answered."""
         for request_id in request_ids:
             self._returning.pop(request_id, None)
 
     def unanswered_returns(self, unsent: AbstractSet[int]) -> list[Row]:
-        """Return what has left to give messages back, and was not answered."""
+        """Return the sent and unanswered requests that give messages back."""
         return [row for request_id, row in self._returning.items() if request_id not in unsent]
 
     def forget_rejected(self, request_id: int) -> None:
-        """Forget an abandoned pop, which brings nothing, or what gave a message back in vain."""
-        self._abandoned.pop(request_id, None)
+        """Forget a request that the broker has rejected: a cancelled pop or one that gives back."""
+        self._cancelled.pop(request_id, None)
         self._returning.pop(request_id, None)
 
     def clear(self) -> None:
-        """Forget all: what was popped is in another store."""
-        self._abandoned.clear()
+        """Forget cancelled pops and returns: the store of their messages was replaced."""
+        self._cancelled.clear()
         self._returning.clear()
 
     def close(self) -> None:
-        """Forget abandoned pops: the broker forgets the parked pops of a lost stream by itself."""
-        self._abandoned.clear()
+        """Forget cancelled pops: the broker forgets the parked pops of a lost stream."""
+        self._cancelled.clear()

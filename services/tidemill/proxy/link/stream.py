@@ -1,4 +1,4 @@
-"""The stream to a broker: connecting, connecting again, frames in and out."""
+"""The stream to a broker: the connection, its retries, frames in and out."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 RECONNECT_MIN_MS = 50
-# Low, since a broker that was restarted is back within half a second, and one attempt is cheap.
+# Low, since a restarted broker is back within half a second, and an attempt is cheap.
 RECONNECT_MAX_MS = 250
-# Until then a missing broker is one that starts beside us.
+# During the first second, the broker probably starts at the same time as the proxy.
 WAITING_WARN_FIRST_S = 1.0
-WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wait for long
+WAITING_WARN_EVERY_S = 10.0  # short, so that an operator sees a recent line
 CONNECT_TIMEOUT_S = 2.0
-# A ping leaves after one second of silence, at the next look of each second: what answers was heard
-# less than this ago.
+# A broker that answers is never silent for this long: the channel checks once per second, and sends
+# a ping after one second of silence.
 SILENT_S: Final = 2.5
-PROBE_PERIOD_S: Final = 0.5  # between two looks at who else answers
+PROBE_PERIOD_S: Final = 0.5  # between two checks for a silent master
 PROBE_TIMEOUT_S: Final = 1.0
 PROBE_BYTES_MAX: Final = 64 << 10
 PROBE: Final = "/grpc.health.v1.Health/Check"
-HOPS_MAX: Final = 3  # from a replica that knows the master to that one, and it may have moved
-PROCESS_ID_BYTES = 16  # random: no two processes have the same
-# Of one frame: one is closed when it passes 256 KiB, so the largest ends with a pop of 16 MiB
-# (POP_BYTES_MAX in the broker) or is the whole configuration, some 100 bytes a topic.
+HOPS_MAX: Final = 3  # from one replica to the next without a pause; the master may move meanwhile
+PROCESS_ID_BYTES = 16  # random, so that each process has its own
+# Of one frame. The broker closes a frame beyond 256 KiB, so the largest one ends with a pop of
+# 16 MiB (POP_BYTES_MAX in the broker), or holds the whole configuration, about 100 bytes per topic.
 REPLY_BYTES_MAX: Final = 64 << 20
 EXCHANGE: Final = "/tidemill.broker.v1.BrokerLink/Exchange"
 LIMITS: Final = Limits(
     stream_window_bytes=16 << 20,
     frame_bytes=1 << 20,
     large_messages_bytes=72 << 20,  # one reply of the largest
-    # After a second of silence the broker is asked for a sign of life, which shows one that hangs;
-    # only one that stays silent for this long is given up, with all that is under way to it.
+    # The ping after one second of silence detects a broker that hangs. The proxy gives up the
+    # stream and its requests only after the timeout.
     keepalive_period_s=1.0,
     keepalive_timeout_s=15.0,
 )
@@ -59,7 +59,7 @@ LIMITS: Final = Limits(
 
 @final
 class LinkStream:
-    """The one stream of a link, and the next one when it breaks."""
+    """The one stream of a link, opened again whenever it breaks."""
 
     def __init__(
         self,
@@ -70,19 +70,19 @@ class LinkStream:
         connect: Connector = connected,
         routes: MasterRoutes | None = None,
     ) -> None:
-        """Give each frame to `receive`, and the reason to `lose` when there is no stream any more.
+        """Call `receive` with each frame, and `on_end` with the reason when a stream has ended.
 
-        `lose` tells whether the stream had come to anything.
+        `on_end` returns whether the configuration had arrived on the stream.
         """
         self._address = address
         self._receive = receive
         self._on_end = on_end
         self._connect_to = connect
         self._routes = routes
-        self._dialled = address  # who of the broker group at `address`
-        self._hops = 0  # from one replica to another, without anybody serving
+        self._dialled = address  # a replica of the broker group at `address`
+        self._hops = 0  # from one replica to the next since a replica has served
         self._moved = asyncio.Event()
-        # Connections to who is master no more, and to who was asked instead.
+        # Tasks that close connections to former masters and to probed replicas.
         self._closing: set[asyncio.Task[str] | asyncio.Task[None]] = set()
         if routes is not None:
             routes.notify_of_move(address, self._moved.set)
@@ -90,20 +90,20 @@ class LinkStream:
         self._stream_number = 0
         self._channel: OpenChannel | None = None
         self._stream: OpenStream | None = None
-        self.heard_at_s = time.monotonic()  # when the last stream that ended was heard
-        self.reason = "no connection was tried yet"  # why there is no stream
+        self.heard_at_s = time.monotonic()  # when the broker was last heard on the last stream
+        self.reason = "the proxy has not connected yet"  # why there is no stream
 
     @property
     def dialled(self) -> str:
-        """Who of the broker group was called last."""
+        """The address dialled last."""
         return self._dialled
 
     def silent_s(self) -> float:
-        """Return for how long nothing was heard of the broker that is connected."""
+        """Return the time since the connected broker was last heard; 0 without a connection."""
         return time.monotonic() - self._channel.heard_at_s if self._channel is not None else 0.0
 
     def write(self, frame: link_pb2.RequestFrame) -> None:
-        """Send a frame; what is written to a stream that breaks is lost with it."""
+        """Send a frame. If the stream breaks, the frame may be lost."""
         if self._stream is not None:
             self._stream.write(frame.SerializeToString())
 
@@ -134,7 +134,7 @@ class LinkStream:
             self._routes.masters.note_failure(self._address, self._dialled)
 
     def _may_hop(self) -> bool:
-        """Whether another replica is known to be the master, which is dialled without a pause."""
+        """Whether another replica is known as the master, so that it is dialled without a pause."""
         if self._routes is None or self._hops >= HOPS_MAX:
             self._hops = 0
             return False
@@ -143,7 +143,7 @@ class LinkStream:
         return master not in {"", self._dialled}
 
     async def _attempt(self) -> str:
-        """Keep a stream to the master, as long as it is that; return why it has ended."""
+        """Keep a stream to the master until it ends or the master moves; return the reason."""
         self._moved.clear()
         if self._routes is None:
             return await self._connect()
@@ -151,31 +151,32 @@ class LinkStream:
         self._dialled = masters.dial(self._address)
         connecting = asyncio.create_task(self._connect(), name=f"stream to {self._dialled}")
         moved = asyncio.create_task(self._moved.wait(), name="moved")
-        looking = asyncio.create_task(self._probe_replicas(masters), name="who answers instead")
+        probing = asyncio.create_task(self._probe_replicas(masters), name="probe replicas")
         try:
-            await asyncio.wait((connecting, moved, looking), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((connecting, moved, probing), return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 return connecting.result()
-            if looking.done():
-                looking.result()
+            if probing.done():
+                probing.result()
         finally:
             moved.cancel()
             self._end_later(connecting)
-            self._end_later(looking)
-        await asyncio.sleep(0)  # The stream's own end comes first.
+            self._end_later(probing)
+        await asyncio.sleep(0)  # The end of the stream comes first.
         return "another replica is the master"
 
     def _end_later(self, task: asyncio.Task[str] | asyncio.Task[None]) -> None:
-        """End what has connections. Last words are not waited for: who hears them may be still."""
+        """Cancel a task with connections. Do not wait for their end: the peer may be silent."""
         if not task.done():
             task.cancel()
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def _probe_replicas(self, masters: Masters) -> None:
-        """While the master is connected and says nothing, ask the other replicas for an answer.
+        """Probe the other replicas while the connected master is silent.
 
-        Its stream stays, as it does for a machine that pauses; but controllers are to hear of it.
+        The stream stays open, since the machine of the master may only pause. The answers go to the
+        controllers.
         """
         silent: OpenChannel | None = None
         while True:
@@ -187,25 +188,25 @@ class LinkStream:
                 silent = channel
                 masters.note_silence(self._address, self._dialled)
                 async with asyncio.TaskGroup() as probes:
-                    for other in masters.unprobed(self._address):
-                        probes.create_task(self._probe(other, masters), name=f"probe {other}")
+                    for replica in masters.unprobed(self._address):
+                        probes.create_task(self._probe(replica, masters), name=f"probe {replica}")
             elif channel is silent:
                 silent = None
                 masters.note_recovery(self._address, self._dialled)
 
-    async def _probe(self, other: str, masters: Masters) -> None:
+    async def _probe(self, replica: str, masters: Masters) -> None:
         with contextlib.suppress(RpcError, TimeoutError):
             async with (
                 self._connect_to(
-                    other, LIMITS, message_bytes_max=PROBE_BYTES_MAX, timeout_s=PROBE_TIMEOUT_S
+                    replica, LIMITS, message_bytes_max=PROBE_BYTES_MAX, timeout_s=PROBE_TIMEOUT_S
                 ) as channel,
                 asyncio.timeout(PROBE_TIMEOUT_S),
             ):
                 await call_unary(channel, PROBE, b"")
-                masters.note_answer(self._address, other)
+                masters.note_answer(self._address, replica)
 
     async def _connect(self) -> str:
-        """Open a stream and return why it has ended, or could not be opened."""
+        """Open a stream; return why it ended or could not be opened."""
         try:
             async with self._connect_to(
                 self._dialled,
@@ -222,7 +223,7 @@ class LinkStream:
         stream = self._stream = channel.open(EXCHANGE, self._on_message)
         self._channel = channel
         self._stream_number += 1
-        # Before all else: of what an older stream has still on its way nothing may come after it.
+        # First: the broker then drops frames of older streams that arrive later.
         self.write(
             link_pb2.RequestFrame(process_id=self._process_id, stream_number=self._stream_number)
         )
@@ -239,7 +240,7 @@ class LinkStream:
             frame = link_pb2.ReplyFrame.FromString(encoded)
         except DecodeError:
             if self._stream is not None:
-                self._stream.fail(RpcError(RpcCode.INTERNAL, "the broker sent what is no frame"))
+                self._stream.fail(RpcError(RpcCode.INTERNAL, "the broker sent an invalid frame"))
             return
         if frame.HasField("not_master"):
             self._note_rejection(frame.not_master)
@@ -248,20 +249,20 @@ class LinkStream:
             masters = self._routes.masters
             if not masters.accept_master(self._address, self._dialled, epoch=frame.epoch):
                 if self._stream is not None:
-                    reason = f"{self._dialled} was the master of its broker group"
+                    reason = f"{self._dialled} is a former master of its broker group"
                     self._stream.fail(RpcError(RpcCode.UNAVAILABLE, reason))
                 return
         self._receive(frame)
 
-    def _note_rejection(self, said: link_pb2.NotMaster) -> None:
-        """Hear that this replica is not the master; the next attempt is with who is."""
+    def _note_rejection(self, rejection: link_pb2.NotMaster) -> None:
+        """Note that the dialled replica is not the master, and end the stream."""
         if self._routes is not None:
             self._routes.masters.note_rejection(
                 self._address,
                 self._dialled,
-                version=said.version,
-                master=said.address,
-                epoch=said.epoch,
+                version=rejection.version,
+                master=rejection.address,
+                epoch=rejection.epoch,
             )
         if self._stream is not None:
             reason = f"{self._dialled} is not the master of its broker group"
