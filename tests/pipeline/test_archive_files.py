@@ -1,6 +1,6 @@
-"""Files of an archive: what a disk does to them, in which order they are read, and when they go.
+"""Files of an archive: damage on disk, read order, and deletion.
 
-Without a session of Spark: the job's tasks run here.
+Without a Spark session: the job's tasks run in the test process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tidemill_pipeline.jobs.archive_verify import verify
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
-FAR_MS = 100_000_000_000_000  # the year 5138, which no clock has come to yet
+FAR_MS = 100_000_000_000_000  # The year 5138, later than any clock.
 
 
 def put_noise(cluster: FakeCluster, count: int, size: int, *, seed: int = 1) -> None:
@@ -48,7 +48,7 @@ def put_noise(cluster: FakeCluster, count: int, size: int, *, seed: int = 1) -> 
 
 
 def test_a_batch_of_large_bodies_has_few_of_them(cluster: FakeCluster, archive: Archived) -> None:
-    """So what a reader holds does not go by how large bodies are."""
+    """The memory of a reader does not depend on the size of bodies."""
     put_noise(cluster, 40, 1 << 20)
     archive.append()
     store = ArchiveStore(archive.path)
@@ -71,7 +71,7 @@ def test_a_batch_of_large_bodies_has_few_of_them(cluster: FakeCluster, archive: 
 def test_a_few_large_bodies_behind_many_small_ones_are_no_large_batch(
     cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file they are what its average row does not tell."""
+    """The average row of a file does not show a few large bodies."""
     monkeypatch.setattr(writing, "GROUP_ROWS", 100)
     cluster.add("orders", "a", 0, 2_000)
     put_noise(cluster, 40, 1 << 20)
@@ -86,7 +86,7 @@ def test_a_few_large_bodies_behind_many_small_ones_are_no_large_batch(
 
 
 class Beside(ArchiveStore):
-    """An archive to which another process appends, before it is looked at a second time."""
+    """An archive that another process extends before the second read."""
 
     def __init__(self, path: str, append: Callable[[], object]) -> None:
         super().__init__(path)
@@ -156,7 +156,7 @@ def test_a_file_of_which_any_column_was_changed_is_not_sealed(
     for column in map(group.column, range(group.num_columns)):
         begin = column.dictionary_page_offset or column.data_page_offset
         data = bytearray(whole)
-        # Of a page's head not every bit means something; what is behind it does.
+        # Not every bit of a page header has a meaning. Every bit behind the header does.
         data[begin + column.total_compressed_size - 1] ^= 1
         path.write_bytes(data)
         assert archive.verify().wrong, column.path_in_schema
@@ -188,7 +188,7 @@ def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
 def test_rows_that_a_footer_hides_are_missed(
     cluster: FakeCluster, archive: Archived, first: int
 ) -> None:
-    """What its statistics say to be elsewhere is not read."""
+    """Readers skip row groups whose statistics exclude the range."""
     cluster.add("orders", "a", 0, 778)
     archive.job(batch_rows=1000, task_rows=1000).append()
     assert archive.verify().wrong == []
@@ -205,7 +205,7 @@ def test_rows_that_a_footer_hides_are_missed(
         archive.read(startingOffsets=json.dumps({"orders": {"a": {"0": first}}}))
 
 
-# ---------------------------------------------------------------- what a file lets go of
+# ---------------------------------------------------------------- deletion of files
 
 
 def test_a_file_goes_a_day_after_the_entry_that_let_it_go(
@@ -226,7 +226,7 @@ def test_a_file_goes_a_day_after_the_entry_that_let_it_go(
 def test_a_vacuum_says_how_many_files_wait_and_until_when_the_first_does(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """What was let go of, and what no entry names."""
+    """Count released files and files without an entry."""
     cluster.add("orders", "a", 0, 40)
     archive.append()
     assert look_waiting(archive.job()) == YoungFiles(files=0, first_due_at_ms=None)
@@ -369,7 +369,7 @@ def test_a_job_that_is_to_archive_a_part_is_refused(archive: Archived) -> None:
 
 
 class CountingStore(ArchiveStore):
-    """Counts what is read of the manifest."""
+    """An archive store that counts reads of the manifest."""
 
     reads = 0
 
@@ -404,7 +404,7 @@ def test_a_manifest_is_read_from_its_last_snapshot_on_and_each_entry_once(
 
 
 class FullStore(ArchiveStore):
-    """A folder that has no room for a snapshot."""
+    """An archive store without room for a snapshot."""
 
     def _put(self, path: str, text: bytes) -> None:
         if path.endswith(".snapshot.json"):
@@ -465,7 +465,7 @@ def test_a_folder_that_is_away_is_an_error_and_nothing_is_read_twice_when_it_is_
     for reader in (stream.run, lambda: read_batch(cluster, **given)):
         with pytest.raises(ArchiveError, match="the volume is not mounted"):
             reader()
-    # And an archiver that goes on begins no other one below it.
+    # A continuous archiver does not create a second archive below the folder.
     with pytest.raises(ArchiveError, match="the volume is not mounted"):
         job.append()
     assert not to.exists()
@@ -476,7 +476,7 @@ def test_a_folder_that_is_away_is_an_error_and_nothing_is_read_twice_when_it_is_
 
 
 class StoppedStore(ArchiveStore):
-    """Knows the manifest as it was when its process was stopped."""
+    """An archive store that still has the manifest of the time when its process was stopped."""
 
     is_stopped = False
 
@@ -498,10 +498,10 @@ def test_entries_before_a_snapshot_are_deleted_and_their_numbers_are_not_given_a
     for _ in range(SNAPSHOT_ENTRIES + 9):
         other.commit("append")
     before = archive.bodies()
-    # The files are of now; to a job of years later they are old.
+    # A job of a later year regards the files of today as old.
     assert vacuum(archive.job(now_ms=2 * NOW_MS)) == SNAPSHOT_ENTRIES - 1
     assert archive.bodies() == before
-    # The next number of what stood still is free again.
+    # The next number of the stopped process is free again.
     with pytest.raises(AnotherWriter):
         stopped.commit("append")
     assert archive.bodies() == before
@@ -525,6 +525,6 @@ def test_what_is_sealed_is_read_again_where_all_is_asked_for(
     assert verify(archive.job()).wrong == [], "it was sealed"
     (wrong,) = verify(archive.job(), is_all=True).wrong
     assert path.name in wrong
-    # What was let go of has no files any more.
+    # Released entries do not have files.
     expire(archive.job(), before_ms=2**50)
     assert verify(archive.job(), is_all=True).wrong == []

@@ -41,7 +41,7 @@ def test_a_batch_has_what_no_broker_has_any_more(
             cluster.add("orders", "a", 0, 5)
     behind = list(range(5)) if away == "anew" else []
     assert read_auto(archive, startingOffsets="latest") == []
-    # Whether there was more of it nobody can say.
+    # Whether the topic had more messages is unknown.
     rest = "up to offset 30: later messages, if any, are lost"
     assert rest not in caplog.text
     assert read_auto(archive) == [*range(30), *behind]
@@ -73,7 +73,7 @@ def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
     cluster.add("orders", "a", 0, 20)
     archive.append()
     cluster.remove("a")
-    # All of it is archived, but nobody has said so yet.
+    # All messages are archived, but the queue is not sealed yet.
     with pytest.raises(QueueLoss, match="is archived only up to offset 40: later messages"):
         stream.run()
     given = auto_stream(archive, failOnDataLoss="false")
@@ -133,7 +133,7 @@ def test_a_stream_that_was_behind_gets_the_rest_from_the_archive(
 def test_a_stream_whose_checkpoint_knew_no_archive_does_not_read_what_was_deleted(
     cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A queue that only the archive has was read, or begun behind, by the query as it was."""
+    """The earlier query read the queue that only the archive has, or began behind it."""
     cluster.add("orders", "a", 0, 30)
     archive.append()
     cluster.delete("orders")
@@ -148,7 +148,7 @@ def test_a_stream_whose_checkpoint_knew_no_archive_does_not_read_what_was_delete
     assert "only the archive has" in caplog.text
     cluster.add("orders", "a", 0, 5)
     assert len(stream.run()) == 5
-    # From here on it knows: what is archived and deleted before it was looked at is read.
+    # From here on the stream reads messages that were archived and deleted before its first look.
     cluster.add("payments", "a", 0, 7)
     archive.append()
     cluster.delete("payments")
@@ -161,7 +161,7 @@ def test_a_stream_whose_checkpoint_knew_no_archive_does_not_read_what_was_delete
 def test_a_stream_that_asked_for_nothing_of_a_deleted_topic_loses_nothing_with_it(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """Though nobody has written down that it is over."""
+    """The archive has no entry about the end of the topic."""
     cluster.add("orders", "a", 0, 10)
     cluster.add("orders", "b", 0, 10)
     archive.append()
@@ -180,7 +180,7 @@ def test_a_stream_that_asked_for_nothing_of_a_deleted_topic_loses_nothing_with_i
     for _ in range(2):
         cluster.add("orders", "a", 0, 5)
         assert [len(stream.run()) for stream in (latest, named, known)] == [5, 5, 5]
-    # A broker group that is there again with its store goes on where it was.
+    # A broker group that returns with its store continues at its offsets.
     cluster.brokers["b"] = away
     cluster.add("orders", "b", 0, 3)
     assert [len(stream.run()) for stream in (latest, named)] == [3, 3]
@@ -189,7 +189,7 @@ def test_a_stream_that_asked_for_nothing_of_a_deleted_topic_loses_nothing_with_i
 def test_a_queue_that_a_topic_is_given_is_not_of_a_topic_that_was_made_anew(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """Though the archive has one of before of its name."""
+    """The archive has an earlier topic of the same name."""
     cluster.add("orders", "a", 0, 10)
     archive.append()
     cluster.delete("orders")
@@ -206,7 +206,7 @@ def test_a_queue_that_a_topic_is_given_is_not_of_a_topic_that_was_made_anew(
 def test_a_new_queue_that_was_planned_without_an_archive_is_read_whole_from_it(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """Its topic was there when it was planned, and is deleted by now."""
+    """The topic existed at the time of the plan and is deleted now."""
     cluster.add("orders", "a", 0, 10)
     cluster.add("others", "a", 0, 50)
     every = Stream(cluster, topicPattern="o.*")
@@ -228,7 +228,7 @@ def read_bodies(archive: Archived) -> list[bytes]:
 def test_what_is_planned_is_read_from_the_archive_while_its_broker_is_away(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """Retention took it there, and nobody but the archive can say that it is not lost."""
+    """Retention deleted the messages at the broker. Only the archive has them."""
     cluster.add("orders", "a", 0, 30)
     archive.append()
     stream = auto_stream(archive, failOnDataLoss="false")
@@ -248,7 +248,7 @@ def test_the_beginning_of_a_new_queue_that_is_gone_before_it_is_read_is_told(
     assert len(stream.run()) == 5
     cluster.add("orders", "a", 1, 21)
     reader, _ = stream.reader()
-    # A trigger that finds it has its place; the rows come with the next one.
+    # A trigger finds the queue and records its offsets. The next trigger returns the rows.
     found = reader.latestOffset(stream.start, reader.getDefaultReadLimit())
     assert reader.partitions(stream.start, found) == []
     cluster.expire("orders", "a", 1, 20)
@@ -281,7 +281,7 @@ def test_a_restored_queue_that_is_longer_again_does_not_follow_its_archive(
 def test_what_is_there_again_that_an_archive_lacks_does_not_keep_it_from_being_sealed(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """As of a message that was damaged, and was mended from a replica later."""
+    """For example, a damaged message that was mended from a replica later."""
     cluster.add("orders", "a", 0, 40)
     messages = cluster.brokers["a"].queues["orders", 0].messages
     damaged, messages[10] = messages[10], None
@@ -313,7 +313,7 @@ def test_another_body_is_wrong_whatever_else_is_there_again(
 def test_tasks_of_a_batch_are_the_same_when_the_archive_has_gone_on(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """Rows are told apart by their task and their number in it, as ids of the sink are."""
+    """A row is identified by its task and its number in the task, like the ids of the sink."""
     cluster.add("orders", "a", 0, 40)
     cluster.add("orders", "a", 1, 40)
     archive.job(batch_rows=20).append()

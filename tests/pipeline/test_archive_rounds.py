@@ -1,4 +1,4 @@
-"""What an archiver that goes on says of its rounds, in words, in its record and in its metrics."""
+"""Rounds of a continuous archiver: its output, its record and its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill_pipeline.metrics import PipelineMetrics
 
 
 class Going:
-    """An archiver that goes on."""
+    """A continuous archiver."""
 
     def __init__(self, archive: Archived, *, then_verify: bool, **options: str) -> None:
         self.run = RunRecord(job="archive", run="1")
@@ -31,7 +31,7 @@ class Going:
         self._rounds.report(self._rounds.one())
 
     def sample(self, name: str) -> float | None:
-        """Return what a scrape has."""
+        """Return the value of a metric."""
         found = [
             sample.value
             for metric in self.metrics.collect()
@@ -59,7 +59,7 @@ def test_what_is_over_is_said_once_a_round_and_is_in_the_record_once(
         assert len([each for each in going.said if "confirm it with --store-is-gone" in each]) == 1
     assert len(going.run.detail["over"]) == 1
     assert going.run.rows == 10
-    # Nobody has allowed it: alone such a round would end with status 1.
+    # Loss is not allowed: a single run would exit with 1.
     assert going.metrics.succeeded_at_ms == 0
 
 
@@ -97,7 +97,7 @@ def test_the_lag_is_told_while_some_wait_also_where_nothing_was_archived(
     assert going.sample("archive_lag_seconds") is None
     going.round()
     assert (going.sample("archive_lag_seconds"), going.sample("lag_messages")) == (0, 0)
-    # Retention takes some of what came meanwhile: the queue stands, and grows older.
+    # Retention deletes some of the new messages. The queue is blocked, and its lag grows.
     cluster.add("orders", "a", 0, 10)
     cluster.expire("orders", "a", 0, 15)
     stuck = Going(archive, then_verify=False)
@@ -106,6 +106,6 @@ def test_the_lag_is_told_while_some_wait_also_where_nothing_was_archived(
     assert lag_s is not None
     assert lag_s > 0
     assert lag_s <= (SystemClock().wall_ms() - FIRST_STORED_AT_MS) / 1000
-    # With the five that are gone: nobody has said that they are to be passed over.
+    # Including the five expired messages: skipping them is not allowed yet.
     assert stuck.sample("lag_messages") == 10
     assert stuck.sample("success_timestamp_seconds") is None

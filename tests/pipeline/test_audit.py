@@ -37,7 +37,7 @@ START_MS = 1_700_000_000_000
 
 
 class Story:
-    """Events in the order of one log, told in short."""
+    """A short notation for events in the order of one log."""
 
     def __init__(self, broker: str = "a", topic: str = "orders") -> None:
         self.broker = broker
@@ -45,7 +45,7 @@ class Story:
         self.rows: list[dict[str, Any]] = []
 
     def tell(self, event: str, offset: int, at_ms: int, **more: Any) -> int:
-        """Add an event; returns its position, which identifies a delivery."""
+        """Add an event and return its position, which identifies a delivery."""
         position = (len(self.rows) + 1) * 100
         due = more.pop("due_ms", None)
         self.rows.append(
@@ -85,7 +85,7 @@ class Story:
         self.acked(offset, at_ms + 1, delivery, group=group, **more)
 
     def frame(self, spark: SparkSession, *others: Story) -> DataFrame:
-        """Return the events, with those of other broker groups: an audit takes Spark seconds."""
+        """Return the events with other broker groups' events: one audit takes seconds of Spark."""
         names = [column.name for column in EVENTS]
         schema = ", ".join(f"{column.name} {column.type}" for column in EVENTS)
         rows = [row for story in (self, *others) for row in story.rows]
@@ -97,14 +97,14 @@ def _at(at_ms: int) -> datetime:
 
 
 def a_day() -> Story:
-    """100 messages to two groups, and ten things that went wrong."""
+    """100 messages to two consumer groups, with ten faults."""
     story = Story()
     for i in range(100):
         story.tell("stored", i, i)
     for i in range(100):
-        if i != 7:  # Group g is never given 7.
+        if i != 7:  # Group g never receives 7.
             delivery = story.delivered(i, 1000 + i)
-            if i == 20:  # Given again without an ack: through the retry topic.
+            if i == 20:  # Delivered again without an ack: through the retry topic.
                 story.tell("revived", i, 1030, consumer_group="g")
                 again = story.delivered(
                     3,
@@ -144,8 +144,8 @@ def a_day() -> Story:
                 story.acked(i, 1001 + i, delivery)
     story.delivered(30, 1200, attempt=2)  # After its ack, twice.
     story.delivered(30, 1201, attempt=3)
-    story.acked(31, 1300, "a:77777:0")  # Of a delivery that never was.
-    for i in range(50, 60):  # Group h began in the middle and is not through.
+    story.acked(31, 1300, "a:77777:0")  # The delivery does not exist.
+    for i in range(50, 60):  # Group h began in the middle and is not at the end.
         story.consumed(i, 1400 + i, group="h")
     for timer, (due, at) in enumerate([(5000, 5002), (5000, 4990), (5000, 9000), (6000, 0)], 1):
         story.tell("scheduled", timer, 100, due_ms=due, timer_id=timer, message_id=f"t{timer}")
@@ -174,10 +174,10 @@ def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession
         for i in range(5):
             story.tell("stored", i, at_ms + i, topic_id=topic_id)
         for i in range(5):
-            # Of the second topic nobody is given 3.
+            # No group receives 3 of the second topic.
             if (topic_id, i) != (8, 3):
                 story.consumed(i, at_ms + 10 + i, topic_id=topic_id)
-        # A copy says no more than its topic's name.
+        # The event of a copy has only the name of its topic.
         story.tell(
             "revived",
             0,
@@ -246,7 +246,7 @@ def test_every_finding_is_named_and_no_other(spark: SparkSession) -> None:
 def test_a_send_of_before_the_first_event_is_not_missing(spark: SparkSession) -> None:
     begins_at_ms = START_MS + 1_000_000
     story = Story()
-    # Of one that was stored before only what came later is told.
+    # For a message that was stored earlier, only the later events are known.
     story.consumed(3, 1_000_000)
     story.tell("stored", 4, 1_000_001)
     named = {
@@ -273,7 +273,7 @@ def test_a_send_of_before_the_first_event_is_not_missing(spark: SparkSession) ->
         "missing": {"after"},
         "unknown": {"before", "about then", "sometime"},
     }
-    # Where events tell everything, nothing is unknown.
+    # With complete events, nothing is unknown.
     assert found(0) == {"missing": {"after", "before", "about then", "sometime"}}
 
 
@@ -357,7 +357,7 @@ def test_what_is_due_after_the_end_of_what_is_read_is_not_missing(
     rules = rules_of(settings, now_ms=START_MS + 60_000)
     found = audit(story.frame(spark), rules).findings.collect()
     assert [row.message_id for row in found] == ["t1"]
-    # Nor is what may have been fired right behind it.
+    # The same holds for a timer that may have fired right after the end.
     within = dataclasses.replace(settings, grace_s=2.0)
     rules = rules_of(within, now_ms=START_MS + 60_000)
     assert audit(story.frame(spark), rules).findings.collect() == []
@@ -385,7 +385,7 @@ def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster)
     assert complete_from_ms(given) == 0
     cluster.brokers["a"].log_min = cluster.brokers["a"].events[1].position
     assert complete_from_ms(given) == 600
-    # What is not asked for is not told either.
+    # Topics outside the request are not reported.
     assert complete_from_ms({**given, "startingTimestamp": "700"}) == 700
 
 
@@ -404,7 +404,7 @@ def test_what_was_sent_before_a_broker_group_was_removed_may_have_been_told_ther
         )
     events = read_events(spark, given)
     assert removed_at_ms(spark, events, given) == 700
-    # Also later than what is read.
+    # Also after the end of the events.
     ending = {**given, "endingTimestamp": "600"}
     events = read_events(spark, ending)
     assert events.count() == 1
@@ -439,7 +439,7 @@ def test_expired_ranges_filters_and_open_windows_are_no_losses(spark: SparkSessi
             message_id=None,
             queue_id=queue_id,
         )
-    # Of the second queue 6 and later are of a time that is not closed.
+    # In the second queue, the time window of offset 6 and later is still open.
     rules = AuditRules(filtered_groups=["filtered"], closed_at_ms=START_MS + 1006)
     lost = audit(story.frame(spark), rules).findings.collect()
     assert sorted((r.consumer_group, r.queue_id, r.queue_offset) for r in lost) == [
@@ -463,13 +463,13 @@ def test_curves_and_accuracy(spark: SparkSession) -> None:
 
 
 def counted(verdict: AuditVerdict, group: str | None) -> dict[str, int | None]:
-    """Return some of what tables show of a topic, or of a group's part in it."""
+    """Return some columns of the tables for a topic, or for one consumer group of it."""
     (row,) = (row for row in verdict.totals if row["consumer_group"] == group)
     return {name: count_of(row, name) for name in ("produced", "fired", "recalled", "acked")}
 
 
 def test_an_audit_says_how_many_sends_it_has_compared(spark: SparkSession, tmp_path: Path) -> None:
-    """One more than are shown one by one is missing."""
+    """One message more than the list's limit is missing."""
     lost, closed_ms = SENTENCES_MAX + 1, START_MS + 10_000_000
     sends = tmp_path / "sends.jsonl"
     lines = [
@@ -516,7 +516,7 @@ def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     assert "Something was lost or early." in text
     assert [told.split(":")[0] for told in verdict.broken] == ["early", "missing", "missing"]
     assert "early: t2, orders/0/101: fired 10 ms before it was due" in verdict.broken
-    # What is of groups is none of a topic's, and the other way round.
+    # Findings of groups and findings of topics are separate.
     assert counted(verdict, None) == {"produced": 103, "fired": 3, "recalled": 1, "acked": None}
     assert counted(verdict, "h") == {"produced": None, "fired": None, "recalled": None, "acked": 10}
     assert "fired 10 ms before it was due" in text

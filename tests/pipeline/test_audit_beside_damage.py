@@ -1,4 +1,4 @@
-"""J2 of a log that can be read in part: what may have been told there is not called missing."""
+"""J2 of a partly unreadable log: events that may stand in the unreadable part are unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_what_an_unreadable_part_may_have_told_is_unknown(spark: SparkSession) -
     story = Story()
     for i in range(4):
         story.tell("stored", i, i)
-    # What it told of m1 and m2 was there; and of the delivery that is acked below.
+    # The unreadable part had events of m1 and m2, and the delivery that is acked below.
     story.tell("unreadable", 0, 0, body_size=9, end_offset=900, detail="a: 9 bytes")
     for column in ("topic", "queue_id", "queue_offset", "message_id", "event_ts"):
         story.rows[-1][column] = None
@@ -42,7 +42,7 @@ def test_what_an_unreadable_part_may_have_told_is_unknown(spark: SparkSession) -
         ("unknown", "m2"),
         ("unknown", "lost"),
         ("unknown", "no time"),
-        # Of what came behind that part everything can be read.
+        # Everything behind the unreadable part is readable.
         ("missing", "m5"),
         ("missing", "lost later"),
     }

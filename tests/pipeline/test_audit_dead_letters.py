@@ -1,4 +1,4 @@
-"""J2 for who reads dead letters: held to the topic on which they stand."""
+"""J2 for consumers of dead letters: the audit judges the dead-letter topic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = 8
 
 
 class Letters:
-    """Messages of `orders` that became dead letters of `g`, each at another offset there."""
+    """Messages of `orders` that became dead letters of `g`, with their new offsets."""
 
     def __init__(self) -> None:
         self.story = Story()
@@ -54,7 +54,7 @@ def found(spark: SparkSession, letters: Letters, **rules: Any) -> dict[tuple[str
 
 def test_who_was_given_dead_letters_is_held_to_those_between(spark: SparkSession) -> None:
     letters = Letters()
-    # From 1 to 6, without 3 and 4; g itself, which has to do with all of them; and one letter.
+    # Offsets 1 to 6 without 3 and 4; g itself with all messages; and one dead letter.
     letters.given(300, 1, 2, 5, 6, group="handler")
     letters.given(400, 0, 2, group="g")
     letters.given(500, 7, group="late")
@@ -73,7 +73,7 @@ def test_dead_letters_that_expired_or_were_passed_by_a_reset_are_no_losses(
         letters.given(300, 0, group=group)
     letters.story.tell("expired", 1, 350, consumer_group="reader", end_offset=4, **where)
     letters.story.tell("reset", 4, 350, consumer_group="handler", **where)
-    # A group that was deleted and made again is another one.
+    # A consumer group that is deleted and created again is a different group.
     letters.story.tell("reset", 0, 350, topic="", consumer_group="again", reason="group_deleted")
     letters.given(400, 4, 6, group="reader")
     letters.given(400, 4, 5, 7, group="handler")
@@ -88,6 +88,6 @@ def test_dead_letters_that_expired_or_were_passed_by_a_reset_are_no_losses(
 def test_dead_letters_are_judged_where_all_topics_are_read(
     given: dict[str, str], is_whole: bool
 ) -> None:
-    """What retention took of them is told of their own topic, and not of the first one."""
+    """The report of expired dead letters names the dead-letter topic, not the first topic."""
     settings = AuditSettings(to="a", given={"endpoints": "a:1", **given})
     assert rules_of(settings, now_ms=0).is_whole == is_whole

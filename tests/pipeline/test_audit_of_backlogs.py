@@ -1,4 +1,4 @@
-"""J2 on groups of a real broker that are behind, began late, read in order, or give up."""
+"""J2 on groups of a real broker: lagging, late, ordered, and groups that exhaust attempts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BEFORE, AFTER, ORDERED = 20, 10, 6
-TAKEN = 5  # of what is there, by groups that leave the rest
-SHORT_MS = 1_000  # of invisible durations that end
+TAKEN = 5  # Messages that a lagging group receives.
+SHORT_MS = 1_000  # An invisible duration that ends in the test.
 POLL_MS = 10_000
-LATER_MS = 600_000  # from the run to the audit, by the audit's clock: brokers were asked in between
+LATER_MS = 600_000  # From run to audit, by the audit's clock. Brokers answer between them.
 
 
 def test_who_is_behind_began_late_or_gives_up_has_lost_nothing(
@@ -36,7 +36,7 @@ def test_who_is_behind_began_late_or_gives_up_has_lost_nothing(
         running.put("groups/strict", maxAttempts=2)
         asyncio.run(live(running.grpc))
         given = {"endpoints": running.grpc}
-        # As if asked long after all this: then what is not given would be missing, if passed.
+        # The brokers' answers are much later: passed messages without a delivery would be missing.
         progress = read_progress(spark, given)
         assert progress is not None
         progress = progress.selectExpr(
@@ -52,7 +52,7 @@ def test_who_is_behind_began_late_or_gives_up_has_lost_nothing(
             progress=progress,
         )
     found = {kind: count for kind, count in verdict.counts.items() if count}
-    # Each message that the strict group took came once more, and then died.
+    # Each message of the strict group was delivered once more and became a dead letter.
     assert set(found) == {"redelivered"}
     of = {(row["topic"], row["consumer_group"]): row for row in verdict.totals}
 
@@ -60,7 +60,7 @@ def test_who_is_behind_began_late_or_gives_up_has_lost_nothing(
         return {key: row[name] for key, row in of.items() if row[name]}
 
     assert counted("dead_lettered") == {("plain", "strict"): BEFORE + AFTER}
-    # What nobody polls for any more is over in its place, and an ordered group's to be had.
+    # Without polls, deliveries end at their offset. The ordered group's messages are available.
     waiting = counted("waiting")
     given_leaver = of["ordered", "leaver"]["delivered"]
     assert counted("overdue") == {("ordered", "leaver"): given_leaver}
@@ -73,9 +73,9 @@ def test_who_is_behind_began_late_or_gives_up_has_lost_nothing(
 
 
 async def live(endpoint: str) -> None:
-    """Let each group read as it does."""
+    """Run the consumers of each group."""
     async with api(endpoint) as client:
-        # It begins here, behind nothing, and is given nothing yet.
+        # The group begins at the first offset. It has no delivery yet.
         await send(client, "plain", BEFORE)
         assert not await client.receive("plain", "late")
         await take(client, "plain", "behind", TAKEN)
@@ -103,7 +103,7 @@ async def send(client: Api, topic: str, count: int) -> None:
 
 
 async def take(client: Api, topic: str, group: str, count: int) -> None:
-    """Receive and ack so many."""
+    """Receive and ack `count` messages."""
     left = count
     while left:
         got = await client.receive(topic, group, poll_ms=POLL_MS, batch_size=min(left, 32))
@@ -114,7 +114,7 @@ async def take(client: Api, topic: str, group: str, count: int) -> None:
 
 
 async def give_up(client: Api, count: int) -> None:
-    """Receive each message twice without an ack: that is one attempt more than it has left."""
+    """Receive each message twice without an ack, to exhaust its attempts."""
     left = 2 * count
     while left:
         got = await client.receive("plain", "strict", poll_ms=POLL_MS, invisible_ms=SHORT_MS)

@@ -1,4 +1,4 @@
-"""The audit of what clients told of a fault, on facts of a real broker."""
+"""The audit of client reports about a fault, on events of a real broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def now_us() -> int:
 
 
 async def facts_of(running: Standalone) -> list[dict[str, Any]]:
-    """Send, receive and ack as the clients of a fault do, and return what they would tell."""
+    """Send, receive and ack like the clients of a fault, and return their reports."""
     facts: list[dict[str, Any]] = []
     async with api(running.grpc) as client:
         for n in range(SENT):
@@ -94,13 +94,13 @@ def test_what_clients_told_and_the_audit_agree_and_a_lie_is_seen(
         for topic, kind in (("normal", "NORMAL"), ("delayed", "DELAY"), ("ordered", "FIFO")):
             running.put(f"topics/{topic}", messageType=kind, queues=2)
         facts = asyncio.run(facts_of(running))
-        # Acknowledged, as its client says, and never stored: both name it.
+        # The client reports an ack for a message that was never stored: both audits name it.
         phantom = facts[0] | {"key": "fault/normal/phantom", "ended": now_us()}
         whole = audited(
             spark, [*facts, phantom], to=str(tmp_path / "whole"), endpoints=running.grpc
         )
         assert whole == Compared(differences=[], lost_answers=[])
-        # A client that keeps silent about a delivery: its answer counts as lost in a disturbance.
+        # A client does not report a delivery: the audit counts the answer as lost in a disturbance.
         silent = next(fact for fact in facts if fact["fact"] == "received")
         told = [fact for fact in facts if fact is not silent]
         judged = [

@@ -16,13 +16,13 @@ from tidemill_pipeline.transforms.owed import CLOCKS_MS, PROGRESS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TOLD_MS = 10_000_000  # when brokers were asked
+TOLD_MS = 10_000_000  # The time of the brokers' answers.
 LONG_MS = 2 * CLOCKS_MS
 DUE_MS = 30_000
 
 
 class Case(Story):
-    """A story on a topic and a broker group of its own, and what the broker said of group g."""
+    """A story on its own topic and broker group, with the broker's report about group g."""
 
     def __init__(self, name: str, topic: str = "") -> None:
         super().__init__(name, topic or name)
@@ -32,17 +32,17 @@ class Case(Story):
         self.tell("stored", offset, at_ms, queue_id=queue_id)
 
     def begin(self) -> None:
-        """Let g be given the first message of queue 0."""
+        """Deliver the first message of queue 0 to g."""
         self.stored(0, 0)
         self.consumed(0, 10)
 
     def out(self, *, until_ms: int = DUE_MS, offset: int = 0) -> str:
-        """Store a message, and deliver it until then."""
+        """Store a message and deliver it to g with an invisible duration that ends at until_ms."""
         self.stored(offset, 20)
         return self.delivered(offset, 30, due_ms=until_ms)
 
     def copy(self, event: str, at_ms: int, *, at: int = 7, offset: int = 0, **more: Any) -> int:
-        """Tell of what stands at an offset of the retry topic, and stood at another one first."""
+        """Add an event of a message's copy in the retry topic."""
         return self.tell(
             event,
             at,
@@ -111,7 +111,7 @@ def tail(*, pop: int | None) -> Callable[[str], Case]:
 
 
 def whole(name: str, *, pop: int) -> Case:
-    """A queue of which g is given nothing."""
+    """A queue without a delivery to g."""
     case = Case(name)
     case.begin()
     for i in range(3):
@@ -122,7 +122,7 @@ def whole(name: str, *, pop: int) -> Case:
 
 
 def single(name: str, *, pop: int) -> Case:
-    """Queues of one message each, of which one is not given."""
+    """Queues of one message each. One message is not delivered."""
     case = Case(name)
     case.begin()
     for queue_id in range(1, 8):
@@ -135,7 +135,7 @@ def single(name: str, *, pop: int) -> Case:
 
 
 def head(name: str, *, is_late: bool) -> Case:
-    """The first message of a queue, and whether g began behind it."""
+    """The first message of a queue. If `is_late`, g began behind it."""
     case = Case(name)
     if not is_late:
         case.begin()
@@ -178,13 +178,11 @@ def test_what_waits_for_a_group_is_counted_and_is_no_finding(spark: SparkSession
     expired.tell("expired", 1, 40, consumer_group="g", end_offset=2, message_id=None)
     reset = tail(pop=9)("reset")
     reset.tell("reset", 9, 40, consumer_group="g", message_id=None)
-    young = Case(
-        "young"
-    )  # Stored when the broker was asked already, in a store that was made anew.
+    young = Case("young")  # Stored after the broker's answer, in a new store.
     young.begin()
     young.stored(1, TOLD_MS - CLOCKS_MS)
     young.says(0, 2)
-    # Elsewhere g has begun long before; what it has passed here nobody can say.
+    # In other queues g began long before. Here its position is unknown.
     there, elsewhere = Case("there", "both"), Case("elsewhere", "both")
     there.begin()
     for i, at_ms in enumerate((10, LONG_MS, LONG_MS)):
@@ -224,7 +222,7 @@ def test_what_was_there_before_a_group_began_waits_where_its_broker_says_so(
             case.stored(i, i, queue_id=1)
         case.begin()
     next_.says(1, 1)
-    # It was set behind all of it since the broker was asked.
+    # After the broker's answer, a reset set the offset behind all messages.
     skipped.says(1, 0)
     skipped.tell("reset", 3, 40, queue_id=1, consumer_group="g", message_id=None)
     skipped.stored(3, 50, queue_id=1)
@@ -273,12 +271,12 @@ def test_what_came_neither_back_nor_to_an_end_is_missing(spark: SparkSession) ->
 
 
 def test_what_is_held_or_was_settled_is_not_missing(spark: SparkSession) -> None:
-    """An ordered group's messages stay in their place; others are revived, sooner or later."""
+    """The messages of an ordered group keep their offsets. Other messages are revived."""
     held, unasked, renewed = Case("held"), Case("unasked"), Case("renewed")
     held.out()
     held.says(0, 1, commit=0, in_flight=1)
     unasked.out()
-    # What a client gave another time lies before the commit offset.
+    # The message that a client received again lies before the commit offset.
     renewed.out()
     renewed.tell("renewed", 0, 40, consumer_group="g", due_ms=DUE_MS)
     renewed.says(0, 1, in_flight=1)
@@ -297,7 +295,7 @@ def test_what_is_held_or_was_settled_is_not_missing(spark: SparkSession) -> None
         case.out()
         case.copy("revived", DUE_MS)
     waits.says(0, 7, is_retry=True)
-    # Of a message that is gone an event says where it stood last, and no more.
+    # For an expired message, an event reports only its last offset.
     taken.tell(
         "expired",
         7,
@@ -333,7 +331,7 @@ def test_what_is_held_or_was_settled_is_not_missing(spark: SparkSession) -> None
 
 
 def timer(name: str, *events: str) -> Case:
-    """A delayed message and what is told of it; each time that it fires it is another one."""
+    """A delayed message with its events. Each firing stores a new message."""
     case = Case(name)
     places = 0
     for event in ("scheduled", *events):
@@ -407,7 +405,7 @@ def test_progress_is_of_the_topic_that_is_there_and_of_who_answers(
             consumer_group="g", topic="orders", pop_offset=4, commit_offset=3, in_flight_count=1
         )
         letters = pb.Progress(consumer_group="h", topic="%DLQ%g", pop_offset=1, commit_offset=1)
-        # Who pulls pops nothing; and of a topic that was deleted nobody knows the id.
+        # A pulling consumer pops nothing. The id of a deleted topic is unknown.
         pulled = pb.Progress(consumer_group="p", topic="orders", pop_offset=-1, pull_offset=2)
         gone = pb.Progress(consumer_group="g", topic="gone", pop_offset=4)
         cluster.brokers[broker].progress = [said, letters, pulled, gone]
@@ -424,7 +422,7 @@ def test_progress_is_of_the_topic_that_is_there_and_of_who_answers(
         ("a", "%DLQ%g", ids["%DLQ%g"], 0, "h", False, 1, 1, 0),
         ("a", "orders", ids["orders"], 0, "g", False, 4, 3, 1),
     ]
-    # Of some topics dead letters are not judged; and what ends sooner tells less than brokers say.
+    # An audit of some topics ignores dead letters. Events that end earlier give smaller counts.
     asked = read_progress(spark, {**given, "topics": "orders"})
     assert asked is not None
     assert [row.topic for row in asked.collect()] == ["orders"]

@@ -1,4 +1,4 @@
-"""Events of topics that an expression means, whoever can say which these are. Without Spark."""
+"""Events of topics that match an expression, also if brokers list no topics. Without Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def happen(cluster: FakeCluster, topic: str, *ids: str, **more: Any) -> None:
 
 
 def read(cluster: FakeCluster, **options: str) -> list[str | None]:
-    """Return the messages that a batch read tells of."""
+    """Return the message ids of the events of a batch read."""
     given = {"endpoints": cluster.endpoint, "dataset": "events", **options}
     reader = EventReader(parse_source(given, is_stream=False), EVENT_COLUMNS)
     return [
@@ -39,7 +39,7 @@ def test_a_broker_that_cannot_say_its_topics_has_its_events_read(
     assert stream.run() == []
     happen(cluster, "orders", "m0", "m1")
     happen(cluster, "bills", "b0")
-    # To the looks of the plan, and to whatever a task would ask.
+    # For the requests of the plan and of the tasks.
     assert stream.run(lambda: cluster.away.update(a=100)) == ["m0", "m1"]
     cluster.away.clear()
     happen(cluster, "orders", "m2")
@@ -61,7 +61,7 @@ def test_an_expression_is_of_the_first_topic_of_a_message_also_of_deleted_ones(
         pb.Event(kind=pb.EVENT_KIND_RESET, topic="bills", consumer_group="g"),
         pb.Event(kind=pb.EVENT_KIND_BROKER_GROUP_REMOVED, reason="b"),
     )
-    # What has no message is of all topics where it has none.
+    # An event without a message and without a topic belongs to all topics.
     assert read(cluster, topicPattern="or.*") == ["gone", "again", None, None]
     assert read(cluster, topicPattern="bills|orders") == [
         "gone",

@@ -28,7 +28,7 @@ def told(cluster: FakeCluster) -> dict[str, int]:
 def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """As a store is that was restored from a backup; the topics behind it are let go of."""
+    """A store that was restored from a backup is shorter. The gate releases the later topics."""
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path).append()
     assert verify(a_job(cluster, tmp_path)).wrong == []
@@ -50,7 +50,7 @@ def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
 def test_what_a_shorter_queue_has_that_was_archived_nowhere_is_kept(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """Of what stands before the end of the old archive nobody knows which store gave it."""
+    """Before the end of the old archive, the store of a message is unknown."""
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path).append()
     assert verify(a_job(cluster, tmp_path)).wrong == []
@@ -68,7 +68,7 @@ def test_what_a_shorter_queue_has_that_was_archived_nowhere_is_kept(
 def test_what_a_restored_store_has_behind_its_backup_is_kept(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """Though the queue is as long as it was, and longer than what is sealed of another past."""
+    """The queue is as long as before, and longer than the sealed part of the other store."""
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path).append()
     cluster.add("zebras", "a", 0, 10)
@@ -103,7 +103,7 @@ def test_a_restored_store_is_found_out_though_all_of_the_archive_has_expired(
 def test_a_topic_that_was_lifted_from_the_gate_is_held_when_it_is_archived_again(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """And not by a verification, which looks at all that is archived."""
+    """A verification reads the whole archive, but it does not hold the topic."""
     for topic in ("orders", "zebras"):
         cluster.add(topic, "a", 0, 10)
     a_job(cluster, tmp_path).append()
@@ -136,7 +136,7 @@ def test_another_archive_has_brokers_keep_what_it_has_not_sealed(
 def test_dead_letters_and_retries_that_are_sealed_are_let_go_of(
     cluster: FakeCluster, tmp_path: Path, topic: str
 ) -> None:
-    """Whoever verifies asks for all topics, which are none of the cluster's own."""
+    """A verification asks for all topics except system topics."""
     cluster.add(topic, "a", 0, 10)
     a_job(cluster, tmp_path, topicPattern="", topic=topic).append()
     assert told(cluster) == {topic: 0}
@@ -154,7 +154,7 @@ def test_what_expired_before_it_was_sealed_is_let_go_of(
     assert told(cluster) == {"orders": 0, "zebras": 0}
     assert verify(a_job(cluster, tmp_path)).wrong == []
     assert told(cluster) == {"orders": 10, "zebras": 10}
-    # The next run has brokers keep what comes behind it, and no more.
+    # After the next run, brokers keep only later messages.
     a_job(cluster, tmp_path).append()
     cluster.add("orders", "a", 0, 5)
     a_job(cluster, tmp_path).append()
@@ -171,7 +171,7 @@ def test_another_namespace_is_verified_and_let_go_of_by_who_says_so(
         assert "of the namespace 'mill'" in wrong
         assert wrong.endswith("use --option namespace=mill to do so")
         assert told(cluster) == {"orders": 0}
-    # Sealed, and brokers were not told so.
+    # Sealed, but not reported to brokers.
     assert verify(archive_job(cluster, str(tmp_path), namespace="mill")).wrong == []
     (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert wrong.endswith("use --option namespace=mill to do so")

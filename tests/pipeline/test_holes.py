@@ -1,4 +1,4 @@
-"""Messages that are damaged at their broker: holes between others. Without a session of Spark."""
+"""Damaged messages at a broker: holes between other messages. Without a Spark session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATER_MS = FIRST_STORED_AT_MS + 86_400_000
 
 
 def damage(cluster: FakeCluster, *offsets: int) -> None:
-    """Let the broker find nothing at some offsets that it can read."""
+    """Make some offsets of the broker unreadable."""
     for each in offsets:
         cluster.brokers["a"].queues["orders", 0].messages[each] = None
 
@@ -41,7 +41,7 @@ def test_what_is_damaged_is_data_loss(
         read_batch(cluster, topic="orders")
     rows = read_batch(cluster, topic="orders", failOnDataLoss="false")
     assert [row["queue_offset"] for row in rows] == sorted(set(range(COUNT)) - set(holes))
-    # What a filter leaves out is just as absent, and no loss.
+    # A message that a filter excludes is also absent, but not lost.
     assert len(read_batch(cluster, topic="orders", filter="a")) == COUNT - len(holes)
 
 
@@ -72,7 +72,7 @@ def test_an_archive_knows_what_was_damaged_before_it_had_it(
     assert archive.job(failOnDataLoss="false").append().rows == 18
     (queue,) = archive.manifest().queues.values()
     assert sum(each.lost for each in queue.ranges) == 2
-    # And what is damaged since the archive has: it is compared with its own checksums.
+    # The archive has the messages that were damaged later. It compares its own checksums.
     damage(cluster, 9)
     verified = archive.verify()
     assert verified.wrong == []
@@ -88,7 +88,7 @@ def test_a_restored_store_is_found_out_beside_what_was_lost_before_it_was_archiv
     cluster.add("orders", "a", 0, 40)
     damage(cluster, *holes)
     archive.job(failOnDataLoss="false", batch_rows=10, task_rows=10).append()
-    # What was damaged may be mended from a replica since: then it is there, and no other store.
+    # A replica may have mended a damaged message. The message exists, and the store is the same.
     cluster.restore("orders", "a", 0, holes[0])
     cluster.add("orders", "a", 0, 40 - holes[0])
     assert archive.append().wrong == ()

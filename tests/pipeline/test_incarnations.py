@@ -1,4 +1,4 @@
-"""A name that is given again: by a topic, or by a store. Without a session of Spark (ADR 0054)."""
+"""Topics and stores that are created again under the same name. Without Spark (ADR 0054)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bodies(*offsets: range) -> list[bytes]:
 
 
 def make_anew(cluster: FakeCluster, count: int) -> None:
-    """Delete the topic and make another one, with so many messages of other bodies."""
+    """Delete the topic, create it again and send `count` messages with other bodies."""
     cluster.delete("orders")
     cluster.add("orders", "a", 0, count, body_size=20, stored_at_ms=LATER_MS)
 
@@ -84,7 +84,7 @@ def test_a_topic_that_is_made_anew_under_a_planned_batch_does_not_stop_the_strea
     with pytest.raises(QueueLoss):
         strict.run()  # The plan is in the checkpoint.
     assert lax.run(lambda: make_anew(cluster, 25)) == []
-    # Its name was read already, so it is read whole.
+    # The stream already read this name, so it reads the new topic from its start.
     assert lax.run() == new_bodies(25)
 
 
@@ -98,7 +98,7 @@ def make_anew_at_the_next_pull(cluster: FakeCluster, count: int) -> None:
 
 
 def test_a_pull_never_gives_what_another_topic_of_the_name_has(cluster: FakeCluster) -> None:
-    """Deleted and made anew behind the plan of the tasks themselves."""
+    """The topic is deleted and created again after the tasks are planned."""
     cluster.add("orders", "a", 0, 30)
     make_anew_at_the_next_pull(cluster, 60)
     with pytest.raises(DataLoss, match="offsets from 0 to 30 are lost"):
@@ -119,7 +119,7 @@ def test_a_broker_group_that_is_away_has_lost_nothing(cluster: FakeCluster) -> N
     at = {queue.broker: at for queue, at in Offsets.from_document(end).at.items()}
     assert at == {"a": 33, "b": 5}
     assert [part.part.start for part in reader.partitions(stream.start, end)] == [30]
-    # What was found there by this very batch is not passed over either.
+    # The stream also keeps the queues that this batch found.
     del stream.start["o"]["orders"]["b"]
     with pytest.raises(NoAnswer):
         reader.partitions(stream.start, end)
@@ -142,7 +142,7 @@ def test_a_stream_over_an_archive_reads_each_topic_of_a_name_once(
     assert [row["body"] for row in both] == bodies(range(30)) + new_bodies(50)
     alone = archive.read(endpoints="")
     assert alone == both, "and without a cluster"
-    # A name means the last one; the one before has a name of its own.
+    # The name means the newest topic. The previous topic has another name.
     key = next(iter(archive.manifest().queues))
     first = json.dumps({"orders": {f"a#{key.incarnation}": {"0": 28}, "a": {"0": 49}}})
     some = archive.read(startingOffsets=first)
@@ -212,7 +212,7 @@ def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
     closed = {
         key.topic: queue.closed for key, queue in archive.manifest().queues.items() if queue.closed
     }
-    # Where each ends, too: nobody knows what came behind that.
+    # The entry includes the end of each queue: later messages are unknown.
     assert closed == {"orders": [(40, 40), (0, 20), (20, 40)], "gone": [(5, 5), (0, 5)]}
     again = archive.verify()
     assert (again.wrong, again.closed) == ([], [])
@@ -235,7 +235,7 @@ def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
         )
     ]
     assert [at for _, at, _ in archive.sealed()] == [0, 0, 5]
-    # Who goes on behind what retention took has not said so.
+    # Skipping expired messages is not the operator's confirmation.
     assert len(verify(archive.job(failOnDataLoss="false")).wrong) == 2
     verified = verify(archive.job(store_is_gone=True))
     assert (verified.wrong, len(verified.closed)) == ([], 2)
@@ -248,11 +248,11 @@ def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
     cluster.add("orders", "a", 0, 30)
     archive.append()
     cluster.add("orders", "a", 0, 30)
-    # 30 to 40 were never archived; of 0 to 20 and 20 to 30 nobody has anything any more.
+    # Offsets 30 to 40 were never archived. The broker has deleted 0 to 20 and 20 to 30.
     cluster.expire("orders", "a", 0, 40)
     archive.job(failOnDataLoss="false").append()
     cluster.expire("orders", "a", 0, 45)
-    # What is still there is compared.
+    # The verification compares the remaining messages.
     message = cluster.brokers["a"].queues["orders", 0].messages[47]
     assert message is not None
     right, message.body = message.body, b"another"
@@ -269,7 +269,7 @@ def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
 def test_a_store_that_was_restored_from_a_backup_is_not_archived_behind_what_it_had(
     cluster: FakeCluster, archive: Archived, tmp_path: Path, batch_rows: int
 ) -> None:
-    """Its log has the same id, and gives the offsets behind the backup again."""
+    """Its log has the same id and assigns the offsets behind the backup again."""
     cluster.add("orders", "a", 0, 40)
     cluster.add("others", "a", 0, 5)
     archive.job(batch_rows=batch_rows).append()
@@ -280,12 +280,12 @@ def test_a_store_that_was_restored_from_a_backup_is_not_archived_behind_what_it_
         assert "ends at 20 but is archived up to 40" in wrong
     (wrong,) = archive.verify().wrong
     assert "ends at 20 but is archived up to 40" in wrong
-    # And when it is longer than it ever was.
+    # The same holds if the store is longer than before.
     cluster.add("orders", "a", 0, 30, stored_at_ms=LATER_MS)
     (wrong,) = archive.job(batch_rows=batch_rows).append().wrong
     assert "message at offset 39 has another store time" in wrong
     assert archive.bodies()[0] == bodies(range(40))
-    # Into another folder it goes whole.
+    # An archive in another folder gets the whole store.
     assert Archived(cluster, tmp_path / "new").append().rows == 55
 
 
@@ -319,7 +319,7 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     (queue, other) = archive.manifest().queues.values()
     assert (queue.closed, other.closed) == ([(5, 5)], [])
     assert archive.append().over == ()
-    # Also when nothing of it is left but where it ended, and when its name is given again.
+    # Also if only its end is known, and if the name is used again.
     expire(archive.job(), before_ms=LATER_MS, topics=["orders"])
     assert archive.append().over == ()
     cluster.add("orders", "a", 0, 20)
@@ -339,7 +339,7 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
 def test_queues_of_another_store_are_told_until_an_operator_says_that_they_are_gone(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """It may be the wrong cluster that was asked."""
+    """The archiver may be connected to the wrong cluster."""
     for broker in ("a", "b"):
         cluster.add("orders", broker, 0, 5)
     archive.append()

@@ -1,4 +1,4 @@
-"""What listeners make of what Spark tells them, without a Spark."""
+"""Reports of listeners on progress events of Spark, without a Spark session."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def logs(**places: tuple[int, str]) -> dict[str, Any]:
 def test_of_logs_bytes_are_told_that_wait() -> None:
     metrics = PipelineMetrics("copy")
     watching = QueryMetrics(metrics)
-    # The store of `b` was made anew, and `c` is new.
+    # The store of `b` was created again, and `c` is new.
     read, there = logs(a=(40, "x"), b=(90, "y")), logs(a=(100, "x"), b=(70, "z"), c=(8, "w"))
     watching.onQueryProgress(told(end=read, latest=there, rows=3))
     assert metrics.waiting_bytes == {"a": 60, "b": 70, "c": 8}
     assert metrics.rows == {"*": 3}
-    # Of one that gives no answer nothing is known, so what was told stays.
+    # If a broker does not answer, the listener keeps the last known value.
     watching.onQueryProgress(told(end=logs(a=(100, "x")), latest=logs(a=(100, "x"))))
     assert metrics.waiting_bytes == {"a": 0, "b": 70, "c": 8}
 

@@ -1,4 +1,4 @@
-"""Listings (`pending`, `inflight`, `groups`): what they are asked for, and what goes meanwhile."""
+"""Listings (`pending`, `inflight`, `groups`): filters, and rows that change during a read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS = {
     "inflight": ("topic", "consumer_group"),
     "groups": ("topic", "consumer_group"),
 }
-FIRST_MS = 1_000  # when the first message is due; each is a millisecond after the one before
+FIRST_MS = 1_000  # The first message's due time. Messages are due 1 ms apart.
 
 
 def reader_of(cluster: FakeCluster, dataset: str, **options: str) -> Any:
@@ -46,7 +46,7 @@ def rows_of(reader: Any, parts: Any = None) -> Iterator[tuple[str | None, str | 
 
 @pytest.fixture
 def filled(cluster: FakeCluster) -> FakeCluster:
-    """Ten messages that wait at broker group a, two of them of another topic, and two groups."""
+    """Ten pending messages at broker group a, two of another topic, and two consumer groups."""
     for topic in ("orders", "bills"):
         cluster.add(topic, "a", 0, 1)
     cluster.add("orders", "b", 0, 1)
@@ -66,7 +66,7 @@ def filled(cluster: FakeCluster) -> FakeCluster:
     return cluster
 
 
-# ---------------------------------------------------------------- what goes, and what is nowhere
+# ---------------------------------------------------------------- deleted and unknown objects
 
 
 @pytest.mark.parametrize("chosen", [{"topicPattern": ".*"}, {"topics": "orders,bills"}])
@@ -164,7 +164,7 @@ def test_instants_within_a_millisecond_leave_what_is_due_before_them(
 
 
 def pushed(cluster: FakeCluster, *filters: Any, **options: str) -> list[str | None]:
-    """Return the ids of what is read where Spark hands these predicates over."""
+    """Return the ids of the rows that a read with these predicates returns."""
     cluster.due_ranges.clear()
     cluster.asked_topics.clear()
     reader = reader_of(cluster, "pending", pushdown="true", **options)

@@ -1,4 +1,4 @@
-"""What an archive lost before it had it, as its readers are told. Without a session of Spark."""
+"""Reports to readers about messages that were lost before they were archived. Without Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GONE = "are lost: they were lost before they were archived"
 
 @pytest.fixture
 def lossy(cluster: FakeCluster, archive: Archived) -> Archived:
-    """Return an archive without 10 to 20, which retention took, and 25, which was damaged."""
+    """Return an archive without the expired offsets 10 to 20 and the damaged offset 25."""
     cluster.add("orders", "a", 0, 10)
     archive.append()
     cluster.add("orders", "a", 0, 30)
@@ -89,7 +89,7 @@ def test_what_is_lost_at_the_end_of_a_range_and_whole_ranges_are_told(
     assert offsets(archive, failOnDataLoss="false") == list(range(1, 18))
     assert f"from 0 to 1 {GONE}" in caplog.text
     assert f"from 18 to 20 {GONE}" in caplog.text
-    # Where no row is of a task, too.
+    # Also if a task has no rows.
     assert offsets(archive, 18, failOnDataLoss="false") == []
     with pytest.raises(DataLoss, match=f"from 18 to 20 {GONE}"):
         offsets(archive, 18)
@@ -113,7 +113,7 @@ def test_nothing_is_read_for_what_is_lost_whole(lossy: Archived) -> None:
 def test_what_was_lost_and_is_there_again_is_told_when_it_is_sealed(
     cluster: FakeCluster, archive: Archived, rows: int
 ) -> None:
-    """Of a range that was lost as a whole as of one of which a part was."""
+    """For a range that was lost as a whole and for a range that was lost in part."""
     cluster.add("orders", "a", 0, 15)
     queue = cluster.brokers["a"].queues["orders", 0]
     whole = list(queue.messages)

@@ -1,4 +1,4 @@
-"""An archive in an object store, as S3 is spoken. Without a session of Spark: tasks run here."""
+"""An archive in an S3 object store. Without a Spark session: tasks run in the test process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server() -> Iterator[ThreadedMotoServer]:
 
 @pytest.fixture
 def path(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return where an archive may be, in a bucket of its own, and say it by environment."""
+    """Return the path of an archive in its own bucket, and set the environment for it."""
     host, port = server.get_host_and_port()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
@@ -44,7 +44,7 @@ def path(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> str:
         "AWS_EC2_METADATA_DISABLED": "true",
     }.items():
         monkeypatch.setenv(name, value)
-    bucket = f"tide-{secrets.token_hex(4)}"  # Servers of one process share what they keep.
+    bucket = f"tide-{secrets.token_hex(4)}"  # Servers of one process share their buckets.
     boto3.client("s3").create_bucket(Bucket=bucket)
     return f"s3a://{bucket}/archives/orders"
 
@@ -66,7 +66,7 @@ def test_an_archive_lives_in_an_object_store(cluster: FakeCluster, path: str) ->
     cluster.add("orders", "a", 0, 5)
     assert rows("archive") == list(range(100))
     assert rows("auto") == list(range(105))
-    # What the manifest does not name any more is deleted when it is a day old.
+    # Files without a manifest entry are deleted at the age of one day.
     store = ArchiveStore(path)
     assert len(list(store.data_files())) == before + after
     vacuum(archive_job(cluster, path, now_ms=2 * NOW_MS))
@@ -75,7 +75,7 @@ def test_an_archive_lives_in_an_object_store(cluster: FakeCluster, path: str) ->
 
 
 def test_a_number_that_is_taken_is_not_written_over(cluster: FakeCluster, path: str) -> None:
-    """Not a lock, as a link is: two that look at once both write. So one archiver at a time."""
+    """The check is not a lock: two archivers at the same time would both write."""
     cluster.add("orders", "a", 0, 10)
     archive_job(cluster, path).append()
     entry = ManifestEntry(

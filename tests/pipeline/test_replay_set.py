@@ -1,4 +1,4 @@
-"""J7 with `--set`: what is sent of a column, what cannot be, and that it is known before a send."""
+"""J7 with `--set`: allowed columns, and errors that the job reports before it sends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tidemill_pipeline.transforms.setting import SETTABLE
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-# What gRPC's own threads write when a server of an earlier test goes: level, date, time.
+# Log line of gRPC's own threads when a server of an earlier test stops: level, date, time.
 OF_GRPC = re.compile(r"[IWE]\d{4} \d\d:")
 TIMING = ReplaySchedule(first_stored_ms=FIRST_MS, begin_ms=1_900_000_000_000)
 
@@ -42,7 +42,7 @@ def sent(
     timing: ReplaySchedule | None = None,
     **expressions: str,
 ) -> Row:
-    """Return what is sent of one message."""
+    """Return the message that a replay of one message sends."""
     (row,) = to_send(stored(spark, given), timing, expressions).collect()
     return row
 
@@ -62,7 +62,7 @@ def test_each_expression_sees_the_message_as_it_is_archived(spark: SparkSession)
 
 @pytest.mark.parametrize("nothing", ["null", "map()", "map('tidemill-original-id', 'another')"])
 def test_the_first_id_stays_whatever_is_set(spark: SparkSession, nothing: str) -> None:
-    """With `null`, which is no map at all, too; and of one that was replayed before."""
+    """Also with `null` instead of a map, and for a message that was replayed before."""
     row = sent(spark, {"properties": {ORIGINAL_ID: "FIRST"}}, properties=nothing)
     assert row.properties == {ORIGINAL_ID: "FIRST", ORIGINAL_PLACE: "orders/a/1/0"}
     row = sent(spark, {}, properties=nothing)
@@ -103,7 +103,7 @@ def test_a_due_time_may_be_set_where_no_timing_says_it(spark: SparkSession) -> N
         ("tag", "body", "column tag is string, and body is binary"),
         ("keys", "map()", "column keys is array<string>, and map() is map<void,void>"),
         ("properties", "map(1, 2)", "column properties is map<string,string>, and"),
-        # What makes of one row none, or several.
+        # Expressions that return no row or several rows.
         ("tag", "explode(keys)", "column tag cannot be set to explode(keys): "),
         ("tag", "max(tag)", "column tag cannot be set to max(tag): "),
         ("tag", "lag(tag) over (order by tag)", "column tag cannot be set to lag(tag) over"),

@@ -1,4 +1,4 @@
-"""J7: what is sent of a message, when it comes, and what becomes of a schedule that stood still."""
+"""J7: sent properties, due times, and the shift of a schedule after a pause."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_message_that_was_replayed_before_keeps_its_first_id(spark: SparkSessi
     [
         (PROPERTIES_MAX - 2, {ORIGINAL_ID, ORIGINAL_PLACE}),
         (PROPERTIES_MAX - 1, {ORIGINAL_ID}),
-        # That one cannot be sent, which its send says.
+        # The send of that message fails.
         (PROPERTIES_MAX, {ORIGINAL_ID}),
     ],
 )
@@ -125,7 +125,7 @@ def timed(cluster: FakeCluster, archive: Archived, state: Path) -> replay_plan.R
 def broken_off(
     spark: SparkSession, cluster: FakeCluster, archive: Archived, state: Path, *, after: int = 0
 ) -> replay_plan.ReplaySettings:
-    """Return a replay of ten messages that could send so often, when it was begun."""
+    """Return a replay of ten messages that stopped after some sends."""
     cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
     archive.append()
     settings = timed(cluster, archive, state)
@@ -148,14 +148,14 @@ def test_what_nobody_sent_in_time_keeps_its_spacing(
 ) -> None:
     settings = broken_off(spark, cluster, archive, tmp_path)
     cluster.sent.clear()
-    # An hour later nothing of it lies ahead.
+    # An hour later all due times are in the past.
     later_ms = NOW_MS + 3_600_000
     shifts: list[int] = []
     done = replay.send(spark, settings, now_ms=lambda: later_ms, report_shift=shifts.append)
     assert done.sent == 10
     assert due_ms(cluster) == spaced(later_ms + replay_plan.LEAD_MS, 10)
     assert shifts == [3_600_000]
-    # What is through is not sent again, and nothing is left that could be shifted.
+    # A finished replay sends nothing again and has no remaining due times to shift.
     done = replay.send(spark, settings, now_ms=lambda: 2 * NOW_MS, report_shift=shifts.append)
     assert (done.sent, shifts) == (0, [3_600_000])
 
@@ -180,14 +180,14 @@ def test_of_a_part_that_was_sent_the_rest_alone_is_shifted(
     settings = broken_off(spark, cluster, archive, tmp_path, after=1)
     assert due_ms(cluster) == spaced(NOW_MS + replay_plan.LEAD_MS, 4)
     cluster.sent.clear()
-    # A look says what it is of, and what is left; nothing is sent by it.
+    # A dry run reports the range and the remaining messages. It sends nothing.
     looked = replay.look(spark, settings)
     assert (looked.plan.rows, looked.left, cluster.sent) == (10, 6, [])
     elsewhere = replay.look(spark, dataclasses.replace(settings, state=f"{tmp_path}/new"))
     assert (elsewhere.plan.rows, elsewhere.left) == (10, None)
     later_ms = NOW_MS + 3_600_000
     assert replay.send(spark, settings, now_ms=lambda: later_ms).sent == 6
-    # The fifth is the first that is left.
+    # The fifth message is the first of the remaining ones.
     assert due_ms(cluster) == spaced(later_ms + replay_plan.LEAD_MS, 6)
 
 
@@ -209,8 +209,8 @@ def test_sending_that_is_slower_than_what_is_replayed_is_told(
     ("first_due_ms", "last_due_ms", "late_ms"),
     [
         (1_000, 1_500, 0),
-        (900, 9_000, 100),  # The first of it was due before; the last one lies ahead.
-        (1_100, 1_300, 200),  # They were due while it was sent.
+        (900, 9_000, 100),  # The first message was due before, the last one is due later.
+        (1_100, 1_300, 200),  # All messages were due during the send.
         (400, 1_000, 600),
     ],
 )
@@ -237,7 +237,7 @@ def test_what_a_replay_chooses_itself_is_refused(
 def test_what_is_wrong_with_a_replay_is_known_before_spark_starts(
     cluster: FakeCluster, archive: Archived, tmp_path: Path
 ) -> None:
-    """Also where it is only looked at."""
+    """A dry run fails in the same way."""
     cluster.add("orders", "a", 0, 1)
     archive.append()
     settings = timed(cluster, archive, tmp_path)
@@ -282,7 +282,7 @@ def send(broker: Standalone, rows: list[dict[str, Any]]) -> None:
 
 
 def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -> None:
-    """Packed bodies that are too large unpacked, many properties; and it comes in its time."""
+    """Packed bodies that are too large when unpacked, many properties, and due times."""
     packed = gzip.compress(bytes(6_000_000))
     rows: list[dict[str, Any]] = [
         {"body": packed, "body_encoding": "GZIP"},
@@ -312,7 +312,7 @@ def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -
         done = replay.send(spark, settings, now_ms=SystemClock().wall_ms)
         assert done.sent == 3
         reader = spark.readStream.format("rocketmq").option("endpoints", broker.grpc)
-        # It waits for what is delayed.
+        # The consumer waits for delayed messages.
         stream = reader.options(topic="again", startingOffsets="earliest", bodyEncoding="raw")
         query = stream.load().writeStream.format("memory").queryName("again")
         running = query.option("checkpointLocation", str(tmp_path / "again")).start()
@@ -325,14 +325,14 @@ def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -
     assert {row.system_properties[ENCODING] for row in found if len(row.body) > 1} == {
         v2.Encoding.Name(v2.GZIP)
     }
-    # Nothing is early: the first begins behind the lead.
+    # No message is early: the first is due after the lead.
     assert all(row.store_timestamp.timestamp() * 1000 >= before_ms for row in found)
 
 
 def test_a_broker_gives_nothing_earlier_than_its_spacing(
     spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
 ) -> None:
-    """Of a cluster in memory the archive, as nobody waits for spaced messages there."""
+    """The archive comes from a cluster in memory, where sends need no pauses."""
     cluster.add("orders", "a", 0, 5, step_ms=500)
     archive.append()
     with standalone(tmp_path / "data") as broker:

@@ -1,4 +1,4 @@
-"""Archives of stores that were restored, and have grown past what is archived. Without Spark."""
+"""Archives of restored stores that are longer than the archive. Without Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATER_MS = FIRST_STORED_AT_MS + 86_400_000
 
 
 def grow_past(cluster: FakeCluster) -> None:
-    """Restore the store that had 10 messages as it was with 6, and send another 8 a day later."""
+    """Restore the store of 10 messages to its state with 6, and send 8 messages a day later."""
     cluster.restore("orders", "a", 0, 6)
     cluster.add("orders", "a", 0, 8, stored_at_ms=LATER_MS)
 
@@ -35,7 +35,7 @@ def test_what_a_restored_store_had_is_sealed_by_its_files_alone_though_it_has_gr
     assert "restored from a backup" in closed
     assert archive.sealed() == [("orders", 10, 10)]
     assert verify(archive.job(gate_group=gate, store_is_gone=True)).wrong == [], "again"
-    # What came since nobody has archived: it is kept.
+    # The later messages are not archived, so brokers keep them.
     assert {each.pull_offset for each in cluster.brokers["a"].progress} <= {0}
 
 
@@ -72,7 +72,7 @@ def test_other_messages_with_the_same_bodies_are_not_sealed(
 def test_a_restored_store_is_found_out_where_its_clock_is_behind(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """What it has at the last archived offset is of the time of others that are archived."""
+    """The message at the last archived offset has the time of other archived messages."""
     hour_ms = FIRST_STORED_AT_MS // 3_600_000 * 3_600_000
     cluster.add("orders", "a", 0, 10, stored_at_ms=hour_ms, step_ms=60_000)
     archive.append()

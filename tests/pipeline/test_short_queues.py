@@ -1,4 +1,4 @@
-"""A queue that ends before an end that was told. Without a session of Spark."""
+"""A queue that ends before its reported end. Without a Spark session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill_pipeline.pulling import SHORT_S, pull_range
 
 
 def pull_all(cluster: FakeCluster, *, told_end: int, short_s: float, **given: str) -> list[int]:
-    """Pull up to an end, and return the offsets of what came."""
+    """Pull up to an end and return the received offsets."""
     options = parse_source(
         {"endpoints": cluster.endpoint, "topic": "orders", "retryBackoffMs": "1", **given},
         is_stream=False,
@@ -40,7 +40,7 @@ def test_what_is_not_there_in_time_is_told_as_lost(
 
 
 def test_what_comes_in_time_is_read(cluster: FakeCluster) -> None:
-    """As from a master that was replaced, until the new one is asked."""
+    """For example, a replaced master reports a lower end than the new master."""
     cluster.add("orders", "a", 0, 30)
 
     def grow(request: object) -> None:

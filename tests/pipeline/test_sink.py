@@ -1,4 +1,4 @@
-"""The sink and the replay: content, order, repeats, delays, bad rows, and the way round."""
+"""The sink and the replay: content, order, repeats, delays, bad rows, and the round trip."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_bad_rows_are_kept_whole_so_that_they_can_be_sent_again(
         " union all select 'one', null, 'us', null, null, cast(x'ff' as string)"
     )
     write(frame, cluster, onError="dead-letter", deadLetterPath=table)
-    # Of a frame with other columns, into the same table.
+    # A frame with other columns, into the same table.
     other = spark.sql("select binary('refuse me') as body, 7 as delay_ms")
     write(other, cluster, topic="later", onError="dead-letter", deadLetterPath=table)
     kept = spark.read.parquet(table)
@@ -145,7 +145,7 @@ def test_frames_that_cannot_be_sent_are_refused(
 def test_each_write_of_a_batch_of_a_stream_has_ids_of_its_own(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """Two writes within one `foreachBatch` are two, though both are of the same batch."""
+    """Two writes of the same batch in one `foreachBatch` have different ids."""
     cluster.add("orders", "a", 0, 4)
 
     def alarm_twice(frame: DataFrame, _batch: int) -> None:
@@ -193,7 +193,7 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
         told: list[replay.ReplayBatch] = []
         done = replay.send(spark, settings, now_ms=lambda: now_ms, report=told.append)
         assert (done.plan.rows, done.sent, [each.sent for each in told]) == (300, 300, [300])
-        # It is through; once more sends nothing.
+        # The replay is finished. A second run sends nothing.
         again = replay.send(spark, settings, now_ms=lambda: now_ms)
         assert (again.plan, again.sent) == (done.plan, 0)
         second = archived("again")
@@ -227,16 +227,16 @@ def test_a_replay_is_of_what_was_archived_when_it_began(
             given={"topicPattern": ".*"},
             state=str(tmp_path / "state"),
             sink={"endpoints": broker.grpc, "topic": "again"},
-            # One of both sides, one of the source, one of the sink.
+            # One option for both sides, one for the source, one for the sink.
             more={"namespace": "tenant", "failOnDataLoss": "false", "batchSize": "8"},
         )
         now_ms = SystemClock().wall_ms()
         assert replay.send(spark, settings, now_ms=lambda: now_ms).sent == 20
-        # What it has sent is archived, and more of the first topic.
+        # The sent messages and new messages of the first topic are archived.
         send_some(broker.grpc, "orders", 5, namespace="tenant")
         archive()
         assert replay.send(spark, settings, now_ms=lambda: now_ms).sent == 0
         assert sent() == 20
-        # Another replay is of what is archived by now, but not of what it sends to.
+        # A new replay reads the archive as it is now, except the topic to which it sends.
         other = dataclasses.replace(settings, state=str(tmp_path / "other"))
         assert replay_plan.plan(spark, other).rows == 25

@@ -1,4 +1,4 @@
-"""What Spark's JVM is told to log when it is started, by a program and by a job. Starts none."""
+"""Log options of Spark's JVM at a start by a program and by a job. Starts no JVM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THEIRS = "-Dlog4j2.configurationFile=theirs.xml"
 CONF = "spark.driver.extraJavaOptions -Dx=1\n"
 RUN_S = 600.0
 KEPT = bool(shared_classes.options_to_use(""))
-# Lets Spark find out how its JVM is to be started, and writes that down instead of it.
+# Lets Spark compute the JVM's command line, and writes it to a file instead of starting the JVM.
 JAVA = """\
 #!/bin/sh
 case "$*" in *org.apache.spark.launcher.Main*) exec {java} "$@" ;; esac
@@ -48,14 +48,14 @@ except PipelineError:
     [
         ("program", "", {}, None, [WARNINGS]),
         ("job", "", {}, None, [QUIET]),
-        # What comes last counts.
+        # The last option wins.
         ("program", THEIRS, {}, None, [WARNINGS, "theirs.xml"]),
         ("program", "", {"SPARK_SUBMIT_OPTS": THEIRS}, None, [WARNINGS, "theirs.xml"]),
-        # An option would hide what is found without one.
+        # An option would hide the file on the class path.
         ("program", "", {}, "log4j2.properties", []),
         ("program", "", {"LOG4J_CONFIGURATION_FILE": "theirs.xml"}, None, []),
         ("program", "", {"JAVA_TOOL_OPTIONS": THEIRS}, None, []),
-        # A template is nobody's word; and the options of an installation are kept.
+        # A template is not a configuration. The options of an installation are kept.
         ("program", "", {}, "log4j2.properties.template", [WARNINGS]),
         ("job", "", {}, "spark-defaults.conf", [QUIET]),
     ],
@@ -100,7 +100,7 @@ def test_spark_logs_what_its_user_says_and_else_little(
     reason="this Java keeps no classes, or nobody has asked it to",
 )
 def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> None:
-    """Else each job would find, check and load them in all JARs: most of its start."""
+    """Otherwise each job finds, checks and loads them in all JARs: most of its start time."""
     told = tmp_path / "loaded"
     program = "from tidemill_pipeline.session import build_spark; build_spark('p').stop()"
     given = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={told} -XX:TieredStopAtLevel=1"}
@@ -112,7 +112,7 @@ def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> Non
         check=True,
     )
     lines = told.read_text().splitlines()
-    # But for those that Java makes of lambdas, as it goes.
+    # Except the classes that Java creates for lambdas at run time.
     of_spark = [line for line in lines if "] org.apache.spark." in line and "Lambda$" not in line]
     kept = [line for line in of_spark if "shared objects file (top)" in line]
     assert len(of_spark) > 1000

@@ -1,4 +1,4 @@
-"""A stream that ends somewhere, and the replay that ends with what was archived when it began."""
+"""A stream with end offsets, and a replay that ends at the archive's end at its start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_stream_reads_nothing_behind_where_it_ends_and_nothing_of_other_queues
     assert sorted(stream.run()) == sorted(bodies(0, range(10, 15)) + bodies(1, range(10, 20)))
     cluster.add("orders", "a", 0, 10)
     assert stream.run() == []
-    # Who watches how far it is behind sees that it is not.
+    # The lag of the stream is 0.
     reader = MessageStreamReader(stream.options, COLUMNS, short_s=0)
     at = stream.start
     assert reader.latestOffset(at, reader.getDefaultReadLimit()) == at
@@ -127,7 +127,7 @@ def test_a_replay_is_not_of_what_came_later_to_a_topic_that_was_made_anew(
     settings = replaying(cluster, archive, tmp_path / "state")
     done = replay.send(spark, settings, now_ms=lambda: NOW_MS)
     assert (done.plan.rows, done.sent, len(cluster.sent)) == (40, 40, 40)
-    # Of the one that is there now, before where the one before ended.
+    # A message of the current topic, at an offset before the previous topic's end.
     cluster.add("orders", "a", 0, 15)
     archive.append()
     again = replay.send(spark, settings, now_ms=lambda: NOW_MS)
@@ -153,7 +153,7 @@ def test_a_replay_that_an_earlier_program_began_goes_on_or_says_why_not(
     archive.append()
     again = replay.send(spark, settings, now_ms=lambda: NOW_MS)
     assert (again.plan, again.sent) == (done.plan, 0)
-    # What filter it was begun with it did not keep.
+    # The earlier program did not store its filter.
     assert replay.send(spark, of_one_tag, now_ms=lambda: NOW_MS).sent == 0
     cluster.delete("orders")
     cluster.add("orders", "a", 0, 20)

@@ -1,4 +1,4 @@
-"""Tasks that fail in the middle and are done again by Spark, and batches by a restarted query."""
+"""Failed tasks that Spark repeats, and batches that a restarted query repeats."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STORED = 2 * BATCH_ROWS
-RUN_S = 600.0  # for Spark to start and end; only a test that fails waits for so long
-SENDS_BEFORE = 5  # of 32 rows each, which were stored when a send fails
+RUN_S = 600.0  # Start and end of Spark. Only a failing test waits this long.
+SENDS_BEFORE = 5  # Stored before a send fails, of 32 rows each.
 
 
 def ids_by_body(cluster: FakeCluster) -> dict[bytes, set[str]]:
@@ -56,7 +56,7 @@ def test_a_task_that_is_done_again_loses_and_doubles_nothing(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, STORED)
-    # Behind a batch that Spark already has.
+    # After a batch that Spark already has.
     cluster.breaks_after = BATCH_ROWS // PAGE_ROWS + 1
     cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE}, {"SendMessage": 1}
     done = subprocess.run(
@@ -72,19 +72,19 @@ def test_a_task_that_is_done_again_loses_and_doubles_nothing(
     offsets = json.loads(done.stdout.splitlines()[-1])
     assert sorted(offsets) == list(range(STORED))
     check_repeats_are_known(cluster, {b"row %d" % n for n in range(ROWS)})
-    # Of what could not be sent each row is there once, and of the first attempts nothing is.
+    # Each unsent row is in the table once. The table has no rows of the first attempts.
     bad = [path.name for path in tmp_path.iterdir()]
     assert len(bad) == TASKS
     assert all(name.startswith("bad-") for name in bad)
     tags = pq.read_table(tmp_path, columns=["tag"])["tag"].to_pylist()
     assert sorted(int(tag) for tag in tags) == list(range(TASKS * BAD_ROWS))
-    # All came in the end, so a job's terminal has nothing, of Spark itself nor of a task's failure.
+    # All rows arrived, so the job's terminal shows no output of Spark and no failure of a task.
     of_spark = re.compile(r" WARN | ERROR |log4j|log level|Traceback")
     assert [line for line in done.stderr.splitlines() if of_spark.search(line)] == []
 
 
 def kill_workers(job: int) -> int:
-    """Kill the Python processes in which a job's tasks run; return how many that were."""
+    """Kill the Python processes that run a job's tasks; return their number."""
     killed = 0
     for pid in descendants(job):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -95,7 +95,7 @@ def kill_workers(job: int) -> int:
 
 
 def is_amid(archive: Archived, cluster: FakeCluster, entries: int) -> bool:
-    """Say whether a batch of 20 calls is being read, behind so many that are committed."""
+    """Return whether a batch of 20 calls is in progress after `entries` committed batches."""
     return archive.manifest().next_number == entries and len(cluster.pulls) > 20 * entries + 5
 
 
@@ -162,7 +162,7 @@ def test_a_batch_that_is_done_again_is_known_by_its_ids(
     assert 0 < len(cluster.sent) < 200
     run()
     check_repeats_are_known(cluster, {body.ljust(10, b".") for body in bodies})
-    # What is written another time is another message.
+    # A second write creates new messages.
     before = {each.system_properties.message_id for each in cluster.sent}
     cluster.sent.clear()
     cluster.add("orders", "a", 0, 50)

@@ -1,4 +1,4 @@
-"""Parts of a log that cannot be read: who reads events is told, and an audit is incomplete."""
+"""Unreadable parts of a log: event streams report them, and an audit is incomplete."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tidemill_pipeline.transforms.audit import KINDS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNT = 250  # more than an answer has
+COUNT = 250  # More events than one response holds.
 TOLD = "a: 200 bytes of its log between 0 and "
 
 
 def happen(cluster: FakeCluster) -> list[str]:
-    """Let events happen, two of which cannot be read; returns the ids of the others."""
+    """Create events, make two of them unreadable and return the ids of the others."""
     ids = [f"m{i}" for i in range(COUNT)]
     cluster.add_events(
         "a",
@@ -61,7 +61,7 @@ def test_what_is_damaged_is_data_loss_to_a_stream(
             strict.run()
     found = lax.run()
     assert "100 bytes of its log" in caplog.text
-    # In the place of what cannot be read is a row without a message.
+    # A row without a message replaces the unreadable part.
     assert [each for each in found if each is not None] == [f"m{i}" for i in range(COUNT) if i != 8]
     assert found.count(None) == 1
 
@@ -79,12 +79,12 @@ def test_a_row_says_what_a_batch_could_not_read(cluster: FakeCluster) -> None:
 
     with pytest.raises(DataLoss, match=TOLD):
         rows()
-    # Whatever was asked for: nobody knows what stood there.
+    # For every filter: the content of the unreadable part is unknown.
     for more in ({}, {"topic": "other"}, {"startingTimestamp": "2026-01-01T00:00:00Z"}):
         found = rows(failOnDataLoss="false", **more)
         (told,) = [row for row in found if row["event"] == "unreadable"]
         assert (told["broker"], told["body_size"], told["event_ts"]) == ("a", 200, None)
-        # Where the page ends that it is somewhere in.
+        # The end of the page that contains the unreadable part.
         assert told["end_offset"] in range(9 * EVENT_BYTES, COUNT * EVENT_BYTES + 1)
         assert str(told["detail"]).startswith(TOLD)
         assert [r["message_id"] for r in found if r is not told] == ([] if more else rest)
@@ -108,7 +108,7 @@ def test_an_audit_that_could_not_see_everything_says_so(
     assert "This audit is incomplete: a part of the log cannot be read." in page
     assert "No message was lost" not in page
     assert TOLD in page
-    # That a part cannot be read is no event of a topic.
+    # A report about an unreadable part does not belong to a topic.
     nobody = {**given, "topic": "nobody"}
     with pytest.raises(BadOption, match="no events of topic nobody"):
         check_any(read_events(spark, nobody), nobody)
