@@ -1,7 +1,7 @@
-"""Whether an object is one that the Kubernetes API takes, by its own description (OpenAPI 3).
+"""A check of objects against the Kubernetes API's own schema (OpenAPI 3).
 
-Stricter than the API server in one thing: a field that it does not know is an error, and not
-dropped with a warning, since it is a misspelt one.
+It is stricter than the API server in one point: an unknown field is an error, because it is a
+misspelt name. The API server drops it with a warning.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 FILE = Path(__file__).resolve().parent.parent / "chart" / "kubernetes-types.json.gz"
-# Of cert-manager and the Gateway API, as they publish them.
+# Types of cert-manager and the Gateway API, as published.
 FOREIGN_FILE = FILE.parent / "foreign-types.json.gz"
-# What a field of each type is in YAML; a bool is no number here.
+# Python types of a YAML value by schema type. A bool does not count as a number.
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -46,7 +46,7 @@ class KubernetesTypes:
         for version in definition["versions"]:
             name = f"{definition['group']}/{version['name']} {definition['names']['kind']}"
             schema = version["schema"]["openAPIV3Schema"]
-            # Of every object, and of no definition.
+            # Fields of every object; definitions omit them.
             of_all = {each: {"type": "string"} for each in ("apiVersion", "kind")}
             of_all["metadata"] = {"type": "object"}
             types._kinds[name] = name
@@ -54,11 +54,11 @@ class KubernetesTypes:
         return types
 
     def knows(self, one: dict[str, Any]) -> bool:
-        """Whether the type of an object is there."""
+        """Return whether the type of an object is known."""
         return f"{one['apiVersion']} {one['kind']}" in self._kinds
 
     def errors(self, one: dict[str, Any]) -> list[str]:
-        """Return what is wrong with an object."""
+        """Return the schema violations of an object."""
         name = self._kinds[f"{one['apiVersion']} {one['kind']}"]
         return list(self._errors(one, self._types[name], one["kind"]))
 
@@ -68,7 +68,7 @@ class KubernetesTypes:
         if reference := schema.get("$ref"):
             yield from self._errors(value, self._types[reference.rpartition("/")[2]], path)
         if one_of := schema.get("oneOf"):
-            # Quantities and "a number or a percentage".
+            # Quantities, and fields for a number or a percentage.
             if all(list(self._errors(value, choice, path)) for choice in one_of):
                 yield f"{path}: {value!r} is none of what it may be"
         elif kind := schema.get("type"):

@@ -1,11 +1,11 @@
-"""Official clients in every role, while a test disturbs the server they talk to.
+"""Official clients in every role, while a test disturbs their server.
 
-A process for each official client. They send NORMAL, DELAY and FIFO messages and receive them as
-simple and as push consumers, ordered and not; all share the consumer groups, so each gets what the
-others have sent. `looping_clients.judge` says what they are promised.
+Each official client runs in its own process. The clients send NORMAL, DELAY and FIFO messages. They
+receive them as simple and as push consumers, ordered and unordered. All clients share the consumer
+groups, so each receives messages of the others. `looping_clients.judge` checks the guarantees.
 
-What clients do not do for an application, which therefore sees it here: none asks again for a
-receive, and none but for push consumers for an ack.
+No client retries a receive, and only push consumers retry an ack. The application sees these
+errors, and so do these tests.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from tests.support.eventually import eventually
 from tests.support.processes.killing import RECOVERY_S
 from tests.support.processes.processes import Standalone
 
-ATTEMPTS_MAX = 1000  # none becomes a dead letter
-RETRY_MS = 1000  # before a message that failed in a push consumer comes again
-PROGRESS = 10  # messages that each client stores of each topic between two disturbances
-# For all that was sent to be acked. A push consumer's delivery whose answer was lost comes back
-# after a minute, and what is behind it in its queue after that.
+ATTEMPTS_MAX = 1000  # enough that no message becomes a dead letter
+RETRY_MS = 1000  # delay of a message that failed in a push consumer
+PROGRESS = 10  # messages per client and topic between two disturbances
+# Longest time until all sent messages are acked. If the answer to a push consumer's receive is
+# lost, the delivery comes back after a minute. Later messages of its queue wait for it.
 DRAIN_S = 150.0
-QUIET_S = 3.0  # without a message, at the end: what would come again has come by then
+QUIET_S = 3.0  # time without a message at the end; duplicates come earlier
 NS_PER_US = 1000
-LOG_CHARS = 5000  # of a process, that a failure shows
-# Calls of which an application sees errors when a process is killed: the one that was under way is
-# lost, and no client asks again but with what it sends. An ack may find that its delivery is over.
+LOG_CHARS = 5000  # end of a process's log that a failure shows
+# Calls that may return an error to the application after a kill. The running call is lost, and
+# clients retry only sends. The delivery of an ack may have expired.
 CALLS = frozenset({"normal", "delayed", "ordered", "receive", "ack"})
 
 
 def prepare(running: Standalone) -> None:
-    """Make the topics and the consumer groups of the clients."""
+    """Create the topics and the consumer groups of the clients."""
     for topic in TOPICS:
         kind = {"delayed": "DELAY", "ordered": "FIFO"}.get(topic, "NORMAL")
         running.put(f"topics/{topic}", messageType=kind, queues=2)
@@ -67,7 +67,7 @@ def prepare(running: Standalone) -> None:
 
 @contextlib.contextmanager
 def disturbed_clients(folder: Path, running: Standalone) -> Iterator[DisturbedClients]:
-    """Run each client that is made here for the block; then none is left, and `facts.jsonl` is."""
+    """Run each client that is built on this machine. Write `facts.jsonl` at the end."""
     java_home = f"-Duser.home={folder / 'java'}"
     commands = {"python": [sys.executable, str(SCRIPTS / "python" / "loop.py")]}
     if shutil.which("node") and NODE_PACKAGES.exists():
@@ -85,13 +85,13 @@ def disturbed_clients(folder: Path, running: Standalone) -> Iterator[DisturbedCl
         yield disturbed
     finally:
         lines = "".join(f"{json.dumps(fact)}\n" for fact in disturbed.facts())
-        (folder / "facts.jsonl").write_text(lines)  # For whoever looks into a verdict.
+        (folder / "facts.jsonl").write_text(lines)  # For the analysis of a verdict.
         for client in clients:
             client.kill()
 
 
 class DisturbedClients:
-    """The clients, and what has been done to their server."""
+    """The clients and the disturbances of their server."""
 
     def __init__(self, running: Standalone, clients: list[Looping]) -> None:
         self.clients = clients
@@ -99,7 +99,7 @@ class DisturbedClients:
         self._running = running
 
     def facts(self) -> list[Fact]:
-        """Return all that the clients have said by now."""
+        """Return all facts that the clients have reported so far."""
         return [
             {"client": client.name, **fact}
             for client in self.clients
@@ -108,18 +108,18 @@ class DisturbedClients:
 
     @contextlib.contextmanager
     def disturbance(self, what: str, fails: frozenset[str]) -> Iterator[None]:
-        """Note what is done to the server, and which calls may fail by it."""
+        """Record a disturbance and the calls that it may fail."""
         begun = _now_us()
-        sys.stderr.write(f"{what}\n")  # what a failed run has done
+        sys.stderr.write(f"{what}\n")  # the story of a failed run
         yield
         self.disturbances.append(Disturbance(what, begun, _now_us(), fails))
 
     def ready(self) -> None:
-        """Wait until each client is at work."""
+        """Wait until each client is ready."""
         self.eventually(lambda: all(client.told.said["ready"] for client in self.clients))
 
     def progress(self) -> None:
-        """Wait until each client has stored some more of each topic, and all roles got some."""
+        """Wait until each client has stored more of each topic, and each role received more."""
         goals = [
             (client.told.stored[topic], len(client.told.stored[topic]) + PROGRESS)
             for client in self.clients
@@ -134,9 +134,9 @@ class DisturbedClients:
         )
 
     def end(self) -> list[int]:
-        """Stop sending, wait until all is acked and quiet, and return the clients' exit statuses.
+        """Stop the sends, wait for all acks and a quiet time, and return the exit statuses.
 
-        What is not acked is left: it is lost, says the verdict.
+        The verdict reports the remaining messages without an ack as lost.
         """
         for client in self.clients:
             client.stop_sending()
@@ -154,7 +154,7 @@ class DisturbedClients:
         return [client.end() for client in self.clients]
 
     def eventually(self, check: Callable[[], bool], within_s: float = RECOVERY_S) -> None:
-        """Wait until `check` holds; a client that dies ends it, and a failure tells all."""
+        """Wait until `check` holds. Fail with all logs, at once if a client dies."""
 
         def checked() -> bool:
             for client in self.clients:
@@ -170,7 +170,7 @@ class DisturbedClients:
             raise AssertionError(f"{late}\n{told}\n{self.done()}\n{log}") from None
 
     def done(self) -> str:
-        """Return what was done, a line each."""
+        """Return the disturbances, one per line."""
         return "\n".join(map(str, self.disturbances))
 
     def _received(self, role: str) -> int:

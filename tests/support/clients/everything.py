@@ -1,4 +1,4 @@
-"""A load that touches everything once, so that every metric has something to say."""
+"""A load that uses every feature once, so that every metric has a value."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "first_message.py"
 EXAMPLE_S = 60.0
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
-POLL_MS = 10_000  # more than anything waited for takes
+POLL_MS = 10_000  # longer than every wait below
 SHORT_MS = 1_000  # the shortest invisible duration
 LONG_MS = 60_000
 DELAY_MS = 1_500
 MESSAGES = 16
-EXPORT_NS = 60_000_000_000  # between two exports of a client
+EXPORT_NS = 60_000_000_000  # period of a client's exports
 
 
 def measuring(folder: Path) -> Path:
-    """Return a file of settings with which proxies take what clients measure."""
+    """Return a settings file with which proxies accept the clients' metrics."""
     path = folder / "tidemill.yaml"
     path.write_text("client_metrics: true\n", "utf-8")
     return path
 
 
 def quick_start(running: Standalone, home: Path) -> None:
-    """Do what the README begins with; the official client logs below `home`."""
+    """Run the first steps of the README. The official client logs below `home`."""
     running.put("topics/orders", messageType="NORMAL", queues=4)
     running.put("groups/billing")
     subprocess.run(
@@ -57,25 +57,25 @@ def quick_start(running: Standalone, home: Path) -> None:
 
 
 class Served(Protocol):
-    """What serves: a standalone, or a release."""
+    """The server: a standalone or a release."""
 
     @property
     def grpc(self) -> str:
-        """Where clients connect: host:port."""
+        """The address for clients: host:port."""
         ...
 
     @property
     def admin(self) -> str:
-        """Where the REST API is."""
+        """The URL of the REST API."""
         ...
 
     def put(self, path: str, **body: object) -> None:
-        """Set something through it."""
+        """Send a PUT to the REST API."""
         ...
 
 
 async def touch_everything(running: Served) -> None:
-    """Send, receive, ack, expire, give back, dead-letter, order, delay, recall, wait and ask."""
+    """Use every feature of the public service and of the REST API once."""
     running.put("topics/parcels", messageType="NORMAL", queues=4)
     running.put("topics/steps", messageType="FIFO", queues=1)
     running.put("topics/reminders", messageType="DELAY", queues=2)
@@ -95,7 +95,7 @@ async def touch_everything(running: Served) -> None:
 
 
 async def _live(client: Api) -> None:
-    """Be a producer and a consumer that live, for the next two minutes."""
+    """Register a producer and a consumer. They count as alive for two minutes."""
     for kind in (v2.PRODUCER, v2.SIMPLE_CONSUMER):
         request = service.HeartbeatRequest(client_type=kind, group=v2.Resource(name="depot"))
         metadata = (("x-mq-client-id", f"client-{kind}"), *METADATA[1:])
@@ -112,7 +112,7 @@ async def _deliver(client: Api) -> None:
 
 
 async def _come_back(client: Api) -> None:
-    """Let one delivery run out, and give the next one back."""
+    """Let one delivery expire, and give the next one back."""
     await client.send(message("parcels", b"forgotten"))
     await client.receive("parcels", "depot", poll_ms=POLL_MS, invisible_ms=SHORT_MS)
     [again] = await client.receive("parcels", "depot", poll_ms=POLL_MS, invisible_ms=LONG_MS)
@@ -122,7 +122,7 @@ async def _come_back(client: Api) -> None:
 
 
 async def _die(client: Api) -> None:
-    """Let a message become a dead letter of a group that tries once, and wait for it there."""
+    """Create a dead letter in a consumer group with one attempt, and receive it."""
     dead = asyncio.create_task(client.receive("%DLQ%strict", "undertaker", poll_ms=POLL_MS))
     while not await client.receive("parcels", "strict", poll_ms=POLL_MS, invisible_ms=SHORT_MS):
         pass
@@ -131,7 +131,7 @@ async def _die(client: Api) -> None:
 
 
 async def _keep_order(client: Api) -> None:
-    """Have two ordered batches, and somebody who meets the lock of the first."""
+    """Receive two ordered batches, with another receive that finds the first one's lock."""
     for body in (b"one", b"two"):
         await client.send(message("steps", body, message_group="steps"))
     [held] = await client.receive("steps", "orderly", poll_ms=POLL_MS, batch_size=1)
@@ -152,7 +152,7 @@ async def _delay(client: Api) -> None:
 
 
 async def _wait(client: Api) -> None:
-    """Wait for a message that comes, and look for one that does not."""
+    """Receive once with a message and once without."""
     assert not await client.receive("news", "patient")
     waiting = asyncio.create_task(client.receive("news", "patient", poll_ms=POLL_MS))
     await client.send(message("news", b"one more"))
@@ -161,7 +161,7 @@ async def _wait(client: Api) -> None:
 
 
 async def _measure(client: Api) -> None:
-    """Send what an official client measures itself, where it is told to."""
+    """Export the metrics of an official client, if the server asks for them."""
     known = {"topic": "parcels", "consumer_group": "depot", "invocation_status": "success"}
     attributes = [KeyValue(key=k, value=AnyValue(string_value=v)) for k, v in known.items()]
     metrics = []
@@ -199,7 +199,7 @@ async def _measure(client: Api) -> None:
     except grpc.aio.AioRpcError as refusal:
         if refusal.code() is not grpc.StatusCode.UNIMPLEMENTED:
             raise
-        return  # The proxies are not told to take it.
+        return  # The proxies do not accept clients' metrics.
     assert not answer.partial_success.rejected_data_points, answer
 
 

@@ -1,10 +1,10 @@
-"""Senders of delayed messages that recall some of them, and consumers, whatever happens.
+"""Senders that recall some of their delayed messages, and consumers, both through all faults.
 
-All of it is noted by message, and `judge` says which promises were broken, as clients can see it:
+`TimedLoad.judge` reports broken guarantees from the clients' view:
 
-    T-1   nothing comes before it is due
-    T-3   what was acknowledged and not recalled comes
-    T-11  what was recalled never comes; what could not be recalled because it was late has come
+    T-1   no message comes before it is due
+    T-3   an acknowledged message that was not recalled comes
+    T-11  a recalled message never comes; if a recall was too late, the message has come
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 RECALL_SHARE = 0.1
 QUIET_S = 2 * INVISIBLE_MS / 1000
-BACKLOG_MAX = 20_000  # messages that wait
+BACKLOG_MAX = 20_000  # stored messages that no consumer has received
 
 
 @dataclass(slots=True)
 class Timed:
-    """What is known of one delayed message."""
+    """The history of one delayed message."""
 
     due_at_ms: int
     sent: Outcome = Outcome.UNKNOWN
-    recalled: Outcome | None = None  # None: nobody tried; FAILED: it was too late
+    recalled: Outcome | None = None  # None: no recall; FAILED: the recall was too late
     received_at_ms: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class TimedLoad:
-    """One topic, one group, and who produces and consumes there."""
+    """One topic and one consumer group, with producers and consumers."""
 
     endpoint: str
     topic: str
@@ -53,19 +53,19 @@ class TimedLoad:
 
     @property
     def status(self) -> str:
-        """How far it has come."""
+        """The progress so far."""
         return (
             f"{self.topic}: {self.sent_ok} scheduled, {self.received} received, "
             f"{self.recalled_ok} recalled"
         )
 
     async def run(self, *, producers: int, consumers: int, stop: asyncio.Event) -> None:
-        """Schedule until `stop`, and consume until everything has come."""
+        """Schedule until `stop`. Consume until all messages have come."""
         async with asyncio.TaskGroup() as tasks:
             producing = [tasks.create_task(self._produce(n, stop)) for n in range(producers)]
             consuming = [tasks.create_task(self._consume()) for _ in range(consumers)]
             await asyncio.wait(producing)
-            # Nobody tells when nothing comes any more.
+            # No event marks the last message, so this polls.
             while not self._is_quiet():  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
             for task in consuming:
@@ -76,7 +76,7 @@ class TimedLoad:
         return is_still and not self.missing()
 
     def missing(self) -> list[str]:
-        """Return the messages that must come and have not."""
+        """Return the messages that must still come."""
         return [
             key
             for key, timed in self.messages.items()
@@ -86,7 +86,7 @@ class TimedLoad:
         ]
 
     def judge(self) -> list[str]:
-        """Return what was promised and not kept, a line each."""
+        """Return the broken guarantees, one per line."""
         broken = [f"T-3: {key} never came" for key in self.missing()]
         for key, timed in self.messages.items():
             early = [at for at in timed.received_at_ms if at < timed.due_at_ms]
@@ -130,7 +130,7 @@ class TimedLoad:
         return answer.entries[0].recall_handle
 
     async def _recall(self, client: Api, handle: str, timed: Timed) -> None:
-        """Recall until there is an answer: repeating it is safe and converges."""
+        """Repeat the recall until the server answers. A recall is idempotent."""
         timed.recalled = Outcome.UNKNOWN
         while True:
             try:

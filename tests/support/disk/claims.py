@@ -1,13 +1,11 @@
-"""What a start may claim: whether its log has all that any earlier run of it has acked.
+"""The claim of a starting replica: whether its log has all messages that earlier runs acked.
 
-A clean replica keeps its place in the sync state set; an unclean one loses it before anything else
-happens (failover.md 3). Invariant: what is kept of the last run is replaced only when a
-registration that told the truth was accepted. A start that crashes before that leaves the next one
-no excuse.
+A clean replica stays in the sync state set. An unclean replica leaves the set before anything else
+happens (failover.md 3). Invariant: the replica replaces its record of the last run only after the
+controllers have accepted a true registration. So a crash before that does not hide the loss.
 
-Where acks are durable a log has them that ends where it was written to. It does not where bytes
-have rotted behind what is known to be confirmed, and nobody has them: such a log is cut there, and
-that is noted before it is done.
+If acks are durable, an uncut log has all acked messages. If bytes behind the known confirmed end
+are damaged and no replica has them, the replica cuts its log there. It records the cut first.
 """
 
 from __future__ import annotations
@@ -16,27 +14,27 @@ from typing import NamedTuple
 
 
 class LastRun(NamedTuple):
-    """What the volume says of the run before, written when that one had registered."""
+    """The volume's record of the last run, written after its registration."""
 
-    boot_id: str  # of the machine; another one: the page cache is gone
-    # Of an orderly end; None: there was none.
+    boot_id: str  # of the machine; a different id: the page cache is lost
+    # Log end at an orderly end; None: the run did not end in order.
     clean_end: int | None = None
-    was_cut: bool = False  # at damage, and no registration has told of it
+    was_cut: bool = False  # at damage that no registration has reported
 
 
 def tail_is_whole(last: LastRun, *, boot_id: str) -> bool:
-    """Whether all that was written is there: nothing of the log's end is torn but the last record.
+    """Return whether the log has all written bytes: only the last record may be torn.
 
-    The machine has not been started since; so an intact record behind a broken one is damage.
+    The machine has not restarted. So an intact record behind a broken one means damage.
     """
     return bool(boot_id) and last.boot_id == boot_id
 
 
 def claims_clean(last: LastRun, *, boot_id: str, log_end: int, acks_are_durable: bool) -> bool:
-    """Whether this start has what was acked; `log_end` is where its log was found to end.
+    """Return whether this start has all acked messages; `log_end` is the end of its log.
 
-    Where acks are durable a log that was opened has them, unless it was cut at damage. Otherwise
-    the page cache has them, unless the machine was started since.
+    If acks are durable, an opened log has them, unless it was cut at damage. Otherwise the page
+    cache has them, unless the machine has restarted.
     """
     if last.was_cut:
         return False
@@ -44,5 +42,5 @@ def claims_clean(last: LastRun, *, boot_id: str, log_end: int, acks_are_durable:
 
 
 def after_registration(last: LastRun, *, boot_id: str, is_accepted: bool) -> LastRun:
-    """Return what is to be written: nothing new until a registration was accepted."""
+    """Return the record to write. It changes only after an accepted registration."""
     return LastRun(boot_id) if is_accepted else last

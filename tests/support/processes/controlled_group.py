@@ -1,4 +1,4 @@
-"""Three replicas of a broker group and a controller, all of them real processes."""
+"""Three replicas of a broker group and a controller as real processes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2_grpc
 
 GROUP = "broker-0"
-WITHIN_MS = 120_000  # for what must come on the slowest machine, and when controllers look again
+WITHIN_MS = 120_000  # enough for the slowest machine and the controllers' next check
 CALL_S = 30.0
 Variables = Callable[[str], Mapping[str, str]]
 
 
 def no_more(_name: str) -> Mapping[str, str]:
-    """Leave the environment of a process as it is."""
+    """Add no variables to the environment of a process."""
     return {}
 
 
 class Announced:
-    """A process that has said where it serves."""
+    """A process that has reported its addresses."""
 
     def __init__(
         self, name: str, arguments: list[str], log: Path, variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start it, with some more `variables` in its environment."""
+        """Start the process with additional environment `variables`."""
         self.name = name
         ours, theirs = socket.socketpair()
         with ours, log.open("a") as stderr:
@@ -51,7 +51,7 @@ class Announced:
                 )
             ours.settimeout(START_S)
             line = ours.recv(4096)
-            self._fd = ours.detach()  # Its end would be taken for the supervisor's.
+            self._fd = ours.detach()  # If it closed, the process would end with its supervisor.
         assert line, f"{name} did not start:\n{log.read_text()}"
         ready = json.loads(line)
         self.grpc: str = ready["grpc"]
@@ -62,7 +62,7 @@ class Announced:
         return self.process.pid
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return what it says of a metric on `/metrics`; 0 where it does not name it."""
+        """Return a metric of the process; 0 if `/metrics` does not have it."""
         with httpx.Client(trust_env=False, timeout=CALL_S) as client:
             text = client.get(self.metrics).raise_for_status().text
         return sum(
@@ -74,17 +74,17 @@ class Announced:
 
     @property
     def broker_pid(self) -> int:
-        """Return the process that a supervisor has started."""
+        """Return the process id of the broker that a supervisor has started."""
         [child] = [pid for pid in descendants(self.pid)[1:] if parent_of(pid) == self.pid]
         return child
 
     def stop(self) -> int:
-        """Stop it in order; return its exit status."""
+        """Stop the process in order; return its exit status."""
         self.process.terminate()
         return self.process.wait(STOP_S)
 
     def end(self) -> None:
-        """Leave nothing of it."""
+        """End the process and release its descriptor."""
         for pid in descendants(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ class Announced:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0: it is gone."""
+    """Return the parent of a process; 0: the process has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -104,12 +104,12 @@ def parent_of(pid: int) -> int:
 
 
 def reasons_since(before: wire.Group, after: wire.Group) -> list[str]:
-    """Return why masters were elected between two looks at a group."""
+    """Return the reasons of the elections between two states of a broker group."""
     return [one.reason for one in after.history if one.epoch > before.view.epoch]
 
 
 class ControlledGroup:
-    """The processes, and what their controller says of them."""
+    """The processes, with the controllers' view of them."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class ControlledGroup:
         controller_flags: Sequence[str] = (),
         variables: Variables = no_more,
     ) -> None:
-        """Start all of them; with `links` what they say to each other goes through these.
+        """Start all processes. With `links`, their connections pass through relays.
 
-        `flags` are the replicas', `variables` are of the environment of each, by its name.
+        `flags` go to the replicas. `variables` returns the environment of a process by its name.
         """
         self.folder = folder
         self.flags = flags
@@ -131,15 +131,15 @@ class ControlledGroup:
         self.variables = variables
         self.links = links
         self.controllers = [self.start_controller() for _ in range(controllers)]
-        self.to_controllers: dict[int, list[Link]] = {}  # of each replica
-        self.to_replica: dict[int, Link] = {}  # of the others, and of proxies
+        self.to_controllers: dict[int, list[Link]] = {}  # by replica
+        self.to_replica: dict[int, Link] = {}  # from other replicas and proxies
         self.replicas: dict[int, Announced] = {}
         for replica in range(3):
             self.start_replica(replica)
 
     @property
     def controller(self) -> Announced:
-        """Return the controller that is asked."""
+        """Return the controller that answers the queries below."""
         return self.controllers[0]
 
     @controller.setter
@@ -185,12 +185,12 @@ class ControlledGroup:
             self.to_replica[replica].target = started.grpc
 
     def address_of(self, replica: int) -> str:
-        """Return where others reach a replica: a proxy that is given another one knows no route."""
+        """Return a replica's advertised address. A proxy has routes only to this address."""
         link = self.to_replica.get(replica)
         return self.replicas[replica].grpc if link is None else link.address
 
     def group(self) -> wire.Group:
-        """Return what the controller says."""
+        """Return the controller's state of the broker group."""
         with grpc.insecure_channel(self.controller.grpc) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             found: wire.GroupList = stub.GetGroups(
@@ -200,14 +200,14 @@ class ControlledGroup:
 
     @property
     def master(self) -> int:
-        """Return the number of the master: nobody says that it is the first one's for long."""
+        """Return the number of the master, which may change at any time."""
         return self.await_group(lambda found: found.view.HasField("master")).view.master.replica_id
 
     def move_master(self, target: int) -> wire.Group:
-        """Have a replica made master, however often that must be asked for, and wait for it.
+        """Repeat the transfer to a replica until it is the master.
 
-        It is refused of a replica that is not in sync, or was not heard for a second, and given up
-        of one that is late: on a machine that is busy enough, any of them.
+        Controllers reject a transfer to a replica that is not in sync or was silent for a second.
+        They give up a transfer to a slow replica. On a busy machine, this can be any replica.
         """
 
         def is_there() -> bool:
@@ -223,7 +223,7 @@ class ControlledGroup:
         return self.group()
 
     def led_by_another(self, before: wire.Group) -> wire.Group:
-        """Wait until another run than that of `before` is master, and return what is said then."""
+        """Wait until the master is another run than in `before`; return the new state."""
         return self.await_group(
             lambda found: (
                 found.view.epoch > before.view.epoch and found.view.master != before.view.master
@@ -243,7 +243,7 @@ class ControlledGroup:
             stub.ForceMaster(wire.ForceMasterRequest(group=GROUP, target=target), timeout=CALL_S)
 
     def await_group(self, is_so: Callable[[wire.Group], bool]) -> wire.Group:
-        """Wait until what the controller says is so."""
+        """Wait until the controller's state of the group fulfils a condition."""
         found: list[wire.Group] = []
 
         def look() -> bool:
@@ -252,14 +252,14 @@ class ControlledGroup:
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
-                return False  # A controller that has just begun knows no group yet.
+                return False  # A new controller does not know the group yet.
             return is_so(found[0])
 
         eventually(look, within_ms=WITHIN_MS)
         return found[0]
 
     def lead(self, target: int) -> None:
-        """Force a replica to be master, as soon as it is heard: nobody else is made so."""
+        """Force the election of a replica as soon as the controller hears its heartbeats."""
 
         def is_forced() -> bool:
             try:
@@ -290,7 +290,7 @@ def controlled_group(
     controller_flags: Sequence[str] = (),
     variables: Variables = no_more,
 ) -> Iterator[ControlledGroup]:
-    """Run the group for the block; afterwards none of its processes is left."""
+    """Run the broker group during the block, and end all its processes afterwards."""
     running: list[ControlledGroup] = []
     try:
         running.append(
@@ -311,7 +311,7 @@ def controlled_group(
 
 @contextlib.contextmanager
 def proxy_of(group: ControlledGroup, *flags: str, name: str = "proxy-0") -> Iterator[Announced]:
-    """Run a proxy of the group for the block."""
+    """Run a proxy of the broker group during the block."""
     arguments = [
         "proxy",
         f"--name={name}",

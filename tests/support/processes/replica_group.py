@@ -1,7 +1,7 @@
-"""Broker processes that are replicas of one group, and a controller as simple as one can be.
+"""Broker processes as replicas of one broker group, with a minimal controller.
 
-The record is in this process: a proposal is taken when its version is the record's, and an election
-takes a live member of the sync state set.
+The group's record is in this process. The controller accepts a proposal with the record's version.
+It elects a live member of the sync state set.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.support.eventually import LOOK_EVERY_S
 from tests.support.processes.processes import environment
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
-START_S = 120.0  # far more than a start takes, beside other tests
+START_S = 120.0  # far longer than a start beside other tests
 
 
 class ReplicaProcess:
-    """One process, and what it says."""
+    """One replica's process with its addresses."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
         self.number = number
@@ -32,7 +32,7 @@ class ReplicaProcess:
         self.address = self.metrics = ""
 
     def tell(self, view: ReplicationView) -> None:
-        """Hand it a view."""
+        """Send a view to the process."""
         line = {
             "epoch": view.epoch,
             "version": view.version,
@@ -46,7 +46,7 @@ class ReplicaProcess:
 
 
 class ReplicaGroup:
-    """The processes, and the record."""
+    """The replicas' processes and the group's record."""
 
     def __init__(self, folder: Path, *flags: str, count: int = 3, min_in_sync: int = 2) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class ReplicaGroup:
 
     @property
     def master(self) -> ReplicaProcess:
-        """Who the record says is the master. Raises ConnectionError while that one is down."""
+        """The master in the record. Raises ConnectionError while it is down."""
         assert self.view.master is not None
         replica = self.up.get(self.view.master.replica_id)
         if replica is None:
@@ -68,10 +68,10 @@ class ReplicaGroup:
         return replica
 
     async def start(self, number: int) -> ReplicaProcess:
-        """Start a replica, and tell it what is known."""
+        """Start a replica and send it the view."""
         log = self.folder / f"replica-{number}.log"
         log.touch()
-        begin = log.stat().st_size  # Before it stands what earlier runs have said.
+        begin = log.stat().st_size  # Earlier runs wrote the lines before.
         with log.open("a") as stderr:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -136,9 +136,9 @@ class ReplicaGroup:
     async def elect(
         self, number: int | None = None, *, members: Sequence[int] = (), without: Sequence[int] = ()
     ) -> ReplicaProcess:
-        """Begin an epoch, of a live member or the one that is named.
+        """Begin an epoch with replica `number` as the master. Default: any live member.
 
-        Where `members` are named they are the set: new runs of those that were in it.
+        `members` replace the sync state set: they are new runs of its members.
         """
         live = [self.up[one].member for one in members] or [
             one for one in sorted(self.view.sss) if self._lives(one)
@@ -151,28 +151,28 @@ class ReplicaGroup:
         return self.up[master.replica_id]
 
     async def kill(self, number: int) -> None:
-        """Kill a replica with -9; nobody is told."""
+        """Kill a replica with SIGKILL, without a report to the others."""
         replica = self.up.pop(number)
         replica.process.send_signal(signal.SIGKILL)
         await replica.process.wait()
 
     async def in_sync(self, count: int) -> None:
-        """Wait until the sync state set has so many members."""
+        """Wait until the sync state set has at least `count` members."""
         async with asyncio.timeout(START_S), self.changed:
             await self.changed.wait_for(lambda: len(self.view.sss) >= count)
 
     async def stop(self, number: int) -> int:
-        """Stop a replica with SIGTERM; return its status."""
+        """Stop a replica with SIGTERM; return its exit status."""
         replica = self.up.pop(number)
         replica.process.terminate()
         return await replica.process.wait()
 
     async def close(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
         for replica in self.up.values():
             with contextlib.suppress(ProcessLookupError):
                 replica.process.kill()
-        # They end with their process.
+        # Each task ends with its process.
         await asyncio.gather(*self._tasks)
         for replica in self.all:
             assert replica.process.stdin is not None
@@ -182,7 +182,7 @@ class ReplicaGroup:
 
 @contextlib.asynccontextmanager
 async def replica_group(folder: Path, *flags: str, count: int = 3) -> AsyncIterator[ReplicaGroup]:
-    """Run a group for the block: replica 0 leads, and all are in the sync state set."""
+    """Run a broker group during the block, with replica 0 as master and all replicas in sync."""
     group = ReplicaGroup(folder, *flags, count=count)
     try:
         for number in range(count):

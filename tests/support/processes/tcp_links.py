@@ -1,10 +1,10 @@
-"""TCP connections that a test can hold up: a relay in front of an address, in a thread of its own.
+"""TCP connections that a test can disturb: a relay in front of an address, in its own thread.
 
-cut          nothing passes any more, in both directions or in one; connections stay, as behind
-             a firewall that drops, and what was said before the end of it arrives late
-cut_off      the same for one process, and for nobody else behind the same address
-slowed       everything arrives later, and so many bytes a second
-reset        all connections end at once, as if the machine between them had restarted
+cut          blocks one or both directions; connections stay open, as behind a firewall that drops
+             packets; blocked bytes arrive after `heal`
+cut_off      the same for one process; other processes still reach the address
+slow         delays all bytes and limits the bytes per second
+reset        ends all connections, as if the machine between them had restarted
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 CHUNK_BYTES = 16 << 10
-CHUNKS_MAX = 256  # on their way, of one connection and direction: 4 MiB
+CHUNKS_MAX = 256  # in flight per connection and direction: 4 MiB
 START_S = 10.0
-FORTH, BACK = 0, 1  # from who has dialled, and to it
+FORTH, BACK = 0, 1  # directions: from the dialling process, and to it
 
 
 class Link:
     """One relay."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.target = ""  # where it leads; until that is known it leads nowhere
+        self.target = ""  # host:port; empty: unknown, so connections end at once
         self.address = ""
         self._loop = loop
         self._open = asyncio.Event(), asyncio.Event()
-        self._cut_off: set[int] = set()  # processes
-        self._of_ports: dict[int, asyncio.Event] = {}  # of who has dialled: set while it passes
+        self._cut_off: set[int] = set()  # process ids
+        self._of_ports: dict[int, asyncio.Event] = {}  # by source port: set while bytes pass
         self._delay_s = 0.0
-        self._bytes_per_s = 0.0  # 0: as many as come
-        self.passed_bytes = [0, 0]  # so far, by direction
+        self._bytes_per_s = 0.0  # 0: no limit
+        self.passed_bytes = [0, 0]  # by direction
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         for gate in self._open:
@@ -46,12 +46,12 @@ class Link:
     # ------------------------------------------------------------ from any thread
 
     def cut(self, *directions: int) -> None:
-        """Let nothing pass, in these directions, in both where none is named."""
+        """Block these directions. Default: both."""
         for direction in directions or (FORTH, BACK):
             self._loop.call_soon_threadsafe(self._open[direction].clear)
 
     def cut_off(self, pid: int) -> None:
-        """Let nothing pass of a process, in both directions, of what it dials from now on too."""
+        """Block the existing and new connections of a process in both directions."""
 
         def close() -> None:
             self._cut_off.add(pid)
@@ -62,11 +62,11 @@ class Link:
         self._loop.call_soon_threadsafe(close)
 
     def slow(self, *, delay_s: float, bytes_per_s: float) -> None:
-        """Let everything arrive later, and slowly."""
+        """Delay all bytes and limit their rate."""
         self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
 
     def heal(self) -> None:
-        """Let everything pass as it comes."""
+        """Remove all blocks, delays and limits."""
         self.slow(delay_s=0.0, bytes_per_s=0.0)
 
         def open_all() -> None:
@@ -114,7 +114,7 @@ class Link:
             ]
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, ValueError, asyncio.CancelledError):
-            pass  # Nobody is there, or not yet; or this is the end.
+            pass  # The target does not accept connections, or the relay ends.
         finally:
             if self._of_ports.get(source) is gate:
                 del self._of_ports[source]
@@ -165,7 +165,7 @@ class Link:
             await writer.drain()
 
     async def close(self) -> None:
-        """End everything."""
+        """End all connections and their tasks."""
         for writer in list(self._writers):
             writer.transport.abort()
         for task in list(self._tasks):
@@ -174,7 +174,7 @@ class Link:
 
 
 def has_dialled(pid: int, port: int) -> bool:
-    """Whether a process has a socket at this port of the loopback."""
+    """Return whether a process has a socket at this loopback port."""
     sockets = {f"socket:[{inode}]" for inode in _inodes_at(port)}
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -185,7 +185,7 @@ def has_dialled(pid: int, port: int) -> bool:
 
 
 def _inodes_at(port: int) -> Iterator[str]:
-    """Yield the sockets of TCP whose own port this is."""
+    """Yield the inodes of TCP sockets with this local port."""
     for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]:
         fields = line.split()
         if int(fields[1].rpartition(":")[2], 16) == port:
@@ -193,7 +193,7 @@ def _inodes_at(port: int) -> Iterator[str]:
 
 
 class Links:
-    """Relays in a thread of their own, so that they go on while a test waits."""
+    """Relays in their own thread, which run while a test waits."""
 
     def __init__(self, run: Callable[[Coroutine[Any, Any, Any]], Any], loop: Any) -> None:
         self._run = run
@@ -201,14 +201,14 @@ class Links:
         self._links: list[tuple[Link, asyncio.Server]] = []
 
     def make(self, target: str = "") -> Link:
-        """Begin a relay."""
+        """Start a relay."""
         link = Link(self._loop)
         link.target = target
         self._links.append((link, self._run(link.serve())))
         return link
 
     def close(self) -> None:
-        """End all of them."""
+        """End all relays."""
         for link, server in self._links:
             self._loop.call_soon_threadsafe(server.close)
             self._run(link.close())
@@ -216,7 +216,7 @@ class Links:
 
 @contextlib.contextmanager
 def tcp_links() -> Iterator[Links]:
-    """Run relays for the block."""
+    """Run relays during the block."""
     began: Future[asyncio.AbstractEventLoop] = Future()
 
     def work() -> None:

@@ -1,8 +1,8 @@
-"""An engine in memory: what the commands of the link call, without a store and without time.
+"""An engine in memory for the commands of the link, without a store and without a clock.
 
 It answers like the engine: appends by queue, acks with their three results, deliveries replaced by
-change-invisible, dead letters, delayed messages and their cancel, creation by use. A test that
-wants a message back, or a delayed one delivered, says so.
+change-invisible, dead letters, delayed messages and their cancel, creation by use. Only a call of
+the test makes a message available again or delivers a delayed message.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from tidemill.message import stored_message
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 SECRET = bytes(range(32))
-NOW_MS = 1_790_000_000_123  # the time of everything that happens here
+NOW_MS = 1_790_000_000_123  # the constant time
 MIXED = TopicType.MIXED
 _RETRY = ExponentialRetry(initial_ms=10_000, max_ms=7_200_000, multiplier=2.0)
 
 
 @dataclass
 class Message:
-    """A message and where it is."""
+    """A message with its position."""
 
     topic_id: int
     queue_id: int
@@ -59,14 +59,14 @@ class Message:
 
 @dataclass
 class Delivered:
-    """What one pop took from one queue."""
+    """The messages of one pop from one queue."""
 
     messages: list[Message]
     state: list[AckResult] = field(default_factory=list)  # result of the next ack, by index
 
 
 class Record(NamedTuple):
-    """A message as a reply reads it."""
+    """A message in the form that replies read."""
 
     blob: bytes
     stored_at_ms: int
@@ -106,19 +106,19 @@ class MemoryTimers:
 
 
 class MemoryEngine:
-    """The state, and what commands do to it."""
+    """The state and the commands that change it."""
 
     def __init__(self) -> None:
-        # All parts that the link calls are this object.
+        # This object plays all parts that the link calls.
         self.administration = self.commands = self.consumption = self.renewals = self.store = self
         self.catalog = MemoryCatalog()
         self.timers = MemoryTimers()
         self.tally = Tally()
         self.log: list[Message] = []
-        self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
-        self.alive_clients: list[str] = []  # that were told, in order
+        self.refused_queues: set[int] = set()  # reject appends with Overloaded
+        self.alive_clients: list[str] = []  # reported ids, in order
         self.ended_clients: list[str] = []
-        self.handed_over_ids: list[int] = []  # of deliveries, as they were told
+        self.handed_over_ids: list[int] = []  # delivery ids, in the order of their reports
         self.pops: list[tuple[str, bool]] = []  # client id, and whether it renews
         self._changes = ConfigChanges()
         self._taken: set[tuple[int, int]] = set()  # (group id, position in the log)
@@ -211,7 +211,7 @@ class MemoryEngine:
         return queue_offset
 
     def deliver_timer(self, timer_id: int) -> None:
-        """Store a delayed message as if it were due."""
+        """Store a delayed message as if its due time had come."""
         timer = self.timers.messages[timer_id]
         assert timer is not None, "delivered before"
         assert timer_id not in self.timers.cancelled
@@ -227,7 +227,7 @@ class MemoryEngine:
         self.ended_clients += client_ids
 
     def begin_handover(self, batches: Iterable[DeliveryBatch]) -> None:
-        """Nothing here runs out."""
+        """Do nothing: deliveries do not expire here."""
 
     def confirm_handovers(self, deliveries: Iterable[tuple[int, int]], *, now_ms: int) -> None:
         self.handed_over_ids += [delivery_id for _, delivery_id in deliveries]
@@ -242,8 +242,8 @@ class MemoryEngine:
         tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
-        client_id: str = "",  # It locks no queue.
-        renews: bool = False,  # Nothing here runs out.
+        client_id: str = "",  # unused: this engine locks no queue
+        renews: bool = False,  # unused: deliveries do not expire here
     ) -> list[DeliveryBatch]:
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest("too few or too many messages")
@@ -255,7 +255,7 @@ class MemoryEngine:
         for position, message in enumerate(self.log):
             if message.topic_id == topic_id and (group_id, position) not in self._taken:
                 if tags and stored_message.tag_of(message.blob) not in tags:
-                    self._taken.add((group_id, position))  # It is passed over for good.
+                    self._taken.add((group_id, position))  # The group never gets it again.
                     continue
                 by_queue.setdefault(message.queue_id, []).append(position)
                 count += 1
@@ -315,7 +315,7 @@ class MemoryEngine:
         return result
 
     def forget_deliveries(self) -> None:
-        """Forget what became of deliveries, as one does whose clock says that their time is up."""
+        """Forget the states of deliveries, as the engine does after their expiry."""
         self._deliveries.clear()
 
     def change_invisible(
@@ -347,7 +347,7 @@ class MemoryEngine:
         self.store_message(dead.id, 0, message.blob, message.origin_topic or origin.name)
 
     def _take_back(self, delivery: Delivery, later: AckResult) -> Message:
-        """End a delivery otherwise than by an ack; `later` is what an ack of it is told."""
+        """End a delivery without an ack; `later` is the result of a later ack."""
         delivered, index = self._deliveries.get(delivery.delivery_id), delivery.message_index
         if delivered is None or delivered.state[index] is not AckResult.APPLIED:
             raise InvalidReceiptHandle("no such delivery")

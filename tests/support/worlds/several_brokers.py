@@ -1,4 +1,4 @@
-"""A proxy's methods on several brokers in memory, which have one topic and one group."""
+"""A proxy's methods on several brokers in memory with one topic and one consumer group."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tidemill.proxy.settings import ProxySettings
 
 
 class SeveralBrokers(ProxyWorld):
-    """The methods of a proxy, and the brokers behind it."""
+    """The methods of a proxy and its brokers."""
 
     brokers: list[MemoryBroker]
-    all_brokers: list[LinkedGroup]  # whether members or not
+    all_brokers: list[LinkedGroup]  # members and others
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -38,10 +38,10 @@ class SeveralBrokers(ProxyWorld):
             ]
             for n, broker in enumerate(brokers):
                 broker.engine.catalog.broker_name = f"broker-{n}"
-                # The first two ids of each, so that they are of one incarnation.
+                # Both get the first ids at each broker, so all brokers agree on their incarnation.
                 broker.put_topic("topic")
                 broker.put_group("group", is_ordered=is_ordered)
-            # What waits for a time to pass does not end in a test's.
+            # The request timeout is longer than a test.
             settings = ProxySettings(brokers=[brokers[0].address], request_timeout_ms=60_000)
             world = cls(brokers[0], settings)
             world.brokers = brokers
@@ -59,14 +59,14 @@ class SeveralBrokers(ProxyWorld):
                 members.brokers.append(group)
                 members.by_name[group.name] = group
             world.all_brokers = list(members.brokers)
-            # The home lists nobody: what it tells anew is not to end what was made here.
+            # The home broker lists no members. Its next list must not remove the brokers above.
             members.home.link.on_change = world.cluster._changed
             yield world
             for run in runs:
                 run.cancel()
 
     def send(self, n: int, *texts: str) -> None:  # type: ignore[override]  # not through the proxy
-        """Let messages arrive at broker `n`."""
+        """Store messages at broker `n`."""
         engine = self.brokers[n].engine
         topic = engine.catalog.topics["topic"]
         for text in texts:
@@ -75,7 +75,7 @@ class SeveralBrokers(ProxyWorld):
         self.brokers[n]._rounds.do()
 
     def leave(self, n: int) -> None:
-        """Let a broker group be no member any more, or not yet."""
+        """Remove a broker group from the members."""
         members, broker = self.cluster._members, self.all_brokers[n]
         broker.is_member = False
         members.brokers = [each for each in members.brokers if each is not broker]
@@ -83,7 +83,7 @@ class SeveralBrokers(ProxyWorld):
         self.cluster._changed()
 
     def join(self, n: int) -> None:
-        """Let a broker group become a member."""
+        """Add a broker group to the members."""
         members, broker = self.cluster._members, self.all_brokers[n]
         broker.is_member = True
         members.brokers = [each for each in self.all_brokers if each.is_member]
@@ -91,7 +91,7 @@ class SeveralBrokers(ProxyWorld):
         self.cluster._changed()
 
     async def until_asked(self, *, count: int = 1) -> None:
-        """Wait until each broker has been asked for hints, and has none."""
+        """Wait until each broker has `count` open requests for hints."""
 
         def is_asked(broker: MemoryBroker) -> bool:
             return broker.count_of("notifications") >= count
@@ -99,7 +99,7 @@ class SeveralBrokers(ProxyWorld):
         await eventually(lambda: all(map(is_asked, self.brokers)))
 
     def scrape(self) -> dict[str, dict[frozenset[str], float]]:
-        """Return the samples of the polls by name and set of label values, zeros left out."""
+        """Return the non-zero samples of the polls by name and label values."""
         registry = Registry(cluster="c", node_type="proxy", node_id="p")
         PollingMetrics(registry, self.polling, self.cluster.knows)
         text = generate_latest(_Collected(registry)).decode()
@@ -114,7 +114,7 @@ class SeveralBrokers(ProxyWorld):
 
 
 class _Collected:
-    """What a registry collects, for the text encoder."""
+    """An adapter from a registry to the text encoder."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -126,7 +126,7 @@ class _Collected:
 def run(
     scenario: Callable[[SeveralBrokers], Awaitable[None]], *, count: int = 3, **options: bool
 ) -> None:
-    """Run `scenario` against a fresh proxy and `count` brokers."""
+    """Run `scenario` with a new proxy and `count` brokers."""
 
     async def main() -> None:
         async with asyncio.timeout(20), SeveralBrokers.several(count, **options) as world:
