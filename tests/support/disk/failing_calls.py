@@ -1,8 +1,8 @@
-"""A system call of a running process that fails, as the kernel fails it when a disk does.
+"""Failures of a running process's system calls, as with a failing disk.
 
-The process is traced (ptrace) from the outside until it makes the call; that one is skipped, and
-what it returns is the error. Then it is let go: whoever tries again succeeds, as with a disk that
-has dropped what it could not write.
+The test traces the process (ptrace) until it makes the call. The test skips this call and sets an
+error as its result. Then it detaches. The next call succeeds, as with a disk that has dropped the
+unwritten bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 import subprocess
 from typing import Final
 
-# Numbers of the calls, and where their registers are, on x86-64.
+# Numbers of the calls and offsets of their registers on x86-64.
 WRITE: Final = frozenset({296, 328})  # pwritev, pwritev2
 SYNC: Final = frozenset({75})  # fdatasync
 RAX: Final = 10 * 8
@@ -23,17 +23,17 @@ ORIG_RAX: Final = 15 * 8
 
 POKEUSER, DETACH, SYSCALL, SEIZE, INTERRUPT, LISTEN = 6, 17, 24, 0x4206, 0x4207, 0x4208
 GET_SYSCALL_INFO = 0x420E
-TRACESYSGOOD = 1  # an option: stops at calls are told from signals
+TRACESYSGOOD = 1  # option: marks stops at calls, to distinguish them from signals
 CALL_STOP = signal.SIGTRAP | 0x80
 EVENT_STOP = 128
 ENTRY, EXIT = 1, 2
-_INFO = struct.Struct("<B3xIQQQ64x")  # what of a call, architecture, places; its number, or result
-WALL = 0x40000000  # of waitpid: also for who is no child
+_INFO = struct.Struct("<B3xIQQQ64x")  # kind, architecture, pointers, number or result
+WALL = 0x40000000  # waitpid option: wait for all traced processes
 STOPPING = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 
 
 def is_possible() -> bool:
-    """Whether this machine lets a process trace its children, and is one that this knows."""
+    """Return whether this machine is supported and lets a process trace its children."""
     if platform.machine() != "x86_64":
         return False
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
@@ -47,9 +47,9 @@ def is_possible() -> bool:
 
 
 def fail_once(pid: int, calls: frozenset[int], error: int) -> None:
-    """Let the next of these calls of a process fail with `error`; return when it has.
+    """Fail the next of these calls of a process with `error`. Block until it has failed.
 
-    Raises ProcessLookupError where that ends before. To be called in a thread that may wait.
+    Raises ProcessLookupError if the process ends before.
     """
     _trace(SEIZE, pid, 0, TRACESYSGOOD)
     _trace(INTERRUPT, pid)
@@ -58,7 +58,7 @@ def fail_once(pid: int, calls: frozenset[int], error: int) -> None:
         _, status = os.waitpid(pid, WALL)
         if not os.WIFSTOPPED(status):
             raise ProcessLookupError(f"process {pid} has ended before it made the call")
-        passed = 0  # a signal that was on its way to it
+        passed = 0  # a signal to pass to the process
         request = SYSCALL
         stopped_by = os.WSTOPSIG(status)
         if stopped_by == CALL_STOP:
@@ -78,7 +78,7 @@ def fail_once(pid: int, calls: frozenset[int], error: int) -> None:
 
 
 def _call_of(pid: int) -> tuple[int, int]:
-    """Return where a process stands with a call, and the number of that if it begins."""
+    """Return whether a call of a process begins or ends, and its number if it begins."""
     info = ctypes.create_string_buffer(_INFO.size)
     _trace(GET_SYSCALL_INFO, pid, _INFO.size, ctypes.addressof(info))
     kind, _, _, _, number = _INFO.unpack(info.raw)

@@ -1,6 +1,7 @@
-"""The complete state of an engine, as far as anybody can find it out.
+"""The complete observable state of an engine.
 
-Left out is what only memory knows and may forget: what retention took, and what time made void.
+It omits state that the engine keeps only in memory and may forget: retired messages and expired
+deliveries.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ Lows = dict[tuple[int, int], int]  # (topic id, queue id) -> offset
 
 
 def lows_of(*engines: Engine) -> Lows:
-    """Return where each queue begins for all of `engines`.
+    """Return the first offset of each queue that all `engines` have.
 
-    A retirement that was cut short has given messages up that are still there after the start.
+    After an interrupted retirement, the next start still finds messages of the retired range.
     """
     lows: Lows = {}
     for engine in engines:
@@ -30,10 +31,10 @@ def lows_of(*engines: Engine) -> Lows:
 def observe(
     engine: Engine, now_ms: int, lows: Lows | None = None, *, as_started: bool = False
 ) -> dict[str, Any]:
-    """Read all that a client or an operator could find out, from the offsets `lows` on.
+    """Return all state that a client or an operator can observe, from the offsets `lows` on.
 
-    `as_started`: as it is to be after a start now, which gives what is to be renewed for the first
-    time a minute.
+    `as_started`: return the expected state after a start at this time. A start extends deliveries
+    that wait for their first renewal.
     """
     lows = lows or lows_of(engine)
     catalog, state = engine.catalog, engine.state
@@ -53,7 +54,7 @@ def observe(
         low = lows[key[1:]]
         at: dict[str, Any] = {"pop": max(progress.pop_offset, low)}
         if low == 0:
-            # Else it depends on when deliveries of what is gone are looked at again.
+            # Otherwise it depends on when the engine visits deliveries of retired messages.
             at["consumer"] = consumer_offset(state, progress)
         if progress.ordered is not None:
             pending = progress.ordered.pending.items()

@@ -1,15 +1,16 @@
-"""The timers of a log, folded by a few dictionaries: what became of each, and whether it may have.
+"""A fold of a log's timer records into dictionaries, which checks each state and transition.
 
-Written beside the engine and not with it: it shares the record layouts and nothing else, and knows
-of no wheel, table or slot. Promises are named as in `spec/timer.md`, Part IV:
+It is independent of the engine: it shares only the record layouts, and has no wheel, table or slot.
+It checks these guarantees of `spec/timer.md`, Part IV:
 
-    T-1   nothing is delivered before its due time
-    T-3   an outcome is one of delivered, cancelled, dropped with a copy, or it is still pending
-    T-6   at most one of these per timer; T-11, T-12  what is cancelled is never delivered, and
-          each transition finds the state that the one before it has left
-    T-8   the frontier goes forward, and all timers due before it are settled
-    T-13  a rescheduled timer fires by its new due time and not by the old one
-    T-26  an evacuated copy is the same message, for the same time, under the same id
+    T-1   the broker delivers no message before its due time
+    T-3   a timer is delivered, cancelled, dropped with a copy, or still pending
+    T-6   a timer has at most one outcome
+    T-8   the frontier only advances, and all timers due before it are settled
+    T-11  a cancelled timer is never delivered
+    T-12  each transition starts from the state after the previous one
+    T-13  a rescheduled timer fires at its new due time
+    T-26  an evacuated copy has the same message, due time and id
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ DUE_END = stored_message.DUE_AT + 8
 
 
 class BrokenTimer(AssertionError):
-    """The log says of a timer what it must never say. The message begins with the promise."""
+    """A violation of a timer's guarantee in the log. The message begins with the guarantee's id."""
 
 
 @dataclass
 class OneTimer:
-    """What the log says of a timer."""
+    """The state of a timer according to the log."""
 
     due_at_ms: int
     topic_id: int
     queue_id: int
     origin: str
     message_id: str
-    content: int  # checksum over the stored message but for its due time
+    content: int  # checksum of the stored message without its due time
     log_offset: int  # of the newest copy
     size: int
     state: str = PENDING
     settled_at_ms: int = 0
     copies: int = 0
-    original: int | None = None  # where the message stands of which this is what is left
+    original: int | None = None  # log offset of the damaged message that this copy replaces
 
 
 class TimerFold:
@@ -62,8 +63,8 @@ class TimerFold:
         self.timers: dict[int, OneTimer] = {}
         self.frontier_ms = 0
         self.topics: dict[int, str] = {}
-        self.quarantined: set[int] = set()  # damaged on purpose: the hand may pass these
-        self._dues: list[tuple[int, int]] = []  # a heap; entries may be out of date
+        self.quarantined: set[int] = set()  # damaged on purpose: the hand may pass them
+        self._dues: list[tuple[int, int]] = []  # a heap; entries may be outdated
 
     @property
     def open(self) -> dict[int, OneTimer]:
@@ -73,7 +74,7 @@ class TimerFold:
         return {n for n, one in self.timers.items() if one.state == state}
 
     def fold(self, header: RecordHeader, body: bytes, tail: bytes) -> None:
-        """Take one record in. Raises BrokenTimer."""
+        """Fold one record. Raises BrokenTimer."""
         if header.kind == RecordKind.MESSAGE and header.flags & FLAG_SCHEDULE:
             self._schedule(header, body, tail)
         elif header.kind == RecordKind.MESSAGE and header.flags & FLAG_TIMER:
@@ -126,7 +127,7 @@ class TimerFold:
             _check(target.timer_id in self.quarantined, "T-26", f"{target} was not damaged")
             original = message.decode_remains(body).log_offset
             is_known = original in (one.log_offset, one.original)
-            # Where what was left before was damaged too: in front of that, nobody knows where.
+            # If the earlier copy was damaged too, the original's exact offset is unknown.
             is_before = one.original is not None and 0 < -original <= one.log_offset
             _check(is_known or is_before, "T-26", f"{original} for {target}")
             one.original = original
@@ -200,7 +201,7 @@ class TimerFold:
 
 
 def _content(blob: bytes) -> int:
-    """Sum a stored message up but for its due time, which a reschedule changes."""
+    """Return a checksum of a stored message without its due time, which a reschedule changes."""
     return crc32(blob[DUE_END:], crc32(blob[: stored_message.DUE_AT]))
 
 

@@ -1,4 +1,4 @@
-"""Running a scenario in a process of its own, for what may end one without an exception."""
+"""A runner for scenarios that may end their process without an exception."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAILED = 1  # exit status of a scenario that raised
 
 
 def in_own_process(scenario: Callable[[], None]) -> None:
-    """Run `scenario` in a fork of this process; fail where it raises, or is ended by a signal."""
+    """Run `scenario` in a fork of this process. Fail if it raises or a signal ends it."""
     with TemporaryFile() as said:
         pid = os.fork()
         if not pid:
@@ -31,13 +31,13 @@ def in_own_process(scenario: Callable[[], None]) -> None:
 
 
 def _run(scenario: Callable[[], None], said: int) -> None:
-    """Run it as the child, which never returns to what the parent has under way."""
-    faulthandler.disable()  # A crash is a result, which the parent reports.
+    """Run `scenario` in the child and exit, without a return to the parent's code."""
+    faulthandler.disable()  # The parent reports a crash.
     status = _FAILED
     try:
         scenario()
         status = 0
-    except BaseException:  # noqa: BLE001  # Also what pytest raises, and that is none of Exception.
+    except BaseException:  # noqa: BLE001  # pytest's outcomes are not an Exception.
         os.write(said, traceback.format_exc().encode())
     finally:
         os._exit(status)

@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: it scrapes what it is told every second, and is asked over HTTP."""
+"""A real Prometheus for tests: it scrapes targets every second and answers queries over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.eventually import eventually
 BUILD = Path(__file__).parents[2] / "monitoring" / "prometheus" / "build"
 PROMETHEUS = BUILD / "prometheus"
 SCRAPE_PERIOD = "1s"
-START_MS = 30_000  # far more than a start takes, on the slowest machine
+START_MS = 30_000  # far longer than a start on the slowest machine
 STOP_S = 30.0
 QUERY_S = 30.0
 _LISTENS = re.compile(r'msg="Listening on".* address=(127\.0\.0\.1:\d+)')
@@ -35,11 +35,11 @@ class Prometheus:
         )
 
     def is_ready(self) -> bool:
-        """Say whether it has read what it stores: before that it answers no query."""
+        """Return whether it has loaded its store and answers queries."""
         return self._client.get(f"http://{self._address}/-/ready").is_success
 
     def query(self, expression: str) -> list[Sample]:
-        """Return the samples of an expression, now. Raises AssertionError with what is wrong."""
+        """Return the current samples of an expression. Raises AssertionError if it is invalid."""
         answer = self._client.post("/query", data={"query": expression}).json()
         assert answer["status"] == "success", f"{expression}: {answer['error']}"
         result = answer["data"]["result"]
@@ -47,17 +47,17 @@ class Prometheus:
         return [{"value": result}] if is_scalar else list(result)
 
     def ups(self) -> int:
-        """Return how many targets were scraped well the last time."""
+        """Return the number of targets whose last scrape succeeded."""
         return len(self.query("up == 1"))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
 
 @contextlib.contextmanager
 def prometheus(folder: Path, targets: Mapping[str, list[str]], rules: Path) -> Iterator[Prometheus]:
-    """Run one for the block; `targets` are host:port by the name of their job."""
+    """Run Prometheus during the block; `targets` maps job names to host:port."""
     configuration = {
         "global": {
             "scrape_interval": SCRAPE_PERIOD,

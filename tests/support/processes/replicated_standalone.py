@@ -1,4 +1,4 @@
-"""A standalone with several replicas of a broker group: who is master, and faults of its parts."""
+"""A standalone with several replicas of a broker group: its master, and faults of its parts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FLAGS = (f"--replicas={REPLICAS}",)
 
 
 class Replicated:
-    """A running standalone, and what its controller says of one broker group."""
+    """A running standalone with its controller's view of one broker group."""
 
     def __init__(self, running: Standalone, group: str = GROUP) -> None:
         self.running = running
         self.group = group
 
     def status(self) -> dict[str, Any]:
-        """Return what the REST API says of the replicas; nothing while nobody answers."""
+        """Return the REST API's view of the replicas; empty if the API does not answer."""
         url = f"{self.running.admin}/api/v1/replicas/{self.group}"
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
             try:
@@ -39,7 +39,7 @@ class Replicated:
         return found
 
     def led(self) -> dict[str, Any]:
-        """Return the same as soon as somebody answers, and there is a master."""
+        """Wait until the group has a master; return the same view."""
 
         def look() -> dict[str, Any]:
             found = self.status()
@@ -48,31 +48,31 @@ class Replicated:
         return eventually(look, within_ms=round(RECOVERY_S * 1000))
 
     def master(self) -> str:
-        """Return the name of the process that is the master."""
+        """Return the name of the master's process."""
         return f"{self.group}-{self.led()['master']}"
 
     def follower(self) -> str:
-        """Return the name of one that is not."""
+        """Return the name of another replica's process."""
         return f"{self.group}-{(self.led()['master'] + 1) % REPLICAS}"
 
     def transfer(self) -> None:
-        """Have another replica made master."""
+        """Transfer the master role to another replica."""
         url = f"{self.running.admin}/api/v1/replicas/{self.group}:transfer"
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
             client.post(url, json={}).raise_for_status()
 
     def drain(self, replica: int, *, undo: bool = False) -> None:
-        """Have a replica emptied of its duties, or let it count again."""
+        """Drain a replica, or undo it."""
         url = f"{self.running.admin}/api/v1/replicas/{self.group}:drain"
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
             client.post(url, json={"replica": replica, "undo": undo}).raise_for_status()
 
     def pids(self, name: str) -> list[int]:
-        """Return the processes of a child: of a replica its supervisor, broker and helpers."""
+        """Return the process ids of a child: a replica has a supervisor, a broker and helpers."""
         return descendants(child_pid(self.running, name))
 
     async def in_sync(self, *, after_epoch: int = 0) -> None:
-        """Wait until there is a master, of a later epoch than this, and all are in sync."""
+        """Wait for a master of an epoch later than `after_epoch` with all replicas in sync."""
 
         def look() -> bool:
             found = self.status()
@@ -86,7 +86,7 @@ class Replicated:
 
 
 def send_signal(pids: Sequence[int], number: signal.Signals) -> None:
-    """Send a signal to processes, of which some may be gone by now."""
+    """Send a signal to processes. Some of them may have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""The archive's job over a cluster in memory, its tasks run here one after the other."""
+"""The archive's job over a cluster in memory. Its tasks run in this process, one by one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def archive_job(
     store_is_gone: bool = False,
     **options: str,
 ) -> ArchiveJob:
-    """Return a job over everything that is there."""
+    """Return a job that archives the whole cluster."""
     parsed = parse_source(
         {
             "endpoints": cluster.endpoint,
@@ -68,34 +68,34 @@ def archive_job(
 
 
 class Archived:
-    """An archive of a cluster in memory, as its jobs and its readers have it."""
+    """An archive of a cluster in memory with its jobs and readers."""
 
     def __init__(self, cluster: FakeCluster, path: Path) -> None:
         self.cluster = cluster
         self.path = str(path)
 
     def job(self, **options: Any) -> ArchiveJob:
-        """Return a job, with options as `archive_job` takes them."""
+        """Return a job with the options of `archive_job`."""
         return archive_job(self.cluster, self.path, **options)
 
     def append(self) -> ArchiveProgress:
-        """Archive what is new."""
+        """Archive new messages."""
         return self.job().append()
 
     def verify(self) -> VerificationResult:
-        """Compare what is not sealed, and seal what agrees."""
+        """Compare unsealed ranges with the cluster, and seal equal ones."""
         return verify(self.job())
 
     def compact(self) -> tuple[int, int]:
-        """Make larger files of small ones."""
+        """Merge small files into larger ones."""
         return compact(self.job())
 
     def manifest(self) -> Archive:
-        """Return what the manifest says now."""
+        """Return the current manifest."""
         return ArchiveStore(self.path).archive()
 
     def accept_files(self) -> None:
-        """Write size and footer checksum of the files as they are now into the manifest."""
+        """Write the current sizes and footer checksums of the files into the manifest."""
         store = ArchiveStore(self.path)
         for path in sorted(Path(self.path).glob("manifest/*.json")):
             entry = json.loads(path.read_text("utf-8"))
@@ -107,16 +107,16 @@ class Archived:
             path.write_text(with_crc(json.dumps(entry, separators=(",", ":"))), "utf-8")
 
     def files(self) -> list[Path]:
-        """Return the files that count."""
+        """Return the files in the manifest."""
         return [Path(self.path) / path for path in self.manifest().files]
 
     def read(self, **options: str) -> list[dict[str, Any]]:
-        """Return the rows of the topic `orders` that are archived."""
+        """Return the archived rows of the topic `orders`."""
         given = {"topic": "orders", "readMode": "archive", **options}
         return read_batch(self.cluster, archivePath=self.path, **given)
 
     def bodies(self) -> list[list[bytes]]:
-        """Return what a reader of the archive sees of each queue, in the order of the manifest."""
+        """Return the archived bodies of each queue, in the order of the manifest."""
         store = ArchiveStore(self.path)
         archive = store.archive()
         return [
@@ -136,6 +136,6 @@ class Archived:
         ]
 
     def sealed(self) -> list[tuple[str, int, int]]:
-        """Return of each queue its topic, how far it is sealed, and where it ends."""
+        """Return the topic, the sealed end and the end of each queue."""
         queues = self.manifest().queues
         return [(key.topic, queue.sealed, queue.end) for key, queue in queues.items()]

@@ -1,4 +1,4 @@
-"""An engine on a `FaultyDisk`, driven the way the round loop drives it."""
+"""An engine on a `FaultyDisk`. The world calls it like the broker's round loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = EngineConfig(
     disk_reserve_bytes=0,
     auto_create=True,
     default_queues=1,
-    # A wheel of 14 days is 38 MB, which each start would clear.
+    # A wheel of 14 days has 38 MB, and each start clears it.
     timer=TimerConfig(wheel_slots=4_096),
 )
 TOPIC = "orders"
@@ -38,7 +38,7 @@ GROUP = "billing"
 
 
 def forget_event_lookups(engine: Engine) -> None:
-    """Clear the caches of events: the next reader looks up names and messages in the log again."""
+    """Clear the caches of events. The next reader looks up names and messages in the log again."""
     lookup = engine.events.lookup
     lookup._messages.clear()
     lookup._deliveries.clear()
@@ -81,7 +81,7 @@ def blob(
 
 
 class PopOptions(TypedDict, total=False):
-    """What a pop may say beside how many it wants."""
+    """Options of a pop."""
 
     group: str
     topic: str
@@ -93,9 +93,9 @@ class PopOptions(TypedDict, total=False):
 
 
 class World:
-    """One engine, its disk, and the time."""
+    """One engine with its disk and clock."""
 
-    monotonic_ms: int | None = None  # of a world whose wall clock can be wrong
+    monotonic_ms: int | None = None  # set if the wall clock can be wrong
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class World:
         is_followed: bool = False,
         **changes: object,
     ) -> None:
-        """Open an engine; one that is followed has a second one beside it from its first byte."""
+        """Open an engine. A followed engine gets a second one that reads its log from the start."""
         self.config = replace(config, **changes)  # type: ignore[arg-type]  # checked by replace
         self.disk = disk or FaultyDisk(Random(0))
         self.now_ms = now_ms
@@ -118,19 +118,19 @@ class World:
         self._has_restarted = False
 
     def open(self) -> None:
-        """Start on the disk as it is."""
+        """Start the engine on the current disk."""
         self._has_restarted = True
         self.engine, self.report = open_engine(
             self.disk, self.config, now_ms=self.now_ms, entropy=ENTROPY
         )
 
     def restart(self, *, power_cut: bool = False) -> None:
-        """Kill the process, or the machine, and start again."""
+        """Kill the process or cut the power, and start again."""
         self.disk = self.disk.after_power_cut() if power_cut else self.disk.after_kill()
         self.open()
 
     def fail_over(self) -> None:
-        """Go on with the second engine; another one follows it from the first byte on."""
+        """Continue with the second engine. A new engine follows it from the first byte."""
         assert self.follower is not None, "somebody follows"
         self.follow()
         self.follower.compare_deeply(self.engine)
@@ -141,20 +141,20 @@ class World:
         self.follow()
 
     def follow(self) -> None:
-        """Let the second engine see what was committed, and compare both."""
+        """Give the second engine the committed bytes, and compare both engines."""
         if self.follower is not None:
             self.follower.feed(self.engine, self.now_ms)
             self._note_time()
             self.follower.compare(self.engine, self._latest_ms, has_restarted=self._has_restarted)
 
     def _note_time(self) -> None:
-        # What has left a table at its deadline stays away where the clock goes back.
+        # An entry that left a table at its deadline does not return if the clock goes back.
         self._latest_ms = max(self._latest_ms, self.now_ms)
 
     def commit(self) -> None:
-        """End the round: write and sync, and let the second engine see it, where there is one.
+        """End the round: write and sync it, and pass it to the second engine, if there is one.
 
-        A round without a record is compared with the next one that has some.
+        A round without records is compared together with the next round that has some.
         """
         before = self.engine.log.committed_offset
         self.engine.commit(self.now_ms)
@@ -162,11 +162,11 @@ class World:
             self.follow()
 
     def tell(self, what: Callable[..., object], *arguments: Any) -> None:
-        """Do what the answer of the last round lets a client do."""
+        """Call `what`, a client's reaction to the answer of the last round."""
         what(*arguments)
 
     def settle(self) -> None:
-        """Let all rounds be committed."""
+        """Commit all rounds."""
 
     # ------------------------------------------------------------ commands, each a round
 
@@ -214,7 +214,7 @@ class World:
         client_id: str = "",
         renews: bool = False,
     ) -> list[Popped]:
-        """Pop, and return the messages with their deliveries, due revives done first."""
+        """Perform due revives, pop, and return the messages with their deliveries."""
         self.run_due()
         ids = self.group(group), self.topic(topic)
         batches = self.engine.commands.pop(
@@ -257,7 +257,7 @@ class World:
         return [one.body for one in self.pop(want, **options)]
 
     def drain(self, **options: Unpack[PopOptions]) -> list[str]:
-        """Pop until nothing is left, and return the bodies; nothing is acked."""
+        """Pop until the queue is empty, without acks, and return the bodies."""
         bodies: list[str] = []
         while more := self.bodies(**options):
             bodies += more
@@ -276,7 +276,7 @@ class World:
         return Popped(popped.body, delivery, popped.attempt, popped.offset, "")
 
     def give_back(self, *popped: Popped) -> None:
-        """Give back what has not left a proxy."""
+        """Give back messages that have not left a proxy."""
         for one in popped:
             self.engine.commands.give_back(
                 one.delivery, invisible_duration_ms=0, now_ms=self.now_ms
@@ -289,18 +289,18 @@ class World:
         self.engine.consumption.renewals.note_alive(client_ids, monotonic_ms=now_ms)
 
     def end(self, *client_ids: str) -> None:
-        """Report that clients have ended, and let what follows happen."""
+        """Report that clients have ended, and run all due work."""
         self.engine.commands.end_clients(client_ids)
         self.run_due()
 
     def release_lock(self, *, group: str = GROUP, topic: str = TOPIC, queue_id: int = 0) -> None:
-        """Take what locks an ordered queue from who holds it. Raises Conflict."""
+        """Release the deliveries that lock an ordered queue. Raises Conflict."""
         key = self.group(group), self.topic(topic), QueueId(queue_id)
         self.engine.administration.release_lock(key, self.now_ms)
         self.commit()
 
     def run_due(self) -> None:
-        """Revive all that is due."""
+        """Revive all due messages."""
         self._note_time()
         for _ in range(100_000):
             is_more = self.engine.run_due(
@@ -312,12 +312,12 @@ class World:
         raise AssertionError("revive does not come to an end")
 
     def advance(self, duration_ms: int) -> None:
-        """Let time pass, and what becomes due happen."""
+        """Advance the clock and run all due work."""
         self.now_ms += duration_ms
         self.run_due()
 
     def leave_room(self, free_bytes: int) -> None:
-        """Make the disk so large that this much is free."""
+        """Resize the disk so that it has `free_bytes` free."""
         self.disk.capacity_bytes += free_bytes - self.disk.free_bytes()
         self.engine.room.measure()
 
@@ -332,7 +332,7 @@ class World:
         return found
 
     def checkpoint(self, between: Callable[[], None] = lambda: None) -> None:
-        """Write a checkpoint, with rounds between its slices save where it waits for quiet."""
+        """Write a checkpoint. Call `between` after each slice that does not need quiet."""
         for files in self.engine.checkpoints.write():
             for file in files:
                 file.sync()
@@ -349,7 +349,7 @@ class World:
                 self.commit()
 
     def background(self, steps: int = 10_000) -> None:
-        """Run background work until nothing is left to do."""
+        """Run background work until it is done."""
         for _ in range(steps):
             files = self.engine.background.step(
                 self.now_ms, firing_ms=self.now_ms, monotonic_ms=self.monotonic_ms
@@ -364,7 +364,7 @@ class World:
 
 
 class Popped:
-    """One message as a consumer got it."""
+    """One message as a consumer received it."""
 
     def __init__(
         self, body: str, delivery: Delivery, attempt: int, offset: int, origin: str

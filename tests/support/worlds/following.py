@@ -1,11 +1,10 @@
-"""A second engine beside the first, which sees only the bytes of the log that are committed.
+"""A second engine that reads only the committed bytes of the first engine's log.
 
-It has a disk of its own, applies each record once and for ever, and must have the same state as the
-first one after every round. Not compared is what passes by an engine's own clock or its own
-retention: slots that are only kept until their deadline, how far a filter has looked, what was
-deleted and is not forgotten yet, queues below the first engine's minimum. After a restart the first
-engine may know of older statements than the second, which makes it state things once more than it
-must.
+It has its own disk and applies each record once. After every round both engines must have the same
+state. The comparison omits state that depends on an engine's own clock or retention: slots that
+wait only for their deadline, the position of a filter, deleted items that are not forgotten yet,
+and queues below the first engine's minimum. After a restart, the first engine may know only older
+statements than the second, and then it states them once more than necessary.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 
 FRAME_BYTES = 1_000
-DEEP_EVERY = 16  # comparisons: then what costs a walk over everything is compared too
+DEEP_EVERY = 16  # comparisons between two deep ones, which walk over all state
 
 
 def _ends_segment(frame: Data) -> bool:
-    """Whether a pad is in it, which is written with the round behind it."""
+    """Return whether a frame has a pad. The engine writes a pad with the next round."""
     return frame.end == frame.segment_start + frame.segment_bytes
 
 
 class Follower:
-    """The second engine, and how far it has seen the log."""
+    """The second engine with its position in the log."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.disk = FaultyDisk(Random(0))
-        # Its secret is of no use: the first engine has founded the store.
+        # Its secret is unused, because the first engine has founded the store.
         fresh = FreshIdentity(store_uuid=bytes(16), secret=b"")
         self._log, _ = open_replica_engine(self.disk, config, now_ms=0, fresh=fresh)
         self.engine = self._log.engine
@@ -66,7 +65,7 @@ class Follower:
         return ReplicaEngine(master, files, b"", now_ms)
 
     def feed(self, master: Engine, now_ms: int) -> None:
-        """Take over what has been committed since the last time."""
+        """Apply the bytes that were committed since the last call."""
         source, target = self._log_of(master, now_ms), self._log
         while target.log_end < master.log.committed_offset:
             frame = source.frame_at(target.log_end, FRAME_BYTES)
@@ -85,7 +84,7 @@ class Follower:
             pass
 
     def take_over(self, now_ms: int) -> Engine:
-        """Let the second engine decide from now on, without replicas."""
+        """Make the second engine the master, without replicas."""
         self._log.now_ms = now_ms
         self._log.begin_epoch(self.engine.log.epoch + 1)
         self.engine.log.has_replicas = False
@@ -93,11 +92,11 @@ class Follower:
         return self.engine
 
     def compare(self, master: Engine, latest_ms: int, *, has_restarted: bool) -> None:
-        """Compare all state of both engines; `latest_ms` is the latest time that one has seen."""
+        """Compare all state of both engines; `latest_ms` is the latest time in either of them."""
         self._comparisons += 1
         follower = self.engine
         seen_to, committed = follower.log.log_end, master.log.committed_offset
-        # Of a segment whose rest has no room for a pad, all has been seen.
+        # If the end of a segment has no room for a pad, the follower has read all of it.
         assert 0 <= seen_to - committed < record.PAD.size, f"{seen_to}, committed {committed}"
         assert _catalog(follower) == _catalog(master)
         _compare_queues(master, follower)
@@ -110,24 +109,24 @@ class Follower:
             self.compare_deeply(master)
 
     def _has_seen_all(self, committed_offset: int) -> bool:
-        """Return whether the second engine is at the end; what holds no pad is passed over."""
+        """Return whether the second engine is at the end, except for a gap too small for a pad."""
         rest = self._seen_to - committed_offset
         is_behind_a_segment = any(one.end == self._seen_to for one in self.engine.log.segments)
         return rest == 0 or (is_behind_a_segment and 0 < rest < record.PAD.size)
 
     def compare_deeply(self, master: Engine) -> None:
-        """Compare what costs a walk over everything, and walk the follower's own chains."""
+        """Compare all state that needs a full walk, and walk the follower's own chains."""
         low = master.log.min_offset
         found, known = _pairs(self.engine, low), _pairs(master, low)
         assert not known - found, "index entries that no record makes"
-        # The oldest segment may be half retired: its entries go before it does.
+        # The oldest segment may be half retired: its entries are deleted before its file.
         oldest_end = master.log.segments[0].end
         assert all(log_offset < oldest_end for _, log_offset in found - known)
         _check_links(self.engine)
 
 
 def _catalog(engine: Engine) -> dict[str, Any]:
-    # What died with its group or topic, each engine forgets in slices of its own.
+    # Each engine forgets the state of a deleted group or topic in its own slices.
     catalog, is_alive = engine.catalog, engine.catalog.is_alive
     return {
         "topics": {id_: topic for id_, topic in catalog.topics.items() if is_alive(id_)},
@@ -166,7 +165,7 @@ def _compare_pops(master: Engine, follower: Engine, latest_ms: int, *, has_resta
     ahead = {
         key: (known[key][0], *found[key][1:])
         for key in known.keys() & found.keys()
-        # A snapshot says how far a filter has looked, which no record says.
+        # A snapshot contains the position of a filter; records do not.
         if has_restarted and known[key][0] > found[key][0]
     }
     if has_restarted:
@@ -178,7 +177,7 @@ def _compare_pops(master: Engine, follower: Engine, latest_ms: int, *, has_resta
 
 
 def _compare_statements(known: DeliveryTable, found: DeliveryTable) -> None:
-    """Compare which record states a slot, where both have the same delivery in it."""
+    """Compare the records that state a slot, if both engines have the same delivery in it."""
     for slot in known.in_use(0, min(len(known.ids), len(found.ids))).tolist():
         if found.ids[slot] == known.ids[slot]:
             assert found.stated_at[slot] >= known.stated_at[slot], f"slot {slot} is stated"
@@ -190,7 +189,7 @@ EMPTY: tuple[object, ...] = (0, 0, [], NIL, None)
 def _progress(engine: Engine, master: Engine) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     for key, one in engine.state.progress.items():
         if engine.state.is_deleted(one):
-            continue  # Each engine forgets it in slices of its own.
+            continue  # Each engine forgets it in its own slices.
         slots = engine.state.deliveries_of(one)
         assert one.in_flight == sum(engine.state.table.live[s].bit_count() for s in slots)
         state = (
@@ -215,7 +214,7 @@ def _ordered(progress: PopProgress, low: int) -> tuple[object, ...] | None:
 
 
 def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
-    """Return what is in each slot, save for what leaves the table by the clock alone."""
+    """Return the contents of each slot, without slots that only wait for their deadline."""
     table, found = engine.state.table, {}
     for slot in table.in_use(0, len(table.ids)).tolist():
         owner = engine.state.owners[table.owners[slot]]
@@ -245,7 +244,7 @@ def _compare_timers(master: Engine, follower: Engine) -> None:
     assert other.pending_count == index.pending_count
     assert other.pinned_bytes == index.pinned_bytes
     if index.gathered_due_ms is not None:
-        return  # What the first one has gathered of some rounds is in its table soon.
+        return  # The first engine gathers several rounds before it updates its table.
     known, found = dict(index.table.page_batches()), dict(other.table.page_batches())
     for first_id in known.keys() | found.keys():
         _compare_entries(first_id, known.get(first_id, NO_TIMERS), found.get(first_id, NO_TIMERS))
@@ -257,15 +256,16 @@ NO_TIMERS = np.zeros(PAGE_ENTRIES, timer_entry.DTYPE)
 
 
 def _compare_entries(first_id: int, known: np.ndarray, found: np.ndarray) -> None:
-    """Compare a page of each table, in columns: there are many pages, and many comparisons."""
+    """Compare a page of each table by columns, which is fast."""
     state, other = known["state"], found["state"]
     differs = state != other
-    # What has come to its end is not moved any more, and its place may be gone.
+    # Engines do not move ended timers, and retention may have removed their messages.
     for place in ("due", "log_offset", "size"):
         differs |= (state == TimerState.PENDING) & (known[place] != found[place])
     if not differs.any():
         return
-    # What the first engine has forgotten the second may still know; but whatever waits is kept.
+    # The second engine may still know timers that the first has forgotten, but both must know all
+    # pending timers.
     is_allowed = (state == TimerState.FORGOTTEN) & (other != 0)
     is_allowed |= (state == 0) & (other != TimerState.PENDING)
     wrong = np.flatnonzero(differs & ~is_allowed)
@@ -285,7 +285,7 @@ def _pairs(engine: Engine, low: int) -> Counter[tuple[int, int]]:
 
 
 def _check_links(engine: Engine) -> None:
-    """Find every pending timer in the chain of a slot behind the hand."""
+    """Check that every pending timer is in the chain of a slot behind the hand."""
     index = engine.timers.index
     linked: set[tuple[int, int]] = set()
     for slot_s in index.links.wheel.filled(

@@ -1,4 +1,4 @@
-"""A proxy's methods on a broker in memory, called through the seam: no gRPC server of the proxy."""
+"""A proxy's methods on a broker in memory. Tests call them without the proxy's gRPC server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ACCESS_POINT = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="10.0.0.9
 def run(
     scenario: Callable[[ProxyWorld], Awaitable[None]], *, auto_create: bool = True, **settings: int
 ) -> None:
-    """Run `scenario` against a fresh broker, and a fresh proxy with `settings`."""
+    """Run `scenario` with a new broker and a new proxy with `settings`."""
 
     async def main() -> None:
         async with (
@@ -47,7 +47,7 @@ def run(
 
 
 class ProxyWorld:
-    """The methods of a proxy, by what clients call."""
+    """The methods of a proxy by their public names."""
 
     def __init__(self, broker: MemoryBroker, settings: ProxySettings) -> None:
         self.broker = broker
@@ -81,13 +81,13 @@ class ProxyWorld:
             yield world
 
     async def put_topic(self, name: str = "topic", **fields: int) -> link_pb2.TopicConfig:
-        """Make a topic, and wait until the proxy knows it."""
+        """Create a topic, and wait until the proxy knows it."""
         topic = self.broker.put_topic(name, **fields)
         await eventually(lambda: name in self.link.configuration.topics)
         return topic
 
     async def put_group(self, name: str = "group", **fields: bool) -> link_pb2.GroupConfig:
-        """Make a group, and wait until the proxy knows it."""
+        """Create a consumer group, and wait until the proxy knows it."""
         group = self.broker.put_group(name, **fields)
         await eventually(lambda: name in self.link.configuration.groups)
         return group
@@ -138,24 +138,24 @@ class ProxyWorld:
     async def receive_messages(
         self, topic: str = "topic", group: str = "group"
     ) -> list[v2.Message]:
-        """Receive what is there, without waiting."""
+        """Receive the available messages without waiting."""
         items = await self.receive(receive_request(topic, group))
         return [item.message for item in items if item.HasField("message")]
 
 
 class Collected:
-    """The responses of a receive, each given to `send` before it counts as handed over."""
+    """The collected responses of a receive. `send` counts a response as handed over."""
 
     def __init__(
         self, send: Callable[[service.ReceiveMessageResponse], Awaitable[None]] | None = None
     ) -> None:
         self.items: list[service.ReceiveMessageResponse] = []
         self._send = send
-        self.room_bytes = self.room_at_first_bytes = 24 << 20  # to hold; as `has_room` tells it
-        # What there is once it has been waited for; None: it never comes.
+        self.room_bytes = self.room_at_first_bytes = 24 << 20  # of `hold`; of `has_room`
+        # Room after a wait; None: the wait times out.
         self.room_later_bytes: int | None = None
         self.waits: list[tuple[int, float]] = []  # bytes, seconds
-        self.is_read = True  # whether the client reads what it is sent
+        self.is_read = True  # whether the client reads its responses
 
     @property
     def connection(self) -> Hashable:
@@ -203,13 +203,13 @@ class Collected:
 
 
 async def eventually(check: Callable[[], bool]) -> None:
-    """Wait until `check` holds; the time limit of `run` is the limit of this too."""
+    """Wait until `check` holds, within the time limit of `run`."""
     while not check():  # noqa: ASYNC110 - the other side has no event to wait for
         await asyncio.sleep(0.001)
 
 
 def message(body: bytes = b"body", *, topic: str = "topic", **properties: object) -> v2.Message:
-    """A message as a producer sends it."""
+    """Return a message as a producer sends it."""
     values = {"message_id": "id-1", "body_encoding": v2.IDENTITY, **properties}
     return v2.Message(
         topic=v2.Resource(name=topic),
@@ -226,7 +226,7 @@ def receive_request(
     invisible_ms: int = 30_000,
     batch_size: int = 32,
 ) -> service.ReceiveMessageRequest:
-    """A receive as a simple consumer asks for it."""
+    """Return the request of a simple consumer's receive."""
     return service.ReceiveMessageRequest(
         group=v2.Resource(name=group),
         message_queue=v2.MessageQueue(topic=v2.Resource(name=topic)),
@@ -240,7 +240,7 @@ def receive_request(
 def ack_request(
     *handles: str, topic: str = "topic", group: str = "group"
 ) -> service.AckMessageRequest:
-    """An ack of several handles."""
+    """Return an ack of several handles."""
     return service.AckMessageRequest(
         group=v2.Resource(name=group),
         topic=v2.Resource(name=topic),
