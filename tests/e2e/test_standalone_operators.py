@@ -150,7 +150,7 @@ def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
         assert "counts again" in drained(running, f"broker-0-{master}", "--undo")
         await_in_sync(running)
         assert role_of(running, master) == "in-sync"
-        assert "is no replica" in drained(running, "broker")
+        assert "is not a replica" in drained(running, "broker")
 
 
 @pytest.mark.heavy

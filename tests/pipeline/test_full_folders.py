@@ -125,7 +125,7 @@ def test_a_job_finds_out_before_it_begins_that_its_folder_cannot_be_written(
         pytest.fail("it has begun")
     with recorded("archive-vacuum", str(tmp_path), makes_room=True) as run:
         run.detail["files_deleted"] = 1
-    assert caplog.text.count("the run is not recorded") == 2
+    assert caplog.text.count("run not recorded") == 2
     (tmp_path / "_runs").unlink()
     with recorded("audit", str(tmp_path)):
         (record,) = (tmp_path / "_runs").iterdir()

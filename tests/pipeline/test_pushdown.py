@@ -136,4 +136,4 @@ def test_who_asks_for_predicates_to_be_handed_over_is_warned(
     RocketMQDataSource(given).reader(TOPIC)
     assert caplog.text == ""
     RocketMQDataSource({**given, "pushdown": "true"}).reader(TOPIC)
-    assert "is for one look with one predicate" in caplog.text
+    assert "use each .load() once and with one predicate" in caplog.text

@@ -157,7 +157,7 @@ def test_a_query_that_asks_for_it_publishes_its_progress(
     ("options", "why"),
     [
         ({"dataset": "events"}, "of messages and dlq, not of events"),
-        ({"readMode": "archive", "archivePath": "a"}, "no broker is asked"),
+        ({"readMode": "archive", "archivePath": "a"}, "does not connect to brokers"),
     ],
 )
 def test_what_has_no_progress_is_not_published(options: dict[str, str], why: str) -> None:
