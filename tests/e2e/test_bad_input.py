@@ -1,7 +1,7 @@
-"""Nothing that anybody sends to the public port harms the broker or what it stores.
+"""Bad input to the public port does not harm the broker or its stored messages.
 
-10,000 inputs from a seed: random bytes, mutated requests, mutated receipt handles; and bytes that
-are no gRPC at all.
+10,000 inputs from a seed: random bytes, mutated requests, mutated receipt handles, and bytes that
+are not gRPC.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 SEED = seed_base()
 RANDOM, MUTATED, HANDLES = 3_000, 4_000, 3_000
-AT_ONCE = 32  # calls under way
-CALL_S = 4.0  # no time for a long poll: a receive that says nothing about it is refused at once
-MEMORY_MIB_MAX = 150  # that a process may grow by, buffers of large bodies included
-HELD = 5  # messages of each fate: acked, delivered and not acked, not delivered
+AT_ONCE = 32  # Calls in flight.
+CALL_S = 4.0  # Too short for a long poll: a receive without a polling time is rejected at once.
+MEMORY_MIB_MAX = 150  # Growth of a process, including the buffers of large bodies.
+HELD = 5  # Messages of each state: acked, delivered without an ack, not delivered.
 KEPT, FUZZ = "kept", "fuzz"
 HOUR_MS = 3_600_000
 
@@ -57,7 +57,7 @@ ENDPOINTS = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="127.0.0.1",
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a call ended: by a status in its response, or by a code of gRPC."""
+    """The result of a call: a status in its response or a gRPC code."""
 
     method: str
     request: bytes
@@ -71,7 +71,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Stored:
-    """What was there before."""
+    """The messages that were stored before the bad input."""
 
     acked: list[str]
     held: dict[str, str]  # key -> receipt handle
@@ -87,7 +87,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A standalone with some messages, which must survive all tests of this file."""
+    """A standalone with some messages that must survive all tests of this file."""
     with standalone(tmp_path_factory.mktemp("bad") / "data") as running:
         stored = asyncio.run(store(running.grpc))
         memory = {name: rss_mib(child.pid) for name, child in running.processes.items()}
@@ -110,7 +110,7 @@ async def store(endpoint: str) -> Stored:
         for key in keys:
             answer = await client.send(message(KEPT, key.encode()))
             assert answer.status.code == v2.OK
-        # Each in a delivery of its own, so that no index of a handle names another message.
+        # One message per delivery, so that no index of a handle names another message.
         delivered = {}
         for _ in range(2 * HELD):
             [received] = await client.receive(KEPT, KEPT, batch_size=1, invisible_ms=HOUR_MS)
@@ -123,7 +123,7 @@ async def store(endpoint: str) -> Stored:
 
 
 async def check_unharmed(running: Standalone, stored: Stored) -> None:
-    """All handles still work, all that waited is there, and nothing that was acked."""
+    """Check that all handles work, that the backlog is complete, and that acks are kept."""
     async with api(running.grpc) as client:
         held = await client.ack(KEPT, KEPT, stored.held.values())
         assert held.status.code == v2.OK, held
@@ -135,7 +135,7 @@ async def check_unharmed(running: Standalone, stored: Stored) -> None:
 
 
 async def check_serving(client: Api) -> None:
-    """A clean send is received."""
+    """Check that a valid message is stored and delivered."""
     answer = await client.send(message("clean", b"clean"))
     assert answer.status.code == v2.OK
     [received] = await client.receive("clean", "clean")
@@ -192,15 +192,15 @@ def message_class(name: str) -> type[Message]:
 
 
 def complaint(answer: Answer) -> str | None:
-    """Say what is wrong with an answer to bad input."""
+    """Return the fault of an answer to bad input."""
     if answer.grpc_code is grpc.StatusCode.UNIMPLEMENTED and answer.method in UNSERVED:
         return None if answer.text else f"no sentence: {answer}"
     if answer.method == "Telemetry" and answer.grpc_code is grpc.StatusCode.INVALID_ARGUMENT:
         return None if answer.text else f"no sentence: {answer}"
-    # A command that asks nothing is not answered.
+    # A command without a request is not answered.
     if answer.method == "Telemetry" and answer.grpc_code is grpc.StatusCode.OK and not answer.code:
         return None
-    # The other methods have an answer for what is too large.
+    # The other methods have an answer for input that is too large.
     telemetry_max = limits.request_bytes_max("Telemetry")
     is_oversize = answer.method == "Telemetry" and len(answer.request) > telemetry_max
     if answer.grpc_code is grpc.StatusCode.RESOURCE_EXHAUSTED and is_oversize:
@@ -217,7 +217,7 @@ def complaint(answer: Answer) -> str | None:
 
 
 def bombard(world: World, calls: Sequence[tuple[str, bytes]]) -> list[Answer]:
-    """Make all calls, some at once, and return how they ended."""
+    """Make all calls, some in parallel, and return their results."""
 
     async def main() -> list[Answer]:
         permits = asyncio.Semaphore(AT_ONCE)
@@ -235,7 +235,7 @@ def bombard(world: World, calls: Sequence[tuple[str, bytes]]) -> list[Answer]:
 
 
 def valid_requests() -> dict[str, list[Message]]:
-    """One good request of each method, or several where they take different ways."""
+    """Return one valid request of each method, or several with different code paths."""
     fuzz = v2.Resource(name=FUZZ)
     full = v2.Message(
         topic=fuzz,
@@ -379,7 +379,7 @@ def test_mutated_receipt_handles_are_refused_and_change_nothing(world: World) ->
     for _ in range(HANDLES):
         method, request = rng.choice(ways)(KEPT, KEPT, mutated_handle(rng, rng.choice(handles)))
         calls.append((method, request.SerializeToString()))
-    # The right handle, by the wrong group or for the wrong topic.
+    # The right handle from the wrong consumer group, or for the wrong topic.
     for topic, group in ((KEPT, FUZZ), (FUZZ, KEPT), (FUZZ, FUZZ)):
         for way in ways:
             method, request = way(topic, group, handles[0])
@@ -451,7 +451,7 @@ def test_oversized_requests_get_their_own_codes(world: World) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
         b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 5_000,
-        # A frame of 16 MiB that never comes; then headers without end.
+        # A frame of 16 MiB that never comes; then endless headers.
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) + b"\x00\x40\x00\x01\x00" * 1_000,
         random.Random(SEED).randbytes(100_000),
@@ -474,7 +474,7 @@ def test_half_open_connections_do_not_disturb_others(world: World) -> None:
             connection = sockets.enter_context(connect(world))
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: n % 25])
             if n % 2:
-                # Closed by a reset, as by a machine that vanished.
+                # Closed by a reset, like a machine that crashed.
                 linger = struct.pack("ii", 1, 0)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         with_client(world, check_serving)
@@ -482,7 +482,7 @@ def test_half_open_connections_do_not_disturb_others(world: World) -> None:
 
 
 def test_calls_that_are_abandoned_do_not_disturb_others(world: World) -> None:
-    """Receives, sends and streams are cancelled at any moment."""
+    """Cancel receives, sends and streams at random times."""
 
     async def scenario(client: Api) -> None:
         rng = random.Random(SEED)

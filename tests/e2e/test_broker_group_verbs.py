@@ -1,4 +1,4 @@
-"""Broker groups under one admin process: asked all at once, drained, removed, one that hangs."""
+"""Broker groups under one admin process: queries to all, drain, removal, and a hanging broker."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.support.processes.processes import Standalone, broker, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NAMES = ["broker-0", "broker-1", "broker-2"]
-CALL_S = 20.0  # the API gives a broker that hangs up after five
+CALL_S = 20.0  # The API's timeout for a hanging broker is 5 s.
 COMMAND_S = 30.0
-HIDDEN_MS = 600_000  # longer than any test
+HIDDEN_MS = 600_000  # Longer than any test.
 QUEUES = 2
-COUNT = 24  # message groups: enough to have a place in every broker group
+COUNT = 24  # Message groups: enough to use every broker group.
 
 
-# How long the API waits for a broker that hangs, where a test asks one again and again.
+# The API's timeout for a hanging broker, in tests that repeat the request.
 IMPATIENT = "request_timeout_ms: 1500\n"
 
 
@@ -53,7 +53,7 @@ def rest(running: Standalone) -> Iterator[httpx.Client]:
 
 
 def send_all(rest: httpx.Client) -> list[dict[str, Any]]:
-    """Send a message of each message group; they have places in all broker groups."""
+    """Send a message of each message group. All broker groups store some."""
     sent = []
     for n in range(COUNT):
         body = {"body": f"m{n}", "messageGroup": f"g{n}", "keys": ["key"]}
@@ -63,7 +63,7 @@ def send_all(rest: httpx.Client) -> list[dict[str, Any]]:
 
 
 def begin_to_read(rest: httpx.Client) -> dict[str, Any]:
-    """Let the group read from the beginning, also where it has read nothing yet."""
+    """Reset the consumer group to the beginning, also in queues that it has not read."""
     body = {"topic": "orders", "to": "earliest"}
     done: dict[str, Any] = rest.post("/groups/billing:resetOffset", json=body).json()
     return done
@@ -97,7 +97,7 @@ def consume_all(running: Standalone, rest: httpx.Client) -> None:
 
 @contextlib.contextmanager
 def hanging(running: Standalone, name: str) -> Iterator[None]:
-    """Let a process hang for the block."""
+    """Freeze a process for the block."""
     os.kill(running.processes[name].pid, signal.SIGSTOP)
     try:
         yield
@@ -146,7 +146,7 @@ def test_what_is_asked_is_asked_of_all_broker_groups(
 
 
 def check_messages(running: Standalone, rest: httpx.Client, sent: list[dict[str, Any]]) -> None:
-    """What was sent is found, shown and read where its message group has its place."""
+    """Check that messages are found, shown and read at the broker group of their message group."""
     found = rest.get("/topics/orders/messages?key=key&limit=100").json()["messages"]
     by_id = {each["messageId"]: each for each in found}
     for each in sent:
@@ -180,7 +180,7 @@ def test_a_broker_group_is_added_drained_and_removed(
         check_draining(running, rest)
         names = [group["name"] for group in rest.get("/broker-groups").json()["items"]]
         assert names == ["broker-0", "broker-2", "broker-3"]
-        # Its places have gone to the others.
+        # The other broker groups now store its message groups.
         for n in range(COUNT):
             body = {"body": "again", "messageGroup": f"g{n}"}
             assert rest.post("/topics/orders/messages", json=body).json()["broker"] in names
@@ -190,7 +190,7 @@ def test_a_broker_group_is_added_drained_and_removed(
 
 
 def check_dead(running: Standalone, rest: httpx.Client, name: str) -> None:
-    """What is asked says that a broker group is gone, and it can be drained and not removed."""
+    """Check that answers name a broker group that is down. It can be drained but not removed."""
     assert rest.get("/topics/orders").json()["unreachable"] == [name]
     tidemill(running, "broker-group", "drain", name, "--yes")
     shown = group_of(rest, name)
@@ -206,7 +206,7 @@ def check_dead(running: Standalone, rest: httpx.Client, name: str) -> None:
     removed = tidemill(running, *forced, "--yes")
     assert removed.stdout == f"broker group {name} is removed: {unknown_backlog}\n"
     assert rest.get(f"/broker-groups/{name}").status_code == 404
-    # Its places are the others': each message group is stored somewhere.
+    # Other broker groups store its message groups.
     for n in range(COUNT):
         body = {"body": "again", "messageGroup": f"g{n}"}
         rest.post("/topics/orders/messages", json=body).raise_for_status()
@@ -268,7 +268,7 @@ def test_messages_of_a_group_that_has_never_polled_are_not_removed(
     assert given_up in planned.stdout
     removed = rest.delete("/broker-groups/broker-1?force=true")
     assert removed.json()["group"]["left"] == left
-    # Nothing was deleted: taken back, it brings what it has.
+    # No message was deleted: added again, the broker group still has its messages.
     address = removed.json()["group"]["address"]
     tidemill(running, "broker-group", "add", "broker-1", address)
     asyncio.run(receive_all_as(running, "late"))
@@ -277,7 +277,7 @@ def test_messages_of_a_group_that_has_never_polled_are_not_removed(
 def test_what_an_archive_has_not_pulled_is_not_removed(
     running: Standalone, rest: httpx.Client
 ) -> None:
-    """Though consumers have acked it: nobody else has what an archive has not sealed yet."""
+    """Consumers have acked the messages, but the archive has not sealed them yet."""
     rest.put("/groups/archive", json={}).raise_for_status()
     send_all(rest)
     begin_to_read(rest)
@@ -373,17 +373,17 @@ def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
         assert found["total"]["lag"] == COUNT - len(lost)
         shown = tidemill(running, "group", "progress", "billing")
         assert "broker-2 is unreachable" in shown.stderr
-        # A change of all is done at none.
+        # A change for all broker groups is applied at none.
         refused = begin_to_read(rest)
         assert (refused["status"], refused["title"]) == (503, "BrokerGroupUnreachable")
         assert "broker-2 cannot be reached: nothing was done" in refused["detail"]
-        # Nobody else has it, which does not say that it is not there.
+        # The reachable broker groups do not have the message. The unreachable one may have it.
         shown_message = rest.get(f"/topics/orders/messages/{lost[0]['messageId']}")
         assert shown_message.status_code == 503
         listed = rest.get("/broker-groups").json()["items"]
         assert [group["reachable"] for group in listed] == [True, True, False]
     with hanging(running, "broker-0"):
-        # The home is away, and who there is was told before.
+        # The home is down. The API knows the members from before.
         assert progress(rest)["unreachable"] == ["broker-0"]
         topics = rest.get("/topics").raise_for_status().json()
         assert [topic["name"] for topic in topics["topics"]] == ["orders"]
@@ -437,8 +437,8 @@ def test_timers_of_one_number_at_several_broker_groups_are_told_apart(
 
     due_at_ms = (int(time.time()) + 3600) * 1000
     page: dict[str, Any] = {"timers": []}
-    # Which broker group has a message is the proxy's choice. All of a turn are due in one
-    # millisecond, so that the order has to decide.
+    # The proxy chooses the broker group of a message. All messages of a turn are due in the same
+    # millisecond, so the order must decide.
     while len({timer["broker"] for timer in page["timers"]}) < len(NAMES):
         assert len(sent) < 60
         asyncio.run(schedule(due_at_ms + len(sent)))

@@ -1,4 +1,4 @@
-"""Who the admin process takes for the home, by whichever brokers it is told to ask."""
+"""The admin process's choice of the home, for different broker seeds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tidemill.common.errors import BrokerUnreachable
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TIMEOUT_MS = 5_000
-NOBODY = "127.0.0.1:1"  # where nobody listens
+NOBODY = "127.0.0.1:1"  # A port without a server.
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The addresses of two broker groups, the home's first."""
+    """The addresses of two broker groups, the home first."""
     with standalone(tmp_path_factory.mktemp("seeds") / "data", "--groups=2") as running:
         with httpx.Client(trust_env=False) as client:
             items = client.get(f"{running.admin}/api/v1/broker-groups").json()["items"]
@@ -72,7 +72,7 @@ def test_one_that_is_alone_is_its_own_home_where_it_is_the_only_seed(alone: list
 def test_one_of_several_seeds_that_belongs_to_no_cluster_is_not_believed(
     cluster: list[str], alone: list[str]
 ) -> None:
-    """It was removed, or a cluster is yet to be made: what is changed there would be lost."""
+    """The broker was removed or has no cluster yet: changes at this broker would be lost."""
     assert members_of(*alone, cluster[1])[0] == ("broker-0", cluster[0])
     with pytest.raises(BaseExceptionGroup) as raised:
         members_of(*alone)

@@ -16,7 +16,7 @@ from tests.support.processes.processes import Standalone, command, environment
 
 
 def process(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command as a process of its own."""
+    """Run a command in its own process."""
     variables = environment() | ({"TIDEMILL_ADMIN": admin} if admin else {})
     return subprocess.run(
         command(*arguments),
@@ -235,11 +235,11 @@ def test_what_ends_a_timer_says_which_and_asks_first(
     assert at_a_terminal("timer", verb, number, answer="y", admin=running.admin)[0] == 0
     assert "PENDING" not in tidemill(running, "timer", "show", number).stdout
     again = tidemill(running, "timer", verb, number, "--yes")
-    assert done in again.stdout or verb == "fire"  # What was fired waits no more.
+    assert done in again.stdout or verb == "fire"  # A fired timer is not pending.
 
 
 def at_a_terminal(*arguments: str, answer: str, admin: str) -> tuple[int, str]:
-    """Run a command whose user types an answer; return its status, and what it has said."""
+    """Run a command at a terminal and type an answer; return the status and the output."""
     ours, theirs = pty.openpty()
     os.write(ours, f"{answer}\n".encode())
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""What consumers have is told, and an operator takes it from them."""
+"""Deliveries in flight: operators list them and release them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 TOPIC, GROUP = "orders", "billing"
 HIDDEN_MS = 3_600_000
 CHUNK_BYTES = 64 << 10
-# A broker that does not answer, and one that there is no connection to.
+# A broker that does not answer, and one without a connection.
 _NOT_BACK_YET = (v2.PROXY_TIMEOUT, v2.INTERNAL_SERVER_ERROR)
 
 
@@ -32,7 +32,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 def deliveries(running: Standalone, group: str, **query: object) -> list[dict[str, Any]]:
-    """Return what a group has in flight, in pages of two."""
+    """Return a consumer group's deliveries in flight, from pages of two."""
     found: list[dict[str, Any]] = []
     token = ""
     while True:
@@ -46,7 +46,7 @@ def deliveries(running: Standalone, group: str, **query: object) -> list[dict[st
 
 
 async def receive(client: Api, topic: str, group: str, client_id: str) -> list[v2.Message]:
-    """Receive as a push consumer does."""
+    """Receive like a push consumer."""
     request = receive_request(topic, group, poll_ms=5_000, batch_size=1)
     request.ClearField("invisible_duration")
     request.auto_renew = True
@@ -56,7 +56,7 @@ async def receive(client: Api, topic: str, group: str, client_id: str) -> list[v
 
 
 async def settled(client: Api, handle: str) -> int:
-    """Ack, again and again while the broker comes back; return how that ends."""
+    """Ack repeatedly until the broker is up; return the final status."""
     while True:
         answer = await client.ack(TOPIC, GROUP, [handle])
         code = answer.entries[0].status.code
@@ -135,7 +135,7 @@ def check_release(running: Standalone, plain: list[v2.Message], pushed: list[v2.
 
 
 class Lossy:
-    """A relay that may lose what comes back."""
+    """A relay that can lose responses."""
 
     def __init__(self, address: str) -> None:
         self._host, _, self._port = address.rpartition(":")
@@ -191,7 +191,7 @@ def test_what_a_client_has_not_read_is_not_renewed(running: Standalone) -> None:
                 await until(lambda: lossy.lost_bytes > 0)
                 lossy.close()
                 assert await receiving == []
-            # The client lives on.
+            # The client is still up.
             await receive(direct, "lost", "losers", "reader")
             found = deliveries(running, "losers")
             assert [(one["onItsWay"], one["renewed"]) for one in found] == [

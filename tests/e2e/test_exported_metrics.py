@@ -1,4 +1,4 @@
-"""What the processes export is what docs/metrics.md says, and is true of a load that is known."""
+"""The exported metrics match docs/metrics.md and the numbers of a known load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tidemill.stubs.externalscaler import externalscaler_pb2_grpc
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BEGIN = "<!-- what the processes say -->\n"
 SCRAPE_S = 10.0
-# Set it to write the page anew instead of comparing it.
+# Set this variable to write the page instead of comparing it.
 WRITE = "TIDEMILL_TEST_WRITE_METRICS"
 
 
@@ -45,7 +45,7 @@ def running(
 
 
 def ask_as_keda(running: Standalone) -> None:
-    """Ask how much there is to do for a group."""
+    """Request the backlog of a consumer group."""
     metadata = {"group": "depot", "topic": "parcels", "messagesPerReplica": "10"}
     with grpc.insecure_channel(running.scaler) as channel:
         stub = externalscaler_pb2_grpc.ExternalScalerStub(channel)
@@ -67,7 +67,7 @@ def scraped(address: str) -> str:
 
 @pytest.fixture(scope="module")
 def seen(running: Standalone) -> list[Sample]:
-    """What all processes say, when all that was done is done."""
+    """The metrics of all processes after the load."""
     return samples_of(running)
 
 

@@ -1,7 +1,8 @@
 """A disk that fails one write, or one sync, of a replica under load: row 23 of the fault matrix.
 
-The kernel says EIO to the broker, or to its sync process, once: it would say OK if it were asked
-again. Nobody asks again. The broker ends, another one leads, and nothing acknowledged is lost.
+The kernel returns EIO to the broker or to its sync process once. A second call would succeed, but
+the broker does not repeat the call. It ends, another broker takes over, and no acknowledged message
+is lost.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ def traceable() -> None:
 
 
 def process_of(broker: int, calls: frozenset[int]) -> int:
-    """Return which process makes these calls for the log of a broker."""
-    return broker if calls == WRITE else descendants(broker)[1]  # Forked first: of the log.
+    """Return the id of the process that makes these calls for the log of a broker."""
+    return (
+        broker if calls == WRITE else descendants(broker)[1]
+    )  # Forked first: the sync process of the log.
 
 
 @pytest.mark.parametrize("whose", ["the master", "a replica"])
@@ -50,7 +53,7 @@ def test_whose_disk_fails_ends_and_another_one_goes_on(
             after = await asyncio.to_thread(group.led_by_another, before)
             assert reasons_since(before, after)[0] == Failure.DIED.value
         await sends(load, SENDS_BETWEEN)
-        # It has registered as another run: of a process that its supervisor has started.
+        # The replica has registered with a new run: its supervisor has started it again.
         whole = await asyncio.to_thread(
             group.await_group, lambda one: len(one.view.sss) == 3 and run not in one.view.sss
         )

@@ -1,4 +1,4 @@
-"""What people read of a failover: for how long sends were away, and what was cut of whose log."""
+"""Failover reports for operators: the duration without sends, and the cuts of each log."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def group(tmp_path: Path) -> Iterator[ControlledGroup]:
 
 
 def signal_followers(group: ControlledGroup, number: signal.Signals) -> None:
-    """Signal replicas 1 and 2, with what supervises them."""
+    """Signal replicas 1 and 2 and their supervisors."""
     for pid in [pid for each in (1, 2) for pid in descendants(group.replicas[each].pid)]:
         os.kill(pid, number)
 
 
 def write_at_the_master_alone(group: ControlledGroup) -> None:
-    """Have replica 0 write a record that nobody else ever gets; the others are dead then.
+    """Let replica 0 write a record that no other replica gets; kill the other replicas.
 
-    They are frozen before the record is written, since a write between two kills would be in one
-    of two logs. A master that heard for too long nothing of them refuses: then it is tried again.
+    The other replicas are frozen before the write, as a write between two kills would be in one of
+    two logs. A master without their reports rejects the write after a while: then this tries again.
     """
     names = itertools.count()
 
@@ -85,5 +85,5 @@ def cuts_of(group: wire.Group) -> list[wire.Cut]:
 
 
 def away_of(group: wire.Group) -> list[wire.Transition]:
-    """Return the transitions of which it is known for how long sends were away."""
+    """Return the transitions with a known duration without sends."""
     return [each for each in group.history if each.HasField("away_ms")]

@@ -1,6 +1,6 @@
-"""Replicas on disks that fill up, each on a small file system of its own: row 22 of the matrix.
+"""Replicas on disks that fill up, each on its own small file system: row 22 of the matrix.
 
-Nothing acknowledged is lost, nobody ends, and when there is room again all goes on by itself.
+No acknowledged message is lost and no process ends. Once there is room, all work continues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLAGS = (
     f"--disk-reserve-bytes={12 * MIB}",
     f"--checkpoint-log-bytes={4 * MIB}",
 )
-SENDS = 120  # 30 MiB: more than a small disk has beside its reserve
+SENDS = 120  # 30 MiB: more than the free space of a small disk without its reserve.
 CALL_S = 30.0
 
 pytestmark = [
@@ -56,7 +56,7 @@ def small_disks(folder: Path, *replicas: int) -> Iterator[None]:
         yield
     finally:
         for at in mounted:
-            # Lazily: what was killed may not have let go of its files yet.
+            # Lazily: a killed process may still hold its files.
             subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
@@ -72,7 +72,7 @@ def enlarge(folder: Path, *replicas: int) -> None:
 
 
 async def send(client: Api, key: str) -> bool:
-    """Send a large message; whether it was stored."""
+    """Send a large message; return whether it was stored."""
     try:
         answer = await client.send(message("orders", BODY, message_id=key))
     except grpc.aio.AioRpcError:
@@ -81,7 +81,7 @@ async def send(client: Api, key: str) -> bool:
 
 
 async def received(client: Api, count: int) -> set[str]:
-    """Receive and ack until so many have come."""
+    """Receive and ack `count` messages; return their keys."""
     found: set[str] = set()
     async with asyncio.timeout(WITHIN_MS / 1000):
         while len(found) < count:
@@ -127,7 +127,7 @@ def test_a_group_whose_disks_are_all_full_refuses_sends_and_takes_acks(tmp_path:
             assert await received(client, len(stored)) >= set(stored), "and each is acked"
             enlarge(tmp_path, 0, 1, 2)
             async with asyncio.timeout(WITHIN_MS / 1000):
-                while not await send(client, "later"):  # noqa: ASYNC110  # Nobody tells of room.
+                while not await send(client, "later"):  # noqa: ASYNC110  # No event reports free space.
                     await asyncio.sleep(0.1)
             await asyncio.to_thread(group.await_in_sync)
 

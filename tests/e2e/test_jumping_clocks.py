@@ -1,8 +1,8 @@
 """Wall clocks of replicas and controllers that jump by an hour, under load: row 29 of the matrix.
 
-No decision between machines goes by them, so nobody is replaced. Timers wait out a jump for ten
-seconds, and then believe it (timer.md T-17): what is early by it comes no sooner, nothing comes
-twice, and all of it comes when the clock is right again.
+Decisions between machines do not use wall clocks, so no master is replaced. Timers wait for ten
+seconds after a jump and then follow the clock (timer.md T-17). No timer fires early or twice, and
+all timers fire when the clock is right again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Jumps = Callable[[ControlledGroup, WrongClocks, Load, Load], Awaitable[None]]
 
 
 def play(folder: Path, jumps: Jumps, *, clients: int = 2) -> tuple[Load, Load]:
-    """Run clients of a plain and a delayed topic while clocks jump; return what they have seen."""
+    """Run clients of a plain and a delayed topic while clocks jump; return their histories."""
     clocks = WrongClocks(folder)
 
     async def run(endpoint: str, group: ControlledGroup) -> tuple[Load, Load]:
@@ -64,12 +64,12 @@ def play(folder: Path, jumps: Jumps, *, clients: int = 2) -> tuple[Load, Load]:
 
 
 async def work(*loads: Load) -> None:
-    """Let clients have some more stored, of each topic."""
+    """Wait until the clients have stored more messages of each topic."""
     await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads))
 
 
 async def is_held(master: Announced, *, is_so: bool) -> None:
-    """Wait until the timers of a master have seen a jump, or have waited it out."""
+    """Wait until the timers of a master hold after a jump, or run again."""
 
     def look() -> bool:
         return bool(master.metric("rocketmq_timer_clock_hold")) is is_so
@@ -126,7 +126,7 @@ def test_a_master_whose_clock_is_another_one_takes_over(tmp_path: Path, ahead_s:
         others = [f"replica {n}" for n in range(3) if n != master]
         for name in others:
             clocks.set(name, ahead_s)
-        await work(plain)  # A busy master is killed with acks that nobody has heard of.
+        await work(plain)  # A busy master is killed with acks that no replica has.
         os.kill(group.replicas[master].broker_pid, signal.SIGKILL)
         await asyncio.to_thread(group.led_by_another, before)
         await work(plain, delayed)

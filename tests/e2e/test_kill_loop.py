@@ -1,8 +1,8 @@
-"""kill -9 under load, again and again: nothing is lost, comes back, or comes from nowhere.
+"""Repeated kill -9 under load: no message is lost, revived or invented.
 
-Short by default. `make soak` runs it for SOAK_MINUTES, and has the data pipeline audit the log at
-its end: that comes to what the clients' history comes to. The seed repeats the choices of a run,
-but not the moments at which they met the processes.
+Short by default. `make soak` runs it for SOAK_MINUTES. The data pipeline then audits the log, with
+the same result as the clients' history. The seed repeats the choices of a run, but not their
+timing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BROKER_KILLS, PROXY_KILLS = 6, 4
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
 SEED = seed_base()
 DRAIN_S = 120.0
-SOAK_PAUSE_S = 20.0  # at most, between two kills of a soak
-PROGRESS = (5, 400)  # messages stored between two kills, at least and at most
+SOAK_PAUSE_S = 20.0  # The longest pause between two kills of a soak.
+PROGRESS = (5, 400)  # Messages stored between two kills: minimum and maximum.
 
 
 def test_no_promise_is_broken_by_kills_under_load(
@@ -62,15 +62,17 @@ def test_no_promise_is_broken_by_kills_under_load(
         verdict = load.history.judge()
         assert verdict.is_clean, f"seed {SEED}, {load.topic}\n{verdict}"
         assert load.sent_ok > 100
-        assert load.received > load.sent_ok  # Some came twice, so that is part of the verdict.
+        assert (
+            load.received > load.sent_ok
+        )  # Some messages came twice, so the verdict covers duplicates.
     assert "Traceback" not in log
 
 
 def audit(
     running: Standalone, loads: list[Load], kills: list[Failed], folder: Path
 ) -> Sequence[str]:
-    """Return where an audit of the log differs from what clients saw."""
-    # Of Spark, which only a soak has to have.
+    """Return the differences between an audit of the log and the clients' history."""
+    # Needs Spark, which only a soak requires.
     from tests.support.clients.audited_loads import second_opinion
     from tidemill_pipeline.jobs.running import session
 
@@ -82,7 +84,7 @@ def audit(
 async def kill_under_load(
     running: Standalone, loads: list[Load], rng: random.Random
 ) -> list[Failed]:
-    """Run the loads, kill meanwhile; when all is quiet again return when kills lost answers."""
+    """Run the loads and kill processes; return the times at which kills lost answers."""
     kills = []
     loop = asyncio.get_running_loop()
     end_at = loop.time() + SOAK_S
@@ -107,7 +109,7 @@ async def kill_under_load(
 
 
 async def progress(loads: list[Load], messages: int) -> None:
-    """Wait until each load has stored so many more, and its consumers have received some."""
+    """Wait until each load has stored `messages` more and its consumers have received some."""
     goals = [(load, load.sent_ok + messages, load.received + 1) for load in loads]
     await until(
         lambda: all(load.sent_ok >= sent and load.received >= got for load, sent, got in goals)
@@ -115,7 +117,7 @@ async def progress(loads: list[Load], messages: int) -> None:
 
 
 async def poll_once(running: Standalone, loads: list[Load]) -> None:
-    """Note what comes after a clean restart: nothing should."""
+    """Record deliveries after a clean restart: there should be none."""
     async with api(running.grpc) as client:
         for load in loads:
             received = await client.receive(load.topic, load.group)

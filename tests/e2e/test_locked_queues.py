@@ -1,4 +1,4 @@
-"""A FIFO queue that is locked: who holds it is told, and an operator takes it from them."""
+"""A locked FIFO queue: operators see its holder and release the lock."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_told(running: Standalone, message_id: str) -> None:
 
 
 def check_release(running: Standalone) -> None:
-    # Nobody can be asked where standard input is no terminal.
+    # Without a terminal on standard input, the command cannot ask for confirmation.
     refused = tidemill(running, *RELEASE)
     assert refused.returncode == 2
     assert "add --yes" in refused.stderr

@@ -1,4 +1,4 @@
-"""Broker processes of one group, of which the logs rot: what one has lost another gives it back."""
+"""Replicas with damaged logs: each replica mends its log from another replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.processes.replica_group import ReplicaGroup, replica_group
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 MESSAGES = 40
-HIDDEN_MS = 6_000  # by when the bits have flipped, on the slowest machine
+HIDDEN_MS = 6_000  # Enough for the bit flips on the slowest machine.
 BACK_S = 120.0
 WITHIN_MS = 120_000
 MENDED = "log mended from a replica"
@@ -45,7 +45,7 @@ async def sent(group: ReplicaGroup) -> Client:
 
 
 async def received(client: Client, count: int) -> list[str]:
-    """Pop until so many have come: what is asked for comes when it is there."""
+    """Pop until `count` messages have come."""
     bodies: list[str] = []
     async with asyncio.timeout(BACK_S):
         while len(bodies) < count:
@@ -54,13 +54,13 @@ async def received(client: Client, count: int) -> list[str]:
 
 
 def told(folder: Path, number: int) -> list[str]:
-    """Return what a replica has written into its log."""
+    """Return the log lines of a replica."""
     lines = (folder / f"replica-{number}.log").read_text().splitlines(keepends=True)
     return [json.loads(line)["event"] for line in lines if line.endswith("\n")]
 
 
 def was_mended(folder: Path, number: int) -> bool:
-    """Whether a replica has mended its log, and never cut any of it."""
+    """Return whether a replica has mended its log without a cut."""
     text = (folder / f"replica-{number}.log").read_text()
     whole = text[: text.rfind("\n") + 1].splitlines()
     cut = [fields.get("cut_bytes", 0) for fields in map(json.loads, whole)]
@@ -93,7 +93,7 @@ def test_a_master_mends_what_rots_while_it_is_out(tmp_path: Path) -> None:
             client = await sent(group)
             first = await popped(client, hidden_ms=HIDDEN_MS)
             assert len(first) == 32
-            # When their time is up they are copied, and what is copied is checked.
+            # When the invisible duration ends, the broker copies the messages and checks them.
             flip(tmp_path, 0, "m7")
             bodies = await received(client, len(client.acknowledged))
             assert sorted(bodies) == sorted(client.acknowledged)
@@ -151,7 +151,7 @@ def test_two_that_have_each_lost_another_message_help_each_other(tmp_path: Path)
             flip(tmp_path, 1, "m7")
             flip(tmp_path, 2, "m7")
             flip(tmp_path, 2, "m9")
-            # Only the first one has it.
+            # Only the first replica has the message.
             await asyncio.gather(group.start(1), group.start(2))
             await group.in_sync(3)
             assert was_mended(tmp_path, 1)

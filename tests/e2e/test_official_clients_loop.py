@@ -1,11 +1,12 @@
-"""Every official client in every role, while the server is killed, stopped, drained and added to.
+"""Every official client in every role, while servers are killed, stopped, drained and added.
 
-Two proxies, three broker groups, and a process each for Python, Node.js, Go and Java. An ordered
-push consumer in Go goes on with the next message where its listener fails, so there it never fails.
+Two proxies, three broker groups, and one process each for Python, Node.js, Go and Java. If the
+listener of an ordered push consumer in Go fails, the consumer continues with the next message. So
+this listener never fails.
 
-Short by default. `make soak` runs it for SOAK_MINUTES, and has the data pipeline audit the logs of
-the broker groups that are left: it names the one send that never was, and nothing else.
-The seed repeats the choices of a run, but not the moments at which they met the clients.
+Short by default. `make soak` runs it for SOAK_MINUTES. The data pipeline then audits the logs of
+the remaining broker groups. It names the one invented send, and nothing else.
+The seed repeats the choices of a run, but not their timing.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ SEED = seed_base()
 FLAGS = ("--groups=3", "--proxies=2")
 BROKERS = ("broker-0", "broker-1", "broker-2")
 PROXIES = ("proxy-0", "proxy-1")
-READY_S = 5.0  # for an answer of a process that says whether it is ready
-COMMAND_S = DRAIN_S  # for a broker group to become empty, too
-# After the removal of a broker group, until what is acknowledged cannot have been told by its log:
-# what an audit allows for an ack, and a little.
+READY_S = 5.0  # Timeout of a readiness probe.
+COMMAND_S = DRAIN_S  # Also the time for a broker group to become empty.
+# After the removal of a broker group: later acks cannot be in its log. The audit's tolerance for an
+# ack, and a margin.
 SURE_S = 65.0
-PHANTOM = "nobody/normal/0"  # said to be stored in the end, and never sent
-# What nothing that is done here may bring about. What was acknowledged before a broker group was
-# removed, and is told by no log, is unknown: it may have been told by that one's.
+PHANTOM = "nobody/normal/0"  # Reported as stored, but never sent.
+# Findings that must not occur. If an ack came before the removal of a broker group and is in no
+# log, it is unknown: the removed log may have had it.
 OPINIONS = ("missing", "unexpected", "early", "unreadable")
 
 
@@ -79,7 +80,7 @@ def test_every_official_client_keeps_its_promises_whatever_happens_to_the_server
     assert verdict.is_clean, f"seed {SEED}\n{verdict}\n{disturbed.done()}"
     assert statuses == [0] * len(clients)
     for client in clients:
-        # Each had a part in each role, so all of this is said of each.
+        # Each client had each role, so these claims hold for each.
         assert set(client.told.received) == set(ROLES), client.status
         assert all(client.told.stored.values()), client.status
     assert "Traceback" not in log
@@ -88,8 +89,8 @@ def test_every_official_client_keeps_its_promises_whatever_happens_to_the_server
 def second_opinion(
     running: Standalone, disturbed: DisturbedClients, folder: Path
 ) -> set[tuple[str, str]]:
-    """Return what an audit of the logs finds: kinds, and the messages."""
-    # Of Spark, which only a soak has to have.
+    """Return the findings of an audit of the logs: kinds and messages."""
+    # Needs Spark, which only a soak requires.
     from tests.chaos.audit import found_by_events
     from tidemill_pipeline.jobs.running import session
 
@@ -104,7 +105,7 @@ def second_opinion(
 
 
 class Loop:
-    """What is done to the server while the clients go on, one thing after the other."""
+    """Disturbances of the servers, one after the other, while the clients run."""
 
     def __init__(
         self, running: Standalone, disturbed: DisturbedClients, folder: Path, rng: random.Random
@@ -117,7 +118,7 @@ class Loop:
         kill, stop = signal.SIGKILL, signal.SIGTERM
         self._acts: list[Callable[[], None]] = [
             partial(self._signal, kill, "proxy-0"),
-            partial(self._signal, kill, "broker-0"),  # the home of the others
+            partial(self._signal, kill, "broker-0"),  # The home broker group.
             partial(self._signal, kill, "broker-1", "proxy-1"),
             partial(self._signal, stop, "broker-2"),
             partial(self._signal, stop, "proxy-0"),
@@ -125,11 +126,11 @@ class Loop:
         ]
 
     def run(self) -> None:
-        """Disturb the server for as long as is wanted."""
+        """Disturb the servers for the given time."""
         self._disturbed.ready()
         end_at = time.monotonic() + SOAK_S
         self._disturbed.progress()
-        # First, so that no kill can be to blame for what an application sees.
+        # First, so that no kill can cause an error in an application.
         for name in PROXIES:
             self._signal(signal.SIGTERM, name)
         while True:
@@ -143,7 +144,7 @@ class Loop:
             self._disturbed.progress()
 
     def _signal(self, number: signal.Signals, *names: str) -> None:
-        """Kill or stop processes, which are started again, and wait until everything goes on."""
+        """Kill or stop processes that are started again, and wait until all work continues."""
         is_proxy_stop = number is signal.SIGTERM and set(names) <= set(PROXIES)
         with self._disturbed.disturbance(
             f"{number.name} {' '.join(names)}", frozenset() if is_proxy_stop else CALLS
@@ -165,7 +166,7 @@ class Loop:
             return False
 
     def _add_and_drain(self) -> None:
-        """Add a broker group, let it have messages, drain it, and remove it."""
+        """Add a broker group, wait until it has messages, drain it and remove it."""
         name, self._added = f"broker-{self._added}", self._added + 1
         with (
             broker(self._folder / name, f"--name={name}") as (_, address, _),
@@ -177,17 +178,17 @@ class Loop:
         self._disturbed.progress()
 
     def _drain_one_with_message_groups(self) -> None:
-        """Drain a broker group in which message groups have their place.
+        """Drain a broker group that stores message groups.
 
-        Their sends are refused until it is removed, and then they have another place: so an
-        application sees errors of ordered sends, and of nothing else.
+        The proxy rejects their sends until the broker group is removed. Then another broker group
+        stores them. So an application sees errors of ordered sends, and no other errors.
         """
         with self._disturbed.disturbance("drain broker-2", frozenset({"ordered"})):
             self._leave("broker-2")
         self._disturbed.progress()
 
     def _leave(self, name: str) -> None:
-        """Drain a broker group and remove it; where that takes too long say who holds what."""
+        """Drain and remove a broker group; on a timeout, report the holders of its messages."""
         try:
             self._tidemill("broker-group", "drain", name, "--wait", "--yes")
         except subprocess.TimeoutExpired as late:

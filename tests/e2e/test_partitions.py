@@ -33,16 +33,16 @@ from tidemill.controller.election.history import HANDED_OVER
 
 pytestmark = pytest.mark.heavy
 LIMIT_S = 120.0
-FAR_S = 0.1  # each way
+FAR_S = 0.1  # Delay in each direction.
 SLOW_BYTES_PER_S = 1 << 20
 PROXIES = 3
-REPORTS = 6  # of one proxy, one a second: of the last it has not reached the master for long enough
+REPORTS = 6  # One per second and proxy. By the last one, the master is unreachable for long enough.
 
 Faults = Callable[[ControlledGroup, Load], Awaitable[None]]
 
 
 def play(folder: Path, faults: Faults, *, controllers: int = 1) -> Load:
-    """Run producers and consumers while `faults` happen; return what they have seen."""
+    """Run producers and consumers while `faults` happen; return their history."""
 
     async def run(endpoint: str, group: ControlledGroup) -> Load:
         load = Load(endpoint, "orders", "billing", random.Random(5))
@@ -76,7 +76,7 @@ async def all_in_sync(group: ControlledGroup) -> None:
 def test_a_master_that_no_replica_reaches_gives_way(tmp_path: Path) -> None:
     async def faults(group: ControlledGroup, load: Load) -> None:
         group.to_replica[0].cut()
-        # Its controllers hear it; so it says that it is blocked, and another one is elected.
+        # The master reaches its controllers and reports that it is blocked. They elect another.
         await asyncio.to_thread(group.await_group, lambda one: one.view.epoch >= 2)
         await sends(load, SENDS_BETWEEN)
         group.to_replica[0].heal()
@@ -185,7 +185,7 @@ def test_a_leading_controller_that_stands_still_is_followed_by_another(tmp_path:
 
 def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_path: Path) -> None:
     async def reports(controller: Announced, count: int) -> None:
-        """Wait until the controller has heard of so many more masters that are not reached."""
+        """Wait until the controller has `count` more reports of unreachable masters."""
 
         def heard() -> float:
             return controller.metric(
@@ -200,7 +200,7 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
         to_master = group.to_replica[before.view.master.replica_id]
         to_master.cut_off(proxies[0].pid)
         await reports(group.controller, REPORTS)
-        # One of three: whoever else reaches the master goes on with it, and so does everybody.
+        # One of three proxies: the other proxies reach the master, so the master stays.
         await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads[1:]))
         after = await asyncio.to_thread(group.group)
         assert after.view.epoch == before.view.epoch
@@ -208,7 +208,7 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
         to_master.cut_off(proxies[1].pid)
         after = await asyncio.to_thread(group.led_by_another, before)
         assert reasons_since(before, after)[0] == HANDED_OVER
-        # The way to who was the master is still cut.
+        # The link to the previous master is still cut.
         await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads))
         to_master.heal()
         await all_in_sync(group)
@@ -231,7 +231,7 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
             await asyncio.gather(*runs)
         return loads
 
-    # An election that was just made would guard the master for half a minute.
+    # A recent election would protect the master for half a minute.
     unguarded = ["--flapping-guard-ms=0"]
     with contextlib.ExitStack() as running:
         links = running.enter_context(tcp_links())

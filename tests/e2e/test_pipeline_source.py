@@ -1,4 +1,4 @@
-"""PipelineSource through a real proxy: what a data pipeline asks beside what it reads."""
+"""PipelineSource through a real proxy: the requests of a data pipeline besides reads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stub(channel: grpc.Channel) -> pipeline_pb2_grpc.PipelineSourceStub:
 def queues_of(
     stub: pipeline_pb2_grpc.PipelineSourceStub, **fields: object
 ) -> dict[str, list[tuple[str, int]]]:
-    """Return by broker group (topic, queue id) of what GetQueues names."""
+    """Return (topic, queue id) of the reply of GetQueues, by broker group."""
     found: dict[str, list[tuple[str, int]]] = {}
     for reply in stub.GetQueues(pb.GetQueuesRequest(**fields)):  # type: ignore[arg-type]  # as the message
         for group in reply.groups:
@@ -59,7 +59,7 @@ def queues_of(
 
 
 def error_name(error: grpc.RpcError) -> str:
-    """Return how the trailer of a refused call names its error."""
+    """Return the name of the error in the trailer of a rejected call."""
     return {each.key: str(each.value) for each in error.trailing_metadata()}["tidemill-error"]
 
 
@@ -73,7 +73,7 @@ def test_queues_of_all_broker_groups_are_told_by_name_and_by_pattern(
     assert queues_of(stub, topics=["orders", "none"]) == {"broker-0": orders, "broker-1": orders}
     both = [*orders, ("orders-old", 0)]
     assert queues_of(stub, topic_pattern="ord*") == {"broker-0": both, "broker-1": both}
-    # Topics of the broker's own are told where they hold dead letters, and else by nobody.
+    # GetQueues returns the broker's own topics only if they hold dead letters.
     everything = {place[0] for place in queues_of(stub, topic_pattern="*")["broker-0"]}
     assert everything == {"orders", "orders-old", "bills"}
     assert queues_of(stub, topic_pattern="*", without_queues=True) == {
@@ -101,7 +101,7 @@ def test_an_error_has_its_name_in_a_trailer(stub: pipeline_pb2_grpc.PipelineSour
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "there are broker-0, broker-1" in str(refused.value.details())
     assert error_name(refused.value) == "BrokerGroupNotFound"
-    # What the broker says comes through as it is.
+    # The proxy forwards the broker's error text unchanged.
     with pytest.raises(grpc.RpcError) as unknown:
         list(stub.ListProgress(pb.ListProgressRequest(broker="broker-1", groups=["nobody"])))
     assert error_name(unknown.value) == "GroupNotFound"
@@ -190,7 +190,7 @@ def test_what_is_in_flight_and_how_far_groups_are_is_listed(
     assert 0 < one.invisible_until_ms - one.popped_at_ms <= 30_000
 
     assert client.update_offset("copiers", "copied", 3).status.code == v2.OK
-    # Both were sent to both broker groups, and one of them was asked by the receive.
+    # Both messages were sent to both broker groups. The receive asked one of them.
     holder = taken[0].system_properties.store_host
     assert client.update_offset("workers", "worked", 2, broker=holder).status.code == v2.OK
     replies = [
@@ -210,7 +210,7 @@ def test_what_is_in_flight_and_how_far_groups_are_is_listed(
     worked = progress["workers", "worked"]
     assert worked.pull_offset == 2
     assert worked.in_flight_count == len(in_flight("workers"))
-    # The same for people.
+    # The same for the command line.
     told = running.get("groups/copiers/progress")
     behind = copied.max_offset - 3
     assert told["pulled"] == [{"topic": "copied", "queues": 1, "behind": behind}]

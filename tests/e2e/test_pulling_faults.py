@@ -1,4 +1,4 @@
-"""Pulls while brokers are killed, replaced by another replica, and retire what they hold."""
+"""Pulls while brokers are killed, replaced by another replica, and delete old messages."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 
 TOPIC, GROUP = "kept", "keepers"
-PATIENCE_S = 60.0  # for what was killed to be back
+PATIENCE_S = 60.0  # The longest restart of a killed broker.
 STARTS_S = 60.0
-MESSAGES = 60  # between two faults
+MESSAGES = 60  # Between two faults.
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def connected(running: Standalone) -> Iterator[PullClient]:
 
 
 class Sender:
-    """Sends one message after the other, and remembers which were stored, and where."""
+    """A client that sends one message after the other and records the stored offsets."""
 
     def __init__(self, running: Standalone) -> None:
         self.stored: dict[int, bytes] = {}  # by offset
@@ -65,7 +65,7 @@ class Sender:
 
 
 class Reader:
-    """Pulls a queue again and again, and checks that it only grows."""
+    """A client that pulls a queue repeatedly and checks that the queue only grows."""
 
     def __init__(self, client: PullClient) -> None:
         self._client = client
@@ -78,7 +78,7 @@ class Reader:
         except grpc.RpcError:
             return None
         if pulled.code not in {v2.OK, v2.MESSAGE_NOT_FOUND}:
-            return None  # The broker is away, or another one is about to take over.
+            return None  # The broker is down, or another one is about to take over.
         for offset, body in zip(pulled.offsets, pulled.bodies, strict=True):
             assert offset not in self.found, "an offset is told once"
             self.found[offset] = body
@@ -91,7 +91,7 @@ class Reader:
         while not holds():
             assert time.monotonic() < deadline_s, "no progress"
             if self.pull() is None:
-                time.sleep(0.05)  # Not in a loop while the broker starts.
+                time.sleep(0.05)  # Avoids a busy loop while the broker starts.
 
     def read_on(self, count: int = MESSAGES) -> None:
         goal = len(self.found) + count
@@ -99,7 +99,7 @@ class Reader:
 
 
 def mark(client: PullClient, offset: int) -> None:
-    """Say how far the group is, as soon as somebody hears it."""
+    """Report the consumer group's offset; repeat until a broker accepts it."""
     deadline_s = time.monotonic() + PATIENCE_S
     while client.update_offset(GROUP, TOPIC, offset).status.code != v2.OK:
         assert time.monotonic() < deadline_s
@@ -107,7 +107,7 @@ def mark(client: PullClient, offset: int) -> None:
 
 
 def check_faults(running: Standalone, fault: Callable[[], None], *, times: int) -> None:
-    """Pull beside a sender, with a fault in between; then compare."""
+    """Pull and send during a fault; then compare."""
     running.put(f"topics/{TOPIC}", queues=1)
     running.put(f"groups/{GROUP}")
     with connected(running) as client:
@@ -182,7 +182,7 @@ def test_a_pull_that_waits_is_answered_when_everything_stops(tmp_path: Path) -> 
             target=lambda: answers.append(client.pull(TOPIC, 0, wait_s=25)), daemon=True
         )
         waiting.start()
-        # It waits when the proxy has a stream for it.
+        # The pull waits once the proxy has a stream for it.
         metrics = running.processes["proxy-0"].metrics
         shown = re.compile(r'rocketmq_proxy_streams\{[^}]*kind="pull"[^}]*\} 1')
         eventually(lambda: shown.search(httpx.get(metrics, trust_env=False).text))

@@ -1,6 +1,6 @@
-"""An operator's last resort: a replica that lacks what was acknowledged is made master.
+"""An operator's last resort: to elect a replica that misses acknowledged messages.
 
-What is lost by it is told, and from then on nobody acknowledges what would be lost as well.
+The cluster reports the lost messages. From then on the previous master acknowledges nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
-PATIENT_S = 120.0  # of a client, which waits until somebody answers
+PATIENT_S = 120.0  # Timeout of a client that waits for any master.
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def group(tmp_path: Path) -> Iterator[ControlledGroup]:
 
 
 class Writer:
-    """Writes to a broker, one record after the other, until a call fails."""
+    """A client that writes one record after the other to a broker until a call fails."""
 
     def __init__(self, address: str) -> None:
         self.answered = 0
@@ -60,7 +60,7 @@ class Writer:
 
 
 def send(group: ControlledGroup, replicas: set[int], number: signal.Signals) -> None:
-    """Send a signal to all processes of replicas, the supervisors' included."""
+    """Send a signal to all processes of replicas and to their supervisors."""
     for pid in [pid for one in replicas for pid in descendants(group.replicas[one].pid)]:
         os.kill(pid, number)
 
@@ -75,16 +75,16 @@ def test_what_is_lost_by_a_replacement_is_told_and_no_more_is_acknowledged(
     group.await_in_sync(2)
     writer = Writer(group.replicas[master].grpc)
     writer.start()
-    # First the master: of what its replica acks then, some waits at it.
+    # First the master: some acks of its replica then wait in its sockets.
     send(group, {master}, signal.SIGSTOP)
     send(group, complete - {master}, signal.SIGSTOP)
     send(group, {behind}, signal.SIGCONT)
-    # Refused as long as anybody is heard who has all of it.
+    # Rejected while a connected replica has all messages.
     group.lead(behind)
     replaced = group.await_group(lambda found: found.view.master.replica_id == behind)
     answered = writer.answered
-    # One call is under way at the master of before, which goes on together with its replica: both
-    # of them are all that it needed.
+    # One call is in flight at the previous master. The master continues with its replica: these
+    # two are sufficient for it.
     send(group, complete, signal.SIGCONT)
     writer.join()
     assert writer.answered == answered
@@ -98,5 +98,5 @@ def test_what_is_lost_by_a_replacement_is_told_and_no_more_is_acknowledged(
 
 
 def cuts_of(found: wire.Group, epoch: int) -> list[wire.Cut]:
-    """Return what was cut after the election of an epoch."""
+    """Return the cuts after the election of an epoch."""
     return [cut for one in found.history if one.epoch == epoch for cut in one.cuts]

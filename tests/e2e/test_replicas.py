@@ -1,4 +1,4 @@
-"""Broker processes that are replicas of one group: what was acknowledged survives its master."""
+"""Broker processes that are replicas of one group: acknowledged messages survive the master."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOUR_MS = 3_600_000
 
 
 class Client:
-    """One link to whoever is the master."""
+    """A client with one link to the current master."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
@@ -42,7 +42,7 @@ class Client:
         self.group_id = 0
 
     async def on_link(self, work: Callable[[Exchange], Awaitable[None]]) -> None:
-        """Do something on a stream to the master; raises grpc.RpcError where it is lost."""
+        """Work on a stream to the master; raise grpc.RpcError if the stream is lost."""
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with grpc.aio.insecure_channel(self._group.master.address, options) as channel:
             call = broker_pb2_grpc.BrokerLinkStub(channel).Exchange()
@@ -67,19 +67,19 @@ class Client:
                 if reply.answered_sequence == self._sequence:
                     return replies
         except asyncio.CancelledError:
-            # What grpcio raises where the call was cancelled, and where its caller is.
+            # The error of grpcio if the call or its caller was cancelled.
             if call is not self._lost:
                 raise
             raise ConnectionError("the stream was given up") from None
 
     def lose_link(self) -> None:
-        """End the stream, as a proxy does that hears of another master."""
+        """End the stream, like a proxy after a change of the master."""
         assert self._call is not None
         self._lost = self._call
         self._call.cancel()
 
     async def found(self) -> None:
-        """Create the topic and the group."""
+        """Create the topic and the consumer group."""
 
         async def work(call: Exchange) -> None:
             frame = pb.RequestFrame(
@@ -98,7 +98,7 @@ class Client:
         assert self.group_id
 
     async def send_until(self, stop: asyncio.Event) -> None:
-        """Send one message after the other, to whoever is the master."""
+        """Send one message after the other to the current master."""
         number = 0
 
         async def work(call: Exchange) -> None:
@@ -124,10 +124,10 @@ class Client:
             try:
                 await self.on_link(work)
             except (grpc.RpcError, ConnectionError, asyncio.InvalidStateError):
-                await asyncio.sleep(0.01)  # The master is away: its successor is up in a moment.
+                await asyncio.sleep(0.01)  # The master is down. Its successor starts soon.
 
     async def receive_all(self) -> list[str]:
-        """Pop until nothing is left."""
+        """Pop until the backlog is empty."""
         bodies: list[str] = []
 
         async def work(call: Exchange) -> None:
@@ -160,7 +160,7 @@ class Client:
                 return bodies
 
     async def acknowledged_more(self, count: int) -> None:
-        """Wait until so many more are acknowledged."""
+        """Wait until `count` more messages are acknowledged."""
         wanted = len(self.acknowledged) + count
         async with self._progress:
             await self._progress.wait_for(lambda: len(self.acknowledged) >= wanted)
@@ -173,14 +173,14 @@ def messages_of(pop: pb.PopReply) -> list[str]:
 
 
 def metrics_of(url: str) -> dict[str, float]:
-    """Return what a process exports of its group, by name."""
+    """Return the broker group's metrics of a process, by name."""
     text = httpx.get(url, trust_env=False).text
     lines = [line for line in text.splitlines() if line.startswith("rocketmq_ha_")]
     return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
 def check_exported(group: ReplicaGroup) -> bool:
-    """Check what all replicas export, when each of them has heard of the set and has the log."""
+    """Check the metrics of all replicas, once each replica has the in-sync set and the log."""
     exported = [metrics_of(group.up[number].metrics) for number in range(3)]
     assert [one["rocketmq_ha_role"] for one in exported] == [0, 1, 0]
     assert [one["rocketmq_ha_epoch"] for one in exported] == [2, 2, 2]
@@ -240,7 +240,7 @@ def test_a_master_that_was_frozen_steps_down_and_follows(tmp_path: Path) -> None
             stop.set()
             await sending
             await asyncio.to_thread(eventually, lambda: check_exported(group))
-            # Now it is the turn of who was frozen: it has all of it.
+            # The replica that was frozen has the whole log, so it becomes master next.
             await group.elect(0)
             received = await client.receive_all()
             assert client.acknowledged <= set(received)

@@ -1,14 +1,14 @@
 """The official Rust client, unmodified, against a standalone with two proxies.
 
-It compiles 250 packages, so these tests are among the heavy ones. What it needs, and does not say:
+The build compiles 250 packages, so these tests are heavy. The client has undocumented needs:
 
-- the feature `local-offset` of the library `time`, which it calls and does not ask for;
-- a long-polling time of six seconds at least: it is the deadline of the call too, and a long poll
-  takes five;
-- an application that sends again: it makes one attempt of each send, whatever settings say;
-- nobody who relies on an ack: it takes one for done whose handle is void.
+- It calls the feature `local-offset` of the library `time`, but does not enable it.
+- Its long-polling time must be at least six seconds. This time is also the deadline of the call,
+  and a long poll takes five seconds.
+- The application must repeat sends. The client makes one attempt per send and ignores the settings.
+- The application must not rely on acks. The client reports success for an invalid handle.
 
-It has no push consumer, changes no invisible duration and recalls nothing.
+The client has no push consumer, no change of invisible durations and no recall.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from tests.support.clients.client_process import RUST_PROGRAM, needs, run_rust_client
 from tests.support.processes.processes import Standalone, standalone
 
-LATE_MS_MAX = 10_000  # of a delayed message: it comes with the poll under way or the next one
+LATE_MS_MAX = 10_000  # A delayed message comes with the current poll or the next one.
 
 pytestmark = [pytest.mark.large, needs("cargo", RUST_PROGRAM)]
 

@@ -1,4 +1,4 @@
-"""KEDA's contract, asked as KEDA asks it, over two broker groups."""
+"""KEDA's contract, with KEDA's requests, over two broker groups."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.support.processes.processes import Standalone, command, environment, 
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
 from tidemill.stubs.externalscaler import externalscaler_pb2_grpc
 
-CALL_S = 20.0  # a broker group that hangs costs a call the request timeout
+CALL_S = 20.0  # A hanging broker group delays a call by the request timeout.
 HOUR_MS = 3_600_000
 FLAGS = ("--groups=2", "--scaler-port=0")
 
 
 class Scaled:
-    """A consumer group that KEDA is to scale, and the scaler it asks."""
+    """A consumer group under KEDA's control, and its scaler."""
 
     def __init__(self, running: Standalone, name: str) -> None:
         self.running = running
@@ -104,7 +104,7 @@ def test_a_wave_within_the_horizon_makes_it_active_before_it_is_due(scaled: Scal
     eventually(lambda: scaled.value(scheduledHorizonSeconds="7200") == 5)
     assert scaled.is_active(scheduledHorizonSeconds="7200")
     assert not scaled.is_active(scheduledHorizonSeconds="60")
-    # None of it has come yet: what waits is all delayed.
+    # No message is due yet: the whole backlog is delayed.
     hint = scaled.rest.get(
         f"/groups/{scaled.name}/scaling",
         params={"topic": scaled.name, "horizonSeconds": 7200, "messagesPerReplica": 2},
@@ -145,7 +145,7 @@ def test_what_is_wrong_with_a_trigger_is_said(
     told, details = scaled.refusal(**metadata)
     assert told.name == code
     assert reason in details
-    # KEDA shows no reasons: a line a minute of each kind has one.
+    # KEDA does not show reasons. The log has one line per minute and kind with the reason.
     assert "default/consumer: " in scaled.running.log.read_text()
 
 
@@ -189,7 +189,7 @@ def test_there_is_no_number_while_a_broker_group_cannot_be_asked(scaled: Scaled)
     pid = scaled.running.processes["broker-1"].pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        # The last answer is good for a moment.
+        # The last answer is valid for a short time.
         told = eventually(lambda: refused(scaled), within_ms=60_000)
         assert told is not None
         code, details = told
@@ -205,7 +205,7 @@ def test_there_is_no_number_while_a_broker_group_cannot_be_asked(scaled: Scaled)
 
 
 def refused(scaled: Scaled) -> tuple[grpc.StatusCode, str] | None:
-    """Return what the value is refused with, None where it is told."""
+    """Return the error of the value's request, None on success."""
     try:
         scaled.value()
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""A replica that retention has left behind, or that is new, becomes one again by itself."""
+"""A new replica, or one behind the retention limit, catches up without an operator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BODY = 8 << 10
 
 
 def first_offset(folder: Path, number: int) -> int:
-    """Return where the log of a replica begins."""
+    """Return the first offset of a replica's log."""
     names = [path.stem for path in (folder / str(number) / "log").glob("*.log")]
     return min(int(name) for name in names if name.isdigit())
 
@@ -40,7 +40,7 @@ class Filler(Client):
         self.count = 0
 
     async def fill(self, is_done: Callable[[], bool]) -> None:
-        """Send until that is so."""
+        """Send until `is_done` returns true."""
 
         async def work(call: Exchange) -> None:
             while not is_done():
@@ -79,7 +79,7 @@ def test_what_retention_took_meanwhile_is_no_obstacle(tmp_path: Path, is_emptied
             await group.kill(1)
             await group.elect(2, members=(0, 2))
             found = sorted(int(text[1:]) for text in await client.receive_all())
-            # Of what is left, all of it: the newest ones, without a gap.
+            # All remaining messages: the newest ones, without a gap.
             assert found == list(range(found[0], client.count))
             assert len(found) * BODY > 2 * SEGMENT
 

@@ -25,7 +25,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
 ALL = {"broker-0", "broker-1", "broker-2"}
 FLAGS = ("--groups=3", "--proxies=2")
-PROGRESS = (10, 200)  # messages stored between two kills, at least and at most
+PROGRESS = (10, 200)  # Messages stored between two kills: minimum and maximum.
 DRAIN_S = 120.0
 
 
@@ -62,7 +62,7 @@ def test_no_promise_is_broken_when_any_broker_group_is_killed(tmp_path: Path) ->
 
 
 async def kill_under_load(running: Standalone, loads: list[Load], rng: random.Random) -> None:
-    """Kill the home and the followers in turn, and a proxy while a follower is away."""
+    """Kill the home and the followers in turn, and a proxy while a follower is down."""
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         runs = [tasks.create_task(load.run(producers=6, consumers=6, stop=stop)) for load in loads]
@@ -83,7 +83,7 @@ async def kill_under_load(running: Standalone, loads: list[Load], rng: random.Ra
 
 
 async def progress(loads: list[Load], messages: int) -> None:
-    """Wait until each load has stored so many more."""
+    """Wait until each load has stored `messages` more."""
     goals = [(load, load.sent_ok + messages) for load in loads]
     await until(lambda: all(load.sent_ok >= goal for load, goal in goals))
 
@@ -162,7 +162,7 @@ def test_a_broker_group_drains_and_leaves(tmp_path: Path) -> None:
         assert {each.body for each in received} == sent
         await admin.RemoveBrokerGroup(remove)
         assert [group.member.name for group in await groups(admin)] == ["broker-0", "broker-1"]
-        # Message groups that had their place there have one again, and it is another.
+        # Other broker groups now store its message groups.
         await send_everywhere(client, "orders", prefix="order", count=40, is_ordered=True)
         places = {
             each.system_properties.store_host
@@ -191,7 +191,7 @@ async def groups(admin: broker_pb2_grpc.BrokerAdminAsyncStub) -> list[pb.BrokerG
 
 
 async def refusal(call: Awaitable[object]) -> str:
-    """Return the name of the error that a call is refused with."""
+    """Return the name of a rejected call's error."""
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call
     trailer = refused.value.trailing_metadata() or ()
@@ -209,7 +209,7 @@ def with_api(running: Standalone, scenario: Callable[[Api], Awaitable[None]]) ->
 async def send_everywhere(
     client: Api, topic: str, *, prefix: str = "m", count: int = 60, is_ordered: bool = False
 ) -> set[bytes]:
-    """Send until each is stored, each of a message group of its own; return the bodies."""
+    """Send messages of different message groups until each is stored; return the bodies."""
     keys = [f"{prefix}-{n}" for n in range(count)]
     for key in keys:
         one = message(topic, key.encode(), message_group=key if is_ordered else "")
@@ -219,7 +219,7 @@ async def send_everywhere(
 
 
 async def send_until_all_have_it(client: Api, topic: str, group: str) -> None:
-    """Send until every broker group has had some; what comes is what was sent here."""
+    """Send until every broker group has stored some; check the received messages."""
     places: set[str] = set()
     for n in count():
         new = await send_everywhere(client, topic, prefix=f"new-{n}", count=20)
@@ -231,19 +231,19 @@ async def send_until_all_have_it(client: Api, topic: str, group: str) -> None:
 
 
 async def receive_some(client: Api, topic: str, group: str) -> list[v2.Message]:
-    """Receive and ack what comes within a poll, from those that answer."""
+    """Receive and ack the messages of one poll from the brokers that answer."""
     try:
         found = await client.receive(topic, group, poll_ms=POLL_MS_MIN)
         handles = [each.system_properties.receipt_handle for each in found]
         if handles:
             await client.ack(topic, group, handles)
     except (grpc.aio.AioRpcError, AssertionError):
-        return []  # A broker that hangs may have been asked; the next poll knows.
+        return []  # The poll may have reached a hanging broker. The next poll is better.
     return found
 
 
 async def receive_all(client: Api, topic: str, group: str, count: int) -> list[v2.Message]:
-    """Receive and ack until there are so many messages."""
+    """Receive and ack `count` messages."""
     received: list[v2.Message] = []
     while len(received) < count:
         found = await client.receive(topic, group)
@@ -260,7 +260,7 @@ def delete(running: Standalone, path: str) -> None:
 
 
 def grpc_of(running: Standalone, name: str) -> str:
-    """Return where a broker serves, as its log says."""
+    """Return the address of a broker from its log."""
     lines = [json.loads(line) for line in running.log.read_text().splitlines() if line[0] == "{"]
     return next(
         str(line["grpc"])

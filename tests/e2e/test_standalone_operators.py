@@ -1,4 +1,4 @@
-"""`tidemill standalone --replicas 3`: clients and operators go on when a master goes."""
+"""`tidemill standalone --replicas 3`: clients and operators survive the loss of a master."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.support.processes.processes import (
 from tidemill.controller.election.failure import Failure
 from tidemill.controller.election.history import HANDED_OVER
 
-WITHIN_MS = 120_000  # for what must come, beside other tests
-COMMAND_S = 120.0  # of a command that starts, and waits, or reads whole segments
+WITHIN_MS = 120_000  # Timeout of a delivery, with other tests on the machine.
+COMMAND_S = 120.0  # Timeout of a command that waits or reads whole segments.
 
 
 def get(running: Standalone, path: str) -> Any:
-    """Ask the REST API. Raises LookupError for any answer but a good one: a test may await one."""
+    """GET a path of the REST API; raise LookupError on an error response, so tests can retry."""
     with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
         answer = client.get(f"{running.admin}/api/v1/{path}")
     if not answer.is_success:
@@ -48,17 +48,17 @@ def post(running: Standalone, path: str, **body: object) -> None:
 
 
 def has_put(running: Standalone, path: str) -> bool:
-    """Whether a topic could be put, and was."""
+    """Return whether the REST API has created a topic."""
     with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
         answer = client.put(f"{running.admin}/api/v1/{path}", json={"queues": 4})
-    # For a moment nobody is there, which is said so and is no failure of the process.
+    # Without a master the API answers with an error. The process continues.
     if answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
         raise RuntimeError(answer.text)
     return answer.is_success
 
 
 def drained(running: Standalone, replica: str, *flags: str) -> str:
-    """Let the command line drain a replica; return what it says, of a refusal too."""
+    """Drain a replica on the command line; return the output, also of a rejection."""
     return cluster(running, "drain", replica, *flags)
 
 
@@ -87,13 +87,13 @@ def await_in_sync(running: Standalone) -> None:
 
 
 def move_master(running: Standalone, target: int) -> None:
-    """Have a replica made master, however often that must be asked for, and wait for it."""
+    """Make a replica the master, repeat rejected requests, and wait for the result."""
 
     def is_there() -> bool:
         if group_of(running)["master"] == target:
             return True
         if "transfer" not in group_of(running):
-            # Refused of one that was not heard for a second, on a machine that is busy enough.
+            # On a busy machine, a target without a report for a second is rejected.
             with contextlib.suppress(httpx.HTTPStatusError):
                 post(running, "replicas/broker-0:transfer", target=target)
         return False
@@ -113,21 +113,21 @@ def test_replicas_on_a_laptop_outlive_their_master(tmp_path: Path) -> None:
         asyncio.run(send(running.grpc, b"one"))
         move_master(running, 1)
         asyncio.run(send(running.grpc, b"two"))
-        # The REST API has found the master as well, or waits until it has.
+        # The REST API also finds the master, or waits for it.
         post(running, "topics/orders/messages", body="by an operator")
         assert has_put(running, "topics/second")
-        move_master(running, 1)  # if it has gone elsewhere
+        move_master(running, 1)  # If another replica is the master.
         epoch = group_of(running)["epoch"]
         os.kill(running.processes["broker-0-1"].pid, signal.SIGKILL)
         asyncio.run(send(running.grpc, b"three"))
         await_in_sync(running)
 
         def election() -> Any:
-            """Return the first one after the kill, newest first."""
+            """Return the first election after the kill. The history has the newest first."""
             return [one for one in group_of(running)["history"] if one["epoch"] > epoch][-1]
 
         assert (election()["source"], election()["reason"]) == (1, Failure.DIED.value)
-        # A second later the history says for how long nobody took sends.
+        # A second later the history has the duration without sends.
         eventually(lambda: "awayMs" in election(), within_ms=WITHIN_MS)
         assert election()["awayMs"] < WITHIN_MS
         names = {topic["name"] for topic in get(running, "topics")["topics"]}
@@ -144,7 +144,7 @@ def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
         moved = group_of(running)
         assert moved["master"] != master
         assert HANDED_OVER in [one["reason"] for one in moved["history"]]
-        # The group has two replicas left, and min-in-sync is 2.
+        # The broker group has two remaining replicas, and min-in-sync is 2.
         refused = drained(running, f"broker-0-{moved['master']}")
         assert "the group has 1 of the 2 replicas" in refused
         assert "counts again" in drained(running, f"broker-0-{master}", "--undo")
@@ -172,7 +172,7 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
-            # At first one of them may be heard of, and the other one not.
+            # At first the API may know only one of the two states.
             told = f"replicas {still[0]} and {still[1]} are down"
             eventually(lambda: told in group_of(running).get("alarm", ""), within_ms=WITHIN_MS)
             assert "`tidemill cluster min-in-sync broker-0 1`" in group_of(running)["alarm"]
@@ -257,7 +257,7 @@ def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
         assert copied.returncode == 0, copied.stderr
         post(running, "topics/orders/messages", body="later")
         assert running.stop() == 0
-    # The records of the controllers stay; replica 0 has the copy, and the others nothing.
+    # The controllers' records remain. Replica 0 has the copy. The others are empty.
     for each in [each for each in data.iterdir() if each.name != "controller-0"]:
         shutil.rmtree(each) if each.is_dir() else each.unlink()
     for each in [each for each in backup.iterdir() if not each.name.startswith("broker-0-")]:
@@ -289,7 +289,7 @@ def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
             )
             at = Standalone.__new__(Standalone)
             at.admin = json.loads(serves[0])["admin"]
-            # Another replica may have been the first to come: until 0 is there, this is refused.
+            # If another replica connects first, this is rejected until replica 0 connects.
             replace = ("replace", "broker-0", "--with=0", "--reason=restored", "--yes")
             eventually(lambda: "replica 0 is master" in cluster(at, *replace), within_ms=WITHIN_MS)
             eventually(lambda: group_of(at)["inSync"] == 3, within_ms=WITHIN_MS)

@@ -22,19 +22,19 @@ from tests.support.processes.processes import ADMIN_S, Standalone, standalone
 from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
-SENDS_BETWEEN = 50  # of each load, which are stored after a fault before the next
+SENDS_BETWEEN = 50  # Messages of each load between two faults.
 DRAIN_S = 120.0
 DELAY_MS = 2_000
-IN_FLIGHT_MS = 300_000  # longer than the test
-DUE_IN_MS = 6_000  # a failover lies between the send and this
+IN_FLIGHT_MS = 300_000  # Longer than the test.
+DUE_IN_MS = 6_000  # Time for a failover after the send.
 NS_PER_MS = 1_000_000
-PATIENT_S = 60.0  # of a client, beside other tests: somebody is elected meanwhile
+PATIENT_S = 60.0  # Timeout of a client. It includes an election, with other tests on the machine.
 
 Fault = Callable[[Replicated, list[Load]], Awaitable[None]]
 
 
 async def stored(loads: list[Load], count: int = SENDS_BETWEEN) -> None:
-    """Wait until each load has stored so many more."""
+    """Wait until each load has stored `count` more messages."""
     goals = [(load, load.sent_ok + count) for load in loads]
     await until(lambda: all(load.sent_ok >= goal for load, goal in goals))
 
@@ -50,7 +50,7 @@ async def kill_master(group: Replicated, loads: list[Load], *, with_supervisor: 
 
 
 async def freeze_master(group: Replicated, loads: list[Load], *, with_supervisor: bool) -> None:
-    """Let the master stand still until others have gone on without it."""
+    """Freeze the master until the others have elected a new one."""
     epoch = group.led()["epoch"]
     pids = group.pids(group.master())
     frozen = pids if with_supervisor else pids[1:]
@@ -63,14 +63,14 @@ async def freeze_master(group: Replicated, loads: list[Load], *, with_supervisor
 
 
 async def kill_controller(group: Replicated, loads: list[Load]) -> None:
-    """Kill the controller; while it is away, and afterwards, everything goes on."""
+    """Kill the controller. All work continues while it is down and afterwards."""
     send_signal(group.pids("controller-0"), signal.SIGKILL)
     await stored(loads)
     await group.in_sync()
 
 
 async def kill_replica(group: Replicated, loads: list[Load]) -> None:
-    """Kill a replica that is no master."""
+    """Kill a replica that is not the master."""
     send_signal(group.pids(group.follower()), signal.SIGKILL)
     await stored(loads)
     await group.in_sync()
@@ -85,7 +85,7 @@ async def transfer(group: Replicated, loads: list[Load]) -> None:
 
 
 async def drain_master(group: Replicated, loads: list[Load]) -> None:
-    """Empty the master of its duties, and let it count again."""
+    """Drain the master and end the drain."""
     epoch, master = group.led()["epoch"], group.led()["master"]
     group.drain(master)
     await stored(loads)
@@ -171,7 +171,7 @@ def test_replicas_are_shown_with_their_broker_group(tmp_path: Path) -> None:
 
 
 async def receive_all(client: Api, topic: str, count: int) -> list[v2.Message]:
-    """Receive until there are so many; they are in flight for long."""
+    """Receive `count` messages. They stay in flight for the whole test."""
     found: list[v2.Message] = []
     async with asyncio.timeout(RECOVERY_S):
         while len(found) < count:
@@ -183,7 +183,7 @@ async def receive_all(client: Api, topic: str, count: int) -> list[v2.Message]:
 
 
 async def send_all(client: Api, topic: str, bodies: Sequence[str], *, due_at_ms: int = 0) -> None:
-    """Send one after the other; each waits until somebody stores it."""
+    """Send one after the other. Each send waits until a master stores it."""
     for body in bodies:
         answer = await client.send(message(topic, body.encode(), due_at_ms=due_at_ms))
         assert answer.status.code == v2.OK, answer.status
@@ -202,7 +202,7 @@ def test_what_is_in_flight_when_a_master_dies_is_not_delivered_again_and_is_acke
             await group.in_sync()
             send_signal(group.pids(group.master()), signal.SIGKILL)
             await send_all(client, "plain", ["later"])
-            # The receive after them is empty: they are in flight at the new master, too.
+            # The next receive is empty: the messages are also in flight at the new master.
             [later] = await receive_all(client, "plain", 1)
             assert later.body == b"later"
             again = await client.receive("plain", "billing", poll_ms=POLL_MS_MIN)
@@ -211,7 +211,7 @@ def test_what_is_in_flight_when_a_master_dies_is_not_delivered_again_and_is_acke
                 handle = each.system_properties.receipt_handle
                 answer = await client.ack("plain", "billing", [handle])
                 assert answer.entries[0].status.code == v2.OK, answer
-        assert group.running.lag("billing") == 1  # what came later, which is not acked
+        assert group.running.lag("billing") == 1  # The later message without an ack.
 
     with standalone(tmp_path / "data", *FLAGS) as running:
         running.put("topics/plain", messageType="NORMAL", queues=2)
@@ -251,7 +251,9 @@ def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(tmp_
     with standalone(data) as running:
         running.put("topics/plain", messageType="NORMAL", queues=2)
         asyncio.run(send(running, "a"))
-    with standalone(data) as running:  # Its second epoch: a group does not begin at the first.
+    with standalone(
+        data
+    ) as running:  # Its second epoch: a broker group does not begin at the first.
         asyncio.run(send(running, "b"))
     with standalone(data, *FLAGS) as running:
         asyncio.run(Replicated(running).in_sync())
@@ -262,7 +264,7 @@ def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(tmp_
     with standalone(data, *FLAGS) as running:
         group = Replicated(running)
         asyncio.run(group.in_sync())
-        # Others have all of it, what one had alone included.
+        # The other replicas have all messages, also those that one replica had alone.
         send_signal(group.pids(group.master()), signal.SIGKILL)
         assert asyncio.run(receive(running, 3)) == ["a", "b", "c"]
 
@@ -274,13 +276,13 @@ def test_several_groups_with_replicas_go_on_behind_several_proxies(tmp_path: Pat
         async with asyncio.TaskGroup() as tasks:
             run = tasks.create_task(load.run(producers=4, consumers=4, stop=stop))
             await stored([load])
-            for group in groups:  # The home of the others first.
+            for group in groups:  # The home broker group first.
                 await group.in_sync()
                 epoch = group.led()["epoch"]
                 send_signal(group.pids(group.master()), signal.SIGKILL)
                 await stored([load])
                 await group.in_sync(after_epoch=epoch)
-            # What the home decides reaches the others wherever their masters are now.
+            # Decisions of the home reach the other broker groups at their current masters.
             await asyncio.to_thread(groups[0].running.put, "topics/more", queues=4)
             async with api(load.endpoint, call_s=PATIENT_S) as client:
                 await send_all(client, "more", [str(number) for number in range(20)])

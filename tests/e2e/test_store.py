@@ -16,9 +16,9 @@ from tests.support.processes.processes import Standalone, command, environment, 
 
 TOPIC = "orders"
 GROUP = "billing"
-RUN_S = 60  # far more than a command takes
+RUN_S = 60  # Far more than a command needs.
 DRAIN_S = 60
-SENT_MIN = 300  # messages before the copy begins
+SENT_MIN = 300  # Messages before the copy begins.
 
 
 def tidemill(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def tidemill(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def as_of_now(history: History) -> History:
-    """Return what is known of a history at this moment; what is under way counts as unknown."""
+    """Return a snapshot of a history. The result of a call in flight is unknown."""
     known = History()
     for send in history.sends.values():
         known.send(send.key).outcome = send.outcome
@@ -45,7 +45,7 @@ def as_of_now(history: History) -> History:
 
 
 def add_unknown(known: History, later: History) -> None:
-    """Add what was begun since then: it may have been carried out in time or not."""
+    """Add the calls since the snapshot: the copy may or may not have their effects."""
     for key in later.sends.keys() - known.sends.keys():
         known.send(key)
     for ack in later.acks[len(known.acks) :]:
@@ -55,7 +55,7 @@ def add_unknown(known: History, later: History) -> None:
 async def copy_under_load(
     load: Load, data: Path, target: Path
 ) -> tuple[subprocess.CompletedProcess[str], History]:
-    """Copy while messages are sent and acked; return what was known when that began."""
+    """Copy while messages are sent and acked; return the history at the start of the copy."""
     loop = asyncio.get_running_loop()
     run = loop.create_task(load.run(producers=4, consumers=2, stop=asyncio.Event()))
     while load.sent_ok < SENT_MIN or load.acked_ok < SENT_MIN // 3:  # noqa: ASYNC110  # No event.
@@ -69,7 +69,7 @@ async def copy_under_load(
 
 
 async def drain(running: Standalone, history: History) -> None:
-    """Take and ack all there is."""
+    """Receive and ack all messages."""
     stop = asyncio.Event()
     stop.set()
     load = Load(running.grpc, TOPIC, GROUP, random.Random(2), history=history)
@@ -99,7 +99,7 @@ def test_a_copy_under_load_is_a_store_that_serves_all_that_was_answered(tmp_path
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a store that was stopped, and a copy of it beside it."""
+    """Return a folder with a stopped store and a copy of it."""
     folder = tmp_path_factory.mktemp("store")
     with standalone(folder / "data") as running:
         running.put(f"topics/{TOPIC}", queues=1)

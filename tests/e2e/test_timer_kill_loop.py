@@ -1,8 +1,8 @@
 """kill -9 of the broker while messages are scheduled, recalled and delivered.
 
-Clients note what they were promised, and in the end the whole log is read: every timer has ended in
-one way, none early, none twice. Short by default; `make soak` runs it for SOAK_MINUTES, and has the
-data pipeline audit the log as well: it names the one send that never was, and nothing else.
+Clients record their promises. At the end the test reads the whole log: every timer has ended in one
+way, not early and not twice. Short by default; `make soak` runs it for SOAK_MINUTES, and the data
+pipeline also audits the log. It names the one invented send, and nothing else.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.heavy
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
 SEED = seed_base()
 DELAY_MS_MAX = 60_000 if SOAK_S else 5_000
-PAUSE_S = (0.5, 5.0)  # between two kills of a soak
-PROGRESS = (20, 400)  # messages scheduled between two kills, at least and at most
+PAUSE_S = (0.5, 5.0)  # Between two kills of a soak.
+PROGRESS = (20, 400)  # Messages scheduled between two kills: minimum and maximum.
 DRAIN_S = 180.0
-PHANTOM = "timed/nobody/0"  # said to be scheduled, and never sent
-# What kills must not bring about. They make timers late, and what was delivered without an answer
-# comes again, also behind an ack whose answer was lost.
+PHANTOM = "timed/nobody/0"  # Reported as scheduled, but never sent.
+# Findings that kills must not cause. Kills make timers late. Deliveries without an answer come
+# again, also after an ack with a lost answer.
 OPINIONS = ("missing", "unexpected", "early", "unknown", "unreadable")
 
 
@@ -69,7 +69,7 @@ def test_every_timer_ends_in_one_way_whatever_is_killed(
 
 
 async def kill_under_load(running: Standalone, load: TimedLoad, rng: random.Random) -> None:
-    """Run the load, kill the broker meanwhile, and return when all has come."""
+    """Run the load and kill the broker; return when all messages have come."""
     loop = asyncio.get_running_loop()
     end_at = loop.time() + SOAK_S
     stop = asyncio.Event()
@@ -90,14 +90,14 @@ async def kill_under_load(running: Standalone, load: TimedLoad, rng: random.Rand
 
 
 async def progress(load: TimedLoad, messages: int) -> None:
-    """Wait until so many more are scheduled, and one more has come."""
+    """Wait until `messages` more are scheduled and one more has come."""
     scheduled, received = load.sent_ok + messages, load.received + 1
     await until(lambda: load.sent_ok >= scheduled and load.received >= received)
 
 
 def second_opinion(running: Standalone, load: TimedLoad, folder: Path) -> set[tuple[str, str]]:
-    """Return what an audit of the log finds: kinds, and the messages."""
-    # Of Spark, which only a soak has to have.
+    """Return the findings of an audit of the log: kinds and messages."""
+    # Needs Spark, which only a soak requires.
     from tests.support.clients.audited_loads import audit as audit_by_events
     from tidemill_pipeline.jobs.running import session
 
@@ -106,7 +106,7 @@ def second_opinion(running: Standalone, load: TimedLoad, folder: Path) -> set[tu
         findings, _ = audit_by_events(
             spark, running.grpc, ((load.topic, key) for key in (*sends, PHANTOM)), folder
         )
-    # What was fired twice belongs to no group.
+    # A timer that fired twice belongs to no consumer group.
     fired_twice = [
         each for each in findings if each["kind"] == "duplicate" and not each["consumer_group"]
     ]
@@ -115,7 +115,7 @@ def second_opinion(running: Standalone, load: TimedLoad, folder: Path) -> set[tu
 
 
 def audit(data_dir: Path, load: TimedLoad) -> None:
-    """Read the whole log: LogChecker raises where a timer has ended twice, early or not at all."""
+    """Read the whole log: LogChecker raises if a timer ended twice, early or not at all."""
     checker = LogChecker()
     for header, body, tail in records_of(PosixDisk(data_dir)):
         checker.fold(header, body, tail)
@@ -124,7 +124,7 @@ def audit(data_dir: Path, load: TimedLoad) -> None:
         states.setdefault(timer.message_id, []).append(timer.state)
     for key, timed in load.messages.items():
         ended = states.get(key, [])
-        # A send without an answer may have been repeated by nobody: at most one timer a key.
+        # Clients do not repeat a send without an answer: at most one timer per key.
         assert len(ended) <= 1, (key, ended)
         if timed.received_at_ms and ended:
             assert ended == [DELIVERED], (key, ended)

@@ -188,7 +188,7 @@ def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
 def test_rows_that_a_footer_hides_are_missed(
     cluster: FakeCluster, archive: Archived, first: int
 ) -> None:
-    """Readers skip row groups whose statistics exclude the range."""
+    """If the statistics exclude the range, a reader skips the row group."""
     cluster.add("orders", "a", 0, 778)
     archive.job(batch_rows=1000, task_rows=1000).append()
     assert archive.verify().wrong == []

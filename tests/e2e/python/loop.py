@@ -1,9 +1,9 @@
 """The official Python client in every role at once: `loop.py '{"endpoint": ..., ...}'`.
 
-It sends, receives and acks until it is told otherwise: at a line on standard input it sends no
-more, at the end of standard input it exits. Every call becomes a line of JSON on standard output,
-with the microseconds at which it began and ended; what they should be is the test's to say. The
-same lines are told by the programs for Node.js, Go and Java.
+It sends, receives and acks. After a line on standard input it stops sending. At the end of standard
+input it exits. It writes every call as a line of JSON to standard output, with start and end in
+microseconds. The test checks these lines. The programs for Node.js, Go and Java write the same
+lines.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from scenarios import (  # type: ignore[import-not-found]  # beside this script
 )
 
 NORMAL, DELAYED, ORDERED = "normal", "delayed", "ordered"
-PAUSE_S = 0.15  # between two sends of a kind: all languages together make no more than a light load
-DELAY_S_MAX = 4  # whole seconds are what this client can say
-AWAIT_S = 5  # what a poll takes at least; the deadline is 3 s behind it
-INVISIBLE_S = 15  # what is not acked comes back while the test waits for it
+PAUSE_S = 0.15  # Between two sends of a kind. All languages together are a light load.
+DELAY_S_MAX = 4  # This client supports whole seconds only.
+AWAIT_S = 5  # The minimum of a poll. The deadline is 3 s later.
+INVISIBLE_S = 15  # Messages without an ack are delivered again during the test.
 RECEIVE_MAX = 16
 MESSAGE_GROUPS = 2
-RECEIVERS = 2  # one may wait at a topic without messages while another has some
-# What is not acked, or fails, when it is first seen here: so many in a hundred, and in a thousand
-# where order lets others wait for it.
+RECEIVERS = 2  # One may wait on an empty topic while the other has messages.
+# Messages without an ack at their first delivery: per 100, and per 1,000 for ordered messages, as
+# others wait for them.
 REFUSED_OF, REFUSED_OF_ORDERED = 50, 250
 
 stopping = threading.Event()
@@ -49,7 +49,7 @@ def now_us() -> int:
 
 
 def error_of(call: Callable[[], object]) -> str:
-    """Call, and return what the application sees of an error."""
+    """Call, and return the error as the application sees it."""
     try:
         call()
     except Exception as error:  # noqa: BLE001  # Every error is a fact here.
@@ -58,7 +58,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def refuses(role: str, topic: str, key: str) -> bool:
-    """Whether a message is to come again: once, for some."""
+    """Return whether to reject a message, so that it is delivered again: once, for some."""
     of = REFUSED_OF_ORDERED if topic == ORDERED else REFUSED_OF
     if int(key.rpartition("/")[2]) % of != of - 1 or (role, key) in refused:
         return False
@@ -108,7 +108,7 @@ def consume(consumer: SimpleConsumer, role: str) -> None:
 
 
 def settle(consumer: SimpleConsumer, role: str, found: list[Any]) -> None:
-    """Ack what was received; behind one that is not acked nothing ordered is."""
+    """Ack the received messages. If they are ordered, stop at the first message without an ack."""
     topic = found[0].topic
     keys = [each.body.decode() for each in found]
     tell(
@@ -142,7 +142,7 @@ def ack(consumer: SimpleConsumer, role: str, key: str, received: Any) -> bool:
 
 
 class Listener(MessageListener):  # type: ignore[misc]  # of a library without types
-    """Tells what it gets. Whether its client could ack that nobody tells an application."""
+    """A listener that reports its messages. The library does not report the result of the ack."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -206,5 +206,5 @@ def main(endpoint: str, name: str) -> None:
 
 if __name__ == "__main__":
     main(**json.loads(sys.argv[1]))
-    # To shut consumers down would wait for whole long polls.
+    # A shutdown of consumers would wait for the end of long polls.
     os._exit(0)
