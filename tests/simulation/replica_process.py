@@ -1,4 +1,4 @@
-"""A simulated replica: the production machines over a log whose disk may lose power."""
+"""A simulated replica: the production state machines over a log on a faulty disk."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Volume(Protocol):
         """Close the log at the end of a run, which may be a kill."""
 
     def cut_power(self, random: Random) -> None:
-        """Lose a random part of what is not durable."""
+        """Lose a random part of the bytes that are not durable."""
 
     def begin_sync(self) -> Callable[[], None]:
         """Begin a sync of all written bytes; return the function that ends it."""
@@ -86,7 +86,7 @@ class Volume(Protocol):
 
 @final
 class ReplicaProcess:
-    """One replica: its volume, and its process while that runs."""
+    """One replica: its volume and, while it is up, its process."""
 
     def __init__(self, world: World, replica_id: int, config: ReplicationConfig) -> None:
         self.id = ReplicaId(replica_id)
@@ -183,7 +183,7 @@ class ReplicaProcess:
         volume.is_registered()
 
     def _now_ms(self) -> int:
-        """Return the monotonic time of an event, for which the log prepares."""
+        """Prepare the log for an event; return the monotonic time."""
         self.volume.pass_time()
         return self.world.now_ms()
 
@@ -257,7 +257,7 @@ class ReplicaProcess:
 
     @property
     def epoch(self) -> int:
-        """The epoch of which this replica is master."""
+        """The epoch of this master."""
         assert self.machine is not None, "the replica is starting"
         assert self.machine.master is not None, "the replica is not the master"
         return self.machine.master.epoch
@@ -339,7 +339,7 @@ class ReplicaProcess:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the disk is so slow that the master does not wait for this replica."""
+        """Whether the disk is too slow for the master to wait for this replica."""
         return self._pace.is_slow(self.world.now_ms())
 
     async def _beat(self) -> None:

@@ -1,4 +1,4 @@
-"""What dashboards and alerts ask: their queries as Prometheus gets them, and what these name."""
+"""The queries of dashboards and alerts in the form that Prometheus gets, with their operands."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ VARIABLES = ("cluster", "namespace", "node", "topic", "consumer_group")
 
 
 def concrete(expression: str, *, rate: str) -> str:
-    """Return a query with Grafana's variables as nobody has restricted them."""
+    """Return a query with Grafana's variables replaced by their unrestricted values."""
     for variable in VARIABLES:
         expression = expression.replace(f'"${variable}"', '".*"')
     return expression.replace(RATE, rate)
 
 
 def of_panels() -> Iterator[tuple[Page, Panel, str]]:
-    """Yield the queries of all panels, still with variables."""
+    """Yield the queries of all panels with unreplaced variables."""
     for page in PAGES:
         for panel in page.panels():
             for query in panel.queries:
@@ -30,7 +30,7 @@ def of_panels() -> Iterator[tuple[Page, Panel, str]]:
 
 
 def operands_of_alerts() -> Iterator[tuple[str, str]]:
-    """Yield each alert with what it compares: the operands on the left of each comparison."""
+    """Yield each alert with the left operand of each of its comparisons."""
     for alert, expression in alerts.expressions():
         for operand in _compared(promql.parse(expression)):
             yield alert, operand.prettify()

@@ -1,4 +1,4 @@
-"""A broker that goes and comes back: what waits for it, what is asked again, and what is not."""
+"""A broker that disconnects and returns: waiting calls, retried calls, and the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON_S = 0.1
 
 
 async def lose(world: ProxyWorld) -> None:
-    """Let the broker go, and the proxy notice."""
+    """Disconnect the broker, and wait until the proxy notices."""
     world.broker.go()
     await eventually(lambda: not world.link.is_connected)
 
@@ -143,7 +143,7 @@ def test_a_send_whose_answer_is_lost_is_stored_once() -> None:
         assert world.broker.count_of("appends") == 3
         assert len(world.broker.engine.log) == 2
         assert send.result().entries[0].offset == world.broker.engine.log[1].queue_offset
-        # The next one of the same bytes is another message.
+        # The next send of the same bytes is a different message.
         assert (await world.send(message(b"once"))).status.code == v2.OK
         assert len(world.broker.engine.log) == 3
 
@@ -206,7 +206,7 @@ def test_messages_of_a_group_keep_their_order_over_a_lost_link(
             first = tasks.create_task(
                 world.send(*(message(body, message_group="g") for body in bodies[:5]))
             )
-            # Some of the request have left, in a frame that is never answered, and others not.
+            # The link has sent a part of the request in an unanswered frame, and not the others.
             await eventually(lambda: world.link.batching.unanswered == 1)
             assert len(world.link.batching.rows_of(commands.APPEND)) == 3
             world.broker.go()

@@ -1,4 +1,4 @@
-"""Sends at two broker groups, one of which fails: to whom they go, and what is answered."""
+"""Sends to two broker groups if one fails: their targets and their answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("broker-0", "broker-1")
 
 
 def run(scenario: Callable[[ProxyWorld, MemoryBroker, MemoryBroker], Awaitable[None]]) -> None:
-    """Run `scenario` with a home, a follower, and a proxy that knows both."""
+    """Run `scenario` with a home broker, a follower, and a proxy that knows both."""
 
     async def main() -> None:
         async with asyncio.timeout(20), AsyncExitStack() as stack:
@@ -37,7 +37,7 @@ def run(scenario: Callable[[ProxyWorld, MemoryBroker, MemoryBroker], Awaitable[N
 
 
 def join(brokers: list[MemoryBroker]) -> None:
-    """Let the first be the home, with a topic that all have, under ids of their own."""
+    """Make the first broker the home. All brokers have one topic, each under its own id."""
     home = Home(cluster_id="c", name=NAMES[0], address=brokers[0].address)
     placements = tuple([(name, 8) for name in NAMES])
     brokers[1].engine.put_group("so that ids differ")
@@ -49,7 +49,7 @@ def join(brokers: list[MemoryBroker]) -> None:
         own = of_home if is_home else broker.engine.put_topic("topic")
         own = replace(own, home_id=0 if is_home else of_home.id, placements=placements)
         catalog.topics["topic"] = own
-        broker.engine.take_config_changes()  # The first configuration has them.
+        broker.engine.take_config_changes()  # The first configuration includes them.
     members = brokers[0].engine.catalog.membership.groups
     for name, broker in zip(NAMES, brokers, strict=True):
         members[name] = BrokerGroup(name=name, address=broker.address)
@@ -60,7 +60,7 @@ def stored(broker: MemoryBroker) -> int:
 
 
 async def send_some(world: ProxyWorld, count: int = 6, *, deadline_s: float = 10) -> list[int]:
-    """Send messages one beside the other; return the codes of their answers."""
+    """Send messages concurrently; return the codes of their answers."""
     answers = await asyncio.gather(
         *(world.send(message(message_id=f"m{n}"), deadline_s=deadline_s) for n in range(count))
     )
@@ -97,7 +97,7 @@ def test_when_a_stream_is_lost_its_sends_go_to_the_other_at_once() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.is_reading.clear()
         link = world.cluster.brokers[1].link
-        # Half of it would be more than the test has.
+        # Half of this deadline is longer than the test.
         sent = asyncio.create_task(send_some(world, deadline_s=60))
         await eventually(lambda: link.batching.unanswered > 0)
         gathered = asyncio.create_task(send_some(world, deadline_s=60))
@@ -164,7 +164,7 @@ def test_a_refusal_does_not_hide_that_another_may_have_stored_it() -> None:
         follower.holds.add("append")
         home.failures["append"] = pb.Failure(error="Overloaded", message="full")
         while world.cluster.choose_target(topic(world), "").broker is not world.cluster.home:
-            pass  # The follower is the next.
+            pass  # The next target is the follower.
         answer = await world.send(message(), deadline_s=1)
         assert answer.status.code == v2.PROXY_TIMEOUT
 

@@ -1,6 +1,6 @@
-"""Whatever is up, down or yet to join when a poll begins: a message at any group comes.
+"""A poll gets a message of any broker group, in any state of the groups when the poll begins.
 
-Every order of what can happen between is tried: links that come back, a group that joins.
+The tests try every order of the changes: links come back, and a group joins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POLL_MS = 15_000  # longer than a scenario; only the shortest poll ends in a tes
 SHORTEST_POLL_MS = 5_000
 
 Standing: TypeAlias = Literal["up", "down", "absent"]
-# The first is the home, which is always a member.
+# The first state is that of the home broker, which is always a member.
 BEGINNINGS: list[tuple[Standing, Standing]] = [
     ("up", "up"),
     ("up", "down"),
@@ -62,7 +62,7 @@ async def let_come(world: SeveralBrokers, n: int) -> None:
 
 
 async def become(world: SeveralBrokers, n: int, standing: Standing) -> None:
-    """Bring a broker group into the state in which a story begins."""
+    """Put a broker group into the initial state of a story."""
     if standing == "down":
         await let_go(world, n)
     elif standing == "absent":
@@ -70,7 +70,7 @@ async def become(world: SeveralBrokers, n: int, standing: Standing) -> None:
 
 
 async def come_up(world: SeveralBrokers, n: int, standing: Standing) -> None:
-    """Bring a broker group up from the state in which a story began."""
+    """Bring a broker group up from the initial state of a story."""
     if standing == "down":
         await let_come(world, n)
     elif standing == "absent":

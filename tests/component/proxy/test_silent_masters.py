@@ -1,6 +1,6 @@
-"""A master that is connected and says nothing: others are asked, and its stream stays.
+"""A connected but silent master: the proxy asks the other replicas and keeps the stream.
 
-Time is virtual. Replicas are the ends of connections, as a proxy sees them.
+Time is virtual. The test replaces the replicas' ends of the connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 
 GROUP = "broker-0"
 A, B, C = (f"10.0.0.{n}:10911" for n in range(3))
-NOTICED_S = 4.0  # two and a half of silence, a look each half second, and an answer
+NOTICED_S = 4.0  # 2.5 s of silence, a check every half second, and an answer
 LIMIT_S = 60.0
 
 
@@ -79,10 +79,10 @@ class Channel:
 
 
 class Network:
-    """Which replicas are there."""
+    """The reachable replicas."""
 
     def __init__(self) -> None:
-        self.mute: set[str] = set()  # they say nothing, and accept who dials
+        self.mute: set[str] = set()  # replicas that accept connections but send nothing
         self.away: set[str] = set()
         self.dialled: list[str] = []  # for a link
         self.probed: list[str] = []
@@ -101,7 +101,7 @@ class Network:
 
 
 class World:
-    """A link to a broker group of three, the first of which is master."""
+    """A link to a broker group of three replicas. The first is the master."""
 
     def __init__(self) -> None:
         self.network = Network()
@@ -128,7 +128,7 @@ class World:
         return self.routes.masters.unreachable()
 
     async def until(self, holds: Callable[[], bool]) -> float:
-        """Wait for something; return how long it took."""
+        """Wait until a condition holds; return the seconds that passed."""
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
         async with asyncio.timeout(LIMIT_S):
@@ -145,7 +145,7 @@ def play(scenario: Callable[[World], Awaitable[None]]) -> None:
             await world.until(lambda: bool(world.frames))
             await scenario(world)
             link.cancel()
-        await asyncio.sleep(LIMIT_S)  # What has ended has let go of its connections.
+        await asyncio.sleep(LIMIT_S)  # Ended tasks have closed their connections by then.
 
     simulate(main(), Random(0))
 

@@ -1,4 +1,4 @@
-"""The second opinion on loads among kills: an audit of what brokers tell of them."""
+"""A second verdict on loads with kills: an audit of the brokers' events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def second_opinion(
     spark: SparkSession, endpoints: str, loads: Sequence[Load], kills: Sequence[Failed], to: Path
 ) -> tuple[Compared, list[dict[str, Any]]]:
-    """Audit what became of loads that have ended; return where that differs, and its findings."""
+    """Audit loads that have ended; return the differences from their histories, and findings."""
     findings, deliveries = audit(
         spark,
         endpoints,
@@ -58,9 +58,9 @@ def second_opinion(
 def audit(
     spark: SparkSession, endpoints: str, acknowledged: Iterable[tuple[str, str]], to: Path
 ) -> tuple[list[dict[str, Any]], list[Delivery]]:
-    """Audit a cluster; return the findings, and what was delivered.
+    """Audit a cluster; return the findings and the deliveries.
 
-    `acknowledged`: topic and message id of each send that was answered with OK.
+    `acknowledged`: topic and message id of each acknowledged send.
     """
     sends = to / "sends.jsonl"
     with sends.open("w") as file:

@@ -1,7 +1,7 @@
-"""Official clients in processes of their own: run a script, read the facts that it prints.
+"""Official clients in their own processes: run a script and read the facts that it prints.
 
-A client brings its own stubs of the public contract, which cannot be loaded beside ours. A script
-prints facts as JSON lines on standard output; what they should be is the test's to say.
+A client has its own stubs of the public contract, which one process cannot load beside ours. A
+script prints facts as JSON lines on standard output. The test compares them with its expectations.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ GO_PROGRAM = SCRIPTS / "go" / "build" / "scenarios"
 JAVA_CLASSES = SCRIPTS / "java" / "target" / "classes"
 RUST_PROGRAM = SCRIPTS / "rust" / "target" / "debug" / "scenarios"
 JAVA_LIBRARIES = SCRIPTS / "java" / "target" / "lib"
-RUN_S = 60.0  # no script takes half of it, on the slowest machine
+RUN_S = 60.0  # twice the time of any script on the slowest machine
 
 Fact = dict[str, Any]
 
 
 class Facts(list[Fact]):
-    """What a script said, in its order."""
+    """The facts of a script, in order."""
 
     def of(self, fact: str) -> list[Fact]:
         """Return the facts of one kind."""
@@ -44,9 +44,9 @@ class Facts(list[Fact]):
 
 
 def needs(tool: str, *made: Path) -> pytest.MarkDecorator:
-    """Skip tests where a client is not there: its tool, or what `make test` makes with it.
+    """Skip tests if a client's tool, or a file that `make test` builds with it, is missing.
 
-    A laptop may do without; where CI is set its absence is a failure.
+    If the variable CI is set, the tests fail instead.
     """
     is_there = bool(shutil.which(tool)) and all(path.exists() for path in made)
     return pytest.mark.skipif(
@@ -56,7 +56,7 @@ def needs(tool: str, *made: Path) -> pytest.MarkDecorator:
 
 
 class StayingClient:
-    """A client that stays until its block ends, and what it has said so far."""
+    """A client that runs until its block ends, with its facts so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -74,7 +74,7 @@ class StayingClient:
                     self._changed.notify_all()
 
     def wait_for(self, fact: str, count: int = 1, **values: object) -> list[Fact]:
-        """Return the facts of one kind and with these values, once there are as many."""
+        """Wait for `count` facts of one kind with these values; return them."""
 
         def matching() -> list[Fact]:
             return [f for f in self._facts.of(fact) if values.items() <= f.items()]
@@ -85,7 +85,7 @@ class StayingClient:
             return matching()
 
     def tell(self, line: str) -> None:
-        """Give it a line on its standard input."""
+        """Write a line to the client's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
@@ -95,7 +95,7 @@ class StayingClient:
 def staying_client(
     language: str, home: Path, endpoint: str, **names: object
 ) -> Iterator[StayingClient]:
-    """Run the scenario `stay` of a client for the block, from when it is ready."""
+    """Run a client's scenario `stay` during the block. Wait first until the client is ready."""
     commands = {
         "python": [sys.executable, str(SCRIPTS / "python" / "scenarios.py")],
         "node": ["node", str(SCRIPTS / "node" / "scenarios.mjs")],
@@ -116,7 +116,7 @@ def staying_client(
         client.wait_for("ready")
         yield client
     finally:
-        # Not waited for to leave in order: a push consumer's shutdown may wait for a long poll.
+        # Kill it without an orderly end: a push consumer's shutdown may wait for a long poll.
         process.kill()
         process.wait()
         assert process.stdin is not None
@@ -149,7 +149,7 @@ def run_java_client(home: Path, scenario: str, *endpoints: str, **names: object)
 
 
 def _java(home: Path) -> list[str]:
-    # Java takes the home folder from the system's user database unless it is told.
+    # By default Java takes the home folder from the system's user database.
     return ["java", f"-Duser.home={home}", "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Scenarios"]
 
 

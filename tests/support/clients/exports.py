@@ -1,15 +1,15 @@
-"""Exports of metrics by OTLP as nobody's library writes them."""
+"""OTLP metric exports that common libraries do not write."""
 
 from __future__ import annotations
 
 from tidemill.message.outline import LENGTH_DELIMITED
 
-_METRIC = 1, 2, 2  # the numbers of the fields in which a metric is in an export
+_METRIC = 1, 2, 2  # numbers of the nested fields from an export to a metric
 _EMPTY_POINT = b"\x0a\x00"
 
 
 def nested(*field_numbers: int, content: bytes) -> bytes:
-    """Return a message of messages, each in the field of its number, the outermost first."""
+    """Return `content` inside nested messages. The first field number is the outermost."""
     for number in reversed(field_numbers):
         content = bytes([number << 3 | LENGTH_DELIMITED]) + _varint(len(content)) + content
     return content
@@ -21,7 +21,7 @@ def a_metric(content: bytes) -> bytes:
 
 
 def empty_points(kind: int, name: str, *, count: int = 65_000) -> bytes:
-    """Return an export of one metric whose points, of the kind of that field, are empty."""
+    """Return an export of one metric with empty points; `kind` is the field of their type."""
     return a_metric(nested(1, content=name.encode()) + nested(kind, content=_EMPTY_POINT * count))
 
 

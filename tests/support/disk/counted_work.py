@@ -1,4 +1,4 @@
-"""What a slice of the owner's work touches, in items and bytes: never in time."""
+"""A meter for the work of the engine's slices, in items and bytes instead of time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class WalkedDict(dict[K, V]):
-    """A dictionary that knows how often all of it was looked at, from one end to the other."""
+    """A dictionary that counts the iterations over all its entries."""
 
     walks = 0
 
@@ -34,23 +34,23 @@ class WalkedDict(dict[K, V]):
 
 
 class Spent(NamedTuple):
-    """What one slice has touched."""
+    """The work of one slice."""
 
-    items: int  # that the engine has counted
+    items: int  # counted by the engine
     size_bytes: int
     records: int  # appended to the log
     log_bytes: int
 
 
 class Meter:
-    """Counts what an engine touches between two looks."""
+    """A counter of an engine's work."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._seen = self._totals()
 
     def take(self) -> Spent:
-        """Return what was touched since the last time."""
+        """Return the work since the last call."""
         totals = self._totals()
         spent = [now - before for now, before in zip(totals, self._seen, strict=True)]
         self._seen = totals
@@ -62,7 +62,7 @@ class Meter:
 
 
 def each_turn(engine: Engine, now_ms: int, after: Callable[[], None]) -> Iterator[Spent]:
-    """Yield what each slice of `due_slices` touches, until nothing is due; `after` ends a round."""
+    """Yield the work of each due slice until none is due. Call `after` at the end of a round."""
     meter = Meter(engine)
     has_more: bool | None = True
     while has_more:

@@ -1,23 +1,25 @@
-"""Judge a whole log offline: fold its records into dictionaries, and look for broken promises.
+"""An offline checker of a whole log: it folds the records and reports broken guarantees.
 
-Written beside the engine and not with it: it shares the record layouts and nothing else, keeps one
-entry a message, and trusts no slot, list or snapshot. It needs the log from its first byte, so it
-judges stores from which no segment has been retired.
+It is independent of the engine: it shares only the record layouts, keeps one entry per message, and
+trusts no slot, list or snapshot. It needs the log from its first byte, so it checks only stores
+without retired segments.
 
-Promises are named as in `spec/pop.md` section 10:
+It checks these guarantees of `spec/pop.md` section 10:
 
-    2   what lies below a consumer offset is settled, out in a live delivery, pending, or reset
-    12  a settled message is not delivered again, by no delivery and by no copy
-    13  while a message is out under one delivery it is not under another; nothing is taken twice;
-        renewed is only what is live, and for who holds it
-    14  one retry copy a delivery and message; 15  one dead letter a group and message
+    2   a message below a consumer offset is settled, in flight, pending, or reset
+    12  a settled message is not delivered again, neither itself nor as a copy
+    13  a message has at most one live delivery, and a consumer group takes it once; only the holder
+        of a live delivery renews it
+    14  one retry copy per delivery and message
+    15  one dead letter per consumer group and message
     16  change-invisible replaces exactly one live delivery of the same message
-    21  positions go forward, but for a reset
-    26  no two deliveries share an identity, and none names a slot that is in use
-    30  one live batch an ordered queue, and none before the last is acked or has expired
-    31  first deliveries of an ordered queue come in order; redelivery begins at the lowest left
+    21  positions only advance, except at a reset
+    26  a delivery has a unique identity and a free slot
+    30  one live batch per ordered queue; the next one begins after its ack or expiry
+    31  first deliveries of an ordered queue are in order; redelivery begins at the lowest unsettled
+        message
 
-What the log says of timers is judged by `timer_log_fold`.
+`timer_log_fold` checks the timer records.
 """
 
 from __future__ import annotations
@@ -58,12 +60,12 @@ Queue = tuple[int, int, int]  # group id, topic id, queue id
 
 
 class BrokenPromise(AssertionError):
-    """The log says something that it must never say. The message begins with the number."""
+    """A violation of a guarantee in the log. The message begins with the guarantee's number."""
 
 
 @dataclass
 class OneDelivery:
-    """One CK record and what became of its messages."""
+    """One CK record with the state of its messages."""
 
     id: int
     slot: int
@@ -72,23 +74,23 @@ class OneDelivery:
     visible_at_ms: int
     is_ordered: bool
     live: set[int] = field(default_factory=set)  # offsets
-    is_released: bool = False  # an operator has let go of it
+    is_released: bool = False  # by an operator
     client_id: str = ""
     popped_at_ms: int = 0
     renews: bool = False
-    is_unproven: bool = False  # it did before a start
+    is_unproven: bool = False  # its renewals are from before a start
 
 
 @dataclass
 class OneQueue:
-    """What the log says of a group in a queue."""
+    """The state of a consumer group in a queue, according to the log."""
 
     pop_offset: int = 0
     settled: set[int] = field(default_factory=set)
     live: dict[int, OneDelivery] = field(default_factory=dict)  # offset -> delivery
     first_delivered: int = -1
     batch: set[int] = field(default_factory=set)  # ids of the deliveries of the current batch
-    begins_at: int = 0  # where the last reset, or the start of the group, has put it
+    begins_at: int = 0  # first offset after the last reset or the start of the group
     is_ordered: bool = False
     void_before: int = 0
 
@@ -108,7 +110,7 @@ class LogChecker:
         self.timers = TimerFold()
 
     def fold(self, header: RecordHeader, body: bytes, tail: bytes) -> None:
-        """Take one record in. Raises BrokenPromise."""
+        """Fold one record. Raises BrokenPromise."""
         self.kinds[header.kind] += 1
         at, now_ms = header.log_offset, header.stored_at_ms
         self.timers.fold(header, body, tail)
@@ -209,7 +211,7 @@ class LogChecker:
             for offset in range(queue.begins_at, queue.first_delivered + 1)
             if offset not in queue.settled
         ]
-        # Holes are what a filter has passed over; none of these scenarios filters ordered queues.
+        # A filter leaves holes, but these scenarios do not filter ordered queues.
         _check(again == left[: len(again)], 31, f"redelivered {again} of {left}")
         _check(len(again) == len(one.offsets) or again == left, 31, f"{left} were left behind")
         queue.first_delivered = max(queue.first_delivered, one.offsets[-1])
@@ -288,7 +290,7 @@ class LogChecker:
             rows = delivery_rows.decode(tail).rows
             for row in rows[rows["flags"] & FLAG_RELEASED > 0]:
                 self.deliveries[int(row["delivery_id"])].is_released = True
-        # Of what is stated again else only the start of a group at the latest message is news.
+        # Of the other statements, only a group's start at the latest message is new information.
         if what != 3:
             return
         for fields in json.loads(tail):
@@ -300,7 +302,7 @@ class LogChecker:
     # ------------------------------------------------------------ verdicts about a store
 
     def check_positions(self, engine_offsets: dict[Queue, tuple[int, int]]) -> None:
-        """Compare (consumer offset, pop offset) of each queue, as the engine tells them."""
+        """Compare the engine's (consumer offset, pop offset) of each queue with the fold."""
         for key, (consumed, pop_offset) in engine_offsets.items():
             queue = self.queues[key]
             _check(consumed <= pop_offset, 3, f"{key}: {consumed} > {pop_offset}")
@@ -316,7 +318,7 @@ def _check(holds: bool, number: int, what: str) -> None:
 
 
 def check_log(disk: Disk) -> LogChecker:
-    """Fold the log on `disk` from its first byte, and return the checker. Raises BrokenPromise."""
+    """Fold the log on `disk` from its first byte; return the checker. Raises BrokenPromise."""
     checker = LogChecker()
     for header, body, tail in records_of(disk):
         checker.fold(header, body, tail)
@@ -351,7 +353,7 @@ def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[RecordHeader, 
 
 
 def judge(world: World) -> LogChecker:
-    """Judge the log of a world in which nothing is pending, and the positions of its engine."""
+    """Check the log of a world without pending rounds, and its engine's positions."""
     checker = check_log(world.disk)
     state = world.engine.state
     checker.check_positions(

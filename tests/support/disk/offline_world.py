@@ -1,7 +1,7 @@
-"""A running store whose files are read: after each read, the seed chooses an operation.
+"""A running store under an offline read. After each read, the seed chooses an operation.
 
-Operations before `hide` are recorded with their outcome. Later ones count as unknown, because a
-copy that begins at that moment may include them or not.
+The history has the outcome of each operation before `hide`. Later operations count as unknown,
+because a copy that begins at that moment may include them or not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 
 SEGMENT = 64 << 10
-BACKLOG_MAX = 20  # messages: far fewer than retention leaves
+BACKLOG_MAX = 20  # messages: far fewer than retention keeps
 INVISIBLE_MS = 5_000
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Life:
         self.live(int(acts) + (self.random.random() < acts % 1))
 
     def act(self) -> None:
-        """Do one operation. Settle first what retention may take next."""
+        """Do one operation. First settle the messages that retention may remove next."""
         low = self.world.engine.log.min_offset + SEGMENT
         if self._unsettled and min(self._unsettled.values()) < low + SEGMENT // 2:
             is_near = self.world.engine.log.log_end - low > SEGMENT
@@ -132,7 +132,7 @@ class Life:
                 send.ended(Outcome.OK)
 
     def _settle(self) -> None:
-        """Ack all there is."""
+        """Ack all available messages."""
         while self._unsettled:
             self.world.advance(INVISIBLE_MS + 1)
             self._consume(lazy_share=0.0, want=32)
@@ -151,7 +151,7 @@ class Life:
                 ack.ended(Outcome.OK)
 
     def judge(self, disk: FaultyDisk) -> World:
-        """Start on another disk, take all that is there, and compare it with what was seen."""
+        """Start on another disk, receive all messages, and compare them with the history."""
         world = World(disk, config=self.world.config, now_ms=self.world.now_ms)
         for _ in range(20):
             world.advance(INVISIBLE_MS + 1)

@@ -1,7 +1,7 @@
-"""Processes whose wall clock a test sets wrong, and right again, while they run.
+"""Wrong wall clocks, which a test sets while the processes run.
 
-Python reads `wrong_clock/sitecustomize.py` before anything else of such a process, so the product
-needs no hook for it. Its monotonic clock is the machine's: so it is where somebody sets a clock.
+Python loads `wrong_clock/sitecustomize.py` first in such a process, so the product needs no hook.
+The monotonic clock stays correct, as on a machine with a changed wall clock.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ NS_PER_S = 1_000_000_000
 
 
 class WrongClocks:
-    """A file for each process, by its name."""
+    """Files with the clock offset of each process, by its name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def variables(self, name: str) -> Mapping[str, str]:
-        """Return what the environment of a process is to have; its clock is right at first."""
+        """Return the environment variables of a process. Its clock is right at first."""
         path = self._path(name)
         if not path.exists():
             path.write_bytes(OFFSET_NS.pack(0))
         return {"PYTHONPATH": str(FOLDER), "WRONG_CLOCK_FILE": str(path)}
 
     def set(self, name: str, ahead_s: int) -> None:
-        """Set the clock of a process, at once; 0 sets it right."""
+        """Set the clock of a process at once; 0 corrects it."""
         descriptor = os.open(self._path(name), os.O_RDWR)
         try:
             os.pwrite(descriptor, OFFSET_NS.pack(ahead_s * NS_PER_S), 0)

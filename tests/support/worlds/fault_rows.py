@@ -1,8 +1,7 @@
-"""The fault matrix of replication, Part V of failover.md: which tests are each of its rows.
+"""The tests for each row of the replication fault matrix (Part V of failover.md).
 
-A test is named by its module and its name, with the parameter that is the row where it has several;
-one on a cluster by the name of its fault in `tests/chaos/faults.py`. Rows for which a means is
-missing say so in MISSING.
+A test has its module, its name, and the parameter of its row if it has several. A test on a cluster
+has the name of its fault in `tests/chaos/faults.py`. `MISSING` lists rows without a suitable means.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Row(NamedTuple):
-    """One row: the fault, and the tests that are it."""
+    """One row: the fault with its tests."""
 
     fault: str
     tests: tuple[str, ...]
@@ -303,7 +302,7 @@ ROWS: Final[dict[int, Row]] = {
     ),
 }
 
-# Of rows that have a test the means of the matrix that are not there; 30 and 31 have none.
+# Missing means of the matrix for rows that have a test. Rows 30 and 31 have no test.
 MISSING: Final[dict[int, str]] = {
     20: "no process with a disk that takes seconds: the simulation has one",
     21: "no process with a disk that takes seconds: the simulation has one",

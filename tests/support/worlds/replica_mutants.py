@@ -1,7 +1,7 @@
-"""Relaxed rules: each is one that failover.md Part VIII names, or a comparison left out.
+"""Relaxed rules: rules of failover.md Part VIII, and omitted comparisons.
 
-An exploration under one of them must find a broken invariant: else nothing shows that the rule is
-needed, or the exploration does not look where it would.
+An exploration with a relaxed rule must find a broken invariant. Otherwise the rule is unnecessary,
+or the exploration does not cover it.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _keeps_what_was_cut(journal: Journal, _log_offset: int) -> Journal:
 
 
 def _last_epoch_is_kept(journal: Journal, epoch: int, start: int) -> Journal:
-    """Begin no entry where one begins already: E9."""
+    """Keep the existing entry if a new one begins at the same offset: E9."""
     if journal and journal[-1].start >= start:
         return journal
     return (*journal, epoch_journal.EpochEntry(epoch, start))
@@ -239,26 +239,27 @@ MUTANTS: dict[str, list[Patch]] = {
 }
 
 
-# What the simulation of whole processes cannot show, since they never come to ask, and the test
-# that shows it instead: in the exploration messages belong to no stream, and both are needed.
-#   an ack of another epoch: a master lives for one epoch, and knows the streams that it has
-#     welcomed itself; a replica acks on the one stream that its epoch has dialled. So what is late
-#     of an epoch is late on a stream that nobody knows (`Master.ack`, `Replication.receive`)
-#   acks of another run: an ack counts on the stream of the run that sent it. A run that comes in
-#     place of one that is a member, clean, has all that this one has acked: for whom it counts is
-#     the same. Any other run is no member, and is not welcomed while the one before it is heard
-#     (`Master._has_another`); when it is, that one's stream has ended (`_replace_streams_of`), so
-#     no ack of it comes once the newcomer has become a member
+# Rules that whole processes in the simulation never use, with the test that needs each rule. In the
+# exploration messages do not belong to a stream, so it needs both rules.
+#   an ack of another epoch: a master lives for one epoch and accepts acks only on streams that it
+#     has welcomed. A replica acks on the stream that it dialled in this epoch. So a late ack of
+#     another epoch comes on an unknown stream (`Master.ack`, `Replication.receive`).
+#   acks of another run: an ack counts on the stream of its run. If a clean run replaces a member,
+#     it has all messages that the member acked, so the ack may count for either run. Any other run
+#     is not a member, and the master does not welcome it while it hears the previous run
+#     (`Master._has_another`). Later the previous run's stream has ended (`_replace_streams_of`), so
+#     its acks do not arrive after the new run has become a member.
 _EXPLORED = "tests/property/test_replication_exploration.py::"
 NEVER_ASKED = {
     "acks count for any run": f"{_EXPLORED}test_the_exploration_finds_acks_of_another_run",
     "an ack of another epoch": f"{_EXPLORED}test_the_exploration_finds_each_relaxed_rule",
 }
 
-# What no exploration has refuted: another rule does the same. They stay, as a second line.
-#   the first record: who is elected has all that every member has, of whatever epoch
-#   the run in whose place one registers: a late one moves no bytes, but fences who is alive
-#   the starts of epochs: each begins with a record, so no two logs have one in two places
+# Relaxed rules without a violation in any exploration, because another rule gives the same
+# guarantee. The rules stay as a second line of defence.
+#   the first record: the elected replica has all records of every member, of any epoch
+#   the replaced run of a registration: a late one changes no bytes, but fences the live run
+#   the starts of epochs: each epoch begins with a record, so all logs agree on its start
 NOT_REFUTED: dict[str, list[Patch]] = {
     "a tail is confirmed without its epoch's first record": [
         (commits, "confirm_offset", _confirms_what_it_inherits)
@@ -270,7 +271,7 @@ NOT_REFUTED: dict[str, list[Patch]] = {
 
 @contextlib.contextmanager
 def mutated(name: str) -> Iterator[None]:
-    """Relax a rule for as long as the block lasts, wherever it is used."""
+    """Relax a rule in all its users during the block."""
     with contextlib.ExitStack() as stack:
         for patch in {**MUTANTS, **NOT_REFUTED}[name]:
             stack.enter_context(replaced(*patch))
@@ -279,7 +280,7 @@ def mutated(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, attribute: str, replacement: Any) -> Iterator[None]:
-    """Put something in the place of a rule, for its owner and for all who have imported it."""
+    """Replace a rule in its owner and in all modules that import it, during the block."""
     with contextlib.ExitStack() as stack:
         for user, name in _users(owner, attribute, _module_of(replacement)):
             stack.enter_context(mock.patch.object(user, name, replacement))
@@ -287,17 +288,17 @@ def replaced(owner: Any, attribute: str, replacement: Any) -> Iterator[None]:
 
 
 def _module_of(replacement: Any) -> str:
-    """Where a relaxed rule is written; a value is written nowhere."""
+    """Return the module of a relaxed rule; empty for a value."""
     return replacement.__module__ if inspect.isfunction(replacement) else ""
 
 
 def _users(owner: Any, attribute: str, author: str) -> list[tuple[Any, str]]:
     rule, found = inspect.getattr_static(owner, attribute), [(owner, attribute)]
     for name, module in list(sys.modules.items()):
-        # Not its author: a relaxed rule calls the one that it is made of.
+        # Skip the author's module: a relaxed rule calls the original rule.
         if module is owner or name == author or not name.startswith(("tests.", "tidemill.")):
             continue
-        # Values that are the same are the same object where they are small: their name tells.
+        # Equal small values are the same object, so values must also have the same name.
         found += [
             (module, one)
             for one, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""An engine with small timer files, its clock, and the fold of its log beside it."""
+"""An engine with small timer files, its clock, and a fold of its log."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ TIMERS = TimerConfig(
     load_chunk_records=64,
     flush_log_bytes=20_000,
 )
-SPINS_MAX = 3_000  # of the clock standing still: the owner would burn a core
+SPINS_MAX = 3_000  # calls without progress of the clock: the broker would use a whole core
 STRIDE_MS = 900 * SECOND_MS  # well under a revolution of the small wheel
 
 
 class Delivered(NamedTuple):
-    """A message that a timer put on a topic."""
+    """A message that a timer delivered to a topic."""
 
     text: str
     timer_id: int
@@ -56,7 +56,7 @@ class Delivered(NamedTuple):
 
 
 class TimerWorld(World):
-    """A world whose log is judged, record by record, as it grows."""
+    """A world that checks its growing log record by record."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TimerWorld(World):
         is_followed: bool = False,
         **changes: object,
     ) -> None:
-        """Open an engine; `before` is the life before, whose log is judged on."""
+        """Open an engine. `before` is the previous world, whose fold continues."""
         self.fold: LogChecker = before.fold if before else LogChecker()
         self.delivered: list[Delivered] = before.delivered if before else []
         self._judged_to: int = before._judged_to if before else 0
@@ -79,7 +79,7 @@ class TimerWorld(World):
 
     @property
     def timers(self) -> TimerFold:
-        """What the log says of timers."""
+        """The fold of the timer records."""
         self.judge()
         return self.fold.timers
 
@@ -97,7 +97,7 @@ class TimerWorld(World):
         keys: tuple[str, ...] = (),
         commit: bool = True,
     ) -> ScheduleResult:
-        """Send a message that says itself when it is due, or let it wait for `delay_ms`."""
+        """Send a message with its own due time, or with a delay of `delay_ms`."""
         plain = blob(text, size=size, keys=keys, kind=stored_message.TYPE_DELAY)
         data, crc = with_due_time(plain, crc32(plain), due_at_ms or 0)
         topic_id = self.topic(topic)
@@ -150,14 +150,14 @@ class TimerWorld(World):
     # ------------------------------------------------------------ time
 
     def advance(self, duration_ms: int) -> None:
-        """Let time pass in coarse strides, each with all that is due then."""
+        """Advance the clock in coarse strides, and run all due work after each stride."""
         end_ms = self.now_ms + duration_ms
         while self.now_ms < end_ms:
             self.now_ms = min(self.now_ms + STRIDE_MS, end_ms)
             self.run_due()
 
     def sleep(self, duration_ms: int) -> None:
-        """Let time pass as for the shell: the engine says when it wants to be called again."""
+        """Advance the clock to the engine's next due time, repeatedly, as the broker does."""
         end_ms = self.now_ms + duration_ms
         spins = 0
         while True:
@@ -175,7 +175,7 @@ class TimerWorld(World):
     # ------------------------------------------------------------ verdicts
 
     def judge(self) -> None:
-        """Fold what the log says since the last time, and take the deliveries from it."""
+        """Fold the new records, and collect their deliveries."""
         committed = self.engine.log.committed_offset
         if committed == self._judged_to:
             return
@@ -205,12 +205,12 @@ class TimerWorld(World):
         )
 
     def texts(self, topic: str = TOPIC) -> list[str]:
-        """Return what timers have put on a topic, in its order."""
+        """Return the bodies that timers delivered to a topic, in its order."""
         self.judge()
         return [one.text for one in self.delivered if one.topic == topic]
 
     def check(self) -> None:
-        """Hold the engine's open timers, counts and pins against the log."""
+        """Compare the engine's open timers, counts and pins with the log."""
         self.engine.timers.index.link_gathered()
         check_engine(self.engine, self.timers)
 
@@ -219,8 +219,8 @@ class TimerWorld(World):
         self.judge()
 
     def background(self, steps: int = 100_000) -> None:
-        """Go on with background work until nothing is left, or for some steps."""
-        self.judge()  # Before retention takes what was not read yet.
+        """Run background work until it is done, at most `steps` steps."""
+        self.judge()  # Retention must not remove unread records.
         for _ in range(steps):
             files = self.engine.background.step(self.now_ms, firing_ms=self.now_ms)
             if files is None:
@@ -235,7 +235,7 @@ class TimerWorld(World):
 
 
 def open_timers(engine: Engine) -> Iterator[tuple[int, int, int]]:
-    """Yield (id, due time, log offset) of each pending timer, by id: what T-7 is about."""
+    """Yield (id, due time, log offset) of each pending timer by id, for T-7."""
     table = engine.timers.index.table
     for number in table.page_numbers():
         rows = table.rows(number)
@@ -248,7 +248,7 @@ def check_engine(engine: Engine, fold: TimerFold) -> None:
     """Compare table, counts and pins with the fold of the log (T-7, T-9, T-10, T-20)."""
     index, log = engine.timers.index, engine.log
     if index.gathered_due_ms is not None:
-        # The table has them when a slice of background work comes; the rest is looked at then.
+        # A later slice of background work adds them to the table. The checks continue then.
         assert index.pending_count == len(fold.open), "T-20"
         assert index.pinned_bytes == sum(one.size for one in fold.open.values())
         return
@@ -279,7 +279,7 @@ def _difference(found: dict[Any, Any], known: dict[Any, Any]) -> str:
 
 
 def without_timer_files(disk: FaultyDisk, *names: str) -> FaultyDisk:
-    """Take timer files away behind the engine's back: those named, or all."""
+    """Remove timer files without the engine. Default: all."""
     for folder in ("timer", "timer/timerlog", "timer/state"):
         for name in disk.names(folder):
             if not names or name in names:
@@ -294,5 +294,5 @@ def timer_files(disk: FaultyDisk) -> list[str]:
 
 
 def seeded_world(seed: int, **options: Any) -> TimerWorld:
-    """Return a world on a disk whose power cuts are chosen by `seed`."""
+    """Return a world on a disk; `seed` chooses the effects of its power cuts."""
     return TimerWorld(FaultyDisk(Random(seed)), **options)
