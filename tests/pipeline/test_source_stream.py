@@ -156,7 +156,7 @@ def test_a_query_that_asks_for_it_publishes_its_progress(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dataset": "events"}, "of messages and dlq, not of events"),
+        ({"dataset": "events"}, "for messages and dlq, not for events"),
         ({"readMode": "archive", "archivePath": "a"}, "does not connect to brokers"),
     ],
 )
