@@ -1,4 +1,4 @@
-"""A home is told where its members are now, whatever it is being told at that moment."""
+"""The proxy sends new addresses of members to the home, also while another request runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEW = {"b-0": "new:20", "b-1": "new:21"}
 
 
 class Peer:
-    """A broker as far as its link shows it: what it tells, and what it is asked to take."""
+    """A broker behind its link: its configuration, and the members that it was asked to found."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -38,10 +38,10 @@ class Peer:
         self.asked.put_nowait({member.name: member.address for member in request.members})
         await self.may_answer.wait()
 
-    def tell(self, name: str, members: dict[str, str]) -> None:
-        told = self.configuration
-        told.broker_name = name
-        told.membership = link_pb2.Membership(
+    def report(self, name: str, members: dict[str, str]) -> None:
+        configuration = self.configuration
+        configuration.broker_name = name
+        configuration.membership = link_pb2.Membership(
             cluster_id="c",
             home_name="b-0",
             home_address=members["b-0"],
@@ -51,7 +51,7 @@ class Peer:
         self.on_change()
 
 
-def test_who_is_heard_while_the_home_is_asked_is_told_behind_that() -> None:
+def test_a_member_that_reports_during_a_request_is_sent_after_it() -> None:
     async def act() -> None:
         peers: dict[str, Peer] = {}
 
@@ -61,13 +61,13 @@ def test_who_is_heard_while_the_home_is_asked_is_told_behind_that() -> None:
         members = MemberLinks(list(NEW.values()), open_link)
         async with asyncio.timeout(30), members.running():
             home, other = peers[NEW["b-0"]], peers[NEW["b-1"]]
-            home.tell("b-0", OLD)
+            home.report("b-0", OLD)
             assert await home.asked.get() == {"b-0": NEW["b-0"]}
-            # Before that is answered the other one is there, too, and all else is old news.
-            other.tell("b-1", OLD)
+            # The other member reports before the answer, and no further change follows.
+            other.report("b-1", OLD)
             home.may_answer.set()
             assert await home.asked.get() == NEW
-            home.tell("b-0", NEW)
+            home.report("b-0", NEW)
             assert {group.link.address for group in members.all} == set(NEW.values())
             assert home.asked.empty()
 

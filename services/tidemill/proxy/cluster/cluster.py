@@ -1,12 +1,12 @@
-"""The brokers behind this proxy: a name becomes a topic or group, and whom to ask about it.
+"""The broker groups behind this proxy: names of topics and groups, and the broker for a request.
 
-What all broker groups share, topics and consumer groups above all, is asked of the cluster. What
-one of them has, its link, its name and its signers, is asked of the `LinkedGroup` that the cluster
-answers with. Methods name neither a link nor a configuration of their own. Which broker groups
-there are is another matter (`members.py`).
+The cluster has what all broker groups share, mainly topics and consumer groups. A `LinkedGroup` has
+what belongs to one broker group: its link, its name and its signers. Methods get it from the
+cluster; they keep no link and no configuration themselves. `members.py` maintains the list of
+broker groups.
 
-A topic or group means the home's: its name, and its incarnation. Each broker has ids of its own for
-it, which are asked of the `LinkedGroup` (ADR 0025).
+A topic or a consumer group means that of the home: its name and its incarnation. Each broker group
+has its own ids for it, which `LinkedGroup` returns (ADR 0025).
 """
 
 from __future__ import annotations
@@ -52,22 +52,23 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerCluster", "LinkedGroup", "LocalIds", "RouteQueues", "SendTarget"]
 
-# A client may name a deadline of years; what waits for one would stay for as long. Long polls have
-# a time of their own.
+# A client may set a deadline of years, and its request must not stay for so long. Long polls have
+# another limit.
 TIMEOUT_MAX_MS = 60_000
-REPORT_TIMEOUT_S = 1.0  # a broker that takes longer redelivers what it does not know to be read
+# If a broker needs more time for the last reports, it redelivers messages that clients have read.
+REPORT_TIMEOUT_S = 1.0
 
-# Of a topic: who stores messages of any queue, its id there, and how many queues it has there.
+# Broker groups that store messages of a topic, each with its topic id and its number of queues.
 Spread: TypeAlias = "Sequence[tuple[LinkedGroup, int, int]]"
 
 
 class SendTarget(NamedTuple):
-    """Who stores a message, and where."""
+    """The broker group and the queue that store a message."""
 
     broker: LinkedGroup
-    topic_id: int  # that the topic has there; 0: the broker has yet to hear of it
+    topic_id: int  # at this broker group; 0 if it does not know the topic yet
     queue_id: int
-    may_move: bool = False  # whether another broker group may have the message as well
+    may_move: bool = False  # whether another broker group may store the message instead
 
 
 class RouteQueues(NamedTuple):
@@ -80,14 +81,14 @@ class RouteQueues(NamedTuple):
 
 @final
 class BrokerCluster:
-    """The broker groups behind this proxy, and what they have in common."""
+    """The broker groups behind this proxy, with their common topics and consumer groups."""
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self._members = MemberLinks(settings.brokers, open_link)
         self._members.on_change = self._changed
-        self.polls_released = asyncio.Event()  # for those who wait otherwise
-        self._listeners: list[Callable[[], None]] = []  # few, and known at the start
-        # Made of what brokers have told, and made again when one of them tells something.
+        self.polls_released = asyncio.Event()  # for waits that are not pops
+        self._listeners: list[Callable[[], None]] = []  # few, added at the start
+        # Caches of the configurations, cleared by each change.
         self._spreads: dict[str, Spread] = {}  # by topic
         self._issuers: HandleIssuers | None = None
         self._turns = count()
@@ -96,17 +97,17 @@ class BrokerCluster:
 
     @property
     def home(self) -> LinkedGroup:
-        """Who owns topics, consumer groups and the list of broker groups."""
+        """The owner of topics, consumer groups and the list of broker groups."""
         return self._members.home
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one broker group, all told; others may have yet to be reached."""
+        """Whether the cluster has one broker group, counting those not connected yet."""
         return len(self._members.by_name) == 1
 
     @property
     def brokers(self) -> Sequence[LinkedGroup]:
-        """All members that have told their configuration, always in one order."""
+        """All members whose configuration has arrived, always in the same order."""
         return self._members.brokers
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -114,56 +115,59 @@ class BrokerCluster:
         return self._members.running()
 
     async def configured(self) -> None:
-        """Wait until the home has told its configuration; nothing is served before."""
+        """Wait for the configuration of the home. The proxy serves nothing before."""
         await self._members.configured.wait()
 
     def peers(self) -> list[PeerStatus]:
-        """Return each broker group, and whether it can be reached."""
-        found = []
+        """Return the reachability of each broker group."""
+        peers = []
         for broker in self._members.all:
             word, since_s, reason = broker.link.state()
-            found.append(PeerStatus(broker.name, broker.link.address, word, since_s, reason))
-        return found
+            peers.append(PeerStatus(broker.name, broker.link.address, word, since_s, reason))
+        return peers
 
     def report_alive(self, client_id: str, now_ms: int) -> None:
-        """Note that a consumer lives, by monotonic time: whoever has messages of it renews them."""
+        """Report that a consumer lives, by monotonic time, so that brokers renew its deliveries."""
         for broker in self.brokers:
             broker.link.report_alive(client_id, now_ms)
 
     def report_ended(self, client_id: str) -> None:
-        """Note that a consumer has ended: what it held is for others."""
+        """Report that a consumer has ended, so that brokers release its messages."""
         for broker in self.brokers:
             broker.link.report_ended(client_id)
 
     def release_polls(self) -> None:
-        """Answer every parked pop empty, and every later one at once: the process is to stop."""
+        """End every parked pop empty, and every later one at once: the process stops."""
         self.polls_released.set()
         for broker in self._members.all:
             broker.link.release_polls()
 
     async def wait_reported(self) -> None:
-        """Wait, a moment, until the brokers know who has got what: the process is about to end."""
+        """Wait until the brokers have all reports, `REPORT_TIMEOUT_S` at most, before the stop."""
         with suppress(TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 await asyncio.gather(*[broker.link.wait_reported() for broker in self._members.all])
 
     def timeout_ms(self, call: Call) -> int:
-        """Return how long a broker may take, so that the answer leaves before the deadline."""
+        """Return the timeout of a request, so that the client gets the answer in its deadline."""
         remaining_ms = call.time_remaining_ms()
         if remaining_ms is None:
             return self._request_timeout_ms
-        # The reserve must not eat up a short deadline.
+        # The reserve takes at most a quarter of a short deadline.
         timeout_ms = remaining_ms - min(self._reserve_ms, remaining_ms // 4)
         if timeout_ms <= 0:
             raise BrokerTimeout("the deadline of the call has passed")
         return min(timeout_ms, TIMEOUT_MAX_MS)
 
-    # ------------------------------------------------------------ whom to ask
+    # ------------------------------------------------------------ broker of a request
 
     def brokers_of(
         self, topic: link_pb2.TopicConfig, group: link_pb2.GroupConfig | None = None
     ) -> Sequence[LinkedGroup]:
-        """Return who has a topic, and a group, in the home's incarnation; always in one order."""
+        """Return the broker groups that have a topic, and a consumer group, of the home.
+
+        Another incarnation does not count. The order is always the same.
+        """
         if group is None:
             return [broker for broker in self.brokers if broker.find_topic(topic) is not None]
         return [broker for broker in self.brokers if broker.find_ids(group, topic) is not None]
@@ -175,11 +179,11 @@ class BrokerCluster:
         *,
         tried: Collection[LinkedGroup] = (),
     ) -> SendTarget:
-        """Choose who stores a message, and in which queue; none of those `tried`.
+        """Choose the broker group and the queue of a message; skip the broker groups `tried`.
 
-        The client's own choice is not a promise that clients keep alike. Raises GroupDraining and
-        BrokerUnreachable for a message group whose place takes no messages, BrokerUnreachable when
-        all have been tried.
+        The choice of the client is ignored, since clients choose in different ways. Raises
+        GroupDraining or BrokerUnreachable if the broker group of a message group accepts no
+        messages, and BrokerUnreachable if all broker groups were tried.
         """
         if message_group:
             return self._target_of_group(topic, message_group)
@@ -189,22 +193,22 @@ class BrokerCluster:
             broker, topic_id, queues = spread[0]
             return SendTarget(broker, topic_id, turn % queues)
         if not tried:
-            # Nearly every message: of very many broker groups two are looked at.
+            # Nearly every message: this checks only two of many broker groups.
             lap, position = divmod(turn, len(spread))
             broker, topic_id, queues = spread[position]
             if broker.link.is_up and spread[position - 1][0].link.is_up:
                 return SendTarget(broker, topic_id, lap % queues, may_move=True)
-        left = [each for each in spread if each[0] not in tried]
-        if not left:
-            raise BrokerUnreachable("no broker group has taken the message")
-        up = [each for each in left if each[0].link.is_up]
-        # Where nobody is up it waits for one of them, as any request does.
-        lap, position = divmod(turn, len(up) or len(left))
-        broker, topic_id, queues = (up or left)[position]
+        untried = [each for each in spread if each[0] not in tried]
+        if not untried:
+            raise BrokerUnreachable("no broker group has accepted the message; retry later")
+        up = [each for each in untried if each[0].link.is_up]
+        # If none is up, the message waits for one of them, as any request does.
+        lap, position = divmod(turn, len(up) or len(untried))
+        broker, topic_id, queues = (up or untried)[position]
         return SendTarget(broker, topic_id, lap % queues, may_move=len(up) > 1)
 
     def _target_of_group(self, topic: link_pb2.TopicConfig, message_group: str) -> SendTarget:
-        """Return the one place of a message group, whoever is up."""
+        """Return the target of a message group, which does not depend on the state of links."""
         if not topic.placements:
             queue_id = queue_of_message_group(message_group, queues=topic.queues)
             return SendTarget(self.home, topic.id, queue_id)
@@ -212,38 +216,37 @@ class BrokerCluster:
         broker = self._members.by_name.get(name)
         if broker is None:
             raise BrokerUnreachable(
-                f"the broker group {name}, which has the message group, is not to be"
-                f" found at its address"
+                f"broker group {name}, which stores this message group, is unreachable; retry later"
             )
         if broker.is_draining:
             raise GroupDraining(
-                f"the broker group {name}, which has the message group, is draining;"
-                f" send again when it has left"
+                f"broker group {name}, which stores this message group, is draining;"
+                f" retry after its removal"
             )
         own = broker.find_topic(topic)
         if own is None:
             return SendTarget(broker, 0, queue_id)
         if broker is not self.home and list(own.placements) != list(topic.placements):
-            # One of the two has yet to hear of a group that has left: by the newer ones the message
-            # group may have its place elsewhere.
+            # One of the two does not know of a removed broker group yet. By the newer placements
+            # another broker group may store the message group.
             raise BrokerUnreachable(
-                f"the home and {name} do not agree yet on where the message group"
-                f" has its place; send again"
+                f"the home and {name} do not agree yet on the broker group of this message group;"
+                f" retry"
             )
         return SendTarget(broker, own.id, queue_id)
 
     async def topic_id_at(self, broker: LinkedGroup, name: str, call: Call) -> int:
-        """Wait until a broker group has heard of a topic, and return the id that it has there."""
+        """Wait until a broker group knows a topic; return its id there."""
 
         def find() -> link_pb2.TopicConfig | None:
             topic = self.known_topic(name)
             return broker.find_topic(topic) if topic is not None else None
 
-        what = f"the broker group that has the message group does not know the topic {name}"
+        failure = f"the broker group of this message group does not know the topic {name} yet"
         await self._members.wait_until(
             lambda: find() is not None or self.known_topic(name) is None,
             self.timeout_ms(call),
-            what,
+            failure,
         )
         own = find()
         if own is None:
@@ -251,45 +254,45 @@ class BrokerCluster:
         return own.id
 
     def _spread_of(self, topic: link_pb2.TopicConfig) -> Spread:
-        found = [
+        spread = [
             (broker, own.id, own.queues)
             for broker in self.brokers
             if not broker.is_draining and (own := broker.find_topic(topic)) is not None
-        ]
-        spread = self._spreads[topic.name] = found or [(self.home, topic.id, topic.queues)]
+        ] or [(self.home, topic.id, topic.queues)]
+        self._spreads[topic.name] = spread
         return spread
 
-    def add_listener(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when it has changed who has which topics and groups, or what these are."""
-        self._listeners.append(tell)
+    def add_listener(self, notify: Callable[[], None]) -> None:
+        """Call `notify` after each change of members, topics or consumer groups."""
+        self._listeners.append(notify)
 
     def _changed(self) -> None:
         self._spreads, self._issuers = {}, None
-        for tell in self._listeners:
-            tell()
+        for notify in self._listeners:
+            notify()
 
     def route_queues(self, topic: link_pb2.TopicConfig) -> Sequence[RouteQueues]:
-        """Return who has which queues of a topic, whether up or not."""
-        has = {place.broker_group: topic.queues for place in topic.placements}
+        """Return the queues of a topic by broker group, whether it is up or not."""
+        queue_counts = {placement.broker_group: topic.queues for placement in topic.placements}
         for broker in self.brokers:
             own = broker.find_topic(topic)
-            # One that has joined later has no message group.
-            if own is not None and not (has and topic.type == link_pb2.TOPIC_TYPE_FIFO):
-                has[broker.name] = own.queues
+            # A broker group that joined later stores no message groups.
+            if own is not None and not (queue_counts and topic.type == link_pb2.TOPIC_TYPE_FIFO):
+                queue_counts[broker.name] = own.queues
         members = self._members.by_name
         return [
             RouteQueues(name, queues, name not in members or not members[name].is_draining)
-            for name, queues in has.items()
+            for name, queues in queue_counts.items()
         ]
 
     def deliveries(self, group: str, topic: str) -> ReceiptHandles:
-        """Return what opens the receipt handles of one request."""
+        """Return an opener of the receipt handles of one request."""
         if self._issuers is None:
             self._issuers = HandleIssuers(self.brokers)
         return ReceiptHandles(self._issuers, group, topic)
 
     def open_recall(self, handle: str, topic: str) -> tuple[LinkedGroup, RecallFields]:
-        """Return which timer of whom a recall handle names. Raises BadRequest."""
+        """Return the broker group and the timer of a recall handle. Raises BadRequest."""
         return open_recall(self.brokers, handle, topic)
 
     # ------------------------------------------------------------ topics and groups
@@ -299,11 +302,11 @@ class BrokerCluster:
         return self._members.home.link.configuration
 
     def known_topic(self, name: str) -> link_pb2.TopicConfig | None:
-        """Return a topic that exists, which is what nearly every call names."""
+        """Return a topic, or None if it does not exist."""
         return self._homes.topics.get(name)
 
     def known_group(self, name: str) -> link_pb2.GroupConfig | None:
-        """Return a consumer group that exists."""
+        """Return a consumer group, or None if it does not exist."""
         return self._homes.groups.get(name)
 
     def knows_topic(self, topic: str) -> bool:
@@ -315,7 +318,7 @@ class BrokerCluster:
         return topic in self._homes.topics and group in self._homes.groups
 
     def find_topic(self, name: str) -> link_pb2.TopicConfig:
-        """Return a topic that exists; raise IllegalTopic or TopicNotFound."""
+        """Return a topic; raise IllegalTopic or TopicNotFound."""
         topic = self._homes.topics.get(name)
         if topic is None:
             check_topic(name)
@@ -324,7 +327,7 @@ class BrokerCluster:
         return topic
 
     def find_group(self, name: str) -> link_pb2.GroupConfig:
-        """Return a group that exists; raise IllegalGroup or GroupNotFound."""
+        """Return a consumer group; raise IllegalGroup or GroupNotFound."""
         group = self._homes.groups.get(name)
         if group is None:
             check_group(name)
@@ -333,16 +336,16 @@ class BrokerCluster:
         return group
 
     async def use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
-        """Return a topic, created by this first use where the broker permits that."""
+        """Return a topic. Create it if it is missing and the broker permits that."""
         call.topic = name
         if name not in self._homes.topics:
             check_topic(name)
-            if self._may_be_made(name):
+            if self._may_create(name):
                 await self._ensure(link_pb2.EnsureRequest(topic=name), call)
         return self.find_topic(name)
 
     async def use_group(self, name: str, call: Call) -> link_pb2.GroupConfig:
-        """Return a consumer group, created by this first use where the broker permits that."""
+        """Return a consumer group. Create it if it is missing and the broker permits that."""
         call.group = name
         if name not in self._homes.groups:
             check_group(name)
@@ -350,19 +353,19 @@ class BrokerCluster:
                 await self._ensure(link_pb2.EnsureRequest(group=name), call)
         return self.find_group(name)
 
-    def _may_be_made(self, name: str) -> bool:
+    def _may_create(self, name: str) -> bool:
         if name.startswith(DEAD_LETTER_TOPIC_PREFIX):
-            # Whoever watches for dead letters comes before the first one.
+            # A consumer of dead letters may start before the first one.
             return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in self._homes.groups
         return self._homes.auto_create and not name.startswith(RETRY_TOPIC_PREFIX)
 
     def _check_home(self) -> None:
-        """Raise BrokerUnreachable where what the home does not know says nothing."""
-        if self._members.refusal:
-            raise BrokerUnreachable(self._members.refusal)
+        """Raise BrokerUnreachable if the settings conflict, so that the home is not certain."""
+        if self._members.conflict:
+            raise BrokerUnreachable(self._members.conflict)
 
     async def _ensure(self, request: link_pb2.EnsureRequest, call: Call) -> None:
-        """Create what is missing; the configuration holds it when this returns."""
+        """Create a topic or consumer group. The configuration has it on return."""
         self._check_home()
         try:
             await self.home.link.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))
@@ -370,6 +373,6 @@ class BrokerCluster:
             if len(self._members.by_name) < 2:
                 raise
             raise type(error)(
-                f"{request.topic or request.group} is not known, and can only be created by"
-                f" {self.home.name}: {error.message}"
+                f"{request.topic or request.group} is unknown, and only {self.home.name} can"
+                f" create it: {error.message}"
             ) from error

@@ -1,4 +1,4 @@
-"""One broker group, as the proxy's methods see it: its link, its ids, its handles."""
+"""One broker group at the proxy: its link, its ids of topics and groups, its handles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LocalIds(NamedTuple):
-    """Of a consumer group and a topic, at one broker."""
+    """The ids of a consumer group and a topic at one broker group."""
 
     group_id: int
     topic_id: int
@@ -24,49 +24,49 @@ class LocalIds(NamedTuple):
 
 @final
 class LinkedGroup:
-    """One broker group: its link, and what it has told of itself."""
+    """One broker group, with its link and its configuration."""
 
     __slots__ = ("is_draining", "is_member", "link")
 
     def __init__(self, link: BrokerLink) -> None:
         self.link = link
-        # As the home says. Of one that is no member, or not yet, nothing is asked.
+        # From the list of the home. A broker group outside the list gets no requests.
         self.is_member = False
         self.is_draining = False
 
     @property
     def name(self) -> str:
-        """The name under which routes show it; "" as long as it has not told."""
+        """The name in routes; "" before its first configuration."""
         return self.link.configuration.broker_name
 
     @property
     def signer(self) -> HandleSigner:
-        """Signer of its receipt handles."""
+        """The signer of its receipt handles."""
         return self.link.configuration.signer
 
     @property
     def recall_signer(self) -> RecallSigner:
-        """Signer of its recall handles."""
+        """The signer of its recall handles."""
         return self.link.configuration.recall_signer
 
     def find_topic(self, topic: link_pb2.TopicConfig) -> link_pb2.TopicConfig | None:
-        """Return what it has of a topic of the home's; None where it has not this incarnation."""
+        """Return its configuration of a topic of the home; None if it lacks this incarnation."""
         own = self.link.configuration.topics.get(topic.name)
         return own if own is not None and self.is_member and _is_same(own, topic) else None
 
     def find_group(self, group: link_pb2.GroupConfig) -> link_pb2.GroupConfig | None:
-        """Return what it has of a group of the home's; None where it has not this incarnation."""
+        """Return its configuration of a group of the home; None if it lacks this incarnation."""
         own = self.link.configuration.groups.get(group.name)
         return own if own is not None and self.is_member and _is_same(own, group) else None
 
     def find_ids(self, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig) -> LocalIds | None:
-        """Return under which ids it has both; None where it has not these incarnations."""
+        """Return its ids of both; None if it lacks one of these incarnations."""
         configuration = self.link.configuration
         own_topic = configuration.topics.get(topic.name)
         own_group = configuration.groups.get(group.name)
         if own_topic is None or own_group is None or not self.is_member:
             return None
-        # The home has what the home has, and is asked most.
+        # A fast path for the home, which gets most requests: the objects are the same.
         if own_topic is not topic and not _is_same(own_topic, topic):
             return None
         if own_group is not group and not _is_same(own_group, group):
@@ -78,51 +78,51 @@ def _is_same(
     own: link_pb2.TopicConfig | link_pb2.GroupConfig,
     homes: link_pb2.TopicConfig | link_pb2.GroupConfig,
 ) -> bool:
-    """Whether a broker's own topic or group is of the incarnation that the home has."""
+    """Whether a broker's topic or group is of the same incarnation as that of the home."""
     if isinstance(own, link_pb2.TopicConfig) and own.is_system:
-        return True  # Each broker makes its own, and none knows of the others'.
-    # A home that was restored from a backup gives out ids a second time.
+        return True  # Each broker group creates its own system topics.
+    # A home that was restored from a backup assigns the same ids again.
     is_of_time = own.created_at_ms == homes.created_at_ms
     return (own.home_id or own.id) == homes.id and is_of_time
 
 
 @final
 class HandleIssuers:
-    """Who has issued which handles: by what they begin with."""
+    """The broker groups by the mark with which their receipt handles begin."""
 
     def __init__(self, brokers: Sequence[LinkedGroup]) -> None:
-        # A mark is short, so two brokers may have the same.
+        # A mark is short, so two broker groups may have the same.
         self._marked: dict[str, list[LinkedGroup]] = {}
         for broker in brokers:
             self._marked.setdefault(broker.signer.mark, []).append(broker)
-        # Of a handle that is nobody's, anybody says what is wrong with it.
-        self._anybody = brokers[:1]
+        # If no mark matches, any broker group can state the error in a handle.
+        self._default = brokers[:1]
 
     def find(self, handle: str) -> Sequence[LinkedGroup]:
-        """Return who may have issued a receipt handle."""
-        return self._marked.get(handle[: receipt_handle.MARK_CHARS]) or self._anybody
+        """Return the broker groups that may have issued a receipt handle."""
+        return self._marked.get(handle[: receipt_handle.MARK_CHARS]) or self._default
 
 
 @final
 class ReceiptHandles:
-    """Opens the receipt handles of one request, mostly of few deliveries."""
+    """An opener of the receipt handles of one request, which mostly name few deliveries."""
 
     def __init__(self, issuers: HandleIssuers, group: str, topic: str) -> None:
         self._issuers = issuers
         self._group = group
         self._topic = topic
         self._openers: dict[LinkedGroup, HandleOpener] = {}
-        # What the handle before began with, and who opened it, where nobody else has that mark.
+        # The mark of the previous handle, if it has one issuer, and the opener of that handle.
         self._mark = ""
-        self._before: tuple[LinkedGroup, HandleOpener]
+        self._previous: tuple[LinkedGroup, HandleOpener]
 
     def open(self, handle: str) -> tuple[LinkedGroup, HandleFields]:
-        """Return which delivery of whom `handle` names. Raises InvalidReceiptHandle."""
+        """Return the broker group and the delivery of a handle. Raises InvalidReceiptHandle."""
         if self._mark and handle.startswith(self._mark):
-            issuer, known = self._before
+            issuer, known = self._previous
             return issuer, known.open(handle)
         limits.RECEIPT_HANDLE.check_text(handle)
-        refused: InvalidReceiptHandle | None = None
+        failure: InvalidReceiptHandle | None = None
         brokers = self._issuers.find(handle)
         for broker in brokers:
             opener = self._openers.get(broker)
@@ -132,26 +132,26 @@ class ReceiptHandles:
             try:
                 opened = opener.open(handle)
             except InvalidReceiptHandle as error:
-                refused = error
+                failure = error
                 continue
             if len(brokers) == 1:
-                self._mark, self._before = handle[: receipt_handle.MARK_CHARS], (broker, opener)
+                self._mark, self._previous = handle[: receipt_handle.MARK_CHARS], (broker, opener)
             return broker, opened
-        raise refused or InvalidReceiptHandle("no broker group that there is has issued the handle")
+        raise failure or InvalidReceiptHandle("no broker group of this cluster issued the handle")
 
 
 def open_recall(
     brokers: Sequence[LinkedGroup], handle: str, topic: str
 ) -> tuple[LinkedGroup, RecallFields]:
-    """Return which timer of whom a recall handle names. Raises BadRequest."""
+    """Return the broker group and the timer of a recall handle. Raises BadRequest."""
     limits.RECALL_HANDLE.check_text(handle)
-    refused = BadRequest("no broker group that there is has issued the recall handle")
+    failure = BadRequest("no broker group of this cluster issued the recall handle")
     mark = handle[: recall_handle.MARK_CHARS]
-    # Of a handle that is nobody's, anybody says what is wrong with it.
+    # If no mark matches, any broker group can state the error in a handle.
     marked = [broker for broker in brokers if broker.recall_signer.mark == mark] or brokers[:1]
     for broker in marked:
         try:
             return broker, broker.recall_signer.open(handle, topic)
         except BadRequest as error:
-            refused = error
-    raise refused
+            failure = error
+    raise failure

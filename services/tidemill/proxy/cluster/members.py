@@ -1,7 +1,7 @@
-"""Which broker groups there are: links to the seeds, and then to whom the home lists.
+"""The broker groups of the cluster: links to the seeds, later to the members on the home's list.
 
-Nothing is served before the home has told its configuration. Whatever any link hears is looked at
-as a whole (`_look`), so that it does not matter who has told what first.
+The proxy serves nothing before the configuration of the home has arrived. After each change of a
+link, `_update` evaluates all configurations again, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-FOUND_RETRY_S: Final = 1.0  # until a founding that was refused is asked for again
-FOUND_TIMEOUT_MS: Final = 3_000  # a round at a broker; asking twice is harmless
-INTRODUCED_MAX: Final = 64  # new addresses that the home was told of, and need not be again
+FOUND_RETRY_S: Final = 1.0  # pause after a rejected founding
+FOUND_TIMEOUT_MS: Final = 3_000  # enough for a round of a broker; a second request does no harm
+INTRODUCED_MAX: Final = 64  # lists of addresses that the home has, and need not be sent again
 
 
 @final
 class MemberLinks:
-    """The broker groups, and the links to them."""
+    """The broker groups and the links to them."""
 
     def __init__(self, seeds: Sequence[str], open_link: Callable[[str], BrokerLink]) -> None:
-        """Know the addresses of `seeds`; connections are made while `running`."""
+        """Create links to the addresses of `seeds`; they connect while `running`."""
         self._open_link = open_link
         self._all: dict[str, LinkedGroup] = {}  # by address
         self._links: dict[str, asyncio.Task[None]] = {}
-        self._told: dict[str, BrokerReport | None] = dict.fromkeys(seeds)
+        self._reports: dict[str, BrokerReport | None] = dict.fromkeys(seeds)
         self._tasks: asyncio.TaskGroup | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._request: asyncio.Task[None] | None = None  # the founding in flight
         self._introduced: set[tuple[tuple[str, str], ...]] = set()
-        self._is_more_known = False  # than what the home is being asked to take
+        self._must_repeat = False  # The founding in flight lacks later changes.
         self._warned: dict[str, None] = {}
-        self.refusal = ""  # why somebody has to act before what the home says can be believed
+        self.conflict = ""  # between seeds; an operator has to resolve it
         for address in seeds:
             self._open(address)
-        # Of topics, groups and the list of broker groups; the others have them from it.
+        # The owner of topics, groups and the list of broker groups; the others copy them.
         self.home = self._all[seeds[0]]
-        self.brokers: list[LinkedGroup] = list(self._all.values())  # members, in one order
-        self.by_name: dict[str, LinkedGroup] = {}  # members, some of whom have yet to tell
+        self.brokers: list[LinkedGroup] = list(self._all.values())  # members, in a stable order
+        self.by_name: dict[str, LinkedGroup] = {}  # members, also those without a configuration
         self.configured = asyncio.Event()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
 
     @contextlib.asynccontextmanager
@@ -76,31 +76,33 @@ class MemberLinks:
                 self._tasks = None
                 for task in self._links.values():
                     task.cancel()
-                if self._asking is not None:
-                    self._asking.cancel()
+                if self._request is not None:
+                    self._request.cancel()
 
     @property
     def all(self) -> Iterable[LinkedGroup]:
-        """Everybody to whom there is a link, member or not."""
+        """All broker groups with a link, members or not."""
         return self._all.values()
 
-    async def wait_until(self, holds: Callable[[], bool], timeout_ms: int, what: str) -> None:
-        """Wait until something that brokers tell holds; raise BrokerTimeout."""
+    async def wait_until(self, holds: Callable[[], bool], timeout_ms: int, failure: str) -> None:
+        """Wait until a condition on configurations holds; raise BrokerTimeout with `failure`."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not holds():
-                    await self._news.wait()
+                    await self._changed.wait()
         except TimeoutError:
-            raise BrokerTimeout(f"{what}; the request was not sent and has done nothing") from None
+            raise BrokerTimeout(
+                f"{failure}; the request was not sent and has done nothing; retry"
+            ) from None
 
     # ------------------------------------------------------------ links
 
     def _open(self, address: str) -> LinkedGroup:
-        """Return the broker group at an address; there is a link to it from here on."""
+        """Return the broker group at an address. Open a link if there is none."""
         group = self._all.get(address)
         if group is None:
             link = self._open_link(address)
-            link.on_change = self._look
+            link.on_change = self._update
             group = self._all[address] = LinkedGroup(link)
             self._start(address)
         return group
@@ -116,18 +118,18 @@ class MemberLinks:
         task = self._links.pop(address, None)
         if task is not None:
             task.cancel()
-        group.link.pending.fail_all(f"the broker at {address} is no member of the cluster")
+        group.link.pending.fail_all(f"the broker at {address} is not a member of the cluster")
 
-    # ------------------------------------------------------------ what was told
+    # ------------------------------------------------------------ configurations
 
-    def _look(self) -> None:
-        """Do what follows from all that was told: called whenever a broker has told something."""
-        for address in self._told:
+    def _update(self) -> None:
+        """Evaluate all configurations after a change of one of them."""
+        for address in self._reports:
             group = self._all.get(address)
             if group is not None and group.link.configured.is_set():
-                self._told[address] = _told_by(group)
-        self.refusal = ""
-        match decide(self._told):
+                self._reports[address] = _report_of(group)
+        self.conflict = ""
+        match decide(self._reports):
             case SingleBroker(address):
                 alone = self._all[address]
                 self._settle(alone, {alone.name: (alone, False)})
@@ -138,11 +140,11 @@ class MemberLinks:
             case NoDecision(reason):
                 self._warn_once(f"waiting for all brokers: {reason}", log.info)
             case SeedConflict(reason):
-                self.refusal = reason
+                self.conflict = reason
                 self._warn_once(reason, log.error)
         self.on_change()
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def _follow(self, home: LinkedGroup) -> None:
         if not home.link.configured.is_set():
@@ -150,7 +152,7 @@ class MemberLinks:
         membership = home.link.configuration.membership
         if membership.home_name != home.name:
             self._warn_once(
-                f"{home.name} at {home.link.address} was said to be the home, and is not",
+                f"{home.name} at {home.link.address} is not the home, as other brokers report",
                 log.warning,
             )
             return
@@ -164,9 +166,9 @@ class MemberLinks:
         self._introduce(home, membership)
 
     def _find(self, member: link_pb2.Member) -> LinkedGroup | None:
-        """Return who is a member: at its address, unless a seed is it by its own word.
+        """Return the broker group of a member, by its address or the name that it reports.
 
-        None where another has taken its address, and nobody knows where it is.
+        None if another broker group has its address, and its own address is unknown.
         """
         listed = self._open(member.address)
         named = next((group for group in self.all if group.name == member.name), None)
@@ -175,15 +177,15 @@ class MemberLinks:
         return named or (listed if not listed.name else None)
 
     def _settle(self, home: LinkedGroup, members: dict[str, tuple[LinkedGroup, bool]]) -> None:
-        """Ask these from here on; each with whether it drains."""
+        """Use these broker groups from now on, each with whether it drains."""
         cluster_id = home.link.configuration.membership.cluster_id
         for group in self.all:
             group.is_member = False
         self.by_name = {}
         for name, (group, is_draining) in members.items():
-            told = group.link.configuration
-            is_told = group.link.configured.is_set() and told.broker_name == name
-            group.is_member = is_told and told.membership.cluster_id == cluster_id
+            configuration = group.link.configuration
+            is_named = group.link.configured.is_set() and configuration.broker_name == name
+            group.is_member = is_named and configuration.membership.cluster_id == cluster_id
             group.is_draining = is_draining
             self.by_name[name] = group
         self.home = home
@@ -191,23 +193,23 @@ class MemberLinks:
         self.configured.set()
 
     def _drop_others(self, membership: link_pb2.Membership) -> None:
-        """Close links to who is no member; a seed that has told nothing may be one yet."""
+        """Close links to other broker groups. A seed without a report may still be a member."""
         keep = {group.link.address for group in self.by_name.values()}
         keep |= {member.address for member in membership.members}
         for address in self._all.keys() - keep:
-            if address in self._told and self._told[address] is None:
+            if address in self._reports and self._reports[address] is None:
                 continue
             group = self._all[address]
-            if address in self._told:
+            if address in self._reports:
                 self._warn_once(
-                    f"{group.name} at {address} is not used: it is not among the broker groups"
-                    f" of {membership.home_name}'s cluster; add it there first",
+                    f"{group.name} at {address} is not used: it is not in the cluster of"
+                    f" {membership.home_name}; add it there first",
                     log.warning,
                 )
             self._close(address)
 
     def _introduce(self, home: LinkedGroup, membership: link_pb2.Membership) -> None:
-        """Tell the home where members are that it knows at other addresses."""
+        """Send the addresses of members to the home if its list has other ones."""
         members = tuple(
             (name, group.link.address) for name, group in self.by_name.items() if group.name == name
         )
@@ -215,34 +217,34 @@ class MemberLinks:
         if members in self._introduced or all(known[name] == at for name, at in members):
             return
         if not self._ask_to_found(home, members):
-            # Of fewer of them, it may be: these are told once that is answered.
-            self._is_more_known = True
+            # The founding in flight may have fewer members. These follow after its answer.
+            self._must_repeat = True
             return
         if len(self._introduced) >= INTRODUCED_MAX:
             self._introduced.clear()
         self._introduced.add(members)
 
     def _ask_to_found(self, home: LinkedGroup, members: Iterable[tuple[str, str]]) -> bool:
-        """Ask for it; False where something else is asked at this moment."""
-        if self._tasks is None or (self._asking is not None and not self._asking.done()):
+        """Request the founding of a cluster; return False if another request is in flight."""
+        if self._tasks is None or (self._request is not None and not self._request.done()):
             return False
         request = link_pb2.FoundClusterRequest(
             members=[link_pb2.Member(name=name, address=address) for name, address in members]
         )
-        self._asking = self._tasks.create_task(self._found(home, request), name="founding")
+        self._request = self._tasks.create_task(self._found(home, request), name="founding")
         return True
 
     async def _found(self, home: LinkedGroup, request: link_pb2.FoundClusterRequest) -> None:
         try:
             await home.link.ask(FOUND, request, timeout_ms=FOUND_TIMEOUT_MS)
         except ServiceError as error:
-            log.warning("the home was not founded", home=home.name, reason=error.message)
+            log.warning("founding failed", home=home.name, reason=error.message)
             await asyncio.sleep(FOUND_RETRY_S)
-            self._is_more_known = True
-        if self._is_more_known:
-            self._is_more_known = False
-            self._asking = None
-            self._look()
+            self._must_repeat = True
+        if self._must_repeat:
+            self._must_repeat = False
+            self._request = None
+            self._update()
 
     def _warn_once(self, text: str, write: Callable[[str], None]) -> None:
         if text not in self._warned:
@@ -252,12 +254,13 @@ class MemberLinks:
             write(text)
 
 
-def _told_by(group: LinkedGroup) -> BrokerReport:
-    told = group.link.configuration
+def _report_of(group: LinkedGroup) -> BrokerReport:
+    configuration = group.link.configuration
+    has_user_topics = any(not topic.is_system for topic in configuration.topics.values())
     return BrokerReport(
-        name=told.broker_name,
-        cluster_id=told.membership.cluster_id,
-        home_name=told.membership.home_name,
-        home_address=told.membership.home_address,
-        has_topics=bool(told.groups) or any(not each.is_system for each in told.topics.values()),
+        name=configuration.broker_name,
+        cluster_id=configuration.membership.cluster_id,
+        home_name=configuration.membership.home_name,
+        home_address=configuration.membership.home_address,
+        has_topics=bool(configuration.groups) or has_user_topics,
     )

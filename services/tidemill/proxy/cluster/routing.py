@@ -1,8 +1,7 @@
-"""What clients are told about where things are.
+"""Routes for clients: queues, and the endpoints to reach them.
 
-Clients see one thing only: their own access point, which leads to some proxy. So every route names
-the endpoints that the client itself was configured with, and network address translation, port
-mapping and load balancers between the two work unnoticed.
+Every route names the access point of the client, the endpoints of its own configuration. They lead
+to some proxy. Address translation, port mapping and load balancers therefore need no settings.
 """
 
 from __future__ import annotations
@@ -22,32 +21,35 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.cluster import RouteQueues
 
-MASTER_ID = 0  # clients send to and receive from nothing else
-ANY_QUEUE = -1  # id in the assignments of a group that is not ordered
+MASTER_ID = 0  # clients use only brokers with this id
+ANY_QUEUE = -1  # queue id in assignments of a consumer group that is not ordered
 
 
 def access_point(endpoints: v2.Endpoints, advertised: v2.Endpoints | None) -> v2.Endpoints:
-    """Return the endpoints to name in a route: the client's own, or those the proxy advertises."""
+    """Return the endpoints of a route: those of the client, or those that the proxy advertises."""
     if not endpoints.addresses:
         if advertised is None:
             raise IllegalAccessPoint(
-                "the request names no endpoints, and this proxy advertises none of its own"
+                "the request names no endpoints, and this proxy advertises none: set"
+                " advertised_address"
             )
         return advertised
     limits.ENDPOINTS.check_count(len(endpoints.addresses))
     for address in endpoints.addresses:
         limits.HOST.check_text(address.host)
         if not address.host.strip() or not 0 < address.port < 65_536:
-            raise IllegalAccessPoint(f"no client can connect to {address.host!r}:{address.port}")
+            raise IllegalAccessPoint(
+                f"{address.host!r}:{address.port} is not a valid address; use host and port"
+            )
     limits.HOSTS.check_count(sum(len(address.host.encode()) for address in endpoints.addresses))
     scheme = endpoints.scheme or scheme_of(endpoints.addresses[0].host)
-    # Clients refuse two addresses below a domain name.
+    # Clients reject two addresses with the scheme of domain names.
     addresses = endpoints.addresses[:1] if scheme == v2.DOMAIN_NAME else endpoints.addresses
     return v2.Endpoints(scheme=scheme, addresses=addresses)
 
 
 def scheme_of(host: str) -> v2.AddressScheme.ValueType:
-    """Return the scheme under which clients can use `host`."""
+    """Return the address scheme of `host`."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -58,24 +60,24 @@ def scheme_of(host: str) -> v2.AddressScheme.ValueType:
 def message_queues(
     topic: link_pb2.TopicConfig,
     resource: v2.Resource,
-    readable: RouteQueues,
+    group_queues: RouteQueues,
     *,
     endpoints: v2.Endpoints,
     queue_ids: Iterable[int] | None = None,
 ) -> list[bytes]:
-    """Return each queue of `topic` at one broker group, as a route shows it, encoded.
+    """Return the encoded queues of `topic` at one broker group: all, or those of `queue_ids`.
 
-    Or those that are named. They differ in their ids alone, so all else is encoded once: a topic of
-    a thousand queues would take twenty milliseconds of a turn.
+    Queues differ only in their ids, so the other fields are encoded once. Otherwise a topic with a
+    thousand queues would block the event loop for 20 ms.
     """
-    is_writable = readable.is_writable and not topic.is_system
+    is_writable = group_queues.is_writable and not topic.is_system
     before = v2.MessageQueue(topic=resource).SerializeToString()
     behind = v2.MessageQueue(
         permission=v2.READ_WRITE if is_writable else v2.READ,
-        broker=v2.Broker(name=readable.broker_name, id=MASTER_ID, endpoints=endpoints),
+        broker=v2.Broker(name=group_queues.broker_name, id=MASTER_ID, endpoints=endpoints),
         accept_message_types=accepted_types(topic.type),
     ).SerializeToString()
-    ids = range(readable.queues) if queue_ids is None else queue_ids
+    ids = range(group_queues.queues) if queue_ids is None else queue_ids
     return [before + varint_field(2, queue_id) + behind for queue_id in ids]
 
 
@@ -85,5 +87,5 @@ def encode_route(queues: Iterable[bytes]) -> bytes:
 
 
 def encode_assignments(queues: Iterable[bytes]) -> bytes:
-    """Return the response to QueryAssignment: what a push consumer should poll."""
+    """Return the response to QueryAssignment: the queues that a push consumer polls."""
     return OK_STATUS + b"".join([bytes_field(2, bytes_field(1, queue)) for queue in queues])

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from tidemill.proxy.link.pending import PendingRequests
 
 GIVE_BACK_MS = 1000  # invisible duration of messages that are given back
-# Cancelled pops that wait for a late reply, to give its messages back. The broker answers a cancelled pop only if it
-# found messages before the cancel, so most of them get no reply, and the oldest are forgotten.
+# Cancelled pops that wait for a late reply, to give its messages back. The broker answers a
+# cancelled pop only if it found messages before the cancel, so most of them get no reply, and the
+# oldest are forgotten.
 CANCELLED_MAX = 10_000
 # Messages that are being given back, 300 bytes each. The invisible duration of more messages ends
 # without a request.

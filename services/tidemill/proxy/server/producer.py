@@ -50,7 +50,7 @@ Outcome: TypeAlias = tuple[CallStatus, bytes]
 
 
 class _Send(NamedTuple):
-    """One message to store: its target, and what a retry may do."""
+    """One message to store, its target, and whether it may be repeated."""
 
     message_id: str
     message_group: str
@@ -89,11 +89,11 @@ class Producer:
         recall = service.RecallMessageRequest.FromString(request)
         topic = self._cluster.find_topic(recall.topic.name)
         if v2.DELAY not in accepted_types(topic.type):
-            raise BadRequest(f"the topic {topic.name} takes no delayed messages")
+            raise BadRequest(f"the topic {topic.name} does not accept delayed messages")
         broker, recalled = self._cluster.open_recall(recall.recall_handle, topic.name)
         own_topic = broker.find_topic(topic)
         if own_topic is None:
-            raise MessageNotFound("the topic that the message was sent to is gone")
+            raise MessageNotFound("the topic of the message was deleted")
         await broker.link.ask(
             CANCEL_TIMER,
             link_pb2.RecallRequest(timer_id=recalled.timer_id, topic_id=own_topic.id),
@@ -114,7 +114,7 @@ class Producer:
             if topic is None or topic.is_system:
                 topic = await self._use_topic(name, call)
             now_ms = self._clock.wall_ms()
-            # All of them before the first is stored: if one fails, nothing of the request is.
+            # All of them before the first is stored: if one fails, none is stored.
             sends = []
             for message in messages:
                 send = self._prepare(topic, message, now_ms)
@@ -134,7 +134,7 @@ class Producer:
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
         topic = await self._cluster.use_topic(name, call)
         if topic.is_system:
-            raise Forbidden(f"messages get to {name} by the broker only")
+            raise Forbidden(f"only the broker may store messages in the topic {name}")
         return topic
 
     def _prepare(self, topic: link_pb2.TopicConfig, message: v2.Message, now_ms: int) -> _Send:
@@ -178,14 +178,14 @@ class Producer:
     ) -> Outcome:
         """Store one message. The first step, up to the first wait, appends it to the link.
 
-        `rejected_groups` are the message groups of the request of which a message was rejected.
+        `rejected_groups` are the message groups of this request with a rejected message.
         """
         message_id, message_group, blob, target, may_repeat = send
         del send
         try:
             if message_group in rejected_groups:
                 # Later messages of a message group may not overtake a rejected one.
-                raise Overloaded("the message before it was refused")
+                raise Overloaded("an earlier message of this message group was rejected; retry")
             broker, topic_id, queue_id, may_move = target
             if may_move:
                 stored = await self._store_anywhere(call, topic, target, blob)
@@ -255,9 +255,9 @@ class Producer:
 def _check_batch(messages: Sequence[v2.Message]) -> None:
     """Check that there are messages, of one topic."""
     if not messages:
-        raise MessageCorrupted("the request holds no message")
+        raise MessageCorrupted("the request has no message")
     if len({message.topic.name for message in messages}) > 1:
-        raise MessageCorrupted("the messages of one request belong to one topic")
+        raise MessageCorrupted("all messages of a request must have the same topic")
 
 
 def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> bytes:
@@ -271,7 +271,7 @@ def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> by
 
 
 def _rejection(call: Call, messages: Sequence[v2.Message], status: CallStatus) -> bytes:
-    """Encode the response to a request of which nothing was stored."""
+    """Encode the response to a rejected request."""
     ids = [message.system_properties.message_id for message in messages]
     entries = [_encode_entry(status, message_id) for message_id in ids]
     return _encode_response(call, status, *entries)
@@ -281,7 +281,7 @@ def _overall_status(statuses: Sequence[CallStatus]) -> CallStatus:
     """Return the status of a request with several messages."""
     if len({status.code for status in statuses}) == 1:
         return statuses[0]
-    return CallStatus(v2.MULTIPLE_RESULTS, "the messages ended differently; see each entry")
+    return CallStatus(v2.MULTIPLE_RESULTS, "the messages have different results; see each entry")
 
 
 def _encode_entry(
