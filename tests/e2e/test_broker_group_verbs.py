@@ -33,23 +33,39 @@ COUNT = 24  # Message groups: enough to use every broker group.
 
 # The API's timeout for a hanging broker, in tests that repeat the request.
 IMPATIENT = "request_timeout_ms: 1500\n"
+# For tests that change the list of broker groups.
+own_cluster = pytest.mark.parametrize("running", ["{}\n"], indirect=True, ids=["own"])
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("groups") / "data", "--groups=3") as started:
+        yield started
 
 
 @pytest.fixture
 def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Standalone]:
+    """A standalone with three broker groups: the shared one, or one with a configuration."""
+    if not hasattr(request, "param"):
+        yield request.getfixturevalue("shared")
+        return
     config = tmp_path / "tidemill.yaml"
-    config.write_text(getattr(request, "param", "{}\n"))
+    config.write_text(request.param)
     with standalone(tmp_path / "data", "--groups=3", f"--config={config}") as started:
         yield started
 
 
 @pytest.fixture
-def rest(running: Standalone) -> Iterator[httpx.Client]:
+def rest(running: Standalone, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     base_url = f"{running.admin}/api/v1"
     with httpx.Client(base_url=base_url, trust_env=False, timeout=CALL_S) as client:
         client.put("/topics/orders", json={"queues": QUEUES}).raise_for_status()
         client.put("/groups/billing", json={}).raise_for_status()
         yield client
+        if "shared" in request.fixturenames:
+            for kind in ("topics", "groups"):
+                for one in client.get(f"/{kind}").raise_for_status().json()[kind]:
+                    client.delete(f"/{kind}/{one['name']}").raise_for_status()
 
 
 def send_all(rest: httpx.Client) -> list[dict[str, Any]]:
@@ -169,6 +185,7 @@ def check_messages(running: Standalone, rest: httpx.Client, sent: list[dict[str,
     assert len(table.splitlines()) == 1 + len(NAMES)
 
 
+@own_cluster
 def test_a_broker_group_is_added_drained_and_removed(
     running: Standalone, rest: httpx.Client, tmp_path: Path
 ) -> None:
@@ -246,6 +263,7 @@ def check_draining(running: Standalone, rest: httpx.Client) -> None:
     assert rest.get("/broker-groups/broker-1").status_code == 404
 
 
+@own_cluster
 def test_messages_of_a_group_that_has_never_polled_are_not_removed(
     running: Standalone, rest: httpx.Client
 ) -> None:
@@ -274,6 +292,7 @@ def test_messages_of_a_group_that_has_never_polled_are_not_removed(
     asyncio.run(receive_all_as(running, "late"))
 
 
+@own_cluster
 def test_what_an_archive_has_not_pulled_is_not_removed(
     running: Standalone, rest: httpx.Client
 ) -> None:
