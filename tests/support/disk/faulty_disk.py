@@ -244,15 +244,15 @@ class FaultyFolder(FaultyFile):
 
 
 class FaultyDisk:
-    """A `Disk` whose next life begins with `after_power_cut` or `after_kill`."""
+    """A `Disk` in memory. `after_power_cut` and `after_kill` return its next state."""
 
     def __init__(self, random: Random, *, capacity_bytes: int = UNBOUNDED) -> None:
         self.random = random
         self.capacity_bytes = capacity_bytes
         self.written_bytes = 0
         self.operations: list[str] = []
-        self.cut_at: int | None = None  # index of the operation at which the process ends
-        self.sync_fails_at: int | None = None  # index of the operation from which a sync fails
+        self.cut_at: int | None = None  # index of the operation that ends the process
+        self.sync_fails_at: int | None = None  # from this operation on, the next sync fails
         self.fails_writes = False
         self.unreadable: set[str] = set()  # names; a view of such a file would end the process
         self.open_files = 0  # a view needs no open file

@@ -78,7 +78,7 @@ class OneDelivery:
     client_id: str = ""
     popped_at_ms: int = 0
     renews: bool = False
-    is_unproven: bool = False  # its renewals are from before a start
+    is_unproven: bool = False  # the engine doubted its handover after a start
 
 
 @dataclass

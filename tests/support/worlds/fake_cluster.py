@@ -90,7 +90,7 @@ class FakeCluster:
         self.breaks_after: int | None = None
         # Broker groups with the number of looks that they do not answer.
         self.away: dict[str, int] = {}
-        # Topics whose queues are listed, but that reject pulls and pull offsets.
+        # Topics that list their queues but reject pulls and pull offsets.
         self.refused: set[str] = set()
         self.missing_groups: set[str] = set()
         # Called before each read of messages.
@@ -101,7 +101,7 @@ class FakeCluster:
         self.on_look: Callable[[], None] = lambda: None
         self.endpoint = ""
 
-    # ------------------------------------------------------------ what a test does
+    # ------------------------------------------------------------ changes by a test
 
     def add(
         self,
@@ -115,7 +115,7 @@ class FakeCluster:
         stored_at_ms: int = FIRST_STORED_AT_MS,
         step_ms: int = 1,
     ) -> None:
-        """Store messages whose bodies and ids name their positions."""
+        """Store messages. Their bodies and ids name their positions."""
         with self.lock:
             queue = self._queue(topic, broker, queue_id)
             for _ in range(count):
@@ -209,7 +209,7 @@ class FakeCluster:
         message.system_properties.queue_offset = queue.end
         queue.messages.append(message)
 
-    # ------------------------------------------------------------ what is served
+    # ------------------------------------------------------------ services
 
     def note(self, method: str, context: Any) -> None:
         """Record a call, and fail it if a fault is set."""

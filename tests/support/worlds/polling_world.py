@@ -26,8 +26,8 @@ LATENCY_MS = 8  # one way, at most: four looks and their answers have room in LA
 TURN_MS = 1  # at most, until a woken poll continues
 GIVE_BACK_MS = 1_000
 BATCH = 4
-STEPS_MAX = 50_000  # ten times what a story takes
-REFUSED_MS = 300  # after a rejected pop, in which a poll may miss ready messages
+STEPS_MAX = 50_000  # ten times the steps of a story
+REFUSED_MS = 300  # after a rejected pop; meanwhile a poll may miss ready messages
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ class World:
     def latency(self) -> int:
         return self.random.randrange(LATENCY_MS + 1)
 
-    # ------------------------------------------------------------ what happens outside
+    # ------------------------------------------------------------ events outside the proxy
 
     def receive(self, poll_ms: int, *, asks_all: bool = False) -> Client:
         poll = self.polling.begin(
@@ -378,7 +378,7 @@ class World:
         if messages:
             self.at(GIVE_BACK_MS, come_back)
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ invariants
 
     def answer(self, client: Client, end: PollEnd, messages: list[int]) -> None:
         assert client.answer is None, "a poll is answered once"
