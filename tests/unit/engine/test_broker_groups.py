@@ -8,7 +8,7 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import ConsumerGroup, TopicType
 from tidemill.broker.engine.metadata.membership import Home, redistribute
-from tidemill.broker.engine.queries.removal_check import ITEMS_MAX, Left, Readers
+from tidemill.broker.engine.queries.removal_check import ITEMS_MAX, Readers, RemovalBacklog
 from tidemill.common.errors import BadRequest, Conflict, Forbidden, GroupDraining
 from tidemill.message.broker_names import natural_order
 
@@ -548,9 +548,9 @@ def told(*, groups: tuple[str, ...]) -> tuple[World, World]:
     return home, follower
 
 
-def count(world: World, readers: Readers | None = None) -> Left:
-    found = Left()
-    for _ in world.engine.following.count_left(found, readers or {}):
+def count(world: World, readers: Readers | None = None) -> RemovalBacklog:
+    found = RemovalBacklog()
+    for _ in world.engine.following.count_backlog(found, readers or {}):
         pass
     return found
 

@@ -23,7 +23,7 @@ QUEUES_A_STEP = 16  # each reads a block or two and a few records
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _LogRange:
     """A range of the log with rising store times, and the bounds found in it so far."""
 
     low: LogOffset
@@ -50,11 +50,11 @@ class TimeSearch:
         low, high = bounds_of_time(store.log, time_ms)
         end = bounds_of_time(store.log, NEVER_MS)[1]
         bounds = [one for one in falls if store.log.min_offset < one < end]
-        self._stretches = [_Stretch(low, high, end)]
+        self._ranges = [_LogRange(low, high, end)]
         if bounds:
             begins = [store.log.min_offset, *map(LogOffset, bounds)]
             ends = [*begins[1:], end]
-            self._stretches = [_Stretch(*each) for each in zip(begins, ends, ends, strict=True)]
+            self._ranges = [_LogRange(*each) for each in zip(begins, ends, ends, strict=True)]
         # Per queue: the offset of the first message that was stored at or after the time.
         self.offsets: list[int] = []
 
@@ -70,20 +70,20 @@ class TimeSearch:
     def _find(self, queue: ConsumeQueue) -> int:
         """Return the first offset that matches, or the end of the queue."""
         low = 0
-        for stretch in self._stretches:
-            low = self._bisect(queue, stretch)
-            if low < queue.offset_behind(stretch.end):
+        for log_range in self._ranges:
+            low = self._bisect(queue, log_range)
+            if low < queue.offset_behind(log_range.end):
                 break
         return low
 
-    def _bisect(self, queue: ConsumeQueue, stretch: _Stretch) -> int:
-        """Bisect a queue. Its result narrows `stretch`, which saves reads for the next queues."""
-        low, high = queue.offset_behind(stretch.low), queue.offset_behind(stretch.high)
+    def _bisect(self, queue: ConsumeQueue, log_range: _LogRange) -> int:
+        """Bisect a queue. Its result narrows `log_range`, which saves reads for the next queues."""
+        low, high = queue.offset_behind(log_range.low), queue.offset_behind(log_range.high)
         while low < high:
             middle = (low + high) // 2
             log_offset = queue.entry(middle)[0]
             if self._store.stored_at_ms(log_offset) < self._time_ms:
-                low, stretch.low = middle + 1, LogOffset(log_offset + 1)
+                low, log_range.low = middle + 1, LogOffset(log_offset + 1)
             else:
-                high, stretch.high = middle, log_offset
+                high, log_range.high = middle, log_offset
         return low

@@ -28,7 +28,7 @@ from tidemill.broker.engine.metadata.catalog import (
 )
 from tidemill.broker.engine.metadata.membership import Home, home_item
 from tidemill.broker.engine.queries.inspection import Inspection
-from tidemill.broker.engine.queries.removal_check import Left, LeftCount, Readers
+from tidemill.broker.engine.queries.removal_check import Readers, RemovalBacklog, RemovalCount
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.common.errors import Conflict, Forbidden
 
@@ -238,11 +238,11 @@ class Following:
 
     # ------------------------------------------------------------ leaving
 
-    def count_left(self, left: Left, readers: Readers) -> Iterator[None]:
-        """Count the backlog of this broker into `left`; `readers` are the readers at the home."""
-        left.delayed_count = self._timer_index.pending_count
-        count = LeftCount(
-            left, self._catalog, self._inspection, readers, archive_group=self._archive_group
+    def count_backlog(self, backlog: RemovalBacklog, readers: Readers) -> Iterator[None]:
+        """Add the messages here to `backlog`; `readers` are the readers at the home."""
+        backlog.delayed_count = self._timer_index.pending_count
+        count = RemovalCount(
+            backlog, self._catalog, self._inspection, readers, archive_group=self._archive_group
         )
         yield from count.run()
 

@@ -35,7 +35,7 @@ ITEMS_MAX = 64  # lines of a topic and a group; enough for an operator to see a 
 Readers = Mapping[int, AbstractSet[int]]
 
 
-class LeftItem(NamedTuple):
+class RemovalBacklogItem(NamedTuple):
     """The backlog of a consumer group in a topic."""
 
     topic: str
@@ -47,19 +47,19 @@ class LeftItem(NamedTuple):
 
 
 @dataclass(slots=True)
-class Left:
+class RemovalBacklog:
     """The sums of a broker's backlog, with the first items."""
 
     ready_count: int = 0
     in_flight_count: int = 0
     delayed_count: int = 0
-    items: list[LeftItem] = field(default_factory=list)
+    items: list[RemovalBacklogItem] = field(default_factory=list)
     unnamed_count: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.ready_count or self.in_flight_count or self.delayed_count)
 
-    def add(self, item: LeftItem) -> None:
+    def add(self, item: RemovalBacklogItem) -> None:
         """Count an item; keep the first `ITEMS_MAX` items."""
         if not (item.ready_count or item.in_flight_count):
             return
@@ -71,7 +71,7 @@ class Left:
             self.unnamed_count += 1
 
 
-class _Held(NamedTuple):
+class _TopicBacklog(NamedTuple):
     """A topic with messages."""
 
     topic: Topic
@@ -79,12 +79,12 @@ class _Held(NamedTuple):
 
 
 @final
-class LeftCount:
+class RemovalCount:
     """One count of the backlog. All slices run in one round."""
 
     def __init__(
         self,
-        left: Left,
+        backlog: RemovalBacklog,
         catalog: Catalog,
         inspection: Inspection,
         readers: Readers,
@@ -92,17 +92,17 @@ class LeftCount:
         archive_group: str,
     ) -> None:
         """`archive_group` is the group that retention waits for; "": none."""
-        self._left = left
+        self._backlog = backlog
         self._archive_group = archive_group
         self._catalog = catalog
         self._inspection = inspection
         self._readers = readers
-        self._held: dict[TopicId, _Held] = {}
+        self._topics: dict[TopicId, _TopicBacklog] = {}
         self._read_ids: set[TopicId] = set()  # topics that a group has begun to read, or pulls
 
     def run(self) -> Iterator[None]:
         """Count the whole backlog, in slices."""
-        yield from self._find_held()
+        yield from self._find_topics()
         idle = []
         for group in list(self._catalog.groups.values()):
             own_ids, homes_ids = self._topic_ids(group)
@@ -117,17 +117,21 @@ class LeftCount:
                 idle.append(group)
             yield
         self._count_idle(idle)
-        for held in self._held.values():
-            if held.topic.id not in self._read_ids and (held.topic.is_system or not idle):
-                self._left.add(LeftItem(held.topic.name, "", held.message_count, 0, is_unread=True))
+        for stored in self._topics.values():
+            if stored.topic.id not in self._read_ids and (stored.topic.is_system or not idle):
+                self._backlog.add(
+                    RemovalBacklogItem(
+                        stored.topic.name, "", stored.message_count, 0, is_unread=True
+                    )
+                )
 
-    def _find_held(self) -> Iterator[None]:
+    def _find_topics(self) -> Iterator[None]:
         for n, topic in enumerate(list(self._catalog.topics.values()), 1):
             if topic.retry_of is None and not topic.name.startswith(HIDDEN_TOPIC_PREFIX):
                 statuses = self._inspection.queue_status(topic)
                 count = sum(each.max_offset - each.min_offset for each in statuses)
                 if count:
-                    self._held[topic.id] = _Held(topic, count)
+                    self._topics[topic.id] = _TopicBacklog(topic, count)
             if n % COUNTED_A_SLICE == 0:
                 yield
 
@@ -150,10 +154,10 @@ class LeftCount:
             found += self._inspection.unpulled_by(group)
         for pulled in found:
             count = pulled.max_offset - max(pulled.offset, pulled.min_offset)
-            item = LeftItem(
+            item = RemovalBacklogItem(
                 pulled.topic, group.name, count, 0, is_unread=False, pulled_queue_id=pulled.queue_id
             )
-            self._left.add(item)
+            self._backlog.add(item)
 
     def _count_begun(self, group: ConsumerGroup) -> Iterator[None]:
         ready: Counter[str] = Counter()
@@ -166,31 +170,37 @@ class LeftCount:
             if n % COUNTED_A_SLICE == 0:
                 yield
         for topic in ready:
-            item = LeftItem(topic, group.name, ready[topic], in_flight[topic], is_unread=False)
-            self._left.add(item)
+            item = RemovalBacklogItem(
+                topic, group.name, ready[topic], in_flight[topic], is_unread=False
+            )
+            self._backlog.add(item)
 
     def _count_unread(self, group: ConsumerGroup, topic_ids: AbstractSet[TopicId]) -> None:
         """Count topics that a group reads at another broker, and has not begun to read here.
 
         If the group starts at the latest, count the messages since it began there.
         """
-        for topic_id in sorted(topic_ids & self._held.keys()):
-            held = self._held[topic_id]
-            count = held.message_count
-            since_ms = begun_since_ms(group, held.topic, self._catalog)
+        for topic_id in sorted(topic_ids & self._topics.keys()):
+            stored = self._topics[topic_id]
+            count = stored.message_count
+            since_ms = begun_since_ms(group, stored.topic, self._catalog)
             if since_ms is not None:
                 with suppress(Repairing):  # Unknown until the rebuild: count all messages.
-                    count = self._inspection.count_since(held.topic, since_ms)
-            self._left.add(LeftItem(held.topic.name, group.name, count, 0, is_unread=True))
+                    count = self._inspection.count_since(stored.topic, since_ms)
+            self._backlog.add(
+                RemovalBacklogItem(stored.topic.name, group.name, count, 0, is_unread=True)
+            )
 
     def _count_idle(self, idle: list[ConsumerGroup]) -> None:
         """Count all user topics for each group that reads no topic anywhere."""
-        left = self._left
-        topics = [held for held in self._held.values() if not held.topic.is_system]
+        backlog = self._backlog
+        topics = [stored for stored in self._topics.values() if not stored.topic.is_system]
         # Groups times topics may be a large number: iterate over the kept items only.
-        room = ITEMS_MAX - len(left.items)
-        for group, held in islice(product(idle, topics), room):
-            item = LeftItem(held.topic.name, group.name, held.message_count, 0, is_unread=True)
-            left.items.append(item)
-        left.ready_count += len(idle) * sum(held.message_count for held in topics)
-        left.unnamed_count += max(len(idle) * len(topics) - room, 0)
+        room = ITEMS_MAX - len(backlog.items)
+        for group, stored in islice(product(idle, topics), room):
+            item = RemovalBacklogItem(
+                stored.topic.name, group.name, stored.message_count, 0, is_unread=True
+            )
+            backlog.items.append(item)
+        backlog.ready_count += len(idle) * sum(stored.message_count for stored in topics)
+        backlog.unnamed_count += max(len(idle) * len(topics) - room, 0)

@@ -42,7 +42,7 @@ _ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")
 assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
 
 
-class _LogAwaited(Exception):
+class _PendingLogMend(Exception):
     """The log is damaged here too, and another replica may have the intact bytes."""
 
 
@@ -105,7 +105,7 @@ class Rebuilds:
                 self.counts[folder] += 1
                 if len(self._notices) < NOTICES_MAX:
                     self._notices.append(name)
-        except _LogAwaited:
+        except _PendingLogMend:
             return  # The file stays noted, and deliveries that need it stay held.
         except (BlockFileDamaged, InsufficientSpace):
             pass  # The next reader notes the damage again.
@@ -184,7 +184,7 @@ class Rebuilds:
         asked_to = 0
         for found in log.walk_between(begin, end):
             if isinstance(found, Hole) and log.damage.request(found.log_offset, found.end):
-                raise _LogAwaited
+                raise _PendingLogMend
             if found.log_offset >= asked_to:
                 log.advise(LogOffset(found.log_offset), READ_AHEAD_BYTES)
                 asked_to = found.log_offset + READ_AHEAD_BYTES

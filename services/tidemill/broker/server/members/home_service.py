@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, Unpack, final
 from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.metadata.membership import Home
-from tidemill.broker.engine.queries.removal_check import Left, LeftItem
+from tidemill.broker.engine.queries.removal_check import RemovalBacklog, RemovalBacklogItem
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BY_NAME, BadRequest, Conflict, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -185,8 +185,8 @@ def follow(
     if is_complete:
         yield from following.note_earlier(turn.now_ms)
     if frame.count_backlog or frame.leave:
-        backlog = Left()
-        yield from following.count_left(backlog, config_frames.read_readers(frame.readers))
+        backlog = RemovalBacklog()
+        yield from following.count_backlog(backlog, config_frames.read_readers(frame.readers))
         reply.backlog.CopyFrom(config_frames.backlog_frame(backlog))
         if frame.leave:
             if backlog:
@@ -198,7 +198,7 @@ def follow(
     return reply
 
 
-def _not_empty(name: str, backlog: Left) -> str:
+def _not_empty(name: str, backlog: RemovalBacklog) -> str:
     text = (
         f"{name} is not empty: {backlog.ready_count} messages are ready, "
         f"{backlog.in_flight_count} in flight and {backlog.delayed_count} delayed"
@@ -210,7 +210,7 @@ def _not_empty(name: str, backlog: Left) -> str:
     )
 
 
-def _named(item: LeftItem) -> str:
+def _named(item: RemovalBacklogItem) -> str:
     count = f"{item.topic}: {item.ready_count + item.in_flight_count}"
     if item.pulled_queue_id is not None:
         return (

@@ -19,7 +19,7 @@ from tidemill.broker.engine.metadata.catalog import (
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
 from tidemill.broker.engine.queries.inspection import QueueLock, QueueProgress, QueueStatus
 from tidemill.broker.engine.queries.queue_reader import FoundMessage
-from tidemill.broker.engine.queries.removal_check import Left, Readers
+from tidemill.broker.engine.queries.removal_check import Readers, RemovalBacklog
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -160,7 +160,7 @@ def read_group(config: pb.GroupConfig) -> ConsumerGroup:
     )
 
 
-def backlog_frame(backlog: Left) -> pb.Backlog:
+def backlog_frame(backlog: RemovalBacklog) -> pb.Backlog:
     """Render the backlog of a broker group."""
     return pb.Backlog(
         ready_count=backlog.ready_count,
