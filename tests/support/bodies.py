@@ -1,4 +1,4 @@
-"""The body in a stored message, which no process of ours ever looks at."""
+"""Bodies of stored messages. The product itself never reads them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def body_of(blob: bytes | memoryview) -> bytes:
 
 
 def filled(text: str, size: int) -> bytes:
-    """Return a body of at least `size` bytes that says `text`, in which there is no dot."""
+    """Return `text`, which has no dot, padded with dots to at least `size` bytes."""
     body = text.encode()
     assert _FILL not in body
     return body.ljust(size, _FILL)
 
 
 def text_of(blob: bytes | memoryview) -> str:
-    """Return what `filled` was told to say, of a stored message.
+    """Return the text of a stored message whose body `filled` made.
 
-    By looking for the first dot: to strip tens of kilobytes of them costs a tenth of a
-    millisecond, which the tests that read ten thousand messages again and again would notice.
+    It searches for the first dot. Stripping tens of kilobytes would take 0.1 ms, which is too slow
+    for tests that read ten thousand messages repeatedly.
     """
     return body_of(blob).partition(_FILL)[0].decode()

@@ -1,4 +1,4 @@
-"""The chart, rendered by the Helm that `make` builds: no cluster is needed."""
+"""The chart, rendered without a cluster by the Helm that `make` builds."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHART = ROOT / "charts" / "tidemill"
 HELM = ROOT / "tests" / "chart" / "helm" / "build" / "helm"
-KUBERNETES = "1.33"  # whose types are in tests/chart/kubernetes-types.json.gz
+KUBERNETES = "1.33"  # version of the types in tests/chart/kubernetes-types.json.gz
 NAMESPACE = "messages"
-RENDER_S = 60.0  # of a loaded machine; it takes a tenth of a second
+RENDER_S = 60.0  # on a busy machine; usually a tenth of a second
 
 Object = dict[str, Any]
 
 
 def need_helm() -> None:
-    """Skip a test where Go is missing; fail in CI, which has it."""
+    """Skip a test if Helm is not built. Fail in CI."""
     if not HELM.exists():
         assert "CI" not in os.environ, "make tool-helm"
         pytest.skip("helm is not built: make tool-helm")
@@ -57,7 +57,7 @@ def helm_template(
 
 
 def rendered(*arguments: str | Path, release: str = "tidemill") -> str:
-    """Return the manifests; fail with what Helm says."""
+    """Return the manifests; fail with Helm's error."""
     done = helm_template(*arguments, release=release)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -66,7 +66,7 @@ def rendered(*arguments: str | Path, release: str = "tidemill") -> str:
 def rendered_beside(
     standing: list[Object], folder: Path, *arguments: str | Path
 ) -> subprocess.CompletedProcess[str]:
-    """Render the chart where these objects stand in the cluster already."""
+    """Render the chart for a cluster with these existing objects."""
     with _api_server(standing) as address:
         config = folder / "kubeconfig"
         config.write_text(
@@ -87,7 +87,7 @@ def rendered_beside(
 
 @contextmanager
 def _api_server(standing: list[Object]) -> Iterator[str]:
-    """Answer `lookup` of a template as the Kubernetes API does; yield the address."""
+    """Answer the `lookup` calls of templates as the Kubernetes API does; yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -110,7 +110,7 @@ def _api_server(standing: list[Object]) -> Iterator[str]:
         thread.join()
 
 
-# What templates look up, by the API's path: (version, kind, plural).
+# Kinds that templates look up: (version, kind, plural).
 LOOKED_UP = (
     ("v1", "ConfigMap", "configmaps"),
     ("apps/v1", "StatefulSet", "statefulsets"),
@@ -152,7 +152,7 @@ def _answer(standing: list[Object], path: str) -> tuple[int, Object]:
 
 
 def refusal(*values: str) -> str:
-    """Return why these values are refused."""
+    """Return Helm's error for invalid values."""
     done = helm_template(*(part for value in values for part in ("--set", value)))
     assert done.returncode != 0, f"{values} were taken"
     return done.stderr

@@ -1,7 +1,7 @@
-"""Print the protobuf contract that some modules carry, as JSON: `describe_contract.py MODULE...`.
+"""Print the protobuf contract of modules as JSON: `describe_contract.py MODULE...`.
 
-A program of its own, because a process holds one definition of a message, and the official client
-brings its own of ours.
+It is a separate program, because a process can hold only one definition of a message, and the
+official client has its own copy of ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting for what a real process does in its own time."""
+"""Polling for the effects of real processes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LOOK_EVERY_S = (
-    0.02  # often enough to cost a test nothing, seldom enough to cost the machine nothing
-)
-WITHIN_MS = 60_000  # what takes a second of a machine may take a minute of one that others keep
+LOOK_EVERY_S = 0.02  # short for a test, and cheap for the machine
+WITHIN_MS = 60_000  # a busy machine may take a minute instead of a second
 
 
 def eventually(
     check: Callable[[], T], *, within_ms: int = WITHIN_MS, every_s: float = LOOK_EVERY_S
 ) -> T:
-    """Return what `check` returns once it neither raises nor is false; fail after `within_ms`."""
+    """Repeat `check` until it returns a true value; return it. Fail after `within_ms`."""
     deadline = time.monotonic() + within_ms / 1000
     while True:
         reason: object

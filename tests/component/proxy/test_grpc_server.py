@@ -1,4 +1,4 @@
-"""The proxy as clients meet it: its gRPC server on loopback, a broker in memory behind it."""
+"""The proxy's gRPC server on loopback with a broker in memory."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_every_settings_command_is_answered_until_the_client_half_closes() -> No
                 answer = await read(call, service.TelemetryCommand)
                 assert answer.status.code == v2.OK
                 assert answer.settings.subscription.receive_batch_size == 32
-            # What is no question gets no answer.
+            # A command that is not a request gets no answer.
             await call.write(service.TelemetryCommand(status=v2.Status(code=v2.OK)))
             await call.done_writing()
             assert await call.read() is grpc.aio.EOF

@@ -1,4 +1,4 @@
-"""What a request may hold, as clients meet it: one more of anything is answered with its code."""
+"""Limits of requests: one item above a limit gets the limit's status code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the public API for tests, over gRPC as clients make them."""
+"""Calls of the public API over gRPC, for tests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ POLL_MS_MIN = 5_000  # the proxy's shortest long poll
 
 @contextlib.asynccontextmanager
 async def api(endpoint: str, *, call_s: float = CALL_S) -> AsyncIterator[Api]:
-    """Connect; every connection is one of its own, so that several proxies on a port share them.
+    """Connect with a separate connection, so that several proxies on one port share the clients.
 
-    A call waits for `call_s`: longer where somebody must be elected first, beside other tests.
+    `call_s` is the timeout of a call. Use a longer one if an election comes first.
     """
     options = (
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        # In truth how long an attempt may take, which on a busy machine is longer than a backoff.
+        # This is also the timeout of an attempt, so a busy machine needs more than a back-off.
         ("grpc.min_reconnect_backoff_ms", round(CALL_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", 200),
         ("grpc.max_receive_message_length", -1),
@@ -63,7 +63,7 @@ class Api:
         invisible_ms: int = 30_000,
         batch_size: int = 32,
     ) -> list[v2.Message]:
-        """Receive; an empty list when there is nothing, an AssertionError for any error."""
+        """Return the received messages, or an empty list. Raises AssertionError for any error."""
         call = self.stub.ReceiveMessage(
             receive_request(
                 topic, group, poll_ms=poll_ms, invisible_ms=invisible_ms, batch_size=batch_size
@@ -104,7 +104,7 @@ class Api:
 def message(
     topic: str, body: bytes, *, message_group: str = "", message_id: str = "", due_at_ms: int = 0
 ) -> v2.Message:
-    """A message as a client sends it, delayed when it has a due time."""
+    """Return a message as a client sends it. With a due time, it is delayed."""
     properties = v2.SystemProperties(message_id=message_id or body.hex()[:64])
     if message_group:
         properties.message_group = message_group

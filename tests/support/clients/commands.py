@@ -1,4 +1,4 @@
-"""Commands of the command line, run in this process: the start of another one takes far longer."""
+"""Commands of the command line, run in this process, because a new process starts slowly."""
 
 from __future__ import annotations
 

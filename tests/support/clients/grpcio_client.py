@@ -1,4 +1,4 @@
-"""What tests ask through grpcio's client, with the types that its stubs leave open."""
+"""Typed calls through grpcio's client, whose stubs omit the types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Response = TypeVar("Response", bound=Message)
 async def read(
     call: grpc.aio.StreamStreamCall[Request, Response], kind: type[Response]
 ) -> Response:
-    """Return the next message of a stream, which has one."""
+    """Return the next message of a stream. Fail if the stream has ended."""
     message = await call.read()
     assert isinstance(message, kind), "the stream has not ended"
     return message

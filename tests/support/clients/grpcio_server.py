@@ -63,7 +63,7 @@ async def _exchange(requests: AsyncIterator[bytes], context: Context) -> None:
 
 @contextlib.contextmanager
 def grpcio_server(message_bytes_max: int) -> Iterator[int]:
-    """Run the server for the block in a thread of its own; yield its port."""
+    """Run the server in its own thread during the block; yield its port."""
     ready = threading.Event()
     found: dict[str, Any] = {}
 

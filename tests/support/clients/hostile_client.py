@@ -1,9 +1,9 @@
-"""A mean stranger and an honest client, for a real proxy on loopback.
+"""A hostile client and an honest client for a real proxy on loopback.
 
-The stranger is bytes on a socket, and sends what no library would: gzip that inflates, windows that
-stay closed, thousands of calls at once. The honest client sends a small message every few
-milliseconds, and counts the time from when it meant to, so that a server that stands still is seen
-by every call that should have been made meanwhile.
+The hostile client, `Stranger`, writes bytes to a socket that no library would send: gzip bombs,
+closed windows, thousands of calls at once. The honest client sends a small message every few
+milliseconds. It measures each call from its planned time, so a stall of the server counts for every
+call that was planned meanwhile.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import Setting
 
 HONEST_PERIOD_S = 0.01  # between two sends
-STALL_S_MAX = 120.0  # a server that stands still for longer is taken for dead
+STALL_S_MAX = 120.0  # a longer stall counts as a dead server
 HONEST_TOPIC = "honest"
 GROUP = "strangers"
 TOPIC = "strange"
-# No window for responses: nothing of a body leaves until the stranger lets it.
+# No window for responses: the server sends no body until the stranger opens a window.
 CLOSED = frames.PREFACE + peer.settings({Setting.INITIAL_WINDOW_SIZE: 0})
 
 
@@ -59,9 +59,9 @@ def fields_of(method: str, *more: tuple[str, str], client_id: str = "stranger") 
     )
 
 
-@functools.lru_cache(maxsize=16)  # It costs the stranger more than anything, and the same again.
+@functools.lru_cache(maxsize=16)  # Compression is the stranger's largest cost.
 def deflated(message: bytes) -> bytes:
-    """Return a message of gRPC, as small as gzip makes it."""
+    """Return a gRPC message with the best gzip compression."""
     packer = zlib.compressobj(9, wbits=31)
     return peer.grpc_message(packer.compress(message) + packer.flush(), compressed=1)
 
@@ -100,7 +100,7 @@ def send_of(*messages: v2.Message) -> service.SendMessageRequest:
 
 
 class Stranger(RawClient):
-    """One connection that may do anything."""
+    """One connection that may send any bytes."""
 
     def __init__(self, address: str, greeting: bytes = GREETING) -> None:
         super().__init__(int(address.rpartition(":")[2]), greeting)
@@ -108,7 +108,7 @@ class Stranger(RawClient):
         self.sent_bytes = 0
 
     def begin(self, *calls: bytes) -> None:
-        """Send, where the server has not closed already."""
+        """Send, unless the server has already closed the connection."""
         raw = b"".join(calls)
         self.sent_bytes += len(raw)
         self.send_if_open(raw)
@@ -122,7 +122,7 @@ class Stranger(RawClient):
         is_last: bool = True,
         **named: str,
     ) -> bytes:
-        """Return the bytes that begin a call; a body of more than a window is the caller's care."""
+        """Return the first bytes of a call. The caller splits a body larger than a window."""
         raw = request if isinstance(request, bytes) else request.SerializeToString()
         encoding = (("grpc-encoding", "gzip"),) if is_deflated else ()
         content = deflated(raw) if is_deflated else peer.grpc_message(raw)
@@ -135,18 +135,18 @@ class Stranger(RawClient):
         )
 
     def until_end_of(self, stream_id: int) -> peer.Frame:
-        """Read until a call has ended."""
+        """Read until a call ends."""
         return self.until(lambda one: one.stream_id == stream_id and one.is_last)
 
     def read_for(self, duration_s: float) -> None:
-        """Read what comes, for as long."""
+        """Read frames for `duration_s`."""
         end_s = time.monotonic() + duration_s
         while not self.is_ended and (left_s := end_s - time.monotonic()) > 0:
             if select.select([self.socket], [], [], left_s)[0]:
                 self.read()
 
     def answers(self) -> Counter[str]:
-        """Return how calls have ended so far: by gRPC status, by reset, with the connection."""
+        """Return the ends of calls so far: by gRPC status, by reset, or with the connection."""
         found: Counter[str] = Counter()
         for one in self.frames:
             if one.kind == frames.HEADERS and one.is_last:
@@ -158,7 +158,7 @@ class Stranger(RawClient):
         return found
 
     def codes(self) -> Counter[int]:
-        """Return the status code in each response so far, as the protocol tells it."""
+        """Return the counts of the protocol's status codes in the responses so far."""
         bodies: dict[int, bytes] = {}
         for one in self.frames:
             if one.kind == frames.DATA:
@@ -176,7 +176,7 @@ class Stranger(RawClient):
 
 
 class Honest:
-    """A client in a process of its own, that sends a small message every few milliseconds."""
+    """A client in its own process that sends a small message every few milliseconds."""
 
     def __init__(self, address: str) -> None:
         self._process = subprocess.Popen(
@@ -189,7 +189,7 @@ class Honest:
         assert self._process.stdout.readline() == "ready\n"
 
     def stop(self) -> dict[str, float]:
-        """Stop it; return how long its sends took, in milliseconds, and how many were refused."""
+        """Stop the client; return its send times in milliseconds and the number of rejections."""
         told, _ = self._process.communicate("stop\n", timeout=60)
         result = json.loads(told)
         assert isinstance(result, dict)
@@ -210,7 +210,7 @@ def _be_honest(address: str) -> None:
     client = Stranger(address)
     client.socket.settimeout(STALL_S_MAX)
     request = send_of(message(b"h" * 100, HONEST_TOPIC))
-    for _ in range(10):  # The topic is there then, and caches are filled.
+    for _ in range(10):  # This creates the topic and fills caches.
         client.send(client.call_of("SendMessage", request, client_id="honest"))
         client.until_end_of(client._next_id - 2)
     client.frames.clear()
@@ -218,7 +218,7 @@ def _be_honest(address: str) -> None:
     sys.stdout.flush()
     took_ms: list[float] = []
     codes: Counter[int] = Counter()
-    # When each was meant to leave. One does not wait for another.
+    # Planned time of each send. A send does not wait for others.
     meant_s: dict[int, float] = {}
     next_s = time.monotonic()
     is_stopped = False
@@ -266,7 +266,7 @@ SAMPLE_PERIOD_S = 0.01
 
 
 def memory_mib(pid: int) -> float:
-    """Return the memory of a process that is its own: files that it has mapped are the kernel's."""
+    """Return the private memory of a process, without mapped files."""
     status = Path(f"/proc/{pid}/status").read_text("ascii")
     found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
     assert found is not None
@@ -274,7 +274,7 @@ def memory_mib(pid: int) -> float:
 
 
 class Peaks:
-    """The most that processes have at a time, looked at every few milliseconds."""
+    """The peak memory of processes, sampled every few milliseconds."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = pids
@@ -290,7 +290,7 @@ class Peaks:
                 self.peak_mib[name] = max(self.peak_mib[name], memory_mib(pid))
 
     def stop(self) -> dict[str, float]:
-        """Return what was added by process, at most."""
+        """Return the largest growth by process."""
         self._is_over.set()
         self._thread.join()
         return {

@@ -1,4 +1,4 @@
-"""Requests that nobody should send, made from valid ones by a seeded random number generator."""
+"""Invalid requests, made from valid ones by a seeded random number generator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-BYTES_MAX = 400  # of random bytes that stand for a request
-COPIED_BYTES_MAX = 20_000  # of an entry that is repeated a thousand times
+BYTES_MAX = 400  # random bytes in place of a request
+COPIED_BYTES_MAX = 20_000  # largest entry that is repeated a thousand times
 _INT32 = (-(1 << 31), -1, 0, 1, 32, 33, 1 << 20, (1 << 31) - 1)
 _INT64 = (-(1 << 63), -1, 0, 1, 253_402_300_800, (1 << 62), (1 << 63) - 1)
 _TEXTS = (
@@ -55,12 +55,12 @@ _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 def random_bytes(rng: random.Random) -> bytes:
-    """Bytes without any sense."""
+    """Return meaningless bytes."""
     return rng.randbytes(rng.randint(0, BYTES_MAX))
 
 
 def mutated(rng: random.Random, request: Message) -> bytes:
-    """A request with up to three of its fields changed, sometimes its bytes too."""
+    """Return a request with up to three changed fields, and sometimes changed bytes."""
     changed = type(request)()
     changed.CopyFrom(request)
     for _ in range(rng.randint(1, 3)):
@@ -70,7 +70,7 @@ def mutated(rng: random.Random, request: Message) -> bytes:
 
 
 def mutated_handle(rng: random.Random, handle: str) -> str:
-    """A text that is like a receipt handle and is not this one."""
+    """Return a text that resembles a receipt handle but differs from `handle`."""
     at = rng.randrange(len(handle))
     other = rng.choice(_BASE64)
     texts: list[Callable[[], str]] = [
@@ -95,7 +95,7 @@ def mutated_handle(rng: random.Random, handle: str) -> str:
 
 
 def _change_a_field(rng: random.Random, message: Message) -> None:
-    # The library has two classes of them, which are the same to whoever asks.
+    # The library has two classes of containers with the same interface.
     field = cast("FieldDescriptor", rng.choice([*message.DESCRIPTOR.fields]))
     chance = rng.random()
     if chance < 0.15:
@@ -120,7 +120,7 @@ def _change_a_list(rng: random.Random, field: FieldDescriptor, values: Any) -> N
         _change_a_field(rng, rng.choice(values))
     else:
         first = values[0] if values else values.add()
-        # Many of a large one would measure this machine, not the server.
+        # Many large entries would measure this machine, not the server.
         is_small = first.ByteSize() < COPIED_BYTES_MAX
         for _ in range(rng.choice((1, 2, 1100)) if is_small else 1):
             values.add().CopyFrom(first)
@@ -129,7 +129,7 @@ def _change_a_list(rng: random.Random, field: FieldDescriptor, values: Any) -> N
 def _value(rng: random.Random, field: FieldDescriptor) -> Any:
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
-            # The large ones are rare: they cost the test more than they tell.
+            # Large values are rare, because they slow the test down.
             return rng.choice(_BODIES if rng.random() < 0.05 else _BODIES[:3])
         case FieldDescriptor.CPPTYPE_STRING:
             return rng.choice(_TEXTS)

@@ -1,4 +1,4 @@
-"""A little life on a real broker, which an audit then tells: some is acked, some in flight."""
+"""A small load on a real broker for an audit, with acked messages and messages in flight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "lives", "readers"
 SENT = 60
-ACKED = 50  # of what is delivered; the others stay in flight
+ACKED = 50  # delivered messages that are acked; the others stay in flight
 DELAYED = 10
 DELAY_MS = 1_500
 

@@ -1,4 +1,4 @@
-"""A client that pulls: the public protocol by its stubs, through a real proxy."""
+"""A pull client: the stubs of the public protocol with a real proxy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 
 METADATA = (("x-mq-client-id", "puller"), ("x-mq-language", "PYTHON"))
 TIMEOUT_S = 30.0
-SENT_AT_ONCE = 256  # as many as a request may have
+SENT_AT_ONCE = 256  # the most messages of a request
 
 
 @dataclass
 class Pulled:
-    """What one pull was answered."""
+    """The answer to one pull."""
 
     code: int = 0
     text: str = ""
@@ -38,7 +38,7 @@ class Pulled:
 
 
 class PullClient:
-    """Pulls, asks for offsets, and sends."""
+    """A client for pulls, offsets and sends."""
 
     def __init__(self, channel: grpc.Channel, *, broker: str = "broker-0") -> None:
         self.stub = service_pb2_grpc.MessagingServiceStub(channel)
@@ -119,12 +119,12 @@ class PullClient:
         return self.stub.UpdateOffset(request, metadata=METADATA, timeout=TIMEOUT_S)
 
     def send(self, topic: str, body: bytes, **properties: Any) -> service.SendResultEntry:
-        """Send one message, with what `message_of` may be told of it."""
+        """Send one message with the properties of `message_of`."""
         [entry] = self.send_all([message_of(topic, body, **properties)])
         return entry
 
     def send_all(self, messages: Sequence[v2.Message]) -> list[service.SendResultEntry]:
-        """Send messages, many in a request."""
+        """Send messages, many per request."""
         entries: list[service.SendResultEntry] = []
         for first in range(0, len(messages), SENT_AT_ONCE):
             request = service.SendMessageRequest(messages=messages[first : first + SENT_AT_ONCE])

@@ -1,7 +1,6 @@
-"""Clients that send, receive and ack without a pause, and try nothing twice.
+"""Clients that send, receive and ack without pauses or retries.
 
-What an application sees of a restart is what they note: every call that did not end as it should,
-and how long the longest took.
+They record the effects of a restart on an application: each failed call, and the longest call.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class SteadyLoad:
         self._stub = service_pb2_grpc.MessagingServiceStub(channel)
         self._deadline_s = deadline_s
         self._poll_ms = poll_ms
-        self.ended: Counter[str] = Counter()  # calls that ended well, by kind
+        self.ended: Counter[str] = Counter()  # successful calls by kind
         self.errors: Counter[str] = Counter()
         self.longest_s = 0.0
         self._stop = asyncio.Event()
 
     async def run(self, *, producers: int, consumers: int) -> None:
-        """Go on until `stop`."""
+        """Run until `stop`."""
         async with asyncio.TaskGroup() as tasks:
             for n in range(producers):
                 tasks.create_task(self._produce(n))

@@ -1,4 +1,4 @@
-"""What tests do with connections, and want to know of them, and no process does."""
+"""Operations on connections that only tests need."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tidemill.transport.http2.connection import Connection
 
 
 def half_close(connection: ClientConnection, call: ClientCall) -> None:
-    """Tell the server that no more messages come."""
+    """End the client's side of a call."""
     if not call.is_ended:
         connection.http.send_data(call.stream, b"", is_last=True)
 
 
 def stream_count(connection: Connection) -> int:
-    """Return how many streams are open."""
+    """Return the number of open streams."""
     return len(connection._streams.by_id)

@@ -1,4 +1,4 @@
-"""Whether an engine has something that is not durable yet."""
+"""A check for state of an engine that is not durable yet."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from tidemill.broker.engine.engine import Engine
 
 
 def has_pending(engine: Engine) -> bool:
-    """Whether memory is ahead of what is durable."""
+    """Return whether the memory is ahead of the durable state."""
     return not engine.quiet.is_now

@@ -1,4 +1,4 @@
-"""Single processes of the program for tests: a broker, or proxies with ports of their own."""
+"""Single processes for tests: a broker, or proxies with their own ports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Running:
 
 @contextlib.contextmanager
 def child(log: Path, *arguments: object) -> Iterator[Running]:
-    """Run `tidemill ARGUMENTS` on free ports for the block, and supervise it."""
+    """Run `tidemill ARGUMENTS` on free ports during the block, and supervise it."""
     ours, theirs = socket.socketpair()
     with ours, log.open("a") as output:
         with theirs:
@@ -55,7 +55,7 @@ def child(log: Path, *arguments: object) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def two_proxies(folder: Path, *broker_flags: str) -> Iterator[tuple[Running, Running]]:
-    """Run two proxies before one broker, each with an endpoint of its own."""
+    """Run two proxies in front of one broker, each with its own endpoint."""
     with contextlib.ExitStack() as running:
         data_dir = f"--data-dir={folder / 'data'}"
         broker = running.enter_context(

@@ -1,4 +1,4 @@
-"""What processes say on `/metrics`, as a table: name, type, labels, process, meaning."""
+"""A table of the metrics on `/metrics`: name, type, labels, process, meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-# On every sample of ours, and those that a histogram's samples have.
+# Labels of every sample, and labels of a histogram's samples.
 COMMON = frozenset({"cluster", "node_type", "node_id", "proxy_mode"})
 INHERENT = frozenset({"le"})
 HEAD = ("metric", "type", "labels", "from", "meaning")
@@ -36,7 +36,7 @@ class Exposed:
 
 
 def exposed(scrapes: Mapping[str, Iterable[str]]) -> dict[str, Exposed]:
-    """Return the metrics of some scrapes, by name; `scrapes` are texts by kind of process."""
+    """Return the metrics of scrapes by name; `scrapes` maps kinds of processes to texts."""
     found: dict[str, Exposed] = {}
     for process, texts in scrapes.items():
         for text in texts:

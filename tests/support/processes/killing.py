@@ -1,4 +1,4 @@
-"""Killing the children of a standalone, and waiting until they are back."""
+"""Kills of a standalone's children, and waits for their restart."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.processes.processes import Standalone
 from tidemill.common.clock import SystemClock
 
 RECOVERY_S = 120.0  # the supervisor waits up to 10 s before a restart
-# Before a kill, at most, until what was popped had been answered. A broker that is killed between
-# the two fails no receive: the proxy's poll goes on without it.
+# Longest time before a kill from a pop to its answer. If the broker is killed in between, the
+# receive does not fail, because the proxy's poll continues at other brokers.
 ANSWERING_MS = 2_000
 
 
@@ -30,7 +30,7 @@ async def kill(running: Standalone, name: str) -> None:
 
 
 async def kill_and_note(running: Standalone, name: str) -> Failed:
-    """Kill a child, and return when that may have lost answers."""
+    """Kill a child, and return the time in which answers may be lost."""
     await kill(running, name)
     now_ms = SystemClock().wall_ms()
     return Failed(now_ms - ANSWERING_MS, now_ms)
@@ -45,7 +45,7 @@ async def until(check: Callable[[], bool]) -> None:
 
 
 def child_pid(running: Standalone, name: str) -> int:
-    """Return the id under which a child of the supervisor runs now; 0 while it does not."""
+    """Return the process id of a supervisor's child; 0 while it is down."""
     parent = running.process.pid
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii")
     for pid in map(int, children.split()):

@@ -1,4 +1,4 @@
-"""Real processes for tests: the standalone command on free ports, in a folder of its own."""
+"""Real processes for tests: the standalone command on free ports, in its own folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from typing import Any
 
 import httpx
 
-# Far more than a start or a stop takes, of eleven processes beside other tests. Only a test that
-# fails waits for so long.
+# Far longer than the start or stop of eleven processes beside other tests.
 START_S = 120.0
 STOP_S = 60.0
 ADMIN_S = 30.0  # for a call of the REST API
@@ -26,7 +25,7 @@ ADMIN_S = 30.0  # for a call of the REST API
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One child, as the ready line tells it."""
+    """One child, as reported in the ready line."""
 
     pid: int
     metrics: str
@@ -42,7 +41,7 @@ class Standalone:
         ready = json.loads(ready_line)
         self.grpc: str = ready["grpc"]
         self.admin: str = ready["admin"]
-        self.scaler: str = ready.get("scaler", "")  # served where a port is set for it
+        self.scaler: str = ready.get("scaler", "")  # empty if no port is set
         self.processes = {name: Process(**child) for name, child in ready["processes"].items()}
 
     def stop(self) -> int:
@@ -51,28 +50,28 @@ class Standalone:
         return self.process.wait(STOP_S)
 
     def put(self, path: str, **body: object) -> None:
-        """Set something through the REST API: `put("topics/orders", queues=4)`."""
+        """Send a PUT to the REST API: `put("topics/orders", queues=4)`."""
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
             client.put(f"{self.admin}/api/v1/{path}", json=body).raise_for_status()
 
     def delete(self, path: str) -> None:
-        """Delete something through the REST API: `delete("groups/billing")`."""
+        """Send a DELETE to the REST API: `delete("groups/billing")`."""
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
             client.delete(f"{self.admin}/api/v1/{path}").raise_for_status()
 
     def get(self, path: str) -> dict[str, Any]:
-        """Ask the REST API: `get("topics/orders")`."""
+        """Send a GET to the REST API: `get("topics/orders")`."""
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
             answer = client.get(f"{self.admin}/api/v1/{path}").raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
 
     def lag(self, group: str) -> int:
-        """Return how many messages a group has not acked, ready or in flight."""
+        """Return the consumer group's number of unacked messages, ready or in flight."""
         return int(self.get(f"groups/{group}/progress")["total"]["lag"])
 
     def pids(self) -> list[int]:
-        """Return the ids of all processes below the supervisor, its own included."""
+        """Return the ids of the supervisor and all its descendants."""
         return descendants(self.process.pid)
 
 
@@ -87,7 +86,7 @@ def environment() -> dict[str, str]:
 
 
 def start_standalone(data_dir: Path, *flags: str, start_s: float = START_S) -> Standalone:
-    """Start and wait for the ready line; fail with the log when there is none."""
+    """Start a standalone and wait for the ready line. Without it, fail with the log."""
     log = data_dir.with_name(f"{data_dir.name}.log")
     with log.open("a") as stderr:
         process = subprocess.Popen(
@@ -116,7 +115,7 @@ def start_standalone(data_dir: Path, *flags: str, start_s: float = START_S) -> S
 
 @contextlib.contextmanager
 def standalone(data_dir: Path, *flags: str, start_s: float = START_S) -> Iterator[Standalone]:
-    """Run a standalone for the block; afterwards none of its processes is left."""
+    """Run a standalone during the block, and end all its processes afterwards."""
     running = start_standalone(data_dir, *flags, start_s=start_s)
     pids = running.pids()
     try:
@@ -133,7 +132,7 @@ def standalone(data_dir: Path, *flags: str, start_s: float = START_S) -> Iterato
 
 @contextlib.contextmanager
 def broker(data_dir: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
-    """Run a broker for the block; yield it, its gRPC address, and its log."""
+    """Run a broker during the block; yield its process, its gRPC address and its log."""
     log = data_dir.with_name(f"{data_dir.name}.log")
     ours, theirs = socket.socketpair()
     with ours, log.open("a") as stderr:
@@ -166,7 +165,7 @@ def descendants(pid: int) -> list[int]:
     """Return `pid` and all processes below it."""
     found = [pid]
     for parent in found:
-        # Of each of its threads: a JVM has its workers from others than its first one.
+        # Read the children of all threads: a JVM starts workers from any thread.
         for thread in Path(f"/proc/{parent}/task").glob("*/children"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found.extend(map(int, thread.read_text("ascii").split()))
@@ -174,7 +173,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text("ascii")
     except (FileNotFoundError, ProcessLookupError):

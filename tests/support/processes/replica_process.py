@@ -1,9 +1,9 @@
-"""A broker process that is a replica, and hears of the test what controllers would tell it.
+"""A broker process that is a replica. The test plays its controllers.
 
     python -m tests.support.processes.replica_process --name=broker-0 --replica-id=1 ...
 
-On standard input come views, one line of JSON each; on standard output goes what it would tell the
-controllers, and first its incarnation, again where it becomes another run.
+It reads views from standard input, one line of JSON each. It writes its messages to controllers to
+standard output. The first line is its incarnation, which it repeats for each new run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def view_of(line: str) -> ReplicationView:
-    """Return the view of a line."""
+    """Return the view in a line."""
     found: dict[str, Any] = json.loads(line)
     return ReplicationView(
         epoch=found["epoch"],
@@ -41,7 +41,7 @@ def view_of(line: str) -> ReplicationView:
 
 
 def member_of(found: list[Any]) -> ReplicaRun:
-    """Return a member: its number, and its incarnation."""
+    """Return a member from its number and incarnation."""
     return ReplicaRun(ReplicaId(found[0]), found[1])
 
 
@@ -52,7 +52,7 @@ def say(**fields: object) -> None:
 
 
 class Pipes:
-    """The controllers: the other ends of two pipes."""
+    """The connection to the controllers: two pipes."""
 
     def __init__(self) -> None:
         self._replicas: ControlledReplica | None = None

@@ -1,6 +1,6 @@
-"""A relay of TCP that lets so many bytes a second through: the slow line of an honest reader.
+"""A TCP relay with a limited rate: the slow line of an honest reader.
 
-It holds little itself, and its sockets hold little, so that who writes too fast is held up.
+The relay and its sockets buffer few bytes, so a fast writer has to wait.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
-CHUNK_BYTES = 16 << 10  # read at once, and held
-SOCKET_BYTES = 64 << 10  # of each socket's buffers: 13 ms at 5 MB/s
-BURST_S = 0.02  # of the rate, that may pass at once after a pause
+CHUNK_BYTES = 16 << 10  # per read
+SOCKET_BYTES = 64 << 10  # size of each socket's buffers: 13 ms at 5 MB/s
+BURST_S = 0.02  # after a pause, the bytes of this time pass at once
 
 
 class TokenBucket:
-    """Bytes that may pass; one for all connections of a relay."""
+    """The rate limit of all connections of a relay."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
-        self._free_at_s = 0.0  # when all that has passed so far was due
+        self._free_at_s = 0.0  # time at which the limit is free again
 
     async def take(self, count: int) -> None:
         """Wait until `count` bytes may pass."""
@@ -31,7 +31,7 @@ class TokenBucket:
 
 @contextlib.asynccontextmanager
 async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
-    """Run a relay to `address` for the block; yield its own. Only what comes back is slowed."""
+    """Run a relay to `address` during the block; yield its address. It slows only responses."""
     host, _, port = address.rpartition(":")
     bucket = TokenBucket(bytes_per_s)
     tasks: set[asyncio.Task[None]] = set()
@@ -44,14 +44,14 @@ async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
         task.add_done_callback(tasks.discard)
         connection = socket.socket()
         connection.setblocking(False)
-        # Before it connects, which tells the window.
+        # Set before the connect, which announces the window.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
         await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
         far, forth = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
         back.transport.set_write_buffer_limits(high=CHUNK_BYTES)
         writers.update((back, forth))
         try:
-            # Either end ends both.
+            # The end of either direction ends both.
             done, pending = await asyncio.wait(
                 {
                     asyncio.ensure_future(_copy(near, forth, None)),
@@ -68,7 +68,7 @@ async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
             writers.difference_update((back, forth))
 
     listener = socket.create_server(("127.0.0.1", 0))
-    # Connections inherit it, before they tell their window.
+    # Connections inherit the size before they announce their window.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     server = await asyncio.start_server(serve, sock=listener, limit=CHUNK_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""Two ways through `replica_world`: all states of a small scope, or long walks through a large."""
+"""Two searches of `replica_world`: all states of a small scope, or long walks in a large one."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 from tests.support.worlds.replica_world import Scope, State, Step, check, steps
 
-# Kinds of steps, by the first word of their names, that a walk takes less often than others.
+# Kinds of steps (first word of the name) that a walk chooses less often.
 RARE = {"elect": 0.15, "crash": 0.2, "power": 0.3, "append": 0.3, "send": 0.3}
 
 
 class Found(NamedTuple):
-    """What an exploration has seen."""
+    """The result of an exploration."""
 
     states: int
-    broken: str  # the invariant, with the steps that lead there; empty: all hold
-    is_complete: bool  # nothing is left in this scope
+    broken: str  # the broken invariant with the steps before; empty: all hold
+    is_complete: bool  # all states of the scope were visited
 
 
 def explore(begin: State, scope: Scope, *, states_max: int) -> Found:
-    """Visit every state, nearest first, up to so many."""
+    """Visit the states, nearest first, up to `states_max`."""
     came_from: dict[int, tuple[int, str]] = {hash(begin): (0, "")}
     waiting = deque([begin])
     while waiting:
@@ -51,7 +51,7 @@ def _trail(came_from: dict[int, tuple[int, str]], key: int) -> str:
 
 
 def walk(begin: State, scope: Scope, *, seed: int, length: int) -> Found:
-    """Go one way, by chance."""
+    """Take `length` random steps."""
     random, state, names = Random(seed), begin, list[str]()
     try:
         for _ in range(length):
@@ -60,7 +60,7 @@ def walk(begin: State, scope: Scope, *, seed: int, length: int) -> Found:
                 kinds.setdefault(step[0].partition(" ")[0], []).append(step)
             if not kinds:
                 break
-            # By kind, or elections, of which there are many, would leave no time for the rest.
+            # Choose the kind first: elections are many and would displace the other steps.
             names_of = sorted(kinds)
             weights = [RARE.get(kind, 1.0) for kind in names_of]
             name, state = random.choice(kinds[random.choices(names_of, weights)[0]])

@@ -1,4 +1,4 @@
-"""A proxy's cluster on links that are told by hand what brokers would tell."""
+"""A proxy's cluster on links whose broker messages come from the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECRETS = {f"broker-{n}": bytes([n]) * 32 for n in range(10)}
 
 
 class LinkedCluster:
-    """Brokers named broker-0, ... at h0:1, ...; the first one is the home."""
+    """Brokers named broker-0, ... at h0:1, ...; the first one is the home broker."""
 
     def __init__(self, seeds: Sequence[str]) -> None:
         self.links: dict[str, BrokerLink] = {}
@@ -40,14 +40,14 @@ class LinkedCluster:
         return self.cluster.find_topic("topic")
 
     def tell_all(self) -> None:
-        """Let every member tell all it knows."""
+        """Let every member send its configuration."""
         for n in range(len(self.members)):
             self.tell(n)
 
     def tell(
         self, n: int, *, at: str = "", home_id: int = 7, has_topic: bool = True, cluster: str = "c"
     ) -> None:
-        """Let broker `n` tell its configuration. Ids at broker n begin with n."""
+        """Let broker `n` send its configuration. Ids at broker n begin with n."""
         name, address = self.members[n]
         membership = pb.Membership(
             cluster_id=cluster, home_name="broker-0", home_address=self.members[0][1]

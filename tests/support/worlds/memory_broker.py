@@ -231,12 +231,12 @@ class MemoryBroker:
         return group_config(group)
 
     def deliver_timer(self, timer_id: int) -> None:
-        """Store a delayed message as if it were due."""
+        """Store a delayed message as if its due time had come."""
         self.engine.deliver_timer(timer_id)
         self._rounds.do()
 
     def go(self) -> None:
-        """Break every stream, and accept no other until `is_up` is set."""
+        """Break every stream, and accept no new one until `is_up` is set."""
         self.is_up.clear()
         self.drop_links()
 
@@ -246,7 +246,7 @@ class MemoryBroker:
             stream.replies.put_nowait(None)
 
     def answer_late(self, pop: pb.PopRequest) -> None:
-        """Answer a pop that was held."""
+        """Answer a held pop."""
         for link in self._rounds.links:
             frame = pb.RequestFrame(pops=[pop])
             self._rounds.do(lambda turn, link=link, frame=frame: link.apply(frame, 0.0, turn))  # type: ignore[misc]  # a stand-in

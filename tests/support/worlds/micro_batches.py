@@ -1,4 +1,4 @@
-"""What Spark does with a source, without Spark: a batch, and a stream with its checkpoint."""
+"""Spark's use of a source, without Spark: a batch, and a stream with its checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = StructType(
 EVENT_COLUMNS = StructType(
     [StructField("message_id", StringType()), StructField("log_position", LongType())]
 )
-RUN_MAX = 20  # batches of a run that does not end by itself
+RUN_MAX = 20  # batches; a run with more does not end
 
 
 def read_batch(cluster: FakeCluster, **options: str) -> list[dict[str, Any]]:
@@ -36,20 +36,20 @@ def read_batch(cluster: FakeCluster, **options: str) -> list[dict[str, Any]]:
 
 
 class Stream:
-    """A query that may be started again and again with its checkpoint."""
+    """A query that can restart from its checkpoint."""
 
     def __init__(self, cluster: FakeCluster, **options: str) -> None:
         given = {"startingOffsets": "earliest", **options}
         self.options = _parsed(cluster, given, is_stream=True)
-        self.short_s = 0.0  # how long a queue may end too soon
+        self.short_s = 0.0  # time in which a queue may end too early
         self.now_s = 0.0  # by the clock of its reader
-        self.start: Any = None  # where what is committed ends
-        self.planned: Any = None  # of a batch that is not committed
+        self.start: Any = None  # end of the committed batches
+        self.planned: Any = None  # end of a planned, uncommitted batch
 
     def run(self, between: Callable[[], None] = lambda: None) -> list[Any]:
-        """Start it, read all that is there, and return the bodies; of events the ids of messages.
+        """Start the query and read all rows; return the bodies, or the message ids of events.
 
-        `between` comes after the plan of the first batch, and before its tasks.
+        `between` runs after the plan of the first batch and before its tasks.
         """
         reader, column = self.reader()
         if self.start is None:
@@ -70,7 +70,7 @@ class Stream:
         raise AssertionError(f"the stream had no end: {self.start}")
 
     def reader(self) -> tuple[Any, str]:
-        """Return what Spark would make at a start, and the column that is looked at."""
+        """Return the reader that Spark would create, and the column to read."""
         if self.options.dataset == "events":
             return EventStreamReader(
                 self.options, EVENT_COLUMNS, short_s=self.short_s, monotonic_s=lambda: self.now_s

@@ -1,4 +1,4 @@
-"""What a job of the pipeline says on `/metrics`, with each of its metrics once; no job is run."""
+"""The `/metrics` page of a pipeline job with each metric once, without a job."""
 
 from __future__ import annotations
 

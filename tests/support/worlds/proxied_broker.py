@@ -1,4 +1,4 @@
-"""A broker of some methods, behind the calls that a proxy makes of brokers."""
+"""A broker with chosen methods, for the calls from a proxy to brokers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.transport.http2.limits import Limits
 
 @contextlib.asynccontextmanager
 async def calls_of(**methods: Any) -> AsyncIterator[BrokerCalls]:
-    """Yield calls whose broker has `methods`, whatever address they are made to."""
+    """Yield calls to a broker with `methods`, for any address."""
     server = RpcServer(
         {READER + name: unary(method) for name, method in methods.items()},
         Limits(),

@@ -1,4 +1,4 @@
-"""What tests of replays share: archived messages as a frame, a replay, and one that breaks off."""
+"""Helpers for tests of replays: a frame of archived messages, a replay, and an aborted replay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST_MS = 1_700_000_000_000
 
 
 def stored(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
-    """Return messages as an archive has them; of columns that are not given nothing."""
+    """Return messages in the archive's form. Omitted columns are empty."""
     rows = [
         {
             "topic": "orders",
@@ -46,7 +46,7 @@ def stored(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
 def replaying(
     cluster: FakeCluster, archive: Archived, state: Path, **more: Any
 ) -> replay_plan.ReplaySettings:
-    """Return a replay of the topic `orders` into `again`, in which no send is made again."""
+    """Return a replay of the topic `orders` into `again` without retries of sends."""
     return replay_plan.ReplaySettings(
         archive=archive.path,
         given={"topics": "orders"},
@@ -59,7 +59,7 @@ def replaying(
 def breaks_off(
     spark: SparkSession, cluster: FakeCluster, settings: replay_plan.ReplaySettings, *, after: int
 ) -> None:
-    """Begin a replay that can send so often, and no more."""
+    """Begin a replay that fails after a number of sends."""
     cluster.passing, cluster.failing = {"SendMessage": after}, {"SendMessage": 100}
     with pytest.raises(Exception, match="a send failed"):
         replay.send(spark, settings, now_ms=lambda: NOW_MS)

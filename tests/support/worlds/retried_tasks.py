@@ -1,11 +1,11 @@
-"""Spark that does a failed task again, as a program: `local[2]` of the other tests never does.
+"""A Spark program that retries failed tasks; `local[2]` of the other tests does not.
 
     python -m tests.support.worlds.retried_tasks HOST:PORT FOLDER
 
-It reads the topic `orders` and writes ROWS rows into the topic `copies`, of a cluster that fails
-each of them once. Then it writes rows that cannot be sent, BAD_ROWS a task, of tasks that fail once
-each when they have kept some of them apart: FOLDER has those. What it read is told as JSON on the
-last line of standard output.
+It reads the topic `orders` and writes ROWS rows into the topic `copies`. The cluster fails each of
+these calls once. Then it writes BAD_ROWS unsendable rows per task. Each task fails once after it
+has saved some of its bad rows in FOLDER. The last line of standard output is JSON with the read
+offsets.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tidemill_pipeline.jobs.running import session
 
 ROWS = 500
 TASKS = 2
-BAD_ROWS = 400  # of a task: some fill what Spark hands on at once, before the task has ended
+BAD_ROWS = 400  # per task: enough to fill one of Spark's batches before the task ends
 BATCH_ROWS = 100
 FILLER = 2000  # characters of a row
-KEPT_MS = 60_000  # for a task's first bad rows to be kept; only a test that fails waits for so long
+KEPT_MS = 60_000  # limit for the first saved bad rows of a task
 
 
 def failing_once(folder: Path, number: int) -> str:
-    """Return a row; the first attempt at a task fails when a file of bad rows is there of it."""
+    """Return a row. The first attempt of a task fails after it has saved a file of bad rows."""
     task = TaskContext.get()
     assert task is not None
     if task.attemptNumber() == 0 and number % BAD_ROWS == BAD_ROWS - 1:
@@ -42,7 +42,7 @@ def failing_once(folder: Path, number: int) -> str:
 
 
 def main(endpoint: str, folder: Path) -> None:
-    """Read, and write. No call is made again within a task, so that tasks fail."""
+    """Read and write. A task does not retry calls, so it fails."""
     given = {"endpoints": endpoint, "maxRetries": "0"}
     settings = {**SETTINGS, "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS)}
     with session("retried tasks", "local[2,3]", settings) as spark:

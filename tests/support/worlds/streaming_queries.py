@@ -12,10 +12,10 @@ STARTS_MAX: Final = 5
 
 
 def run_to_end(writer: Any) -> None:
-    """Run a stream by its writer until it has nothing more.
+    """Run a stream's writer until no rows remain.
 
-    Spark gives the Python process of a stream 10 s to start, which no setting changes. Where others
-    keep a machine that takes longer now and then; nothing was done then, and it is started again.
+    Spark gives the Python process of a stream 10 s to start, and no setting changes this. A busy
+    machine is sometimes slower. Then the stream has done nothing, and this starts it again.
     """
     for attempt in range(STARTS_MAX):
         try:

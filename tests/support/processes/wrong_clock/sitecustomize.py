@@ -15,7 +15,7 @@ OFFSET_NS = struct.Struct("=q")
 
 
 def go_wrong(path: str) -> None:
-    """Let time.time and time.time_ns be off by what the file says, whenever they are asked."""
+    """Shift time.time and time.time_ns by the offset in the file, which each call reads."""
     with Path(path).open("rb") as file:
         offset = mmap.mmap(file.fileno(), OFFSET_NS.size, prot=mmap.PROT_READ)
     true_ns = time.time_ns
