@@ -1,10 +1,10 @@
-"""Judge what clients told of a fault by the audit of the data pipeline as well.
+"""Check the client reports of a fault with the audit of the data pipeline.
 
     python -m tests.chaos.audit build/chaos/broker-deleted.jsonl --to DIR --endpoints HOST:PORT
 
-HOST:PORT leads to a proxy of the release, which is still there: `make cluster-test` does this
-behind each fault where Spark is installed. The status is 1 where the audit and the history differ;
-deliveries of which only the log knows, since their answer was lost, are listed.
+HOST:PORT is a proxy of the running release. If Spark is installed, `make cluster-test` runs this
+after each fault. The status is 1 if the audit and the history differ. The output lists deliveries
+that only the log has because their answer was lost.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
 
 PROXY_PORT = 8081
-AUDIT_S = 600.0  # for Spark to start, and to read all that the release has
+AUDIT_S = 600.0  # For Spark to start and to read all logs of the release.
 FOREVER_MS = 2**53
 
 
 def main() -> int:
-    """Do what the command line says."""
+    """Run the command line."""
     from tidemill_pipeline.jobs.running import session
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -70,10 +70,10 @@ def main() -> int:
 
 
 def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
-    """Return what the audit says of a fault's facts, while its release is still there.
+    """Return the audit's result for a fault's facts. The release must be running.
 
-    In a process of its own: what Spark has started should end with it. Where it could not judge, it
-    has nothing but `failed`, with the reason.
+    The audit runs in its own process, so that the processes of Spark end with it. If the audit
+    fails, the result has only `failed`, with the reason.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -98,7 +98,7 @@ def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
             return {"failed": f"it took more than {AUDIT_S:.0f} s"}
     lines = done.stdout.splitlines()
     if not lines or not lines[-1].endswith("answers lost"):
-        # Its last line says why; Spark's warnings stand before.
+        # The last line has the reason. Spark's warnings come before it.
         return {"failed": (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]}
     return {
         "differences": [one.partition(": ")[2] for one in lines if one.startswith("differs: ")],
@@ -107,19 +107,19 @@ def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
 
 
 def is_possible() -> bool:
-    """Whether Spark is installed."""
+    """Return whether Spark is installed."""
     return importlib.util.find_spec("pyspark") is not None
 
 
 def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str) -> Compared:
-    """Run the audit, and compare it with the history."""
+    """Run the audit and compare it with the history."""
     return compared(facts, *found_by_events(spark, facts, to=to, endpoints=endpoints))
 
 
 def found_by_events(
     spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str
 ) -> tuple[list[dict[str, Any]], list[Delivery]]:
-    """Run the audit; return its findings, and what was delivered, by the keys of messages."""
+    """Run the audit; return its findings and the deliveries, by message key."""
     from tidemill.common.clock import SystemClock
     from tidemill_pipeline.jobs import audit
     from tidemill_pipeline.jobs import events as events_of
@@ -127,7 +127,7 @@ def found_by_events(
 
     given = {"endpoints": endpoints}
     reader = spark.read.format("rocketmq").options(**given).option("topic", ",".join(TOPICS))
-    # Clients make their ids themselves; a body is its key.
+    # Clients choose the message ids. The body is the key.
     key_of: dict[str, str] = {
         row["message_id"]: bytes(row["body"]).decode()
         for row in reader.load().select("message_id", "body").collect()
@@ -152,7 +152,7 @@ def found_by_events(
 
 
 def acknowledged(facts: Sequence[Fact], key_of: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the list of acknowledged sends; what nobody has stored goes by its key."""
+    """Return the list of acknowledged sends. A message that is not stored is listed by its key."""
     id_of = {key: message_id for message_id, key in key_of.items()}
     return [
         {
@@ -168,7 +168,7 @@ def acknowledged(facts: Sequence[Fact], key_of: Mapping[str, str]) -> list[dict[
 def compared(
     facts: Sequence[Fact], findings: Iterable[Mapping[str, Any]], deliveries: Iterable[Delivery]
 ) -> Compared:
-    """Compare them of this fault's messages; the release has those of others, too."""
+    """Compare the findings for this fault's messages. The release also has other messages."""
     ours = {fact["key"] for fact in facts if fact["fact"] == "send"}
     return compare(
         witnesses_of(facts),
@@ -179,7 +179,7 @@ def compared(
 
 
 def witnesses_of(facts: Sequence[Fact]) -> list[Witness]:
-    """Return what each subscription saw."""
+    """Return the history of each subscription."""
     disturbances = [
         Disturbance(fact["what"], fact["begun"], fact["ended"], frozenset(fact["fails"]))
         for fact in facts
@@ -196,7 +196,7 @@ def witnesses_of(facts: Sequence[Fact]) -> list[Witness]:
             group=role,
             early=early_of(facts, role, topic),
             failed=failed_of(facts, role),
-            # What a disturbance explains is none.
+            # An error during a disturbance does not count.
             duplicate=again[role] & history.sends.keys(),
             repeats_itself=role == "ordered-push",
         )
@@ -205,7 +205,7 @@ def witnesses_of(facts: Sequence[Fact]) -> list[Witness]:
 
 
 def early_of(facts: Sequence[Fact], role: str, topic: str) -> set[str]:
-    """Return what came to a subscription before it was due."""
+    """Return the messages that a subscription received before their due time."""
     due = {fact["key"]: fact["due"] for fact in facts if fact["fact"] == "send"}
     return {
         key
@@ -217,9 +217,9 @@ def early_of(facts: Sequence[Fact], role: str, topic: str) -> set[str]:
 
 
 def failed_of(facts: Sequence[Fact], role: str) -> list[Failed]:
-    """Return when answers to a group's receives were lost.
+    """Return the times at which answers to a consumer group's receives were lost.
 
-    In a disturbance, by an error, and when its clients were ending.
+    Causes are a disturbance, an error and the end of the clients.
     """
     last_us = max((fact["at"] for fact in facts if fact["fact"] == "received"), default=0)
     return [

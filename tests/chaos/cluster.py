@@ -1,7 +1,7 @@
-"""The cluster as faults see it: kubectl and helm for one namespace, and the program of hooks.
+"""The cluster for faults: kubectl and helm for one namespace, and the hook program.
 
-Which cluster it is says KUBECONFIG. What lies below Kubernetes is done by the program that
-CLUSTER_FAULTS names (tests/chaos/hooks/README.md); without one such a fault is not done.
+KUBECONFIG selects the cluster. The program in CLUSTER_FAULTS runs faults below Kubernetes
+(tests/chaos/hooks/README.md). Without the program, such faults do not run.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any, NamedTuple
 
 from tests.support.eventually import eventually
 
-COMMAND_S = 60.0  # for one kubectl, with an API server that has just come back
-HOOK_S = 120.0  # for a node to start
-INSTALL_S = 600  # for claims, images and first starts
-SETTLED_S = 300.0  # for what was done to heal: a lost node's pods alone take some minutes
-LOOK_EVERY_S = 0.5  # a look is a kubectl, a tenth of a second of CPU
+COMMAND_S = 60.0  # For one kubectl, with an API server that has just started.
+HOOK_S = 120.0  # For a node to start.
+INSTALL_S = 600  # For claims, images and first starts.
+SETTLED_S = 300.0  # For recovery: the pods of a lost node alone need some minutes.
+LOOK_EVERY_S = 0.5  # Each check runs kubectl, which costs a tenth of a second of CPU.
 RELEASE = "tidemill"
 CHART = Path(__file__).parents[2] / "charts" / "tidemill"
 VALUES = Path(__file__).parent / "values.yaml"
 COMPONENTS = ("broker", "proxy", "admin", "controller")
-NOT_HERE = 3  # status of a hook program that cannot do this fault
+NOT_HERE = 3  # The hook program's status for an unsupported fault.
 
 
 class NotHere(Exception):
-    """A fault cannot be done on this cluster; its row says why."""
+    """A fault cannot run on this cluster. Its row has the reason."""
 
 
 class Pod(NamedTuple):
-    """A pod as it was when it was asked for."""
+    """The state of a pod at the time of the request."""
 
     name: str
     component: str
@@ -48,22 +48,22 @@ class Pod(NamedTuple):
 
     @property
     def life(self) -> tuple[str, int]:
-        """What another container in its place would not have."""
+        """Identity of the container. A replacement has another one."""
         return self.uid, self.restarts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """One namespace of a cluster, with a release in it or before one."""
+    """One namespace of a cluster, with or without its release."""
 
     namespace: str
     image: str
     hook_program: str = ""
-    layout_values: str = ""  # a values file of a fault that needs a release of another form
-    more_values: str = ""  # a values file that says where on this cluster the release runs
+    layout_values: str = ""  # Values file of a fault that needs another layout.
+    more_values: str = ""  # Values file with the placement on this cluster.
 
     def kubectl(self, *arguments: str, given: str = "", within_s: float = COMMAND_S) -> str:
-        """Return what a kubectl says; one that fails is an AssertionError with its words."""
+        """Return the output of kubectl; raise AssertionError with its error text."""
         return told_by(["kubectl", "-n", self.namespace, *arguments], given, within_s)
 
     def objects(self, *arguments: str) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def forwarded(self, target: str, port: int) -> Iterator[str]:
-        """Forward a port of the namespace for the block; yield host and port of this side."""
+        """Forward a port of the namespace for the block; yield the local host and port."""
         command = ["kubectl", "-n", self.namespace, "port-forward", target, f":{port}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarding:
             try:
@@ -91,18 +91,18 @@ class Cluster:
     # ------------------------------------------------------------------ the release
 
     def create(self) -> None:
-        """Make the namespace, which must not be there yet."""
+        """Create the namespace, which must not exist."""
         there = told_by(["kubectl", "get", "namespace", self.namespace, "--ignore-not-found"])
         if there:
             raise SystemExit(f"namespace {self.namespace} is there already: name another one")
         told_by(["kubectl", "create", "namespace", self.namespace])
 
     def remove(self) -> None:
-        """Take the namespace away with all that is in it."""
+        """Delete the namespace with all its objects."""
         told_by(["kubectl", "delete", "namespace", self.namespace], within_s=SETTLED_S)
 
     def helm(self, verb: str, *more_files: str, **values: object) -> None:
-        """Install or upgrade the release, with more values than it has."""
+        """Install or upgrade the release with additional values."""
         repository, _, tag = self.image.rpartition(":")
         sets = {"image.repository": repository, "image.tag": tag, **values}
         files = [str(VALUES), self.layout_values, self.more_values, *more_files]
@@ -116,7 +116,7 @@ class Cluster:
                 str(CHART),
                 *(f"--values={file}" for file in files if file),
                 *(f"--set-string={name}={value}" for name, value in sets.items()),
-                # What an earlier upgrade has set stays: to take it back would roll its pods too.
+                # Values of an earlier upgrade remain: removing them would also replace its pods.
                 *(["--reuse-values"] if verb == "upgrade" else []),
                 "--wait",
                 f"--timeout={INSTALL_S}s",
@@ -125,7 +125,7 @@ class Cluster:
         )
 
     def pods(self, component: str = "") -> list[Pod]:
-        """Return the pods of all processes, or of one kind, that are not on their way out."""
+        """Return the pods of all processes, or of one component, that are not terminating."""
         labels = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component"
         which = f"{labels}={component}" if component else f"{labels} in ({','.join(COMPONENTS)})"
         return [
@@ -135,7 +135,7 @@ class Cluster:
         ]
 
     def is_settled(self) -> bool:
-        """Whether all that there should be is there, is of the newest form, and is ready."""
+        """Return whether all pods exist, have the newest revision and are ready."""
         wanted = self.objects(
             "deployments,statefulsets", "-l", f"app.kubernetes.io/instance={RELEASE}"
         )
@@ -151,7 +151,7 @@ class Cluster:
         )
 
     def settle(self, *former: Pod) -> None:
-        """Wait until the release is whole, and nothing is left of these lives of pods."""
+        """Wait until the release is complete and all former containers are replaced."""
         gone = {pod.life for pod in former}
         eventually(
             lambda: self.is_settled() and not gone & {pod.life for pod in self.pods()},
@@ -160,22 +160,22 @@ class Cluster:
         )
 
     def events(self) -> str:
-        """Return what Kubernetes has noted of the namespace, one line each, the oldest first."""
+        """Return the namespace's Kubernetes events, one per line, the oldest first."""
         fields = ".firstTimestamp,.lastTimestamp,.count,.involvedObject.name,.reason,.message"
         columns = ",".join(f"{field.rpartition('.')[2]}:{field}" for field in fields.split(","))
         return self.kubectl(
             "get", "events", "--sort-by=.lastTimestamp", "-o", f"custom-columns={columns}"
         )
 
-    # ------------------------------------------------------------------ what is done to it
+    # ------------------------------------------------------------------ faults
 
     def kill_pods(self, pods: Sequence[Pod]) -> None:
-        """Delete pods as a cluster does that has no time: SIGKILL at once."""
+        """Delete pods without a grace period: SIGKILL at once."""
         names = [pod.name for pod in pods]
         self.kubectl("delete", "pod", *names, "--grace-period=0", "--force", "--wait=false")
 
     def evict(self, pod: Pod, within_s: float) -> None:
-        """Delete a pod as a drain of its node does: once disruption budgets allow it."""
+        """Delete a pod like a drain of its node, once disruption budgets allow it."""
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -195,7 +195,7 @@ class Cluster:
         eventually(is_allowed, within_ms=int(within_s * 1000), every_s=LOOK_EVERY_S)
 
     def hook(self, *arguments: str) -> None:
-        """Do a fault below Kubernetes."""
+        """Run a fault below Kubernetes."""
         if not self.hook_program:
             raise NotHere("CLUSTER_FAULTS names no program")
         done = subprocess.run(
@@ -215,7 +215,7 @@ class Cluster:
 
 
 def pod_of(item: dict[str, Any]) -> Pod:
-    """Read what `kubectl get -o json` says of a pod."""
+    """Parse a pod of `kubectl get -o json`."""
     statuses = item["status"].get("containerStatuses", [])
     conditions = {one["type"]: one["status"] for one in item["status"].get("conditions", [])}
     return Pod(
@@ -230,7 +230,7 @@ def pod_of(item: dict[str, Any]) -> Pod:
 
 
 def told_by(command: Sequence[str], given: str = "", within_s: float = COMMAND_S) -> str:
-    """Return what a program says on standard output; one that fails is an AssertionError."""
+    """Return the standard output of a program; raise AssertionError if it fails."""
     try:
         done = subprocess.run(
             command, input=given, capture_output=True, text=True, timeout=within_s, check=False
@@ -242,5 +242,5 @@ def told_by(command: Sequence[str], given: str = "", within_s: float = COMMAND_S
 
 
 def hold(seconds: float) -> None:
-    """Let a fault last: how long is part of what it is."""
+    """Wait for the duration of a fault."""
     time.sleep(seconds)

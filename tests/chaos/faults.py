@@ -1,9 +1,9 @@
-"""Every fault, as a table: what is done, what it needs, and what clients may see of it.
+"""The table of all faults: the action, its requirements, and the permitted effects on clients.
 
-A fault is done while clients are at work, `times` times, each time until the release is whole again
-and every role has got on. What stays within its promise is the same for all, unless its row says
-otherwise: nothing lost, early, out of order or without a reason twice, and no error at an
-application.
+A fault runs `times` times while clients work. Each run lasts until the release is complete again
+and every role has made progress. Unless the row has an exception, the promise is the same for all
+faults: no message is lost, early, out of order or repeated without a reason, and no application
+gets an error.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from tests.chaos.cluster import LOOK_EVERY_S, Cluster, NotHere, Pod, hold
 from tests.chaos.load import POD as LOAD_POD
 from tests.support.eventually import eventually
 
-FROZEN_S = 10.0  # longer than clients wait for an answer, shorter than a liveness probe
-AWAY_S = 20.0  # of the API server and of DNS: several leases and resolutions
-CUT_S = 70.0  # a node becomes NotReady after 40 to 50 s; its pods are not evicted yet
-FULL_S = 20.0  # of a volume without a byte to spare: some timers, retries and checkpoints
-FREED_S = 120.0  # to delete the file that fills it, whatever the broker does
-EVICTED_S = 120.0  # for a disruption budget to allow it: another one comes up first
-RESTARTED_S = 60.0  # a process, by the first one of its container
-POLICY_S = 20.0  # for a NetworkPolicy to be enforced
-# More than the volume of values-small-volume.yaml holds. Only what happens to that one is tried:
-# volumes of other storage classes may share a disk with much else.
+FROZEN_S = 10.0  # Longer than the clients' timeout, shorter than a liveness probe.
+AWAY_S = 20.0  # Outage of the API server and of DNS: several leases and lookups.
+CUT_S = 70.0  # A node is NotReady after 40 to 50 s. Its pods are not evicted yet.
+FULL_S = 20.0  # Duration of a full volume: some timers, retries and checkpoints.
+FREED_S = 120.0  # To delete the file that fills the volume.
+EVICTED_S = 120.0  # For the disruption budget: another pod must be ready first.
+RESTARTED_S = 60.0  # For the first process of a container to restart its child.
+POLICY_S = 20.0  # For the network to enforce a NetworkPolicy.
+# More than the volume of values-small-volume.yaml holds. Only this volume is filled: volumes of
+# other storage classes may share a disk with other data.
 FILLER_BYTES = 1 << 30
 FILLER = "/data/store/filler"
-RESERVE_LEFT_BYTES = 60 << 20  # of the 64 MiB of values-small-volume.yaml: sends are refused
-IN_SYNC_S = 120.0  # for a replica to start, and to get what it has missed
-PROXIES = 5  # one proxy of two each time: clients may be at the other
-DELETIONS = 20  # of the pod whose absence is promised as a P99
+RESERVE_LEFT_BYTES = 60 << 20  # Of 64 MiB in values-small-volume.yaml: sends fail.
+IN_SYNC_S = 120.0  # For a replica to start and to catch up.
+PROXIES = 5  # One proxy of two per run: clients may use the other one.
+DELETIONS = 20  # Deletions of a pod with a promised P99.
 SCALES = (6, 2)
 
-# Calls of which an application sees errors when what it spoke to is gone without a word: no client
-# asks again for a receive, or for an ack but in a push consumer.
+# Calls that return errors to the application if the server crashes: no client repeats a receive,
+# and only push consumers repeat an ack.
 READS = frozenset({"receive", "ack"})
 SENDS = frozenset({"normal", "delayed", "ordered"})
-# When there is nobody who could store a message for longer than a client tries.
+# If no broker can store messages for longer than a client retries.
 ALL = SENDS | READS
 
 # The record of the broker group of values-replicas.yaml.
@@ -54,22 +54,22 @@ class Fault:
     """One row of the table."""
 
     name: str
-    what: str  # what is done, for the page of the ledger
-    act: Act  # does it, and returns when the cluster is whole again
-    fails: frozenset[str] = frozenset()  # calls of which errors are within what is promised
+    what: str  # The action, for the page of the ledger.
+    act: Act  # Runs the fault; returns once the cluster is complete again.
+    fails: frozenset[str] = frozenset()  # Calls whose errors are permitted.
     times: int = 1
     needs: Literal["", "hook", "second node", "hook, second node"] = ""
-    promised_s: float | None = None  # without a successful send, P99
-    # What is given up, where it cannot be kept: then messages may be lost, and nothing else broken.
+    promised_s: float | None = None  # P99 of the time without a successful send.
+    # The exception, if the promise cannot hold: messages may be lost, all other promises hold.
     loses: str = ""
-    values: str = ""  # a values file beside this one, for a release of the fault's own
+    values: str = ""  # Values file in this folder, for the fault's own release.
 
 
 # ---------------------------------------------------------------------- pods
 
 
 def pods_deleted(component: str, count: int = 1) -> Act:
-    """Delete pods by force: they are killed at once, and replaced."""
+    """Delete pods by force: Kubernetes kills and replaces them at once."""
 
     def act(cluster: Cluster) -> None:
         pods = cluster.pods(component)[:count]
@@ -81,7 +81,7 @@ def pods_deleted(component: str, count: int = 1) -> Act:
 
 
 def master_of(cluster: Cluster) -> Pod:
-    """Return the pod of the broker group's master, by its record, once all replicas are in sync."""
+    """Return the pod of the recorded master, once all replicas are in sync."""
     replicas_known(cluster, "0 1 2")
     master = cluster.kubectl(*GROUP, "jsonpath={.status.master}").strip()
     [found] = [pod for pod in cluster.pods("broker") if pod.name == f"tidemill-{master}"]
@@ -89,7 +89,7 @@ def master_of(cluster: Cluster) -> Pod:
 
 
 def replicas_known(cluster: Cluster, numbers: str) -> None:
-    """Wait until these replicas are registered, and no others, and all of them are in sync."""
+    """Wait until exactly these replicas are registered and all of them are in sync."""
     query = "jsonpath={.status.record.replicas[*].replica}|{.status.record.sss[*].replica}"
 
     def look() -> bool:
@@ -107,7 +107,7 @@ def replicas_upgraded(cluster: Cluster) -> None:
 
 
 def replicas_scaled(cluster: Cluster) -> None:
-    """Have five replicas, of which the last is master, and three again."""
+    """Scale to five replicas, make the last one master, and scale to three again."""
     master_of(cluster)
     cluster.helm("upgrade", str(FIVE_REPLICAS))
     replicas_known(cluster, "0 1 2 3 4")
@@ -119,7 +119,7 @@ def replicas_scaled(cluster: Cluster) -> None:
 
 
 def master_deleted(cluster: Cluster) -> None:
-    """Delete the master of three replicas by force: another one leads, and it comes back as one."""
+    """Delete the master of three replicas by force: another takes over, and it returns."""
     master = master_of(cluster)
     cluster.kill_pods([master])
     cluster.settle(master)
@@ -127,7 +127,7 @@ def master_deleted(cluster: Cluster) -> None:
 
 
 def master_drained(cluster: Cluster) -> None:
-    """Delete the master of three replicas in order: it hands over before it goes."""
+    """Delete the master of three replicas with its grace period: it hands over before it ends."""
     master = master_of(cluster)
     cluster.kubectl("delete", "pod", master.name, "--wait=false")
     cluster.settle(master)
@@ -135,7 +135,7 @@ def master_drained(cluster: Cluster) -> None:
 
 
 def pod_drained(component: str) -> Act:
-    """Delete a pod in order: it has its grace period."""
+    """Delete a pod with its grace period."""
 
     def act(cluster: Cluster) -> None:
         pod = cluster.pods(component)[0]
@@ -146,7 +146,7 @@ def pod_drained(component: str) -> Act:
 
 
 def process_killed(component: str) -> Act:
-    """Kill the process alone: the container starts again in the same pod."""
+    """Kill only the process: the container starts again in the same pod."""
 
     def act(cluster: Cluster) -> None:
         pod = cluster.pods(component)[0]
@@ -157,7 +157,7 @@ def process_killed(component: str) -> Act:
 
 
 def process_frozen(component: str) -> Act:
-    """Stop a process, and let it go on after a while."""
+    """Stop a process and continue it after a while."""
 
     def act(cluster: Cluster) -> None:
         pod = cluster.pods(component)[0]
@@ -172,7 +172,7 @@ def process_frozen(component: str) -> Act:
 
 
 def proxy_killed(cluster: Cluster) -> None:
-    """Kill the process that serves: the first one of its container starts it again."""
+    """Kill the serving process: the first process of its container starts it again."""
     pod = cluster.pods("proxy")[0]
     former = kept_process(cluster, pod)
     cluster.kubectl("exec", pod.name, "--", "sh", "-c", f"kill -KILL {former}")
@@ -185,7 +185,7 @@ def proxy_killed(cluster: Cluster) -> None:
 
 
 def proxy_frozen(cluster: Cluster) -> None:
-    """Stop the process that serves, and let it go on after a while."""
+    """Stop the serving process and continue it after a while."""
     pod = cluster.pods("proxy")[0]
     serving = kept_process(cluster, pod)
     cluster.kubectl("exec", pod.name, "--", "sh", "-c", f"kill -STOP {serving}")
@@ -197,7 +197,7 @@ def proxy_frozen(cluster: Cluster) -> None:
 
 
 def kept_process(cluster: Cluster, pod: Pod) -> str:
-    """Return the id that the serving process of a proxy has in its container, "" while none is."""
+    """Return the process id of a proxy's serving process in its container, "" without one."""
     children = cluster.kubectl("exec", pod.name, "--", "cat", "/proc/1/task/1/children")
     return children.strip()
 
@@ -206,7 +206,7 @@ def kept_process(cluster: Cluster, pod: Pod) -> str:
 
 
 def proxies_scaled(cluster: Cluster) -> None:
-    """Have more proxies, and then as many as before."""
+    """Add proxies and then remove them."""
     for replicas in SCALES:
         cluster.kubectl("scale", "deployment/tidemill-proxy", f"--replicas={replicas}")
         cluster.settle()
@@ -217,7 +217,7 @@ def rolled(*components: str) -> Act:
 
     def act(cluster: Cluster) -> None:
         former = [pod for component in components for pod in cluster.pods(component)]
-        # By an id: a broker's pod has one name for ever, and what has not changed is not replaced.
+        # Compare ids: a broker's pod keeps its name, and unchanged pods are not replaced.
         marks = {f"{component}.podAnnotations.rolled": former[0].uid for component in components}
         cluster.helm("upgrade", **marks)
         cluster.settle(*former)
@@ -229,7 +229,7 @@ def rolled(*components: str) -> Act:
 
 
 def node_of_broker(cluster: Cluster) -> str:
-    """Return the node whose loss takes the broker along, and not the clients."""
+    """Return the node of the broker. The clients must be on another node."""
     [broker, *_] = cluster.pods("broker")
     load = cluster.kubectl("get", "pod", LOAD_POD, "-o", "jsonpath={.spec.nodeName}")
     if load == broker.node:
@@ -238,16 +238,16 @@ def node_of_broker(cluster: Cluster) -> str:
 
 
 def on_node(cluster: Cluster, node: str) -> list[Pod]:
-    """Return the pods of the release that are there."""
+    """Return the pods of the release on a node."""
     return [pod for pod in cluster.pods() if pod.node == node]
 
 
 def node_drained(cluster: Cluster) -> None:
-    """Evict all of the release from a node, as before maintenance, and allow it there again."""
+    """Evict the release from a node, as before maintenance, and then allow pods there again."""
     node = node_of_broker(cluster)
     former = on_node(cluster, node)
     try:
-        # Not `kubectl drain`: its selector would find releases of other namespaces too.
+        # Not `kubectl drain`: its selector would also match releases of other namespaces.
         cluster.kubectl("cordon", node)
         for pod in former:
             cluster.evict(pod, within_s=EVICTED_S)
@@ -257,7 +257,7 @@ def node_drained(cluster: Cluster) -> None:
 
 
 def node_cut(cluster: Cluster) -> None:
-    """Unplug a node's network for long enough to be noticed."""
+    """Disconnect a node's network for long enough that Kubernetes notices."""
     node = node_of_broker(cluster)
     cluster.hook("node", node, "cut")
     try:
@@ -265,13 +265,13 @@ def node_cut(cluster: Cluster) -> None:
     finally:
         cluster.hook("node", node, "heal")
     cluster.settle()
-    # Connections that lasted through it are dead at the proxy. Their clients hear that when they
-    # repeat what they sent: TCP waits as long again before it does.
+    # The proxy has dropped the connections that survive at the clients. The clients notice at
+    # their next TCP retransmission, which comes after the same time again.
     hold(CUT_S)
 
 
 def node_crashed(cluster: Cluster) -> None:
-    """Take a node's power, and give it back."""
+    """Turn a node's power off and on."""
     node = node_of_broker(cluster)
     former = on_node(cluster, node)
     cluster.hook("node", node, "crash")
@@ -280,7 +280,7 @@ def node_crashed(cluster: Cluster) -> None:
 
 
 def api_server_away(cluster: Cluster) -> None:
-    """Let the nodes not reach the API server for a while."""
+    """Disconnect the nodes from the API server for a while."""
     cluster.hook("api-server", "cut", cluster.namespace)
     try:
         hold(AWAY_S)
@@ -306,7 +306,7 @@ spec:
 
 
 def dns_away(cluster: Cluster) -> None:
-    """Let no pod of the namespace reach DNS for a while, by a NetworkPolicy."""
+    """Block DNS for all pods of the namespace for a while, with a NetworkPolicy."""
     cluster.kubectl("apply", "-f", "-", given=NO_DNS)
     try:
         wait_for_no_answer(cluster)
@@ -317,7 +317,7 @@ def dns_away(cluster: Cluster) -> None:
 
 
 def wait_for_no_answer(cluster: Cluster) -> None:
-    """Return once names are not resolved; a cluster may enforce no policy at all."""
+    """Return once DNS lookups fail. Some clusters do not enforce policies."""
     line = "timeout 2 getent hosts kubernetes.default.svc >/dev/null && echo found || echo none"
 
     def is_none() -> bool:
@@ -333,8 +333,8 @@ def wait_for_no_answer(cluster: Cluster) -> None:
 
 
 def volume_filled(left_bytes: int) -> Act:
-    """Let somebody else take all of the broker's volume but so much, and give it back."""
-    # What is left is taken and given back once the rest is taken: nobody knows how much that is.
+    """Fill the broker's volume except `left_bytes` with another file, and delete the file."""
+    # The free space is unknown. So the file fills the volume first and then frees `left_bytes`.
     fill = (
         f"head -c {left_bytes} /dev/zero >{FILLER}.left;"
         f" head -c {FILLER_BYTES} /dev/zero 2>/dev/null >{FILLER}; rm {FILLER}.left; df -k {FILLER}"
@@ -349,7 +349,7 @@ def volume_filled(left_bytes: int) -> Act:
             assert free_bytes <= left_bytes, f"the volume is not full: {told}"
             hold(FULL_S)
         finally:
-            # A broker that has not borne it is between two lives of its container.
+            # If the broker has crashed, its container is restarting.
             eventually(
                 lambda: cluster.kubectl(*inside, f"rm -f {FILLER} {FILLER}.left") == "",
                 within_ms=int(FREED_S * 1000),
@@ -361,12 +361,12 @@ def volume_filled(left_bytes: int) -> Act:
 
 
 def claim_deleted(cluster: Cluster) -> None:
-    """Delete the broker's claim, and with its pod what was on it; then provision again."""
+    """Delete the broker's claim with its data and the pod; then provision again."""
     [broker] = cluster.pods("broker")
     cluster.kubectl("delete", "pvc", f"data-{broker.name}", "--wait=false")
     cluster.kill_pods([broker])
     cluster.settle(broker)
-    # Topics and consumer groups are gone too: an upgrade makes those of the values again.
+    # Topics and consumer groups are deleted too: an upgrade creates those of the values again.
     cluster.helm("upgrade")
 
 
@@ -476,7 +476,7 @@ FAULTS = (
         fails=ALL,
         needs="hook, second node",
     ),
-    # After the other two: the broker goes to another node, which may be that of the clients.
+    # After the other two: the broker moves to another node, maybe to the node of the clients.
     Fault(
         name="node-drained",
         what="the broker's node drained",
@@ -495,7 +495,7 @@ FAULTS = (
         name="volume-full",
         what=f"the broker's volume full but for its reserve for {FULL_S:.0f} s",
         act=volume_filled(RESERVE_LEFT_BYTES),
-        # Sends are refused; what is there goes on to be received and acked.
+        # Sends fail. Consumers still receive and ack stored messages.
         fails=SENDS,
         values="values-small-volume.yaml",
     ),
@@ -503,8 +503,8 @@ FAULTS = (
         name="volume-stuffed",
         what=f"the broker's volume without a byte, its reserve taken too, for {FULL_S:.0f} s",
         act=volume_filled(0),
-        # Nothing is delivered either, which would have to be noted. Acks go on while the log's
-        # segment was filled ahead; that of a new store is not, and then the broker may end.
+        # Deliveries also fail, as each needs a log record. Acks work while the segment is
+        # preallocated. The segment of a new store is not, so the broker may end.
         fails=SENDS | {"receive"},
         values="values-small-volume.yaml",
     ),

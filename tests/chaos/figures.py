@@ -1,4 +1,4 @@
-"""What a history says of one fault: the columns of its row in the ledger."""
+"""The figures of one fault from its history: the columns of its row in the ledger."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from itertools import pairwise
 from tests.support.clients.client_process import Fact
 from tests.support.clients.looping_clients import US_PER_S, Disturbance, judge
 
-DISTURBED = "disturbed"  # the kind of the lines that say what was done, beside those of clients
-SHOWN_MAX = 5  # sentences of each kind that a row keeps
+DISTURBED = "disturbed"  # The kind of the lines for actions, between the clients' lines.
+SHOWN_MAX = 5  # Findings of each kind in a row.
 CALLS = ("send", "receive", "ack")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One row's numbers. Messages are counted once for each consumer group that they concern."""
+    """The numbers of one row. A message counts once for each consumer group concerned."""
 
     stored: int
     received: int
     lost: int
-    duplicated: int  # came again after their ack, without a reason
-    explained: int  # came again since an answer was lost to their sender or receiver
+    duplicated: int  # Delivered again after their ack, without a reason.
+    explained: int  # Delivered again because a sender or receiver lost an answer.
     early: int
     out_of_order: int
-    unexpected: int  # came, and nobody had sent them
-    errors: dict[str, int]  # that an application saw, by call
-    unpromised_errors: int  # those of them that the fault does not permit
-    errors_before: int  # seen while the clients started, before anything was done; in none of these
-    without_send_s: list[float]  # the longest time without a successful send, each time it was done
+    unexpected: int  # Delivered, but never sent.
+    errors: dict[str, int]  # Errors at an application, by call.
+    unpromised_errors: int  # Errors that the fault does not permit.
+    errors_before: int  # During the clients' start, before the fault; not in the others.
+    without_send_s: list[float]  # The longest time without a successful send, per run.
     without_receive_s: list[float]
     findings: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
-        """Whether every promise was kept."""
+        """Return whether every promise holds."""
         return not self.lost and self.is_clean_but_for_losses
 
     @property
     def is_clean_but_for_losses(self) -> bool:
-        """Whether every promise was kept to those messages that are there."""
+        """Return whether every promise holds for the messages that are not lost."""
         return not any(
             (
                 self.duplicated,
@@ -57,9 +57,9 @@ class Figures:
 def figures(
     facts: Sequence[Fact], disturbances: Sequence[Disturbance], *, loses: bool = False
 ) -> Figures:
-    """Judge what the clients told, and measure each disturbance.
+    """Judge the client reports and measure each disturbance.
 
-    Where a fault `loses` messages none of the others has to wait for one that is lost.
+    If a fault `loses` messages, other messages do not have to wait for a lost one.
     """
     early_errors = [
         fact for fact in facts if fact.get("error") and fact["ended"] < disturbances[0].begun
@@ -94,12 +94,12 @@ def figures(
 
 
 def lost_keys(findings: Iterable[str]) -> set[str]:
-    """Return the messages that findings say are lost: `ROLE, TOPIC: KEY was stored and ...`."""
+    """Return the lost messages of findings: `ROLE, TOPIC: KEY was stored and ...`."""
     return {finding.split(": ", 1)[1].split(" ", 1)[0] for finding in findings}
 
 
 def without_stored(facts: Iterable[Fact], keys: set[str]) -> list[Fact]:
-    """Return the facts as if the senders of these messages had had no answer."""
+    """Return the facts without the answers to the senders of these messages."""
     return [
         fact | {"error": "lost"} if fact["fact"] == "send" and fact["key"] in keys else fact
         for fact in facts
@@ -107,7 +107,7 @@ def without_stored(facts: Iterable[Fact], keys: set[str]) -> list[Fact]:
 
 
 def errors_of(facts: Iterable[Fact]) -> dict[str, int]:
-    """Count the errors that an application saw, by the call that it had made."""
+    """Count the errors at applications, by call."""
     counted = Counter(
         fact["during"] if fact["fact"] == "failed" else fact["fact"]
         for fact in facts
@@ -117,9 +117,9 @@ def errors_of(facts: Iterable[Fact]) -> dict[str, int]:
 
 
 def longest_gap_s(moments: Sequence[int], disturbance: Disturbance) -> float:
-    """Return the longest time between two moments that lies in a disturbance, in part at least.
+    """Return the longest time between two moments that overlaps with a disturbance.
 
-    One that had not ended when the disturbance had lasts until then.
+    A gap that is open at the end of the disturbance ends there.
     """
     begun, ended = disturbance.begun, disturbance.ended
     before = max((at for at in moments if at <= begun), default=begun)
@@ -130,6 +130,6 @@ def longest_gap_s(moments: Sequence[int], disturbance: Disturbance) -> float:
 
 
 def percentile(values: Sequence[float], of: float) -> float:
-    """Return the nearest rank: a value that was measured, the worst for a high one of few."""
+    """Return the nearest rank, which is a measured value: the worst for few values."""
     ranked = sorted(values)
     return ranked[max(0, -int(-of * len(ranked) // 1) - 1)]

@@ -1,8 +1,8 @@
-"""The ledger: what each fault did to clients the last time it was done, as JSON and as a page.
+"""The ledger: the effect of each fault on clients in its last run, as JSON and as a page.
 
-There is a table for each number of nodes: a cluster of one is another trial than one of three.
-Every fault has a row there. A row whose fault was not done says "not run" and why; it has no
-figures, and nothing of an earlier time. How often in a row its promise was kept is counted.
+Each number of nodes has its own table, as a cluster of one node is a different test than one of
+three. Every fault has a row. If a fault did not run, its row has "not run" and the reason, without
+figures. The ledger counts consecutive runs without a broken promise.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LEDGER = Path(__file__).parent / "ledger.json"
 PAGE = ROOT / "docs" / "kubernetes" / "ledger.md"
 NEVER = {"result": "not run", "reason": "nobody has run it yet"}
 P99 = 0.99
-REASON_MAX = 300  # characters of what went wrong, on the page
+REASON_MAX = 300  # Characters of an error on the page.
 
 Row = dict[str, Any]
-Tables = dict[int, dict[str, Row]]  # by the number of nodes, and the name of the fault
+Tables = dict[int, dict[str, Row]]  # By number of nodes and name of the fault.
 
 HEAD = """\
 # What faults cost
@@ -75,7 +75,7 @@ COLUMNS = (
 
 
 def row_of(fault: Fault, found: Figures, about: Mapping[str, Any]) -> Row:
-    """Return the row of a fault that was done."""
+    """Return the row of a fault that ran."""
     is_kept = found.is_clean_but_for_losses if fault.loses else found.is_clean
     opinion = about.get("audit", {})
     is_kept = is_kept and not opinion.get("differences")
@@ -84,12 +84,12 @@ def row_of(fault: Fault, found: Figures, about: Mapping[str, Any]) -> Row:
 
 
 def row_not_run(reason: str, about: Mapping[str, Any]) -> Row:
-    """Return the row of a fault that was not done."""
+    """Return the row of a fault that did not run."""
     return {"result": "not run", "reason": reason, **about}
 
 
 def row_failed(reason: str, about: Mapping[str, Any]) -> Row:
-    """Return the row of a fault from which the release or its clients did not come back."""
+    """Return the row of a fault after which the release or its clients did not recover."""
     return {"result": "failed", "reason": reason, **about}
 
 
@@ -100,7 +100,7 @@ def read() -> Tables:
 
 
 def enter(tables: Tables, fault: Fault, row: Row) -> None:
-    """Put a row into the table of its number of nodes, in place of the fault's earlier one."""
+    """Replace the fault's row in the table of its number of nodes."""
     rows = tables.setdefault(row["nodes"], {})
     before = rows.get(fault.name, NEVER)
     is_kept = row["result"] == "kept"
@@ -108,7 +108,7 @@ def enter(tables: Tables, fault: Fault, row: Row) -> None:
 
 
 def write(tables: Tables) -> None:
-    """Keep the ledger, and its page."""
+    """Write the ledger and its page."""
     ordered = {
         nodes: {fault.name: tables[nodes][fault.name] for fault in FAULTS if fault.name in rows}
         for nodes, rows in sorted(tables.items(), reverse=True)
@@ -118,13 +118,13 @@ def write(tables: Tables) -> None:
 
 
 def page(faults: Sequence[Fault], tables: Tables) -> str:
-    """Return the page: the largest cluster first."""
+    """Return the page, with the largest cluster first."""
     parts = [table(faults, nodes, rows) for nodes, rows in sorted(tables.items(), reverse=True)]
     return HEAD + "".join(parts)
 
 
 def table(faults: Sequence[Fault], nodes: int, rows: Mapping[str, Row]) -> str:
-    """Return the table of the runs on so many nodes, and what is to be said below it."""
+    """Return the table of the runs on `nodes` nodes, with its notes."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
     notes = []
     for fault in faults:
@@ -137,7 +137,7 @@ def table(faults: Sequence[Fault], nodes: int, rows: Mapping[str, Row]) -> str:
 
 
 def where(rows: Iterable[Row]) -> str:
-    """Say on what the rows were measured; how busy that was explains more than one figure."""
+    """Return the machines of the rows, with their load, which explains some figures."""
     done = [row for row in rows if "load_average" in row]
     if not done:
         return ""
@@ -156,22 +156,22 @@ def where(rows: Iterable[Row]) -> str:
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Return names as one says them."""
+    """Return names as an English list."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def row_names(rows: Iterable[Row], clients: Sequence[str]) -> list[str]:
-    """Return the commits of the rows that these clients have measured."""
+    """Return the commits of the rows with these clients."""
     return sorted({f"commit {row['commit']}" for row in rows if set(row["clients"]) == {*clients}})
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Return numbers of which one holds."""
+    """Return numbers as a list of alternatives."""
     return " or ".join(map(str, numbers))
 
 
 def cells(fault: Fault, row: Row) -> list[str]:
-    """Return what stands in each column."""
+    """Return the cell of each column."""
     if "reason" in row:
         result = (
             f"not run: {row['reason']}" if row["result"] == "not run" else f"**{row['result']}**"
@@ -198,7 +198,7 @@ def cells(fault: Fault, row: Row) -> list[str]:
 
 
 def audited(row: Row) -> str:
-    """Return what the audit said, "" where there was none."""
+    """Return the result of the audit, "" without an audit."""
     if "audit" not in row:
         return ""
     told = row["audit"]
@@ -212,7 +212,7 @@ def audited(row: Row) -> str:
 
 
 def notes_of(fault: Fault, row: Row) -> list[str]:
-    """Return what a row has to say beside its figures."""
+    """Return the notes of a row."""
     notes = [fault.loses] if fault.loses else []
     if row["result"] == "failed":
         return [*notes, f"`{shortened(row['reason'])}`"]
@@ -241,7 +241,7 @@ def notes_of(fault: Fault, row: Row) -> list[str]:
     if row["unexpected"]:
         notes.append(f"{row['unexpected']} messages came that nobody had sent.")
     if row["result"] == "broken" and "load_average" in row:
-        # Whoever reads it asks first whether the machine had time to answer at all.
+        # The reader needs the load of the machine to judge the errors.
         notes.append(
             f"The load average was {row['load_average']:g} on {row['cores']} cores meanwhile."
         )
@@ -249,5 +249,5 @@ def notes_of(fault: Fault, row: Row) -> list[str]:
 
 
 def shortened(text: str) -> str:
-    """Return the begin of what went wrong, on one line."""
+    """Return the begin of an error text, on one line."""
     return " ".join(text.replace("`", "'").split())[:REASON_MAX]

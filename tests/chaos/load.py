@@ -1,8 +1,8 @@
-"""Official clients in every role, in a pod of the cluster, and what they have told so far.
+"""Official clients in every role in a pod of the cluster, and their reports.
 
-Inside the cluster they meet what clients there meet: service names, service addresses, and their
-own pod's clock, by which all of a history is timed. What they tell is kept in the pod and fetched
-from where the last fetch ended, so an API server that is away takes nothing of it.
+Inside the cluster the clients use service names and service addresses. The pod's clock times the
+whole history. The pod stores the reports. Each fetch starts at the end of the previous fetch, so
+no report is lost while the API server is down.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from tests.support.eventually import eventually
 POD = "load"
 ENDPOINT = f"{RELEASE}-proxy:8081"
 LANGUAGES = ("python", "node", "go", "java")
-READY_S = 120.0  # for an image to be pulled, and clients to start
-PROGRESS = 10  # messages of each topic that are stored, and of each role received, to go on
-# For progress after a fault: a push consumer's delivery whose answer was lost comes back after a
-# minute, and what is behind it in its queue after that.
+READY_S = 120.0  # For the image pull and the start of the clients.
+PROGRESS = 10  # Stored messages per topic and received messages per role.
+# For progress after a fault: if the answer to a push consumer's receive is lost, the delivery comes
+# again after a minute. Later messages of the queue follow.
 PROGRESS_S = 180.0
-# Without a message, and with some not acked, at the end: longer than the longest wait above. What
-# is not acked by then is lost. A queue that was held up again and again takes its time.
+# At the end, without a message and with missing acks: longer than the longest wait above. Messages
+# without an ack are then lost. A queue with repeated delays needs more time.
 DRAIN_S = 120.0
 DRAINED_S = 900.0
-GONE_S = 90.0  # for a pod to end, on a node that was away a moment ago
-QUIET_S = 3.0  # without a message, at the end: what would come again has come by then
+GONE_S = 90.0  # For a pod to end on a node that was just down.
+QUIET_S = 3.0  # At the end, without a message: every repeat has arrived.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """Who is at work, and where they find the proxies."""
+    """The clients of a load, and the addresses of the proxies."""
 
     image: str
     languages: Sequence[str] = LANGUAGES
@@ -44,7 +44,7 @@ class Clients:
 
 
 class Load:
-    """The pod with the clients; it is read now and then."""
+    """The pod with the clients, and their reports so far."""
 
     def __init__(self, cluster: Cluster, name: str, clients: Clients) -> None:
         self._cluster = cluster
@@ -53,18 +53,18 @@ class Load:
         self._languages = clients.languages
         self._read_bytes = 0
         self._rest = ""
-        self._last_received_at = 0  # also of another load's messages, which may be in the way
+        self._last_received_at = 0  # Also of another load's messages, which may delay this load.
         self.told = Told()
 
     def start(self) -> None:
-        """Start the clients and return once each has a part in each role."""
+        """Start the clients and return once each has each role."""
         manifest = json.dumps(pod_manifest(self._name, self._clients))
         self._cluster.kubectl("apply", "-f", "-", given=manifest)
         self._eventually(lambda: self.told.said["ready"] == len(self._languages), READY_S)
         self.progress()
 
     def progress(self) -> None:
-        """Wait until some more of each topic is stored, and each role has got some more."""
+        """Wait until more messages of each topic are stored and each role has received more."""
         self.read()
         stored = {topic: len(keys) + PROGRESS for topic, keys in self.told.stored.items()}
         received = {role: self.told.received[role] + PROGRESS for role in ROLES}
@@ -77,7 +77,7 @@ class Load:
         )
 
     def end(self) -> None:
-        """Let them send no more, and wait until all is acked; what is not by then is lost."""
+        """Stop the sends and wait for all acks. Messages without an ack are then lost."""
         for language in self._languages:
             self._inside(f"echo stop >/tmp/stop/{language}")
         self._eventually(lambda: self.told.said["stopped"] == len(self._languages), READY_S)
@@ -85,11 +85,11 @@ class Load:
         self._eventually(lambda: self._quiet_s() > QUIET_S, DRAINED_S)
 
     def now_us(self) -> int:
-        """Return the pod's time; it has passed, by a little, when it is known here."""
+        """Return the pod's time, which is slightly old on arrival."""
         return int(self._inside("date +%s%6N"))
 
     def read(self) -> None:
-        """Fetch what was told since the last time."""
+        """Fetch the reports since the last fetch."""
         told = self._inside(f"tail -c +{self._read_bytes + 1} /tmp/facts")
         self._read_bytes += len(told.encode())
         *lines, self._rest = (self._rest + told).split("\n")
@@ -121,19 +121,19 @@ class Load:
 
 @contextmanager
 def load(cluster: Cluster, name: str, clients: Clients) -> Iterator[Load]:
-    """Have clients at work for the block."""
+    """Run clients for the block."""
     running = Load(cluster, name, clients)
     try:
         running.start()
         yield running
     finally:
-        # Not by force: that returns before the clients have ended, and they would go on to receive,
-        # and to ack, what belongs to the next load.
+        # Not by force: a forced deletion returns before the clients end. They would then receive
+        # and ack messages of the next load.
         cluster.kubectl("delete", "pod", POD, "--ignore-not-found", within_s=GONE_S)
 
 
 def own(fact: Fact, name: str) -> Fact | None:
-    """Return a fact without the messages of other loads, whose history is not this one."""
+    """Return a fact without the messages of other loads."""
     prefix = f"{name}-"
     if "keys" in fact:
         kept = [
@@ -147,7 +147,7 @@ def own(fact: Fact, name: str) -> Fact | None:
 
 
 def pod_manifest(name: str, clients: Clients) -> dict[str, Any]:
-    """Return the pod: without rights, and rather not where the release is, whose node may go."""
+    """Return the pod: without rights, and if possible on another node than the release."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

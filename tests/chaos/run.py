@@ -1,9 +1,9 @@
-"""Disturb a release on a real cluster while official clients are at work, and keep the ledger.
+"""Disturb a release on a real cluster while official clients work, and write the ledger.
 
     KUBECONFIG=... python -m tests.chaos.run [--faults broker-deleted,proxy-drained] [--times N]
 
-The chart is installed into a namespace of its own, which is gone afterwards. docs/testing.md says
-which variables there are; tests/chaos/faults.py is the table of faults.
+The program installs the chart into its own namespace and deletes the namespace afterwards.
+docs/testing.md lists the variables; tests/chaos/faults.py is the table of faults.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FACTS = ledger.ROOT / "build" / "chaos"
 
 
 def main() -> int:
-    """Do what the command line says; the status is 1 where a row is not as promised."""
+    """Run the command line; the status is 1 if a row breaks its promise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", default="", help="names, with commas; all when empty")
     parser.add_argument("--times", type=int, default=0, help="how often instead of the table's")
@@ -69,11 +69,11 @@ def main() -> int:
                 with release_of(cluster, fault) as own:
                     row = tried(own, fault, times, clients, about, is_audited=is_audited)
             except (AssertionError, subprocess.SubprocessError) as why:
-                # What comes next may do all the same; a release that is not whole fails it too.
+                # The next fault may succeed. It fails if the release is not complete.
                 row = ledger.row_failed(str(why), about)
             ledger.enter(tables, fault, row)
             results.add(row["result"])
-            # After each, so that a run that is ended has what it found.
+            # After each fault, so that an interrupted run keeps its results.
             ledger.write(tables)
             say(f"    {summary(fault, row)}")
     return int(bool(results & {"broken", "failed", "not judged"}))
@@ -90,7 +90,7 @@ def chosen_of(names: str) -> Sequence[Fault]:
 
 @contextmanager
 def installed(cluster: Cluster, *, keep: bool) -> Iterator[None]:
-    """Have the release for the block."""
+    """Install the release for the block."""
     if keep:
         cluster.settle()
         yield
@@ -107,7 +107,7 @@ def installed(cluster: Cluster, *, keep: bool) -> Iterator[None]:
 
 @contextmanager
 def release_of(cluster: Cluster, fault: Fault) -> Iterator[Cluster]:
-    """Give a fault the release that it is done to: most share one."""
+    """Yield the release for a fault. Most faults share one."""
     if not fault.values:
         yield cluster
         return
@@ -121,10 +121,10 @@ def release_of(cluster: Cluster, fault: Fault) -> Iterator[Cluster]:
 
 
 def about_of(cluster: Cluster, clients: Clients) -> dict[str, Any]:
-    """Return what a row says of where it was measured."""
+    """Return a row's facts about its cluster and machine."""
     inside = cluster.kubectl("exec", "deployment/tidemill-admin", "--", "printenv")
     variables = dict(line.split("=", 1) for line in inside.splitlines() if "=" in line)
-    # Of the image, which need not be what lies here.
+    # The commit of the image, which may differ from the working tree.
     commit = variables.get("TIDEMILL_COMMIT", "unknown")
     nodes = cluster.objects("nodes")
     return {
@@ -144,12 +144,12 @@ def tried(
     *,
     is_audited: bool,
 ) -> ledger.Row:
-    """Do a fault under load, and return its row: judged, or why it was not done."""
+    """Run a fault under load; return its row: the result, or the reason why it did not run."""
     if reason := missing(cluster, fault, about["nodes"]):
         return ledger.row_not_run(reason, about)
     disturbances: list[Disturbance] = []
     whole_s: list[float] = []
-    # Its messages are told from those of another load by their names.
+    # Names distinguish the messages from those of another load.
     name = f"{fault.name}-{time.time_ns() // 1_000_000:x}"
     with load(cluster, name, clients) as loaded:
         for number in range(1, times + 1):
@@ -165,13 +165,13 @@ def tried(
         loaded.end()
         kept = keep_facts(fault, loaded.told.facts, disturbances, cluster.events())
         found = figures(loaded.told.facts, disturbances, loses=bool(fault.loses))
-        # The first says how much of a gap is the platform's; the last how busy this machine was.
+        # The first shows the platform's share of a gap, the last the load of this machine.
         measured: dict[str, Any] = {
             "whole_s": whole_s,
             "load_average": round(os.getloadavg()[1], 1),
             "cores": os.cpu_count(),
         }
-        # What stood in a log that is gone no audit of the new one can know.
+        # An audit of the new log has no events of the deleted log.
         if is_audited and not fault.loses:
             measured["audit"] = audit.opinion(cluster, kept)
         return ledger.row_of(fault, found, about | measured)
@@ -180,7 +180,7 @@ def tried(
 def keep_facts(
     fault: Fault, facts: Sequence[Fact], disturbances: Sequence[Disturbance], events: str
 ) -> Path:
-    """Keep what was done and what clients and Kubernetes told; return the file of the facts."""
+    """Store the actions and the reports of clients and Kubernetes; return the file of the facts."""
     done = [
         {"fact": DISTURBED, **one._asdict(), "fails": sorted(one.fails)} for one in disturbances
     ]
@@ -193,22 +193,22 @@ def keep_facts(
 
 
 def missing(cluster: Cluster, fault: Fault, nodes: int) -> str:
-    """Return what a fault needs and is not here."""
+    """Return the missing requirement of a fault, "" if there is none."""
     if "hook" in fault.needs and not cluster.hook_program:
         return "CLUSTER_FAULTS names no program"
-    if "second node" in fault.needs and nodes < 2:  # it says so
+    if "second node" in fault.needs and nodes < 2:  # The text of the requirement.
         return "there is one node"
     return ""
 
 
 def summary(fault: Fault, row: ledger.Row) -> str:
-    """Return a row in a line, for whoever waits."""
+    """Return a row as one line for the terminal."""
     named = zip(ledger.COLUMNS[1:], ledger.cells(fault, row)[1:], strict=True)
     return ", ".join(f"{column} {cell}" for column, cell in named if cell)
 
 
 def say(line: str) -> None:
-    """Tell how far it has come."""
+    """Print the progress."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

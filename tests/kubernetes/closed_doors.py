@@ -1,10 +1,10 @@
-"""Who reaches what: every door of a release, tried from everywhere, as its policies say.
+"""Network policies of a release: every port, tried from every pod.
 
     KUBECONFIG=... python -m tests.kubernetes.closed_doors [--namespace NAME] [--image tidemill:dev]
 
-It installs the chart into a namespace of its own, which must not be there, and a pod of a stranger
-beside it and into another one. It prints a table, and its status is 1 where a door is not as the
-values say: first with the chart's own values, then with all that `networkPolicy` can close.
+It installs the chart into a new namespace, with a foreign pod in this namespace and in another one.
+It prints a table. Its status is 1 if a port does not match the values: first with the chart's
+default values, then with all restrictions of `networkPolicy`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import yaml
 from tests.chaos.cluster import LOOK_EVERY_S, Cluster, told_by
 from tests.support.eventually import eventually
 
-ENFORCED_S = 60.0  # for policies to be enforced, and for pods to start
-LISTENING = 8000  # of the strangers, whom the processes of a release have no business with
-# Tries doors at once, each for long enough that what is dropped has had a second try.
+ENFORCED_S = 60.0  # For the enforcement of policies and the start of pods.
+LISTENING = 8000  # The port of foreign pods, which the release does not use.
+# Tries all ports in parallel, each for long enough to repeat a dropped packet.
 KNOCK = """
 import json, socket, sys, threading
 found = {}
@@ -41,7 +41,7 @@ threads = [threading.Thread(target=knock, args=(door,)) for door in sys.argv[1:]
 [thread.join() for thread in threads]
 print(json.dumps(found))
 """
-# Served at all, so that a policy is what keeps others out.
+# These ports have a server, so only a policy blocks them.
 OPEN: dict[str, object] = {"admin": {"scaler": {"enabled": True}}}
 CLOSED: dict[str, object] = {
     "networkPolicy": {
@@ -55,8 +55,8 @@ CLOSED: dict[str, object] = {
 }
 OPEN_DOORS = ("proxy:8081", "admin:8080", "broker:5557", "proxy:5557", "admin:5557")
 METRICS = ("broker:5557", "proxy:5557", "admin:5557")
-# By who knocks, the doors that are open: with the chart's own values, and with CLOSED. The release
-# reaches its brokers in any case; of a stranger's doors none is its own once egress is shut.
+# Open ports by source: with the chart's default values, and with CLOSED. The release always reaches
+# its brokers. With closed egress it does not reach a foreign pod.
 DEFAULT = {
     "client": (*OPEN_DOORS, "stranger:8000"),
     "operator": (*OPEN_DOORS, "stranger:8000"),
@@ -71,18 +71,18 @@ SHUT = {
     "operator": ("admin:8080", "stranger:8000"),
     "stranger": ("stranger:8000",),
     "foreigner": (*METRICS, "stranger:8000"),
-    # Jobs of the release have its labels, and so have its processes: proxies and admin let them in.
+    # Jobs and processes of the release have its labels: proxies and admin accept them.
     "proxy": ("broker:10911", "proxy:8081", "admin:8080"),
     "admin": ("broker:10911", "proxy:8081", "admin:8080"),
     "broker": ("broker:10911", "proxy:8081", "admin:8080"),
 }
 OUTSIDERS = ("client", "operator", "stranger", "foreigner")
-# Who knocks at its own door is told nothing by a policy: a pod always reaches itself.
+# A policy does not apply to a pod's own ports: a pod always reaches itself.
 Doors = Mapping[str, tuple[str, ...]]
 
 
 def main() -> int:
-    """Try all doors, twice; the status is 1 where one is not as it should be."""
+    """Try all ports with two values files; the status is 1 if a result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--namespace", default="tidemill-doors")
     parser.add_argument("--image", default="tidemill:dev", help="repository:tag of the processes")
@@ -107,7 +107,7 @@ def written(file: Path, values: Mapping[str, object], other: str) -> str:
 
 
 def tried(opened: Cluster, closed: Cluster, other: Cluster) -> int:
-    """Try all doors of one release with each of two values; return 1 where one is wrong."""
+    """Try all ports of one release with each of two values; return 1 if a result is wrong."""
     with namespaces(opened, other):
         opened.helm("install")
         for name in OUTSIDERS:
@@ -123,7 +123,7 @@ def tried(opened: Cluster, closed: Cluster, other: Cluster) -> int:
 
 @contextmanager
 def namespaces(*clusters: Cluster) -> Iterator[None]:
-    """Have these namespaces for the block."""
+    """Create these namespaces for the block."""
     for cluster in clusters:
         cluster.create()
     try:
@@ -134,7 +134,7 @@ def namespaces(*clusters: Cluster) -> Iterator[None]:
 
 
 def outsider(name: str, image: str) -> dict[str, Any]:
-    """Return a pod that is none of the release's, and listens."""
+    """Return a foreign pod with a listening port."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -163,7 +163,7 @@ def outsider(name: str, image: str) -> dict[str, Any]:
 
 
 def doors_are(cluster: Cluster, other: Cluster, wanted: Doors) -> dict[str, dict[str, bool]]:
-    """Return which doors are open to whom, once that is as wanted, or as it stays."""
+    """Return the open ports by source, once they are as expected or at the timeout."""
     found: dict[str, dict[str, bool]] = {}
 
     def is_as_wanted() -> bool:
@@ -181,7 +181,7 @@ def doors_are(cluster: Cluster, other: Cluster, wanted: Doors) -> dict[str, dict
 
 
 def knocked(cluster: Cluster, other: Cluster) -> dict[str, dict[str, bool]]:
-    """Return for everybody which doors are open, by `component:port`."""
+    """Return the open ports of every source, by `component:port`."""
     pods = {
         labels.get("app.kubernetes.io/component", labels.get("role")): item
         for item in cluster.objects("pods")
@@ -204,7 +204,7 @@ def knocked(cluster: Cluster, other: Cluster) -> dict[str, dict[str, bool]]:
         pod = pods[who]["metadata"]["name"] if who in pods else who
         try:
             said = where.kubectl("exec", pod, "--", "python", "-c", KNOCK, *doors.values())
-        except AssertionError:  # It is not there yet.
+        except AssertionError:  # The pod does not exist yet.
             found[who] = dict.fromkeys(doors, False)
             continue
         opened = json.loads(said)
@@ -213,7 +213,7 @@ def knocked(cluster: Cluster, other: Cluster) -> dict[str, dict[str, bool]]:
 
 
 def differences(found: Mapping[str, Mapping[str, bool]], wanted: Doors) -> list[str]:
-    """Return what is not as it should be; a pod's way to itself is nobody's to close."""
+    """Return the wrong results. A policy cannot close a pod's way to itself."""
     return [
         f"{who} -> {door}: {'open' if is_open else 'closed'}"
         for who, doors in found.items()
@@ -223,7 +223,7 @@ def differences(found: Mapping[str, Mapping[str, bool]], wanted: Doors) -> list[
 
 
 def told(what: str, found: Mapping[str, Mapping[str, bool]]) -> int:
-    """Print a table, and return whether something in it is wrong."""
+    """Print a table; return 1 if a result is wrong."""
     is_wrong = "WRONG" in found
     doors = list(next(iter(found.values())))
     sys.stdout.write(

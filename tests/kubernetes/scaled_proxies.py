@@ -1,10 +1,10 @@
-"""Proxies under load are scaled by the chart's HorizontalPodAutoscaler, and nobody sees an error.
+"""The chart's HorizontalPodAutoscaler scales proxies under load without errors at clients.
 
     KUBECONFIG=... python -m tests.kubernetes.scaled_proxies [--namespace NAME] [--image IMAGE]
 
-It installs the chart into a namespace of its own, which must not be there, has the official clients
-of `make cluster-test` at work there, and waits for more proxies, and without clients for fewer. It
-prints what the autoscaler said at each step, and what the clients saw.
+It installs the chart into a new namespace, runs the official clients of `make cluster-test` there
+and waits for more proxies. Then it stops the clients and waits for fewer proxies. It prints the
+state of the autoscaler at each step and the errors of the clients.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.chaos.load import LANGUAGES, Clients, load
 from tests.support.clients.looping_clients import Disturbance
 from tests.support.eventually import eventually
 
-# A metrics-server tells of the last quarter of a minute, and an autoscaler looks as often.
+# The metrics-server reports, and the autoscaler checks, every 15 s.
 SCALED_S = 180.0
-# So little that these few clients are a load, and down again at once.
+# A low target, so that these few clients are a load. Scaling down starts at once.
 VALUES = {
     "proxy": {
         "replicas": 1,
@@ -44,7 +44,7 @@ VALUES = {
 
 
 def main() -> int:
-    """Scale up and down once; the status is 1 where clients saw what is not promised."""
+    """Scale up and down once; the status is 1 if clients saw a broken promise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--namespace", default="tidemill-scaled")
     parser.add_argument("--image", default="tidemill:dev", help="repository:tag of the processes")
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def wait_for(cluster: Cluster, check: Callable[[int], bool]) -> None:
-    """Wait until there are as many proxies as `check` wants."""
+    """Wait until `check` accepts the number of proxies."""
     eventually(
         lambda: check(len(cluster.pods("proxy"))),
         within_ms=int(SCALED_S * 1000),
@@ -92,7 +92,7 @@ def wait_for(cluster: Cluster, check: Callable[[int], bool]) -> None:
 
 
 def say(cluster: Cluster, what: str) -> None:
-    """Print what the autoscaler says."""
+    """Print the state of the autoscaler."""
     told = json.loads(
         cluster.kubectl("get", "horizontalpodautoscaler", "tidemill-proxy", "-o", "json")
     )["status"]

@@ -1,10 +1,10 @@
-"""Official clients that send, receive and ack all the time, while something is done to a release.
+"""Official clients that send, receive and ack while a command changes a release.
 
     python -m tests.kubernetes.steady_clients HOST:PORT [--senders 4] [--period-ms 20] -- COMMAND...
 
-They run until the command has ended, and a little longer; then one line of JSON says how many
-messages were sent and received, what went wrong at an application, and for how long nobody could
-send. Run it in the cluster's network.
+They run until shortly after the end of the command. The output is one line of JSON with the numbers
+of sent and received messages, the errors at applications and the longest time without a send. Run
+it in the cluster's network.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections import Counter
 from rocketmq import ClientConfiguration, Credentials, Message, Producer, SimpleConsumer
 
 TOPIC, GROUP = "steady", "steady"
-AFTER_S = 5.0  # long enough for what was under way to end
-DRAIN_S = 30.0  # for the last messages to arrive
+AFTER_S = 5.0  # Long enough for calls in flight.
+DRAIN_S = 30.0  # For the last messages to arrive.
 
 
 class Clients:
-    """Some producers and a consumer, and what they saw."""
+    """Some producers and a consumer, with their results."""
 
     def __init__(self, endpoint: str, senders: int, period_s: float) -> None:
         self._configuration = ClientConfiguration(endpoint, Credentials())
@@ -38,7 +38,7 @@ class Clients:
         self.sent_at_s: list[float] = []
 
     def run(self, command: list[str]) -> int:
-        """Run the command among them; return its exit status."""
+        """Run the command while the clients work; return its exit status."""
         threads = [
             threading.Thread(target=self._send, args=(number,), daemon=True)
             for number in range(self._senders)
@@ -95,7 +95,7 @@ class Clients:
         consumer.shutdown()
 
     def summary(self) -> dict[str, object]:
-        """Return what is to be said."""
+        """Return the results."""
         times = sorted(self.sent_at_s)
         gaps = [after - before for before, after in itertools.pairwise(times)]
         return {
@@ -108,7 +108,7 @@ class Clients:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the clients and the command, and print the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoint")
     parser.add_argument("--senders", type=int, default=4)

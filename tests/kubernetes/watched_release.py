@@ -1,15 +1,15 @@
-"""A release as Prometheus sees it: are its pods found, and does every panel and alert have data?
+"""A check of a release with Prometheus: all pods are found, all panels and alerts have data.
 
-By hand, against a cluster (KUBECONFIG) in which the chart is installed with `monitoring.podMonitor`
-and `monitoring.alerts` enabled:
+Run it by hand against a cluster (KUBECONFIG). The chart must be installed with
+`monitoring.podMonitor` and `monitoring.alerts`:
 
     python -m tests.kubernetes.watched_release configure NAMESPACE FOLDER [KUBECONFIG]
     prometheus --config.file FOLDER/prometheus.yaml ...        # one that knows Kubernetes
     python -m tests.kubernetes.watched_release check GRPC ADMIN PROMETHEUS
 
-`configure` does what Prometheus Operator does with a PodMonitor and with PrometheusRules. `check`
-drives a load of everything through a proxy (host:port) and the REST API (http://host:port), and
-asks Prometheus (host:port) all queries.
+`configure` translates a PodMonitor and PrometheusRules like Prometheus Operator. `check` runs a
+load of all features through a proxy (host:port) and the REST API (http://host:port), and sends all
+queries to Prometheus (host:port).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Object = dict[str, Any]
 
 
 class Release:
-    """A release, as the load sees it."""
+    """The release as a target of the load."""
 
     def __init__(self, grpc: str, admin: str) -> None:
         self.grpc = grpc
@@ -48,7 +48,7 @@ class Release:
 
 
 def configure(namespace: str, folder: Path, kubeconfig: str = "") -> None:
-    """Write prometheus.yaml and rules.yaml of what the release's monitors and rules say."""
+    """Write prometheus.yaml and rules.yaml from the release's monitors and rules."""
     [monitor] = found("podmonitors", namespace)
     jobs = [
         {
@@ -89,7 +89,7 @@ def found(kind: str, namespace: str) -> list[Object]:
 
 
 def relabelings(selector: Object, endpoint: Object) -> list[Object]:
-    """Return how the operator chooses pods and names their targets."""
+    """Return the operator's rules for the choice of pods and the names of targets."""
     wanted = dict(selector["matchLabels"])
     for expression in selector["matchExpressions"]:
         wanted[expression["key"]] = "|".join(expression["values"])
@@ -115,7 +115,7 @@ def relabelings(selector: Object, endpoint: Object) -> list[Object]:
 
 
 def check(grpc: str, admin: str, address: str) -> None:
-    """Drive the load, and ask everything."""
+    """Run the load and all queries."""
     release, asked = Release(grpc, admin), Prometheus(address)
     release.put("topics/orders", messageType="NORMAL", queues=4)
     release.put("groups/billing")
@@ -126,7 +126,7 @@ def check(grpc: str, admin: str, address: str) -> None:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     match sys.argv[1:]:
         case ["configure", namespace, folder, *more]:
             configure(namespace, Path(folder), *more)

@@ -1,15 +1,15 @@
-"""How long does an audit of a million messages take, and does it find what it should alone?
+"""Duration of an audit of a million messages, and a check of its findings.
 
     .venv/bin/python -m tests.perf.bench_audit [--messages 1000000] [--kills 5]
 
 State machine: one standalone (one broker group, two proxies), a topic of 8 queues, messages of
-100 bytes in batches of 128, consumers that take 32 at a time and forget one message in 2,000, while
-a broker or a proxy is killed every now and then. Producers and consumers are processes of their own
-and note what they were told. Planted: sends that are said to be acknowledged and never were made.
-Measured: the audit with Spark in local[2] and the memory that a laptop's job has, from its start to
-its page. Its findings are compared with the clients' notes: what is missing is what was planted;
-nothing is early, late, an orphan or a duplicate; and each repeat is one that a client has seen, or
-whose answer a kill has lost.
+100 bytes in batches of 128, consumers that receive 32 at a time and skip the ack of one message in
+2,000. A broker or a proxy is killed from time to time. Producers and consumers are separate
+processes and record the answers. Planted: invented sends with an ack.
+Measured: the audit with Spark in local[2] and the memory of a job on a laptop, from its start to
+its page. The benchmark compares the findings with the clients' records. The missing messages are
+the planted ones. No message is early, late, an orphan or a duplicate. For each repeat, a client saw
+the first delivery, or a kill lost its answer.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from tidemill_pipeline.jobs.running import session
 
 TOPIC, GROUP = "audited", "readers"
 QUEUES = 8
-BATCH = 128  # messages of one send
-TASKS = 4  # calls under way of producers, and as many of consumers
-BACKLOG_MAX = 50_000  # messages stored and not received: consumers keep up
+BATCH = 128  # Messages per send.
+TASKS = 4  # Calls in flight of producers, and the same number of consumers.
+BACKLOG_MAX = 50_000  # Messages stored and not received: consumers keep up.
 INVISIBLE_MS = 15_000
-FORGOTTEN_SHARE = 2_000  # one of so many deliveries is not acked the first time
+FORGOTTEN_SHARE = 2_000  # One of this many deliveries gets no ack at first.
 PHANTOMS = [f"phantom-{n}" for n in range(5)]
 PAUSE_S = 0.05
-# Before a kill, until what was popped had been answered, and after it until the proxies know.
+# From before a kill, when pops were unanswered, until the proxies have noticed the kill.
 AROUND_KILL_MS = (3_000, POLL_MS_MIN + 5_000)
 
 
 def main() -> None:
-    """Make the run, audit it, and print one JSON document."""
+    """Run, audit and print one JSON document."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--messages", type=int, default=1_000_000)
     arguments.add_argument("--kills", type=int, default=5)
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _run(running: Standalone, folder: Path, count: int, kill_count: int) -> list[int]:
-    """Send and receive so many, with kills in between; return when those were."""
+    """Send and receive `count` messages during kills; return the times of the kills."""
     context = multiprocessing.get_context("spawn")
     stored, received = context.Value("q", 0), context.Value("q", 0)
     producer = context.Process(
@@ -128,7 +128,7 @@ async def _produce_all(
                     await asyncio.sleep(PAUSE_S)
                     continue
                 batch += 1
-                # A send whose answer is lost is not repeated: others are sent.
+                # If an answer is lost, the producer does not repeat the send. It sends others.
                 ids = [f"{number}-{batch}-{n}" for n in range(BATCH)]
                 body = bytes(100)
                 try:
@@ -155,7 +155,7 @@ def _consume(endpoint: str, folder: str, count: int, stored: Any, received: Any)
 async def _consume_all(
     endpoint: str, lines: TextIO, count: int, stored: Any, received: Any
 ) -> None:
-    """Receive until everything was stored, and nothing has come for two invisible durations."""
+    """Receive until all sends have ended and no message comes for two invisible durations."""
     last_at = time.monotonic()
 
     async def consume() -> None:
@@ -186,7 +186,7 @@ async def _consume_all(
                 try:
                     await client.ack(TOPIC, GROUP, acked)
                 except (grpc.aio.AioRpcError, AssertionError):
-                    await asyncio.sleep(PAUSE_S)  # What was not acked comes again.
+                    await asyncio.sleep(PAUSE_S)  # Messages without an ack come again.
 
     await asyncio.gather(*(consume() for _ in range(TASKS)))
 
@@ -202,7 +202,7 @@ def _audit(running: Standalone, folder: Path, kills: list[int]) -> dict[str, Any
         grace_s=0,
         sends=str(folder / "sends.jsonl"),
     )
-    # As `tidemill pipeline audit` has it, with no more memory than that.
+    # The memory of `tidemill pipeline audit`.
     with session("audit", "local[2]") as spark:
         progress = read_progress(spark, settings.given)
         events = read_events(spark, settings.given)
@@ -218,14 +218,14 @@ def _audit(running: Standalone, folder: Path, kills: list[int]) -> dict[str, Any
 
 
 def _differences(spark: Any, folder: Path, events: Any, kills: list[int]) -> dict[str, int]:
-    """Compare what was found with what clients noted: how many of each kind do not agree."""
+    """Compare the findings with the clients' records; return the differences of each kind."""
     findings = spark.read.parquet(f"{folder}/audit/findings")
     told = events.where("event = 'delivered'").select(
         "message_id", "attempt", F.unix_millis("event_ts").alias("at")
     )
     seen = spark.read.schema("message_id string, attempt int").json(f"{folder}/receives.jsonl")
     missing = {row.message_id for row in findings.where("kind = 'missing'").collect()}
-    # Delivered, and the answer came to nobody: only a kill may do that.
+    # Delivered, but no client got the answer: only a kill may cause that.
     unseen = [
         row["at"] for row in told.join(seen, ["message_id", "attempt"], "left_anti").collect()
     ]
@@ -233,7 +233,7 @@ def _differences(spark: Any, folder: Path, events: Any, kills: list[int]) -> dic
     unexplained = [
         at for at in unseen if not any(-before_ms <= at - kill_ms <= after_ms for kill_ms in kills)
     ]
-    # Of what was delivered several times each time but the first is a finding.
+    # Each repeat of a delivery is a finding.
     repeats = told.groupBy("message_id").count().where("count > 1")
     found = (
         findings.where("kind in ('duplicate', 'redelivered')")

@@ -1,17 +1,17 @@
-"""For how long can nobody send when a master goes, and what do three replicas cost?
+"""Time without sends after the loss of a master, and the cost of three replicas.
 
-    faults    a standalone with three replicas under senders that never stop; the master is killed
-              so many times (or stopped, with or without its supervisor, or moved), each time once
-              all replicas are in sync again. Of each: the longest time without a send that was
-              answered OK, from just before the fault until all are in sync. Beside it the longest
-              such time of the same senders while nothing is done, which is the machine's
-    in-flight the same faults, of a group of which so many messages are in flight while as many more
-              are delayed for weeks: whoever takes over has both in its tables
-    rates     three replicas against one, both up and measured in turn, so that both have the same
-              machine: sends a second, and CPU a message of all processes together
+    faults    a standalone with three replicas under constant sends; the master is killed --count
+              times (or stopped, with or without its supervisor, or moved), each time once all
+              replicas are in sync again. Result per fault: the longest time without a successful
+              send, from just before the fault until all are in sync. For comparison: the longest
+              such time without a fault, which the machine causes
+    in-flight the same faults on a group with many messages in flight and as many messages that are
+              delayed for weeks: the new master has both in its tables
+    rates     three replicas against one, both running and measured in turn on the same machine:
+              sends per second, and CPU per message of all processes together
 
-`python -m tests.perf.bench_failover [faults|in-flight|rates] --count 10 --fault kill`. On a machine
-that others use say its load with the figures, which are printed with the load's average.
+`python -m tests.perf.bench_failover [faults|in-flight|rates] --count 10 --fault kill`. The output
+includes the load average. On a shared machine, quote it with the figures.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SEND: Final = "/apache.rocketmq.v2.MessagingService/SendMessage"
 SENDERS: Final = 4
-QUIET_S: Final = 5.0  # of senders without a fault, before the first
-SETTLE_S: Final = 1.0  # of senders between two faults
-PAUSE_S: Final = 0.005  # between two sends of one sender: it measures times, not rates
-MESSAGES: Final = 10_000  # a turn of `rates`
+QUIET_S: Final = 5.0  # Sends without a fault, before the first one.
+SETTLE_S: Final = 1.0  # Sends between two faults.
+PAUSE_S: Final = 0.005  # Between two sends of one sender: it measures times, not rates.
+MESSAGES: Final = 10_000  # Per turn of `rates`.
 WARM_UP: Final = 2_000
 START_S: Final = 120.0
-CALL_S: Final = 60.0  # of who fills a topic: a machine that others use takes its time
+CALL_S: Final = 60.0  # Timeout while filling a topic: a shared machine may be slow.
 FILLERS: Final = 16
-AT_ONCE: Final = 32  # messages a call
-HIDDEN_MS: Final = 12 * 3_600_000  # as long as a delivery may last
-FAR_S: Final = 20 * 86_400  # until the first of the delayed messages is due
-SPREAD_S: Final = 86_400  # between their first and their last
+AT_ONCE: Final = 32  # Messages per call.
+HIDDEN_MS: Final = 12 * 3_600_000  # The maximum of a delivery.
+FAR_S: Final = 20 * 86_400  # Until the first delayed message is due.
+SPREAD_S: Final = 86_400  # Between the first and the last delayed message.
 BODY: Final = b"x" * 128
 FAULTS: Final = ("kill", "kill-all", "stop", "stop-all", "transfer")
 
 
 class Senders:
-    """Clients that send one message after the other, and when each was answered OK."""
+    """Clients that send one message after the other, with the times of successful answers."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -73,7 +73,7 @@ class Senders:
 
     async def _send(self, client: Api) -> None:
         try:
-            # A name of its own: one that is sent again after a lost answer is looked for by it.
+            # A unique key: after a lost answer, the broker finds the repeated message by it.
             answer = await client.send(message("bench", BODY, message_id=next(self._names)))
         except grpc.aio.AioRpcError as error:
             self.errors.append(error.code().name)
@@ -84,14 +84,14 @@ class Senders:
             self.errors.append(v2.Code.Name(answer.status.code))
 
     def longest_gap_s(self, since: float) -> float:
-        """Return the longest time without an OK; the last OK before `since` begins the first."""
+        """Return the longest time without an OK. The first gap begins at the OK before `since`."""
         before = [at for at in self.ok_at if at <= since][-1:]
         times = [*before, *(at for at in self.ok_at if at > since)]
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 async def fault(group: Replicated, kind: str) -> list[int]:
-    """Do something to the master; return which processes stand still since."""
+    """Apply a fault to the master; return the processes that are stopped."""
     if kind == "transfer":
         await asyncio.to_thread(group.transfer)
         return []
@@ -146,13 +146,13 @@ async def measure_faults(running: Standalone, kind: str, count: int) -> dict[str
 
 
 async def until_epoch(group: Replicated, epoch: int) -> None:
-    """Wait for an epoch, of which only the controller knows."""
+    """Wait for an epoch, which only the controller reports."""
     while (await asyncio.to_thread(group.status)).get("epoch", 0) < epoch:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 
 
 async def put_in_flight(endpoint: str, count: int) -> None:
-    """Send so many messages, and receive all of them, for longer than anything here takes."""
+    """Send `count` messages and receive them with an invisible duration beyond the benchmark."""
     received = 0
 
     async def take(client: Api) -> None:
@@ -167,7 +167,7 @@ async def put_in_flight(endpoint: str, count: int) -> None:
 
 
 async def put_timers(endpoint: str, count: int) -> None:
-    """Send so many messages that are due in weeks, spread over a day."""
+    """Send `count` messages that are due in weeks, spread over a day."""
     first_s = int(time.time()) + FAR_S
     due_ms = [(first_s + number * SPREAD_S // count) * 1000 for number in range(count)]
     async with api(endpoint, call_s=CALL_S) as client:
@@ -175,7 +175,7 @@ async def put_timers(endpoint: str, count: int) -> None:
 
 
 async def send_all(client: Api, wanted: Sequence[tuple[str, int]]) -> None:
-    """Send a message for each topic and due time (ms since 1970; 0: now), many a call."""
+    """Send a message for each topic and due time (ms since 1970; 0: now), many per call."""
     starts = iter(range(0, len(wanted), AT_ONCE))
 
     async def fill() -> None:
@@ -195,7 +195,7 @@ async def send_all(client: Api, wanted: Sequence[tuple[str, int]]) -> None:
 def measure_in_flight(
     running: Standalone, kind: str, count: int, *, in_flight: int, timers: int
 ) -> dict[str, Any]:
-    """Measure faults of a group with so many deliveries in flight, and so many timers."""
+    """Measure faults of a broker group with many deliveries in flight and many timers."""
     running.put("topics/held", queues=16)
     running.put("topics/delayed", messageType="DELAY", queues=16)
     asyncio.run(put_in_flight(running.grpc, in_flight))
@@ -207,7 +207,7 @@ def measure_in_flight(
 
 
 def measure_rates(messages: int, turns: int, folder: Path) -> dict[str, Any]:
-    """Measure one replica and three in turn; return medians, and the ratio of each turn."""
+    """Measure one replica and three in turn; return medians and the ratio of each turn."""
     rates: dict[int, list[float]] = {1: [], 3: []}
     cpu_us: dict[int, list[float]] = {1: [], 3: []}
     with (
@@ -220,7 +220,7 @@ def measure_rates(messages: int, turns: int, folder: Path) -> dict[str, Any]:
             server.put("topics/bench", queues=4)
             h2load(server.grpc, SEND, send_request("bench"), WARM_UP, folder)
         for turn in range(turns):
-            # The other one first each time: what the machine does meanwhile hits both.
+            # The order alternates, so that other load on the machine affects both.
             for replicas, server in sorted(servers.items(), reverse=bool(turn % 2)):
                 before_s = cpu_seconds(server.process.pid)
                 done = h2load(server.grpc, SEND, send_request("bench"), messages, folder)

@@ -1,9 +1,9 @@
-"""What does a large store cost while it grows, and at a start after a kill?
+"""Cost of a large store: its growth, and a start after a kill.
 
-One engine, on virtual time. A checkpoint a minute for --days, each with a message in each of
---queues queues and a segment of its own, mostly a hole; then segments alone, up to --segments. All
-of it is read once. Of another store --log-gib of log are made so, and --in-flight deliveries of one
-message each; a process that does not stop cleanly leaves it to three starts.
+One engine on virtual time writes a checkpoint per minute for --days. Each checkpoint has a message
+in each of --queues queues and its own segment, mostly a hole. Then the engine adds segments up to
+--segments. All of the store is read once. A second store gets --log-gib of log and --in-flight
+deliveries of one message each. Its process does not stop cleanly. Three starts follow.
 
     python -m tests.perf.bench_growth
 """
@@ -36,12 +36,12 @@ SECRET = bytes(range(32))
 SEGMENT_BYTES = 128 << 20
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 QUEUES_A_TOPIC = 100
-ROUND = 96  # of each command: a full frame of a link
+ROUND = 96  # Commands per round: a full frame of a link.
 Figures: TypeAlias = dict[str, Any]
 
 
 def held() -> Figures:
-    """Return what this process holds of the system."""
+    """Return this process's use of system resources."""
     rollup = Path("/proc/self/smaps_rollup").read_text()
     anonymous = next(line for line in rollup.splitlines() if line.startswith("Anonymous:"))
     maps = Path("/proc/self/maps").read_text().splitlines()
@@ -56,7 +56,7 @@ def held() -> Figures:
 
 
 class Store:
-    """An engine that is told what time it is."""
+    """An engine on virtual time."""
 
     def __init__(self, folder: Path, *, retention_bytes: int = 0, queues: int = 0) -> None:
         config = EngineConfig(disk_reserve_bytes=0, retention_bytes=retention_bytes)
@@ -90,12 +90,12 @@ class Store:
         )
 
     def commit(self) -> None:
-        """End a round; what is written is not synced, which is not what is measured."""
+        """End a round without a sync, as syncs are not measured."""
         self.engine.write(self.now_ms)
         self.engine.log.note_synced(self.engine.log.begin_sync()[0])
 
     def background(self) -> None:
-        """Do what is due behind the rounds, and note the CPU of the longest slice."""
+        """Run background work and record the CPU time of the longest slice."""
         while True:
             began = time.thread_time()
             files = self.engine.background.step(self.now_ms, firing_ms=self.now_ms)
@@ -106,18 +106,18 @@ class Store:
                 self.commit()
 
     def roll(self) -> None:
-        """Go on in a new segment, whatever room there is in this one: the rest is a hole."""
+        """Start a new segment. The rest of the current segment becomes a hole."""
         self.engine.log._roll(SEGMENT_BYTES)
-        self.engine.room.measure()  # It takes no room on the disk.
+        self.engine.room.measure()  # A hole uses no disk space.
 
     def checkpoint(self) -> None:
-        """Write a checkpoint though little was logged, as after many records."""
+        """Write a checkpoint after few records."""
         self.engine.checkpoints._records_then = -(1 << 60)
         self.background()
 
 
 def grow(folder: Path, queues: int, checkpoints: int, segments: int) -> Figures:
-    """Let a store grow, read all of it, and tell what that took."""
+    """Grow a store, read all of it and return the cost."""
     store = Store(folder, queues=queues)
     figures: list[Figures] = []
     began = time.perf_counter()
@@ -160,7 +160,7 @@ def grow(folder: Path, queues: int, checkpoints: int, segments: int) -> Figures:
 
 
 def fill(folder: Path, queues: int, segments: int, in_flight: int) -> None:
-    """Leave a log of so many segments with deliveries in flight, and die."""
+    """Write a log of `segments` segments with deliveries in flight, and exit uncleanly."""
     store = Store(folder, queues=queues)
     engine = store.engine
     group = GroupId(engine.administration.put_group("g", now_ms=store.now_ms).id)
@@ -199,7 +199,7 @@ def fill(folder: Path, queues: int, segments: int, in_flight: int) -> None:
 
 
 def start(folder: Path) -> Figures:
-    """Start on what a killed process left."""
+    """Start on the store of a killed process."""
     began, cpu = time.perf_counter(), time.process_time()
     config = EngineConfig(disk_reserve_bytes=0)
     engine, report = open_engine(
@@ -218,7 +218,7 @@ def start(folder: Path) -> Figures:
 
 
 def in_process(work: Callable[..., Figures], *arguments: object) -> Figures:
-    """Run in a process of its own, whose memory is its own."""
+    """Run in a separate process with its own memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
 

@@ -1,18 +1,18 @@
-"""What does a reading pipeline cost its neighbours, and how well does a replay keep its spacing?
+"""Effect of a reading pipeline on its neighbours, and precision of a replay's spacing.
 
     .venv/bin/python -m tests.perf.bench_pipeline_beside [--rounds 3] [--priority idle]
 
 State machine: one standalone (one broker group, one proxy), all on this machine with Spark in
-local[2]. A producer sends 500 messages of 1 KiB a second, whether or not earlier ones were
-answered, and a consumer takes them; both are a process of their own. Measured in turn, alone and
-beside a stream that reads another topic with at most 5,000 rows a second, in a trigger of each two
-seconds, with what `tidemill pipeline` offers to be a good neighbour: a priority, and a rate of each
-task (--rate 0: in bursts). From when a send was meant to leave to its answer, and to its message's
-receipt; P50 and P99 in ms, of each round.
+local[2]. A producer sends 500 messages of 1 KiB per second without waiting for answers, and a
+consumer receives them. Both run in a separate process. Measured in turn: alone, and during a stream
+that reads another topic with at most 5,000 rows per second and one trigger per two seconds. The
+stream uses the limits of `tidemill pipeline`: a priority, and a rate per task (--rate 0: in
+bursts). Results: P50 and P99 in ms per round, from the planned send time to the answer and to the
+message's receipt.
 
-Then 2,000 messages, spaced by chance between 0 and 20 ms, are archived and replayed with their
-original timing into another topic: by how much the time of storing differs from that of the
-original plus a constant, in ms. The constant is the median: a replay begins when it begins.
+Then 2,000 messages with random spacing between 0 and 20 ms are archived and replayed with their
+original timing into another topic. Result: the difference in ms between the new store time and the
+original store time plus a constant. The constant is the median, as a replay has its own start time.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from tidemill_pipeline.session import build_spark
 TOPIC, GROUP = "neighbour", "neighbours"
 SENDS_PER_S = 500
 ROUND_S = 20.0
-ROWS_PER_S = 5_000  # of the stream
+ROWS_PER_S = 5_000  # Rate of the stream.
 TRIGGER_S = 2
-TASK_ROWS_PER_S = 5_000  # of two tasks at once: a trigger has time left for what Spark does
-BACKLOG = 200_000  # rows for it to read
+TASK_ROWS_PER_S = 5_000  # For each of two tasks: a trigger has time left for Spark's own work.
+BACKLOG = 200_000  # Rows for the stream.
 CONSUMERS = 2
 REPLAYED, SPACING_MAX_S = 2_000, 0.02
 
@@ -68,7 +68,7 @@ def main() -> None:
         broker.put(f"groups/{GROUP}")
         send_some(broker.grpc, "bench", BACKLOG, body_size=BODY_SIZE)
         neighbours = _start_neighbours(broker.grpc)
-        lower_priority(given.priority)  # From here on: brokers and neighbours are there already.
+        lower_priority(given.priority)  # After the start of brokers and neighbours.
         spark = build_spark("bench", master="local[2]", settings=SETTINGS)
         spark.sparkContext.setLogLevel("ERROR")
         figures: dict[str, list[Any]] = {"alone": [], "beside": []}
@@ -83,7 +83,7 @@ def main() -> None:
 def _beside(
     spark: Any, broker: Standalone, folder: str, neighbours: Neighbours, task_rate: int
 ) -> dict[str, Any]:
-    """Measure neighbours of a stream that begins anew."""
+    """Measure neighbours of a stream that starts from the beginning."""
     options = {
         "endpoints": broker.grpc,
         "topic": "bench",
@@ -118,7 +118,7 @@ Neighbours = Callable[[], dict[str, Any]]
 
 
 def _start_neighbours(endpoint: str) -> Neighbours:
-    """Start a process for producer and consumer; return what has them work for a round."""
+    """Start a process for producer and consumer; return a function that runs a round."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     context.Process(target=_work, args=(endpoint, theirs), daemon=True).start()
@@ -132,7 +132,7 @@ def _start_neighbours(endpoint: str) -> Neighbours:
 
 
 def _work(endpoint: str, told: Any) -> None:
-    with contextlib.suppress(EOFError):  # of the last round
+    with contextlib.suppress(EOFError):  # After the last round.
         while told.recv():
             told.send(asyncio.run(_clients(endpoint)))
 
@@ -140,7 +140,7 @@ def _work(endpoint: str, told: Any) -> None:
 async def _clients(endpoint: str) -> dict[str, Any]:
     sent_ms: list[float] = []
     received_ms: list[float] = []
-    meant_s: dict[str, float] = {}  # of messages that were not received yet
+    meant_s: dict[str, float] = {}  # Send times of messages that are not received yet.
 
     async def produce(client: Api, name: str) -> None:
         answer = await client.send(message(TOPIC, bytes(BODY_SIZE), message_id=name))
@@ -183,7 +183,7 @@ def _quantiles(took_ms: list[float]) -> dict[str, float]:
 
 
 def _spacing(spark: Any, broker: Standalone, folder: str) -> dict[str, Any]:
-    """Replay what was spaced by chance, and compare the times of storing."""
+    """Replay messages with random spacing and compare the store times."""
     broker.put("topics/spaced", queues=1)
     broker.put("topics/again", queues=1)
     asyncio.run(_send_spaced(broker.grpc))
@@ -219,7 +219,7 @@ async def _send_spaced(endpoint: str) -> None:
 
 
 def _stored(spark: Any, broker: Standalone, topic: str) -> dict[bytes, float]:
-    """Return when each message came into its topic, in milliseconds, by its body."""
+    """Return the store time of each message in milliseconds, by body."""
     options = {"endpoints": broker.grpc, "topic": topic}
     rows = spark.read.format("rocketmq").options(**options).load()
     return {

@@ -1,10 +1,10 @@
-"""How soon does a consumer hear of a message at any of several broker groups, at what cost?
+"""Latency and cost of long polls over several broker groups.
 
-    latency   3 groups, one consumer that polls for 20 s, one message a second: from the send of a
-              message to its receive, and answers that were empty by mistake
-    idle      one consumer that gets nothing, at 1 and 8 groups: requests to brokers a second
-    many      5,000 long polls of 20 s on 50 connections, 3 groups, nothing to get: CPU of proxy and
-              brokers in parts of a core, and memory that they add to what the processes had
+    latency   3 groups, one consumer that polls for 20 s, one message per second: time from send
+              to receive, and wrong empty answers
+    idle      one consumer without messages, 1 and 8 groups: requests to brokers per second
+    many      5,000 long polls of 20 s on 50 connections, 3 groups, no messages: CPU of proxy and
+              brokers in cores, and their additional memory
 
 Clients are this process, with grpcio: `python -m tests.perf.bench_polling [latency|idle|many]`.
 """
@@ -38,14 +38,14 @@ METADATA = (("x-mq-client-id", "bench"), ("x-mq-client-version", "5.0.7"))
 
 @contextlib.asynccontextmanager
 async def stub(address: str) -> AsyncIterator[Any]:
-    """Connect; each has a connection of its own."""
+    """Open a new connection."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         yield MessagingServiceStub(channel)
 
 
 async def receive(client: Any, group: str = GROUP, *, poll_s: int = POLL_S) -> list[v2.Message]:
-    """Poll once, and return what came."""
+    """Poll once and return the messages."""
     request = service.ReceiveMessageRequest(
         group=v2.Resource(name=group),
         message_queue=v2.MessageQueue(topic=v2.Resource(name=TOPIC)),
@@ -59,7 +59,7 @@ async def receive(client: Any, group: str = GROUP, *, poll_s: int = POLL_S) -> l
 
 
 async def ack(client: Any, messages: list[v2.Message]) -> None:
-    """Ack what came."""
+    """Ack the messages."""
     entries = [
         service.AckMessageEntry(
             message_id=one.system_properties.message_id,
@@ -74,7 +74,7 @@ async def ack(client: Any, messages: list[v2.Message]) -> None:
 
 
 async def send(client: Any, number: int) -> None:
-    """Send one message that says when."""
+    """Send one message with its send time."""
     system = v2.SystemProperties(message_id=f"bench-{number}", body_encoding=v2.IDENTITY)
     message = v2.Message(
         topic=v2.Resource(name=TOPIC),
@@ -106,7 +106,7 @@ def scrape(running: Standalone, process: str = "proxy-0") -> dict[tuple[str, str
 
 
 def polls_of_brokers(running: Standalone) -> float:
-    """Return how often brokers were asked for messages or hints, as the proxy counts it."""
+    """Return the proxy's number of requests to brokers for messages or hints."""
     name = "rocketmq_proxy_backend_latency_count"
     return sum(
         value
@@ -116,7 +116,7 @@ def polls_of_brokers(running: Standalone) -> float:
 
 
 def prepare(running: Standalone) -> None:
-    """Make topic and groups, and give every broker the time to hear of them."""
+    """Create topic and consumer groups, and wait until every broker has them."""
     running.put(f"topics/{TOPIC}", queues=4)
     for number in range(CONNECTIONS):
         running.put(f"groups/{GROUP}-{number}")
@@ -125,7 +125,7 @@ def prepare(running: Standalone) -> None:
 
 
 async def latency(count: int) -> None:
-    """Measure how soon messages come."""
+    """Measure the latency of messages."""
     with (
         tempfile.TemporaryDirectory() as folder,
         standalone(Path(folder) / "data", "--groups", "3") as running,
@@ -166,7 +166,7 @@ async def latency(count: int) -> None:
 
 
 async def idle(groups: int) -> None:
-    """Count what an idle consumer asks of brokers."""
+    """Count an idle consumer's requests to brokers."""
     with (
         tempfile.TemporaryDirectory() as folder,
         standalone(Path(folder) / "data", "--groups", str(groups)) as running,
@@ -186,7 +186,7 @@ async def idle(groups: int) -> None:
 
 
 async def many(groups: int, consumer_groups: int) -> None:
-    """Measure what idle polls cost."""
+    """Measure the cost of idle polls."""
     with (
         tempfile.TemporaryDirectory() as folder,
         standalone(Path(folder) / "data", "--groups", str(groups)) as running,
@@ -203,7 +203,7 @@ async def many(groups: int, consumer_groups: int) -> None:
 
             async def poll(number: int) -> None:
                 client = clients[number % CONNECTIONS]
-                # Not all at once: in a second, as many a millisecond as a fleet that restarts.
+                # Spread over a second, like the restart of a fleet of clients.
                 await asyncio.sleep(number / POLLS * POLL_S / 2)
                 group = f"{GROUP}-{number % consumer_groups}"
                 while not is_over:

@@ -1,9 +1,10 @@
-"""Does anything of ours end a call of an honest reader, at full speed or behind a slow line?
+"""Calls of honest readers that the proxy's limits end, at full speed and behind a slow line.
 
-One standalone, one topic of 200 MB. A consumer over each gRPC library receives and acks all of it,
-with four polls at a time on its one connection: once directly, and once through a relay that lets
-5 MB/s through. `ended` is how its calls ended, as it saw it, `answers` as the proxy did, `limits`
-what the proxy ended or refused by a limit meanwhile. But for OK and MESSAGE_NOT_FOUND all is ours.
+One standalone, one topic of 200 MB. A consumer over each gRPC library receives and acks all
+messages, with four polls at a time on one connection: once directly, and once through a relay of
+5 MB/s. `ended` counts the results of the calls at the client, `answers` at the proxy. `limits`
+counts the calls that the proxy ended or rejected by a limit. Tidemill causes every result except OK
+and MESSAGE_NOT_FOUND.
 
     python -m tests.perf.bench_readers [--only grpcio grpc-go ...] [--results FILE]
 """
@@ -42,17 +43,17 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 TOPIC = "read"
-# Bodies and how many of each. With its fields the largest is just under 4 MiB, which is what
-# grpcio, grpc-js and tonic take of a message unless they are told otherwise.
+# Body sizes and the number of each. With its fields the largest message is just under 4 MiB, the
+# default limit of grpcio, grpc-js and tonic.
 MESSAGES = {(4 << 20) - 4096: 40, 64 << 10: 480, 1 << 10: 1_000}
 SLOW_BYTES_PER_S = 5_000_000
-SENDERS = 4  # at a time: enough to fill the topic soon
-RECEIVERS = 4  # polls at a time; a batch of the largest is 16 MiB, and their connection holds 24
-WAIT_S = 150.0  # for 200 MB at 5 MB/s, three times over
+SENDERS = 4  # In parallel: enough to fill the topic soon.
+RECEIVERS = 4  # Parallel polls. The largest batch has 16 MiB, and the connection holds 24.
+WAIT_S = 150.0  # Three times the duration of 200 MB at 5 MB/s.
 RESULTS = Path(__file__).parent / "results" / "readers.json"
 RUST = Path(__file__).parent / "readers" / "rust"
 RUST_PROGRAM = RUST / "target" / "release" / "reader"
-# They end connections that do nothing, or are old: no reader is kept from reading by them.
+# These limits end idle or old connections. They do not affect a reader.
 LIMITS_OF_TIME = frozenset({"age", "idle", "keepalive"})
 FINE = frozenset({"OK", "MESSAGE_NOT_FOUND"})
 
@@ -60,12 +61,12 @@ Told = dict[str, Any]
 
 
 class Reader(NamedTuple):
-    """A program that reads everything over one library."""
+    """A program that reads all messages over one library."""
 
-    # Returns the command line for: home folder, endpoint, group.
+    # Returns the command line for home folder, endpoint and consumer group.
     command: Callable[[Path, str, str], list[str]]
     tool: str
-    made: Path  # without it there is nothing to run
+    made: Path  # The program. Without it this reader does not run.
 
 
 def arguments_of(endpoint: str, group: str) -> str:
@@ -117,13 +118,13 @@ READERS = {
 
 
 def build_rust() -> None:
-    """Build the consumer over tonic, where there is cargo; the others are built by `make test`."""
+    """Build the consumer over tonic if cargo is installed. `make test` builds the others."""
     if shutil.which("cargo"):
         subprocess.run(["cargo", "build", "--release", "--quiet", "--locked"], cwd=RUST, check=True)
 
 
 async def fill(server: Standalone) -> None:
-    """Store what all readers read, the largest first, so that many lie in one batch."""
+    """Store the messages for all readers, the largest first, so that a batch has many of them."""
     sizes = [size for size, count in MESSAGES.items() for _ in range(count)]
     numbered = enumerate(sizes)
 
@@ -146,7 +147,7 @@ async def fill(server: Standalone) -> None:
 
 
 def counted(server: Standalone) -> tuple[Counter[str], Counter[str]]:
-    """Return how often the proxy hit each limit, and how it has answered: by method and code."""
+    """Return the proxy's count of each limit, and of its answers by method and code."""
     [proxy] = [child for name, child in server.processes.items() if name.startswith("proxy")]
     with httpx.Client(trust_env=False) as client:
         text = client.get(proxy.metrics).raise_for_status().text
@@ -164,7 +165,7 @@ def counted(server: Standalone) -> tuple[Counter[str], Counter[str]]:
 
 @contextlib.asynccontextmanager
 async def reached(server: Standalone, bytes_per_s: int | None) -> AsyncIterator[str]:
-    """Yield an address of the proxy: its own, or one behind a slow line."""
+    """Yield an address of the proxy, direct or behind a slow line."""
     if bytes_per_s is None:
         yield server.grpc
         return
@@ -173,7 +174,7 @@ async def reached(server: Standalone, bytes_per_s: int | None) -> AsyncIterator[
 
 
 async def read(server: Standalone, name: str, bytes_per_s: int | None, home: Path) -> Told:
-    """Let one reader read everything; return what it and the proxy have counted."""
+    """Run one reader; return its counts and those of the proxy."""
     group = f"{name}-{'full' if bytes_per_s is None else 'slow'}"
     limits_before, answers_before = counted(server)
     async with reached(server, bytes_per_s) as endpoint:
@@ -218,7 +219,7 @@ def write(file: Path, results: Told) -> None:
 
 
 async def measure(names: list[str], home: Path, file: Path) -> Told:
-    """Let all read, one after the other; what is known so far is in `file`."""
+    """Run all readers, one after the other; write the results so far to `file`."""
     results: Told = {
         "bench": "readers",
         "slow_bytes_per_s": SLOW_BYTES_PER_S,

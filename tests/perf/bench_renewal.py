@@ -1,14 +1,14 @@
-"""Who gets again what living push consumers are still at work on, when a process is killed?
+"""Repeated deliveries to live push consumers after a process is killed.
 
-50 clients with a connection each take 10,000 messages of 100 bytes, 16 a receive at most and as
-push consumers (`auto_renew`: hidden for 60 s, then extended), and keep them. A second later a
-process is killed with SIGKILL, on a log in which nothing else happens:
+50 clients with one connection each receive 10,000 messages of 100 bytes as push consumers, at most
+16 per receive (`auto_renew`: hidden for 60 s, then extended), and keep them. A second later a
+process is killed with SIGKILL, without other load:
 
-    proxy     the one that all came through; the clients go on at a second proxy of the same broker
-    broker    it comes back, and so do its proxy's links
+    proxy     the proxy of all clients; they continue at a second proxy of the same broker
+    broker    the broker and its proxy's links start again
 
-For 135 s, two deadlines of 60 s, the clients do nothing but heartbeats and polls. Redelivered:
-0 is wanted. Then each acks all it has.
+For 135 s, two deadlines of 60 s, the clients send only heartbeats and polls. The goal is 0 repeated
+deliveries. Then each client acks all its messages.
 
     python -m tests.perf.bench_renewal
 """
@@ -46,7 +46,7 @@ CALL_S = 30.0
 
 
 class Client:
-    """One push consumer, which holds what it gets."""
+    """A push consumer that holds its messages."""
 
     def __init__(self, number: int) -> None:
         self._headers = (("x-mq-client-id", f"client-{number}"), *METADATA[1:])
@@ -68,14 +68,14 @@ class Client:
         return len(messages)
 
     async def live_on(self, one: Api) -> None:
-        """Send heartbeats, and poll, until cancelled."""
+        """Send heartbeats and polls until cancelled."""
         polling = asyncio.create_task(self._poll(one))
         request = service.HeartbeatRequest(
             group=v2.Resource(name=GROUP), client_type=v2.PUSH_CONSUMER
         )
         try:
             while True:
-                # A broker that comes back lets them wait.
+                # Polls wait while the broker starts.
                 await one.stub.Heartbeat(request, metadata=self._headers, timeout=CALL_S)
                 await asyncio.sleep(HEARTBEAT_S)
         finally:
@@ -98,7 +98,7 @@ class Client:
 async def measure(
     before: str, after: str, kill_one: Callable[[], Coroutine[Any, Any, None]], options: Any
 ) -> dict[str, object]:
-    """Let clients take all at one endpoint, kill a process, and watch them at another."""
+    """Receive all messages at one endpoint, kill a process, and count repeats at another."""
     async with api(before) as one:
         for first in range(0, options.messages, 500):
             await asyncio.gather(

@@ -1,9 +1,9 @@
-"""How long does the owner keep everybody else waiting at the longest?
+"""The longest slice of work for which the engine's owner blocks all other work.
 
-One engine a scenario, in a process of its own, on virtual time and on a folder; rounds are written,
-syncs are skipped. Measured is the CPU time of each turn of `run_due`, of each slice of background
-work, and of each command that is one slice, the garbage collector's share included. The collector
-is set as in a started broker (`tune_garbage_collector`), before the scenario creates its objects.
+One engine per scenario, in its own process, on virtual time and on a folder. Rounds are written,
+syncs are skipped. Measured: the CPU time of each turn of `run_due`, of each slice of background
+work and of each command in one slice, including the garbage collector. The collector has the
+settings of a started broker (`tune_garbage_collector`) before the scenario creates its objects.
 The goal is at most 5 ms.
 
     python -m tests.perf.bench_slices --scenarios timers topics
@@ -60,23 +60,23 @@ from tidemill.message.stored_message import TYPE_DELAY
 
 SECRET = bytes(range(32))
 WANTED_MS = 5
-ROUND = 256  # messages or pops
+ROUND = 256  # Messages or pops.
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 PLAIN = blob("m", size=64)
 PLAIN_CRC = crc32(PLAIN)
 DELAYED = blob("m", size=64, kind=TYPE_DELAY)
 DELAYED_CRC = crc32(DELAYED)
-NEVER = {"checkpoint_log_bytes": 1 << 50, "checkpoint_records": 1 << 50}  # by itself
+NEVER = {"checkpoint_log_bytes": 1 << 50, "checkpoint_records": 1 << 50}  # No automatic checkpoint.
 
 Figures: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 
 
 class Watch:
-    """CPU time of slices, by kind, and what the garbage collector had of it."""
+    """CPU time of slices by kind, with the garbage collector's share."""
 
     def __init__(self) -> None:
-        self._longest: dict[str, tuple[float, float]] = {}  # in ms, and the collector's share
+        self._longest: dict[str, tuple[float, float]] = {}  # In ms, with the collector's share.
         self._counts: Counter[str] = Counter()
         self._over: Counter[str] = Counter()
         self._collected_s = self._collecting_since_s = 0.0
@@ -90,7 +90,7 @@ class Watch:
             self._collected_s += now_s - self._collecting_since_s
 
     def slice(self, kind: str, work: Callable[[], T]) -> T:
-        """Do one slice, and note how long it took."""
+        """Run one slice and record its duration."""
         collected_s, began_s = self._collected_s, time.thread_time()
         result = work()
         took_ms = (time.thread_time() - began_s) * 1e3
@@ -101,7 +101,7 @@ class Watch:
         return result
 
     def figures(self) -> Figures:
-        """Return the longest slice, and the longest of each kind."""
+        """Return the longest slice of all and of each kind."""
         kind = max(self._longest, key=lambda one: self._longest[one])
         return {
             "longest_ms_cpu": round(self._longest[kind][0], 2),
@@ -120,7 +120,7 @@ class Watch:
 
 
 def value_of_next(slices: Generator[None, None, T]) -> T | None:
-    """Do a slice; None: it was not the last one."""
+    """Run a slice; return None if it was not the last one."""
     try:
         return next(slices)
     except StopIteration as ended:
@@ -128,7 +128,7 @@ def value_of_next(slices: Generator[None, None, T]) -> T | None:
 
 
 class Owner:
-    """An engine, and the loop that owns it, on virtual time."""
+    """An engine and its owner's loop on virtual time."""
 
     def __init__(self, folder: Path, **config: Any) -> None:
         self.now_ms = time.time_ns() // 1_000_000
@@ -140,15 +140,15 @@ class Owner:
         )
         tune_garbage_collector()
 
-    # ------------------------------------------------------------ what is not measured
+    # ------------------------------------------------------------ not measured
 
     def commit(self) -> None:
-        """End a round, as if what is written were synced at once."""
+        """End a round as if the writes were synced at once."""
         self.engine.write(self.now_ms)
         self.engine.log.note_synced(self.engine.log.begin_sync()[0])
 
     def write(self) -> None:
-        """End a round, measured: in slices, as the broker writes it."""
+        """End a round with measured slices, like the broker."""
         slices = self.engine.write_slices(self.now_ms)
         while self.watch.slice("write", lambda: next(slices, self) is not self):
             pass
@@ -216,17 +216,17 @@ class Owner:
             for index in batch.indexes
         ]
 
-    # ------------------------------------------------------------ what is measured
+    # ------------------------------------------------------------ measured
 
     def measured_pop(self, group_id: GroupId, topic_id: TopicId) -> list[Delivery]:
-        """Pop as a link does: what a first one needs is made in slices before it."""
+        """Pop like a link: slices before the first pop create its state."""
         prepare = self.engine.consumption.prepare_pop
         while self.watch.slice("pop", lambda: prepare(group_id, topic_id)):
             pass
         return self.command("pop", lambda: self.pop(group_id, topic_id))
 
     def command(self, kind: str, work: Callable[[], T]) -> T:
-        """Do what a command does in one slice."""
+        """Run a command in one slice."""
         result = self.watch.slice(kind, work)
         self.write()
         return result
@@ -242,7 +242,7 @@ class Owner:
         return has_more
 
     def run_due(self, turns: int = 1_000_000) -> None:
-        """Do what is due; a window that is used up is waited for."""
+        """Run due work. If a window is used up, wait for the next one."""
         for _ in range(turns):
             if self.turn():
                 continue
@@ -252,12 +252,12 @@ class Owner:
             self.advance(max(due_ms - self.now_ms, 1))
 
     def steps(self, kind: str, steps: Iterator[list[File]]) -> None:
-        """Do one job of the background, a turn with nothing to do between its slices."""
+        """Run one background job, with an idle turn between its slices."""
         while self.watch.slice(kind, lambda: next(steps, None)) is not None:
             self.commit()
 
     def background(self) -> None:
-        """Do what the background has to do by itself."""
+        """Run the pending background work."""
         background = self.engine.background
         while True:
             job = background._job
@@ -277,13 +277,13 @@ class Owner:
         self.steps("checkpoint", self.engine.checkpoints.write())
 
     def retire(self) -> None:
-        """Let the oldest segment go: what only it states is stated again."""
+        """Delete the oldest segment: the engine first writes its unique states again."""
         self.engine.log._roll(self.engine.config.segment_bytes)
         self.checkpoint()
         self.steps("retention", self.engine.retention.retire_oldest(self.now_ms))
 
     def scrape(self) -> None:
-        """Read what a scrape reads, a call a round as its readers do, and make the text of it."""
+        """Read all metrics, one call per round like the broker, and format them."""
         engine, inspection = self.engine, self.engine.inspection
         lag, sizes, traffic = Lag(), TopicSizes(), Traffic()
         keys = self.command("scrape lag", lambda: list(engine.state.progress))
@@ -326,7 +326,7 @@ class Owner:
 
 
 def revive(folder: Path) -> Figures:
-    """1,000 groups have 32 messages each that run out at one moment."""
+    """Measure 1,000 groups with 32 deliveries each that expire at the same time."""
     owner = Owner(folder, **NEVER)
     topic_id = owner.topic("t")
     owner.send_many(32, topic_id)
@@ -340,7 +340,7 @@ def revive(folder: Path) -> Figures:
 
 
 def large(folder: Path) -> Figures:
-    """64 messages of 4 MiB run out at one moment."""
+    """Measure 64 deliveries of 4 MiB that expire at the same time."""
     owner = Owner(folder, **NEVER)
     topic_id, group_id = owner.topic("t"), owner.group("g")
     data = blob("m", size=4 << 20)
@@ -356,7 +356,7 @@ def large(folder: Path) -> Figures:
 
 
 def topics(folder: Path) -> Figures:
-    """20,000 topics: a checkpoint, a segment that goes, a scrape."""
+    """Measure 20,000 topics: a checkpoint, the deletion of a segment, a scrape."""
     owner = Owner(folder, **NEVER)
     for n in range(20_000):
         owner.topic(f"topic-{n}", type_=TopicType.NORMAL)
@@ -372,7 +372,7 @@ def topics(folder: Path) -> Figures:
 
 
 def ordered(folder: Path) -> Figures:
-    """10,000 queues of an ordered group, each with a message in flight."""
+    """Measure 10,000 queues of an ordered group, each with a message in flight."""
     owner = Owner(folder, **NEVER)
     group_id = owner.group("g", is_ordered=True)
     for first in range(0, 10_000, 1_000):
@@ -389,12 +389,12 @@ def ordered(folder: Path) -> Figures:
 
 
 def in_flight(folder: Path, count: int = 1_000_000) -> Figures:
-    """A million deliveries: a checkpoint, acks of some, and then all others run out."""
+    """Measure a million deliveries: a checkpoint, some acks, and the expiry of all others."""
     owner = Owner(folder, **NEVER)
     topic_ids = [owner.topic(f"t{n}", queues=8) for n in range(4)]
     groups = [owner.group(f"g{n}") for n in range(16)]
     owner.send_many(count // 16, *topic_ids, queues=8)
-    # Plain tuples, which the garbage collector does not look at twice: they are the clients'.
+    # Plain tuples, which the garbage collector checks only once: they belong to the clients.
     deliveries: list[tuple[Any, ...]] = []
     for n in range(count):
         found = owner.pop(groups[n % 16], topic_ids[n // 16 % 4], 1, invisible_ms=HOUR_MS)
@@ -425,7 +425,7 @@ def in_flight(folder: Path, count: int = 1_000_000) -> Figures:
 
 
 def merges(folder: Path) -> Figures:
-    """1,000 queues, four of them with a hundred thousand entries, whose files are merged."""
+    """Measure the file merges of 1,000 queues, four of them with 100,000 entries."""
     owner = Owner(folder, files_merged=4, checkpoint_log_bytes=8 << 20)
     wide = owner.topic("wide", queues=996)
     deep = owner.topic("deep", queues=4)
@@ -437,7 +437,7 @@ def merges(folder: Path) -> Figures:
 
 
 def look_up(folder: Path) -> Figures:
-    """A look-up by key over 1,200 blocks; one of many large messages with one key."""
+    """Measure look-ups by key: over 1,200 blocks, and of many large messages with one key."""
     owner = Owner(folder, files_merged=16, checkpoint_log_bytes=4 << 10)
     topic_id = owner.topic("t")
     rare = blob("m", keys=("rare",))
@@ -462,7 +462,7 @@ def look_up(folder: Path) -> Figures:
 
 
 def deletion(folder: Path) -> Figures:
-    """A topic of 1,000 groups goes; a group with 65,000 queues and 10,000 retry topics."""
+    """Measure deletions: a topic of 1,000 groups, a group of 65,000 queues and 10,000 topics."""
     owner = Owner(folder, **NEVER)
     engine, administration = owner.engine, owner.engine.administration
     busy = owner.topic("busy", queues=8)
@@ -493,7 +493,7 @@ def deletion(folder: Path) -> Figures:
 
 
 def filters(folder: Path) -> Figures:
-    """A pop's filter lets nothing through of half a million messages in 64 queues."""
+    """Measure a pop with a filter that rejects half a million messages in 64 queues."""
     owner = Owner(folder, **NEVER)
     topic_id = owner.topic("t", queues=64)
     dull = blob("m", tag="dull")
@@ -512,13 +512,13 @@ def filters(folder: Path) -> Figures:
 
 
 def timers(folder: Path) -> Figures:
-    """100,000 due in one second, and a day of others: flush, audit, evacuation."""
+    """Measure 100,000 timers due in one second, and a day of others: flush, audit, evacuation."""
     owner = Owner(
         folder,
         segment_bytes=32 << 20,
         **NEVER,
         timer=TimerConfig(soft_limit_per_second=0, flush_log_bytes=1 << 50),
-        # The first segments are of timers that were delivered; of those behind them, others wait.
+        # The first segments hold delivered timers. Later segments also hold pending timers.
         retention_ms=2 * HOUR_MS,
     )
     engine = owner.engine
@@ -541,7 +541,7 @@ def timers(folder: Path) -> Figures:
     owner.commit()
     owner.background()
     owner.steps("audit", engine.timers.janitor.audit.run(owner.now_ms))
-    owner.checkpoint()  # Of what is in none no segment goes.
+    owner.checkpoint()  # Without a checkpoint the engine deletes no segment.
     evacuated = engine.timers.evacuation.evacuated
     for _ in range(40):
         owner.advance(HOUR_MS // 8)
@@ -569,7 +569,7 @@ SCENARIOS: dict[str, Callable[[Path], Figures]] = {
 
 
 def in_process(name: str, folder: Path) -> Figures:
-    """Run a scenario in a process of its own, whose memory is its own."""
+    """Run a scenario in its own process, with its own memory."""
     began_s = time.perf_counter()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         figures = pool.submit(SCENARIOS[name], folder / name).result()

@@ -1,8 +1,8 @@
-"""What may a stranger cost others: memory of proxy and broker, an honest client's P99 beside it?
+"""Cost of a hostile client for others: memory of proxy and broker, and an honest client's P99.
 
-Each scenario is one connection, unless it says otherwise, that sends about a megabyte to a fresh
-standalone. `added_mib` is the peak of a process over what it had before; `honest` is a client that
-sends a message every 10 ms, timed from when it meant to send it.
+By default a scenario is one connection that sends about a megabyte to a new standalone.
+`added_mib` is the peak growth of a process. `honest` is a client that sends a message every 10 ms,
+timed from the planned send time.
 
     python -m tests.perf.bench_strangers [--only NAME ...]
 """
@@ -47,13 +47,13 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import Setting
 
-HOLD_S = 6.0  # how long a stranger holds what it has got
+HOLD_S = 6.0  # For how long a stranger holds its responses.
 WIDE_OPEN = (
     frames.PREFACE
     + peer.settings({Setting.INITIAL_WINDOW_SIZE: 2**31 - 1})
     + peer.window_update(0, 2**30)
 )
-_UNKNOWN_FIELD = 15  # of any request: read over, and inflated all the same
+_UNKNOWN_FIELD = 15  # In any request: skipped by the parser, but inflated.
 
 Told = dict[str, Any]
 Scenario = Callable[[Standalone], Told]
@@ -68,7 +68,7 @@ def told(stranger: Stranger) -> Told:
 
 
 def hold(stranger: Stranger, calls: list[bytes], hold_s: float = HOLD_S) -> Told:
-    """Begin all calls at once, and read for a while."""
+    """Start all calls at once and read for a while."""
     stranger.begin(*calls)
     stranger.read_for(hold_s)
     return told(stranger)
@@ -82,7 +82,7 @@ def padding(size: int) -> bytes:
 
 
 def gzip_polls(server: Standalone) -> Told:
-    """Poll a hundred times, each poll 8 KB of gzip for 8 MB of nothing."""
+    """Poll a hundred times, each poll with 8 KB of gzip for 8 MB of zeros."""
     with Stranger(server.grpc) as stranger:
         raw = poll().SerializeToString() + padding(8_300_000)
         calls = [stranger.call_of("ReceiveMessage", raw, is_deflated=True) for _ in range(100)]
@@ -90,7 +90,7 @@ def gzip_polls(server: Standalone) -> Told:
 
 
 def gzip_telemetry(server: Standalone) -> Told:
-    """Open a hundred telemetry streams with a command of 8 MB of nothing each."""
+    """Open a hundred telemetry streams with a command of 8 MB of zeros each."""
     with Stranger(server.grpc) as stranger:
         raw = service.TelemetryCommand(
             settings=v2.Settings(
@@ -105,7 +105,7 @@ def gzip_telemetry(server: Standalone) -> Told:
 
 
 def gzip_sends(server: Standalone) -> Told:
-    """Send a hundred messages of 4 MB of nothing each, and as many of 1 MB."""
+    """Send a hundred messages of 4 MB of zeros each, and a hundred of 1 MB."""
     with Stranger(server.grpc) as stranger:
         large, small = send_of(message(bytes(4_000_000))), send_of(message(bytes(1_000_000)))
         calls = [
@@ -117,7 +117,7 @@ def gzip_sends(server: Standalone) -> Told:
 
 
 def closed_windows(server: Standalone) -> Told:
-    """Receive 80 times 8 MB without a window, and give each stream a byte now and then."""
+    """Receive 80 times 8 MB without a window, and sometimes give each stream one byte."""
     with Stranger(server.grpc, CLOSED) as stranger:
         pops = poll(wait_s=5)
         pops.batch_size = 2
@@ -130,7 +130,7 @@ def closed_windows(server: Standalone) -> Told:
 
 
 def _fill(server: Standalone) -> None:
-    """Let messages lie there for a group that is to receive them: 640 MB."""
+    """Store a backlog of 640 MB for a consumer group."""
     server.put(f"groups/{GROUP}")
     with grpc.insecure_channel(server.grpc) as channel:
         send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
@@ -142,7 +142,7 @@ def _fill(server: Standalone) -> None:
 
 
 def cancelled_sends(server: Standalone) -> Told:
-    """Begin sends of 4 MB of nothing and cancel each at once."""
+    """Start sends of 4 MB of zeros and cancel each at once."""
     with Stranger(server.grpc) as stranger:
         request = send_of(message(bytes(4_000_000)))
         calls = []
@@ -153,7 +153,7 @@ def cancelled_sends(server: Standalone) -> Told:
 
 
 def cancelled_polls(server: Standalone) -> Told:
-    """Poll with 8 MB of nothing, and cancel half a second later, again and again."""
+    """Poll with 8 MB of zeros and cancel half a second later, repeatedly."""
     with Stranger(server.grpc) as stranger:
         raw = poll().SerializeToString() + padding(8_300_000)
         for round_number in range(8):
@@ -208,7 +208,7 @@ def message_keys(server: Standalone) -> Told:
 
 
 def route_endpoints(server: Standalone) -> Told:
-    """Ask for a route behind 200,000 endpoints, 30 times."""
+    """Request a route with 200,000 endpoints, 30 times."""
     with Stranger(server.grpc) as stranger:
         request = service.QueryRouteRequest(
             topic=v2.Resource(name=TOPIC),
@@ -221,7 +221,7 @@ def route_endpoints(server: Standalone) -> Told:
 
 
 def route_namespace(server: Standalone) -> Told:
-    """Ask for a route in a namespace of 4 MB, which every queue repeats."""
+    """Request a route in a namespace of 4 MB, which every queue repeats."""
     with Stranger(server.grpc) as stranger:
         request = service.QueryRouteRequest(
             topic=v2.Resource(name=TOPIC, resource_namespace="n" * 4_000_000),
@@ -232,7 +232,7 @@ def route_namespace(server: Standalone) -> Told:
 
 
 def tag_filters(server: Standalone) -> Told:
-    """Park a thousand polls that each ask for four thousand tags."""
+    """Park a thousand polls with filters of four thousand tags each."""
     with Stranger(server.grpc) as stranger:
         calls = []
         for n in range(1_000):
@@ -243,7 +243,7 @@ def tag_filters(server: Standalone) -> Told:
 
 
 def heartbeat_groups(server: Standalone) -> Told:
-    """Say to be alive as 800 clients with ids of 30 KB, of groups of a megabyte."""
+    """Send heartbeats as 800 clients with ids of 30 KB, in groups with names of a megabyte."""
     with Stranger(server.grpc) as stranger:
         for n in range(400):
             request = service.HeartbeatRequest(
@@ -256,7 +256,7 @@ def heartbeat_groups(server: Standalone) -> Told:
 
 
 def client_ids(server: Standalone) -> Told:
-    """Say to be alive as 4,000 clients whose ids take 15 KB; this costs the stranger as much."""
+    """Send heartbeats as 4,000 clients with ids of 15 KB; the stranger pays the same cost."""
     with Stranger(server.grpc) as stranger:
         for n in range(4_000):
             request = service.HeartbeatRequest(client_type=v2.PRODUCER)
@@ -265,7 +265,7 @@ def client_ids(server: Standalone) -> Told:
 
 
 def born_hosts(server: Standalone) -> Told:
-    """Send 400 messages that were born on hosts with names of a megabyte."""
+    """Send 400 messages with born host names of a megabyte."""
     with Stranger(server.grpc) as stranger:
         for n in range(400):
             request = send_of(message(born_host=f"{n}" + "h" * 1_000_000))
@@ -309,7 +309,7 @@ def flood_of_frames(server: Standalone) -> Told:
 
 
 def bad_header(server: Standalone) -> Told:
-    """Poll, and on another stream send a header list of 40 KB; does the poll live on?"""
+    """Poll, and send a header list of 40 KB on another stream; check that the poll continues."""
     with Stranger(server.grpc) as stranger:
         stranger.begin(stranger.call_of("ReceiveMessage", poll(wait_s=5)))
         block = peer.block(fields_of("Heartbeat", *[(f"x-{n}", "v" * 1_000) for n in range(40)]))
@@ -335,7 +335,7 @@ def unread_pulls(server: Standalone) -> Told:
 
 
 def pulls_without_end(server: Standalone) -> Told:
-    """Have 32 pulls of a megabyte under way at any time, and read them."""
+    """Keep 32 pulls of a megabyte in flight and read them."""
     with Stranger(server.grpc, WIDE_OPEN) as stranger:
         end_s, answered, read_bytes = time.monotonic() + HOLD_S, 0, 0
         stranger.begin(*[stranger.call_of("PullMessage", pull(0)) for _ in range(32)])
@@ -357,7 +357,7 @@ def pull(offset: int, topic: str = TOPIC) -> service.PullMessageRequest:
 
 
 def _fill_small(server: Standalone) -> None:
-    """Let 20 MB of messages of a kilobyte lie there."""
+    """Store 20 MB of messages of a kilobyte."""
     with grpc.insecure_channel(server.grpc) as channel:
         send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             path_of("SendMessage")
@@ -371,13 +371,13 @@ def _fill_small(server: Standalone) -> None:
 
 
 def burst_of_polls(server: Standalone) -> Told:
-    """Park 20,000 polls of twenty connections, on twenty topics, all at once."""
+    """Park 20,000 polls of twenty connections on twenty topics at once."""
     with contextlib.ExitStack() as opened:
         return told(_park(server, opened, HOLD_S)[0])
 
 
 def parked_polls(server: Standalone) -> Told:
-    """Look at an honest client beside 20,000 polls that are parked."""
+    """Measure an honest client while 20,000 polls are parked."""
     with contextlib.ExitStack() as opened:
         before = {name: memory_mib(child.pid) for name, child in server.processes.items()}
         strangers = _park(server, opened, 10.0)
@@ -403,14 +403,14 @@ def _park(server: Standalone, opened: contextlib.ExitStack, hold_s: float) -> li
 def overload(server: Standalone) -> Told:
     """Send messages of 4 MB from 64 honest clients: one in flight each, then five, then twenty.
 
-    `cpu_ms_per_mb` is what a stored megabyte cost whom, also where others want the same machine.
+    `cpu_ms_per_mb` is the CPU time per stored megabyte and process, also on a shared machine.
     """
     pids = {name: child.pid for name, child in server.processes.items() if name != "admin"}
     pids["clients"] = os.getpid()
     levels: Told = {}
 
     def used_s() -> dict[str, float]:
-        # The server's processes are children of the clients'.
+        # The server's processes are children of the client process.
         return {name: cpu_seconds(pid, is_alone=name == "clients") for name, pid in pids.items()}
 
     for in_flight in (1, 5, 20):
@@ -428,8 +428,8 @@ def overload(server: Standalone) -> Told:
 CLIENTS = 64
 LARGE_BYTES = 4_000_000
 OVERLOAD_S = 6.0
-# After a refusal, as the settings that a producer gets tell it: twice as long after each. Official
-# clients give up after three attempts; it is the application then that sends again.
+# The pause after a rejection doubles each time, as in a producer's settings. Official clients give
+# up after three attempts. Then the application sends again.
 RETRY_MIN_S, RETRY_MAX_S = 0.01, 1.0
 
 

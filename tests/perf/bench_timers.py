@@ -1,14 +1,14 @@
-"""Delayed messages: how late, how many, what a schedule and a recall cost, what pending ones cost.
+"""Delayed messages: delay, rate, and the cost of schedules, recalls and pending timers.
 
-State machine: standalones with one proxy; sends replayed by h2load, the rest by the Go program in
-tests/perf/load. Bodies of 1 KiB, but 64 bytes where stores are seeded in the engine.
+State machine: standalones with one proxy. h2load replays sends; the Go program in tests/perf/load
+does the other calls. Bodies have 1 KiB, or 64 bytes if the engine seeds the store.
 
     idle      300 messages due 3 s ahead, one every 20 ms, one consumer
-    schedule  as many sends, plain and delayed by an hour, in turn
-    burst     --burst messages due in the same second, 48 consumers; a second topic has 20 messages
-              a second due 3 s ahead meanwhile
-    recall    with --recall-pending timers waiting: sends, schedules and recalls one at a time
-    pending   --pending timers waiting: memory of the broker and its start after kill -9
+    schedule  the same number of plain sends and of sends delayed by an hour, in turn
+    burst     --burst messages due in the same second, 48 consumers; in parallel a second topic has
+              20 messages per second, due 3 s ahead
+    recall    with --recall-pending pending timers: sends, schedules and recalls one at a time
+    pending   with --pending pending timers: memory of the broker and its start after kill -9
 
     python -m tests.perf.bench_timers [--parts idle,schedule,burst,recall,pending]
 """
@@ -45,7 +45,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2
 
 PATH = "/apache.rocketmq.v2.MessagingService/SendMessage"
-ROUND = 256  # messages a round while seeding
+ROUND = 256  # Messages per round while seeding.
 DAY_MS = 24 * 3600 * 1000
 SEED_SPAN_MS = 300 * DAY_MS
 PARTS = ("idle", "schedule", "burst", "recall", "pending")
@@ -64,7 +64,7 @@ def now_ms() -> int:
 
 
 def memory_mib(pid: int) -> dict[str, float]:
-    """Return what is resident, and the part of it that is no page of a file."""
+    """Return the resident memory and its part without file pages."""
     text = Path(f"/proc/{pid}/status").read_text("ascii")
     fields = dict(line.split(":", 1) for line in text.splitlines())
     return {
@@ -110,7 +110,7 @@ def measure_burst(folder: Path, load: Path, messages: int) -> dict[str, Any]:
         run_load(
             load, "receive", server.grpc, topic="canary", group="canary", messages=100, consumers=1
         )
-        # Time enough to schedule them all, and for the canary to run before.
+        # Enough time for the canary's start and for all schedules.
         due_at_ms = now_ms() + messages // 4 + 10_000
         request = delayed_request("burst", due_at_ms)
         sent = h2load(server.grpc, PATH, request, messages, scratch)
@@ -163,7 +163,7 @@ def seed(folder: Path, count: int) -> float:
     at_ms = now_ms()
     began = time.process_time()
     for n in range(count):
-        # Scattered over all days, as independent senders would.
+        # Spread over all days, like independent senders.
         due_at_ms = at_ms + 3_600_000 + n * 2_654_435_761 % SEED_SPAN_MS
         struct.pack_into(">q", message, stored_message.DUE_AT, due_at_ms)
         data = bytes(message)
@@ -205,7 +205,7 @@ def measure_pending(folder: Path, load: Path, pending: int) -> dict[str, Any]:
         began = time.perf_counter()
         with broker(folder) as (process, _, _):
             starts.append(round(time.perf_counter() - began, 2))
-            time.sleep(20)  # Its first flush and census are over by then.
+            time.sleep(20)  # For the first flush and census.
             full = memory_mib(process.pid)
             process.kill()
             process.wait()
