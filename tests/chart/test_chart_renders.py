@@ -1,4 +1,4 @@
-"""The chart renders what it should, of types that the Kubernetes API takes."""
+"""The chart renders the expected objects, of types that the Kubernetes API accepts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tidemill.controller.settings import ControllerSettings
 from tidemill.proxy.settings import ProxySettings
 
 CLUSTER_WIDE = {"PriorityClass", "ClusterRole", "ClusterRoleBinding"}
-# Making something cannot be allowed by name, nor can following what is listed.
+# The verbs `create`, `list` and `watch` cannot be limited by name.
 UNNAMED = (
     (["secrets"], ["create"]),
     (["leases"], ["create"]),
@@ -46,7 +46,7 @@ def _helm() -> None:
 
 @pytest.fixture(scope="module", params=PROFILES)
 def found(request: pytest.FixtureRequest) -> list[Object]:
-    """What a profile renders."""
+    """The rendered objects of a profile."""
     text = profile(request.param)
     return [one for one in yaml.safe_load_all(text) if one is not None]
 
@@ -103,7 +103,7 @@ def test_no_pod_may_do_what_it_need_not(found: list[Object]) -> None:
         pod = pod_of(one)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        # Only who writes Secrets or records, or replaces pods, has a token of the Kubernetes API.
+        # Only pods that write Secrets or records or replace pods have a token for the API.
         name = one["metadata"]["name"]
         is_writer = name.endswith(("certificates", "certificates-setup", "roll"))
         assert pod["automountServiceAccountToken"] is (is_writer or "-controller-" in name)
@@ -127,7 +127,7 @@ def test_only_what_is_named_is_read_and_written(found: list[Object]) -> None:
 
 
 def test_every_variable_of_ours_is_a_setting(found: list[Object]) -> None:
-    """A process refuses to start with any other."""
+    """A process refuses to start with an unknown variable."""
     others = {"admin", "admin_token_file", "admin_ca_file"}
     for one in [each for each in found if each["kind"] in WORKLOADS]:
         for container in pod_of(one)["containers"]:
@@ -138,7 +138,7 @@ def test_every_variable_of_ours_is_a_setting(found: list[Object]) -> None:
 
 
 def test_every_process_takes_its_file(found: list[Object], tmp_path: Path) -> None:
-    """What the ConfigMaps hold is read by the very settings of the processes."""
+    """The settings of the processes read the ConfigMaps."""
     models: dict[str, type[ProcessSettings]] = {
         "broker": BrokerSettings,
         "proxy": ProxySettings,
@@ -154,7 +154,7 @@ def test_every_process_takes_its_file(found: list[Object], tmp_path: Path) -> No
         if "tidemill.yaml" in one.get("data", {}) and component in models:
             file = tmp_path / f"{seen}.yaml"
             file.write_text(one["data"]["tidemill.yaml"], "utf-8")
-            # Of several replicas each is told which it is, and where, by its pod.
+            # The pod gives each of several replicas its number and its address.
             is_replica = component == "broker" and "controllers" in yaml.safe_load(file.read_text())
             address = "--replica-address=broker-0-0.brokers:10911"
             more = ["--replica-id=0", address] if is_replica else []
@@ -178,7 +178,7 @@ def test_a_stop_has_the_time_that_draining_may_take() -> None:
     [("512Mi", 256 * MIB), ("1Gi", 512 * MIB), ("1G", 500_000_000), ("536870912", 256 * MIB)],
 )
 def test_a_proxy_holds_half_its_memory_for_clients(limit: str, expected: int) -> None:
-    # As a file has it: a number there is one with a point to Helm.
+    # As in a values file: Helm reads a number there as a float.
     text = limit if limit.isdigit() else f'"{limit}"'
     found = objects("--set-json", f"proxy.resources.limits.memory={text}")
     settings = yaml.safe_load(find(found, "ConfigMap", "tidemill-proxy")["data"]["tidemill.yaml"])
@@ -211,7 +211,7 @@ def test_a_broker_group_has_what_it_says_itself_and_else_what_all_have() -> None
 
 
 def test_names_stay_when_replication_comes() -> None:
-    """ADR 0035: what holds data is named as it will be with several replicas."""
+    """ADR 0035: objects with data have the same names as with several replicas."""
     found = objects()
     broker = find(found, "StatefulSet", "tidemill-broker-0")
     assert broker["spec"]["serviceName"] == "tidemill-broker-0"
@@ -231,7 +231,7 @@ def test_names_stay_when_replication_comes() -> None:
 
 
 def test_another_broker_group_restarts_no_process() -> None:
-    """Proxies hear of it from the home; only what starts later reads the longer list."""
+    """The home reports it to the proxies. Only later starts read the longer list."""
     more = ("--set", "brokerGroups[0].name=broker-0,brokerGroups[1].name=broker-1")
     before, after = objects(), objects(*more)
     for name in ("tidemill-proxy", "tidemill-admin"):
@@ -260,12 +260,12 @@ def test_replicas_know_who_they_are_and_where_all_controllers_are() -> None:
     assert variables["TIDEMILL_REPLICA_ID"] == "$(POD_ORDINAL)"
     address = "$(POD_NAME).tidemill-broker-0:10911"
     assert variables["TIDEMILL_REPLICA_ADDRESS"] == address
-    # A variable is put in where it was set above.
+    # Kubernetes expands a variable that is set earlier in the list.
     assert list(variables).index("POD_NAME") < list(variables).index("TIDEMILL_REPLICA_ADDRESS")
 
 
 def test_only_controllers_say_how_many_replicas_there_are() -> None:
-    """A number in the StatefulSet would be an upgrade's word against theirs."""
+    """With a number in the StatefulSet, an upgrade would overwrite the controllers' number."""
     found = objects(*THREE)
     spec = find(found, "StatefulSet", "tidemill-broker-0")["spec"]
     assert "replicas" not in spec
@@ -277,7 +277,7 @@ def test_only_controllers_say_how_many_replicas_there_are() -> None:
         "minInSync": 2,
         "statefulSet": "tidemill-broker-0",
     }
-    # It goes with no release: without its record no replica that has data is let lead.
+    # A release deletion keeps the record: without it, replicas with data cannot become master.
     assert group["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     rules = find(found, "Role", "tidemill-controller")["rules"]
     [scale] = [rule for rule in rules if rule["resources"] == ["statefulsets"]]
@@ -307,7 +307,7 @@ def test_several_broker_groups_are_replaced_in_turn() -> None:
     for number in range(3):
         spec = find(several, "StatefulSet", f"tidemill-broker-{number}")["spec"]
         assert spec["updateStrategy"] == {"type": "OnDelete"}
-    # Controllers replace replicas, so the job knows nothing of them.
+    # Controllers replace replicas, so the job does not include them.
     spec = find(several, "StatefulSet", "tidemill-broker-3")["spec"]
     assert spec["updateStrategy"] == {"type": "RollingUpdate"}
     prod = objects("-f", CHART / "values-prod.yaml")
@@ -320,7 +320,7 @@ def test_several_broker_groups_are_replaced_in_turn() -> None:
 
 
 def paths_of(values: Object, above: str = "") -> list[str]:
-    """Return the paths of all values, of maps too, that are the chart's own and not Kubernetes'."""
+    """Return the paths of all values and maps that the chart, not Kubernetes, defines."""
     theirs = {
         "resources",
         "podSecurityContext",
@@ -342,22 +342,22 @@ def paths_of(values: Object, above: str = "") -> list[str]:
 VALUES: Object = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
 
 
-# Every chart has had broker groups, and none at all are refused.
+# Every chart version has broker groups. The chart rejects an empty list.
 @pytest.mark.parametrize("top", sorted(VALUES.keys() - {"brokerGroups"}))
 def test_values_of_an_older_chart_are_enough(top: str) -> None:
-    """`helm upgrade --reuse-values` brings nothing that the older chart did not have."""
+    """`helm upgrade --reuse-values` passes only the values of the older chart."""
     paths = paths_of({top: VALUES[top]})
     maps = [path for path in paths if any(each.startswith(f"{path}.") for each in paths)]
     leaves = [path for path in paths if path not in maps]
     expected = rendered()
-    # Each map by itself, and then all that is in none at once.
+    # Each map separately, and then all values outside maps at once.
     for missing in [*([path] for path in maps), leaves]:
         sets = ",".join(f"{path}=null" for path in missing)
         assert rendered("--set", sets) == expected, missing
 
 
 def test_what_kubernetes_describes_may_be_taken_out() -> None:
-    """A `null` says that there shall be none, such as of a user on OpenShift."""
+    """A `null` removes a default, for example the user id on OpenShift."""
     sets = "proxy.livenessProbe=null,proxy.podSecurityContext.fsGroup=null,admin.resources=null"
     found = objects("--set", sets)
     proxy, admin = (
@@ -375,7 +375,7 @@ def test_every_template_makes_its_values_whole() -> None:
 
 
 def test_every_value_is_in_the_schema_and_every_profile_lints() -> None:
-    """Helm looks at the schema when it renders; what values.yaml has must be there at all."""
+    """Helm checks the schema when it renders. The schema must have all keys of values.yaml."""
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     schema = yaml.safe_load((CHART / "values.schema.json").read_text("utf-8"))
     assert values.keys() <= schema["properties"].keys()
@@ -384,7 +384,7 @@ def test_every_value_is_in_the_schema_and_every_profile_lints() -> None:
 
 
 def test_no_name_is_longer_than_kubernetes_takes() -> None:
-    """A StatefulSet's has a hash behind it in a label of its pods, a CronJob's in its jobs'."""
+    """Kubernetes adds a hash to a StatefulSet's name in pod labels, and to a CronJob's in jobs."""
     longest = ("--set", "brokerGroups[0].name=g1234567890123456789")
     for one in objects(*longest, release="r" * 53):
         limit = {"StatefulSet": 52, "CronJob": 52}.get(one["kind"], 63)
@@ -392,7 +392,7 @@ def test_no_name_is_longer_than_kubernetes_takes() -> None:
 
 
 def test_every_value_says_what_it_is() -> None:
-    """By a line `# --` above it; what Kubernetes describes, and mere headings, need none."""
+    """A line `# --` stands above each value, except Kubernetes' own fields and headings."""
     theirs = {
         "requests",
         "limits",
@@ -420,12 +420,12 @@ def test_every_value_says_what_it_is() -> None:
         if value and key.isalpha() and key not in theirs and "# --" not in comment:
             silent.append(f"{number}: {line.strip()}")
         comment = ""
-    # The types of strategies, below the line that says what they are.
+    # The types of strategies, below the line that describes them.
     assert [each for each in silent if not each.endswith("type: RollingUpdate")] == []
 
 
 def test_a_job_of_the_rest_api_runs_when_its_token_was_made() -> None:
-    """Where a release asks for a token from now on, the look before an upgrade waits for it."""
+    """If an upgrade adds a token, the check before the upgrade waits for it."""
     found = objects("--set", "admin.auth.enabled=true", "--set", "admin.tls.enabled=true")
     weights = {
         name: int(find(found, "Job", name)["metadata"]["annotations"]["helm.sh/hook-weight"])
@@ -435,7 +435,7 @@ def test_a_job_of_the_rest_api_runs_when_its_token_was_made() -> None:
 
 
 def test_closed_egress_leaves_dns_open_wherever_it_is() -> None:
-    """A cache on the node is no pod, and DNS in pods may listen on another port."""
+    """A cache on the node is not a pod, and DNS in pods may listen on another port."""
     policy = find(objects("-f", CHART / "values-prod.yaml"), "NetworkPolicy", "tidemill-egress")
     [dns] = [
         rule for rule in policy["spec"]["egress"] if any(one["port"] == 53 for one in rule["ports"])
@@ -460,7 +460,7 @@ def test_what_uninstalling_does_is_told(value: str, expected: str) -> None:
 
 
 def test_a_secret_of_a_public_authority_is_enough() -> None:
-    """It has no ca.crt, and a volume that asks for one would keep the pod from starting."""
+    """The Secret has no ca.crt. A volume that requires one would prevent the pod's start."""
     found = objects(
         "--set",
         "admin.tls.enabled=true,admin.tls.existingSecret=public",
@@ -489,7 +489,7 @@ def test_the_test_shows_a_certificate_where_clients_must() -> None:
 
 
 def test_what_jobs_are_told_all_of_them_have() -> None:
-    """A queue, a quota or a mesh looks at every pod."""
+    """A queue, a quota or a mesh applies to every pod."""
     sets = "jobs.annotations.x=why,jobs.podLabels.l=m,jobs.podAnnotations.p=q"
     found = objects("-f", CHART / "values-ha.yaml", "--set", sets)
     jobs = [one for one in found if one["kind"] in {"Job", "CronJob"}]

@@ -1,4 +1,4 @@
-"""What an upgrade or a rollback looks at before it changes anything."""
+"""Checks of an upgrade or a rollback before any change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _helm() -> None:
     need_helm()
 
 
-# Groups of one replica each, whose pods a job replaces in turn.
+# Broker groups of one replica each. A job replaces their pods in turn.
 SEVERAL = (
     "--set-json",
     'brokerGroups=[{"name":"broker-0"},{"name":"broker-1"},{"name":"broker-2"}]',
@@ -23,7 +23,7 @@ SEVERAL = (
 
 
 def test_a_rollback_runs_what_an_upgrade_runs() -> None:
-    """Helm renders nothing for it, and runs the hooks of the revision that comes back."""
+    """Helm does not render the chart for a rollback. It runs the hooks of the old revision."""
     found = objects(*SEVERAL)
     hooks = {
         (one["kind"], one["metadata"]["name"]): set(hook.split(","))
@@ -39,7 +39,7 @@ def test_a_rollback_runs_what_an_upgrade_runs() -> None:
 
 
 def test_a_release_of_another_name_is_refused(tmp_path: Path) -> None:
-    """Its brokers would be empty, beside claims that nobody opens any more."""
+    """Its brokers would be empty, and the old claims would be unused."""
     standing = objects("--set", "fullnameOverride=mq")
     done = rendered_beside(standing, tmp_path)
     assert "is the StatefulSet mq-broker-0, and the new name is tidemill-broker-0" in done.stderr
@@ -77,7 +77,7 @@ def test_a_chart_that_cannot_read_the_stores_is_refused(tmp_path: Path) -> None:
 
 
 def test_autoscaled_proxies_are_as_many_as_they_were(tmp_path: Path) -> None:
-    """Without a number the API would take one, and so would an upgrade to autoscaling."""
+    """Without a number, the API and an upgrade to autoscaling would use one."""
     prod = ("-f", CHART / "values-prod.yaml")
 
     def proxies(found: list[Object]) -> int:
@@ -92,7 +92,7 @@ def test_autoscaled_proxies_are_as_many_as_they_were(tmp_path: Path) -> None:
     assert proxies(fewest) == 2
 
 
-# A server that answers discovery says so itself.
+# A server that answers discovery reports this itself.
 KIND = "--api-versions=tidemill.io/v1/BrokerGroup"
 
 
@@ -108,7 +108,7 @@ def test_fewer_replicas_are_taken_and_those_that_go_are_served_until_they_have(
     assert done.returncode == 0, done.stderr
     found = [one for one in yaml.safe_load_all(done.stdout) if one]
     assert find(found, "BrokerGroup", "tidemill-broker-0")["spec"]["replicas"] == 3
-    # Replica 4 may be the master until the controllers have moved it.
+    # Replica 4 may be the master until the controllers move the master.
     assert "tidemill-broker-0-4.tidemill-broker-0" in done.stdout
     afterwards = rendered_beside(found, tmp_path, KIND, *replicas(3))
     assert "tidemill-broker-0-4.tidemill-broker-0" not in afterwards.stdout

@@ -48,7 +48,7 @@ def endpoint(running: Standalone) -> str:
 
 @pytest.fixture(scope="module")
 def strict_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Nothing is created by its use here."""
+    """The endpoint of a standalone that creates no objects on first use."""
     folder = tmp_path_factory.mktemp("strict")
     with standalone(folder / "data", "--no-auto-create") as running:
         yield running.grpc
@@ -128,7 +128,7 @@ METHODS = {
 async def statuses(
     client: Api, request: Message, *, headers: Any = METADATA, timeout_s: float | None = 30
 ) -> list[v2.Status]:
-    """Call what the request is for; return the status of the answer and those of its entries."""
+    """Call the request's method; return the status of the answer and of its entries."""
     method = METHODS[type(request)]
     made = getattr(client.stub, method)(request, metadata=headers, timeout=timeout_s)
     if method == "ReceiveMessage":
@@ -209,7 +209,7 @@ def test_an_illegal_topic_is_told_by_every_method(
 def test_an_illegal_group_is_told_by_every_method(
     endpoint: str, name: str, of: Callable[[str], Message]
 ) -> None:
-    check(endpoint, send(), v2.OK)  # What stands beside the name exists.
+    check(endpoint, send(), v2.OK)  # The other objects of the request exist.
     check(endpoint, of(name), v2.ILLEGAL_CONSUMER_GROUP)
 
 
@@ -410,7 +410,7 @@ def test_a_send_is_answered_with_its_code(endpoint: str, request_: Message, code
     ]
 )
 def test_a_call_is_answered_with_its_code(endpoint: str, request_: Message, code: Code) -> None:
-    # What a consumer names exists.
+    # The topic and the consumer group of the request exist.
     check(endpoint, assignment(), v2.OK)
     check(endpoint, request_, code)
 
@@ -529,7 +529,7 @@ def test_a_broker_that_does_not_answer_is_a_proxy_timeout(tmp_path: Path) -> Non
 
 @contextlib.contextmanager
 def paused(running: Standalone, name: str) -> Iterator[None]:
-    """Stop a process for the block, as a machine that hangs does."""
+    """Stop a process for the block, like a hanging machine."""
     pid = running.processes[name].pid
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -545,7 +545,7 @@ def test_a_proxy_at_its_limit_says_too_many_requests(tmp_path: Path) -> None:
         poll = client.stub.ReceiveMessage(request, metadata=METADATA, timeout=30)
         code = v2.OK
         async with asyncio.timeout(10):
-            # Nothing tells when the poll waits, and a send may have come before it.
+            # No event reports that the poll waits. The send may come before it.
             while code == v2.OK:
                 if poll.done():
                     poll = client.stub.ReceiveMessage(request, metadata=METADATA, timeout=30)

@@ -1,4 +1,4 @@
-"""Dashboards and alerts: what is kept is what the code makes, and each says enough."""
+"""Dashboards and alerts: the stored files match the generator, and each has a full description."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PANELS = [
     for page in PAGES
     for panel in page.panels()
 ]
-# The parts of a runbook, in the order in which somebody at night needs them.
+# The parts of a runbook, in the order in which an operator needs them.
 PARTS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 
 

@@ -1,7 +1,7 @@
 """Queries name metrics and labels that the processes export, by docs/metrics.md.
 
-That page is held against the processes themselves, so a metric that is renamed fails here before
-anybody sees an empty panel.
+Another test compares this page with the processes. So a renamed metric fails here, before a panel
+is empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.monitoring import alerts
 from tools.monitoring.pages import PAGES
 
 METRICS = parse((Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text("utf-8"))
-# What Prometheus adds: of its targets, and about them.
+# Labels and metrics that Prometheus adds for its targets.
 OF_TARGETS = frozenset({"namespace", "pod", "instance", "job"})
 OF_PROMETHEUS = {
     "up": Exposed("up", "gauge", ""),
@@ -37,7 +37,7 @@ ASKED = [
 
 
 def labels_of(name: str) -> set[str]:
-    """Return the labels that the samples of a name have. Raises KeyError: nobody exports it."""
+    """Return the labels of a metric's samples; raise KeyError if no process exports it."""
     family = next((name.removesuffix(end) for end in HISTOGRAM if name.endswith(end)), name)
     if name not in METRICS | OF_PROMETHEUS and METRICS[family].type == "histogram":
         return METRICS[family].labels | ({"le"} if name.endswith("_bucket") else set())

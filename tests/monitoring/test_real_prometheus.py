@@ -1,7 +1,7 @@
-"""A real Prometheus scrapes real processes: every panel shows something, and so does every alert.
+"""A real Prometheus scrapes real processes: every panel and every alert has data.
 
-Whoever opens a dashboard after the first round trip shall see no panel without data. Those of
-Kubernetes are parsed alone, since their metrics are others'.
+After the first round trip, no panel of a dashboard is empty. Queries of Kubernetes metrics are only
+parsed, as other exporters provide these metrics.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tests.support.processes.replicated_standalone import FLAGS, REPLICAS, Repli
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tools.generate_dashboards import RULES
 
-RATE = "10s"  # ten scrapes
-JOB_MS = 240_000  # until a job of Spark has started, and has done its work
-DATA_MS = 60_000  # until a few scrapes have seen everything
+RATE = "10s"  # Ten scrapes.
+JOB_MS = 240_000  # For a job of Spark to start and to do its work.
+DATA_MS = 60_000  # For a few scrapes with all metrics.
 
 pytestmark = [pytest.mark.large, needs("go", PROMETHEUS)]
 
 
 def targets(running: Standalone) -> dict[str, list[str]]:
-    """Return where the processes are scraped, by the job that alerts know them by."""
+    """Return the scrape addresses of the processes, by the job name in alerts."""
     found: dict[str, list[str]] = {}
     for name, process in running.processes.items():
         address = process.metrics.removeprefix("http://").removesuffix("/metrics")
@@ -49,19 +49,19 @@ def targets(running: Standalone) -> dict[str, list[str]]:
     return found
 
 
-# What the processes of most tests here have not, by the beginnings of its metrics.
+# Prefixes of metrics that the processes of most tests here do not export.
 OF_REPLICAS = ("rocketmq_ha_", "rocketmq_controller_")
 OF_JOBS = ("rocketmq_pipeline_", "rocketmq_audit_")
 Prefixes = tuple[str, ...]
 
 
 def is_of(prefixes: Prefixes, expression: str) -> bool:
-    """Say whether an expression is of one of these; without any, whether it is of the rest."""
+    """Return whether an expression uses one of the prefixes, or none of all if empty."""
     return any(map(expression.__contains__, prefixes or OF_REPLICAS + OF_JOBS)) is bool(prefixes)
 
 
 def without_data(asked: Prometheus, of: Prefixes = ()) -> dict[str, str]:
-    """Return the queries that have no answer, by what asks them."""
+    """Return the queries without data, by panel or alert."""
     found = {}
     for page, panel, expression in queries.of_panels():
         query = queries.concrete(expression, rate=RATE)
@@ -96,7 +96,7 @@ def test_every_panel_and_every_alert_has_data(tmp_path: Path, certificates: Cert
         quick_start(running, tmp_path)
         asyncio.run(touch_everything(running))
         eventually(has_data(asked), within_ms=DATA_MS)
-        # The certificate is good for two days, and the alert waits an hour.
+        # The certificate is valid for two days, and the alert waits an hour.
         assert asked.query('ALERTS{alertname="CertificateExpires",alertstate="pending"}')
         assert not asked.query('ALERTS{alertstate="firing"}')
 
@@ -140,7 +140,7 @@ def test_every_panel_and_every_alert_of_jobs_has_data(tmp_path: Path) -> None:
             port = reserved.getsockname()[1]
         archive = [f"--to={tmp_path / 'archive'}", "--every=1", f"--metrics-port={port}"]
         found = {"tidemill-pipeline": [f"127.0.0.1:{port}", files]}
-        # A job that ends leaves a file, which somebody else serves.
+        # A finished job leaves a file, which another server exports.
         audit = [f"--to={tmp_path / 'audit'}", f"--metrics-file={served / 'metrics'}"]
         with (
             job(running, tmp_path, "archive", *archive),
@@ -153,7 +153,7 @@ def test_every_panel_and_every_alert_of_jobs_has_data(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def job(running: Standalone, folder: Path, name: str, *flags: str) -> Iterator[None]:
-    """Run a job of the pipeline for the block; its log is beside the data."""
+    """Run a job of the pipeline for the block. Its log is in the folder of the data."""
     command = [sys.executable, "-m", "tidemill", "pipeline", name]
     with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
@@ -172,12 +172,12 @@ class _Files(http.server.SimpleHTTPRequestHandler):
     extensions_map = {"": "text/plain; version=0.0.4"}  # noqa: RUF012  # As it is there.
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # As it is there.
-        """Say nothing."""
+        """Suppress the access log."""
 
 
 @contextlib.contextmanager
 def files_of(folder: Path) -> Iterator[str]:
-    """Serve the files of a folder for the block; gives host:port."""
+    """Serve the files of a folder for the block; yield host:port."""
     handler = functools.partial(_Files, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

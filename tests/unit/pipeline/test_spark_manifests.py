@@ -1,4 +1,4 @@
-"""Manifests of `deploy/spark`: what they start is a job with options that it has."""
+"""Manifests of `deploy/spark`: they start a job with valid options."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAIN = "local:///opt/tidemill/main.py"
 
 
 def kubeflow(spec: Mapping[str, Any]) -> tuple[str, list[str], str, list[Mapping[str, Any]]]:
-    """Return what is started, with what, from which image, and how containers are held."""
+    """Return the job's program, arguments, image and container security settings."""
     of = spec["template"]
     held = [of[name]["securityContext"] for name in ("driver", "executor")]
     return of["mainApplicationFile"], of["arguments"], of["image"], held
 
 
 def apache(spec: Mapping[str, Any]) -> tuple[str, list[str], str, list[Mapping[str, Any]]]:
-    """Return the same of a manifest for the other operator."""
+    """Return the same facts of a manifest for the other operator."""
     held = []
     for name in ("driverSpec", "executorSpec"):
         (container,) = spec[name]["podTemplateSpec"]["spec"]["containers"]
@@ -41,7 +41,7 @@ def test_an_operator_starts_a_job_with_options_that_it_has(file: str, read: Any)
     main, arguments, image, held = read(manifest["spec"])
     assert (main, image) == (MAIN, "tidemill-spark:dev")
     assert all(each["capabilities"] == {"drop": ["ALL"]} for each in held)
-    # Help is told once all options are read, of which none may be unknown.
+    # The job prints its help after it has parsed all options. An unknown option fails.
     asked = CliRunner().invoke(app, ["pipeline", *arguments, "--help"])
     assert asked.exit_code == 0, asked.output
     wrong = CliRunner().invoke(app, ["pipeline", *arguments, "--nonsense", "--help"])

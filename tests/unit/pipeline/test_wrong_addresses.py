@@ -1,4 +1,4 @@
-"""Addresses at which no proxy is: what is said of them."""
+"""Error texts for addresses without a proxy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tidemill_pipeline.options import parse_source
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):
-    default_request_version = "HTTP/1.1"  # of its answer to what it does not understand
+    default_request_version = "HTTP/1.1"  # In the answer to an unknown request.
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of what gRPC sends it."""
+        """Do not log gRPC's requests."""
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def web_server() -> Iterator[str]:
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address that is kept, and at which nobody listens."""
+    """A reserved address without a server."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def asked(endpoint: str) -> str:
-    """Return why a cluster could not be asked."""
+    """Return the error of a request to a cluster."""
     options = parse_source(
         {"endpoints": endpoint, "topic": "orders", "maxRetries": "1", "retryBackoffMs": "1"},
         is_stream=False,
