@@ -1,4 +1,4 @@
-"""`tidemill store` on a folder with several stores, one of which has lost its log."""
+"""`tidemill store` on a folder with several stores. One of them has lost its log."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ A consumer has a new client id for each life and sends heartbeats to any proxy. 
 it processes messages, with or without a notice. While it lives, no other consumer may receive its
 messages. After its death another consumer must receive them.
 
-A broker extends only deliveries of which a proxy has reported the receipt. So two cases are
-excused: a receive within a moment of a failure, because a proxy reports after a tenth of a second;
-and a delivery that the proxy could not report before the broker restarted, because the proxy died.
+A broker extends a delivery only after a proxy has reported its receipt. So two cases are excused: a
+receive within a moment of a failure, because a proxy reports after a tenth of a second; and a
+delivery that the proxy could not report before the broker restarted, because the proxy died.
 """
 
 from __future__ import annotations

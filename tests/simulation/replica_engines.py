@@ -54,7 +54,7 @@ from tidemill.message import stored_message
 if TYPE_CHECKING:
     from tests.simulation.replica_process import Answer, ReplicaProcess
 
-WALL_MS: Final = 1_700_000_000_000  # the wall time at which the monotonic clock is 0
+WALL_MS: Final = 1_700_000_000_000  # the wall time when the monotonic clock is 0
 CONFIG: Final = replace(SMALL, segment_bytes=128 << 10, timer=TIMERS)
 NO_ROOM_BYTES: Final = 1 << 20  # less than a replica keeps free
 INVISIBLE_MS: Final = (300, 2_000, 8_000)
@@ -115,7 +115,7 @@ class EngineVolume:
         self.disk = self.disk.after_kill()
 
     def cut_power(self, _random: Random) -> None:
-        """Lose a random part of what is not durable."""
+        """Lose a random part of the bytes that are not durable."""
         self.disk = self.disk.after_power_cut()
 
     def _confirmed(self, report: Callable[[int], None]) -> None:
@@ -257,7 +257,7 @@ class ReceivedMessage:
 class Clients:
     """Clients of engines, with their requests and the answers."""
 
-    mode: AckMode | None = AckMode.SYNC_FSYNC  # the only mode in which engines know their ends
+    mode: AckMode | None = AckMode.SYNC_FSYNC  # engines know their ends only in this mode
     situations: Mapping[str, Situation] = {
         **SITUATIONS,
         **{name: OPERATED[name] for name in ("forgotten while cut off", "forgotten while down")},

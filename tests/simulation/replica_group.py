@@ -132,7 +132,7 @@ class World:
         self._ids = 0
         self._confirmed = bytearray()  # every byte that a master has confirmed
         self._masters: dict[int, ReplicaRun] = {}
-        # By replica: its life, and up to which offset its confirmed bytes were compared.
+        # By replica: its life, and the end offset of its compared confirmed bytes.
         self._checked: dict[str, tuple[int, int]] = {}
         self.was_replaced = False  # an operator has replaced a master: confirmed bytes may be cut
         self.store.on_replaced = self._give_up

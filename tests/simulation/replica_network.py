@@ -70,7 +70,7 @@ class ReplicaNetwork:
             arrive()
 
     def let_arrive(self, way: tuple[str, str]) -> None:
-        """Deliver the held messages of a direction in the order in which they were sent."""
+        """Deliver the held messages of a direction in the order of their sends."""
         self.holds.discard(way)
         for arrive in self.held.pop(way, []):
             arrive()

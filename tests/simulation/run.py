@@ -29,7 +29,7 @@ TROUBLE_S = 60.0  # of virtual time
 QUIET_S = 3 * INVISIBLE_MS / 1000  # after the drain; no consumer may receive anything in it
 DRAIN_S_MAX = 600.0  # far more than any delay, invisible duration or long poll
 LOOK_S = 1.0
-EMPTY_LOOKS = 4  # attempts of an operator who waits until a broker group is empty
+EMPTY_LOOKS = 4  # an operator's attempts until a broker group is empty
 JOIN_S = 5.0  # the timeout of a patient operator; members answer sooner
 TAGS = ("red", "blue")
 STEPS_NEAR_MS = (700, -700)
@@ -248,7 +248,7 @@ class _Simulation:
                 await asyncio.sleep(LOOK_S)
 
     async def _resize(self) -> str:
-        """Drain, remove or add a broker group, as an operator who may give up at any moment."""
+        """Drain, remove or add a broker group. The operator may give up at any moment."""
         random = self._random
         what = random.choice(("drain", "remove", "remove", "remove", "force", "add"))
         name = random.choice(self._brokers[1:]).address
@@ -348,7 +348,7 @@ class _Simulation:
         return "the disk was nearly full"
 
     async def _administer(self) -> str:
-        """Change or delete a topic or a group, as an operator who gives up after a second."""
+        """Change or delete a topic or a group. The operator gives up after a second."""
         admin_of = {
             "grow": lambda admin, now_ms: admin.put_topic(
                 "plain", type_=None, queues=self._random.randint(2, 6), now_ms=now_ms

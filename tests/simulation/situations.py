@@ -1,9 +1,9 @@
-"""Situations in which a single rule of replication prevents a loss.
+"""Situations that need a single rule of replication to prevent a loss.
 
-Random faults seldom happen in the order in which a rule is needed. Each situation is such an order:
-each step waits until the step before has had its effect. A run begins with one situation. The seed
-chooses the situation, the roles of the replicas, the delays, and what a power cut leaves.
-`tests/property/test_replica_simulation.py` lists which relaxed rule is found in which situation.
+Random faults seldom happen in an order that needs the rule. Each situation is such an order: each
+step waits for the effect of the step before. A run begins with one situation. The seed chooses the
+situation, the roles of the replicas, the delays, and the bytes that survive a power cut.
+`tests/property/test_replica_simulation.py` lists the relaxed rules that each situation finds.
 
 A situation ends early if the network of the seed loses the message that the next step waits for.
 `Run.was_staged` is true for a situation that was played to its end.

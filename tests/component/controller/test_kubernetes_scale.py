@@ -58,7 +58,7 @@ class World:
         self.server.objects[GROUP]["spec"]["replicas"] = replicas
 
     def status(self, **status: object) -> None:
-        """Let Kubernetes say what has become of the pods."""
+        """Set status fields of the StatefulSet, as Kubernetes does."""
         found = self.server.objects[SET]
         found["status"] = {**found["status"], **status}
 

@@ -1,4 +1,4 @@
-"""Questions of operators: through the broker's relay and a proxy's stream to clients, and back."""
+"""Operators' requests to clients, and their answers, through the broker's relay and a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link to a broker that stalls: what waits is bounded, and ends when its time is up."""
+"""The link to a stalled broker: waiting requests are limited and end at their deadline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def handles(count: int) -> list[HandleFields]:
 
 
 async def stall(world: ProxyWorld) -> None:
-    """Let the broker take a frame and not answer it, so that what follows stays here."""
+    """Let the broker accept a frame without an answer. Later requests then wait in the link."""
     await world.send(message())
     world.broker.is_reading.clear()
     first = asyncio.create_task(world.link.append(1, 0, FIRST, timeout_ms=LATER_MS))
@@ -123,7 +123,7 @@ def test_a_send_whose_caller_goes_before_it_left_never_leaves_and_is_freed() -> 
 
 
 def test_what_callers_leave_goes_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the broker is away there may be very many, and each would look at all others."""
+    """A disconnected broker has many waiting requests; none may scan all others."""
     looks = 0
     sweep = FrameBatcher._sweep
 
@@ -149,7 +149,7 @@ def test_what_callers_leave_goes_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
                 link.ask(commands.ENSURE, EnsureRequest(topic=f"t{n}"), timeout_ms=LATER_MS),
             )
         ]
-        await asyncio.sleep(0)  # All of them wait.
+        await asyncio.sleep(0)  # All requests wait.
         assert len(link.pending) == 1_201
         for call in calls:
             call.cancel()
@@ -176,7 +176,7 @@ def test_messages_are_given_back_though_the_broker_is_away_meanwhile() -> None:
         link.give_back(1, 1, [batch])
         sent = link._pops.unanswered_returns(frozenset())
         assert [request.index for _, request in sent] == [0, 1]
-        # They leave, and the stream is lost before they are answered.
+        # The link sends the requests, and the stream breaks before their answers.
         link.batching.clear()
         link._close("the broker is restarted")
         link.give_back(1, 1, [Batch(slot=1, delivery_id=8, visible_at_ms=1, indexes=[0])])

@@ -1,4 +1,4 @@
-"""What a broker learns of the lives of a proxy's clients."""
+"""A proxy's reports to a broker about the lives of its clients."""
 
 from __future__ import annotations
 

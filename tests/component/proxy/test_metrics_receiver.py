@@ -138,7 +138,7 @@ EMPTY_POINTS = empty_points(9, "rocketmq_send_cost_time")
 
 
 def test_concurrent_exports_hold_only_their_bytes() -> None:
-    """Empty points were eight megabytes parsed, for each export that had its slices taken."""
+    """Empty points once took eight megabytes of memory for each accepted export."""
 
     async def main() -> None:
         receives = receiver()
@@ -168,7 +168,7 @@ def test_an_address_gets_at_most_the_free_exports() -> None:
         assert len(refused) == EXPORTS_MAX // 2
         assert all(each.code is RpcCode.RESOURCE_EXHAUSTED for each in refused)
         assert isinstance(outcomes[-1], bytes)
-        # All have ended: there is room again.
+        # All exports have ended, so there is room again.
         assert isinstance(await start("ipv4:10.0.0.1"), bytes)
 
     asyncio.run(main())

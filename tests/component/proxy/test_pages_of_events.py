@@ -35,7 +35,7 @@ class Log:
 
 
 def calls_to(log: Log) -> AbstractAsyncContextManager[BrokerCalls]:
-    """Return calls whose broker has `log`."""
+    """Return calls to a broker with `log`."""
     return calls_of(ReadEvents=log.read)
 
 

@@ -36,7 +36,7 @@ class Broker:
 
 
 def calls_to(broker: Broker) -> AbstractAsyncContextManager[BrokerCalls]:
-    """Return calls whose broker has `broker`."""
+    """Return calls to the fake `broker`."""
     return calls_of(ListProgress=broker.list_progress)
 
 

@@ -32,7 +32,7 @@ class Source:
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
         self.made = 0  # pages
-        self.closed = 0  # calls whose answers have ended
+        self.closed = 0  # calls with an ended answer
         self.has_closed = asyncio.Event()
         self.metrics = ProxyMetrics()
 

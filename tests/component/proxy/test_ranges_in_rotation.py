@@ -1,4 +1,4 @@
-"""Concurrent reads and listings: turns are given by address, not by call."""
+"""Concurrent reads and listings take turns by client address, not by call."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import RpcCall
 
-READS = 12  # of the address that reads much
-OTHER = READS  # the number of that of the address that reads once
+READS = 12  # reads of the busy address
+OTHER = READS  # number of the read of the other address
 
 Read: TypeAlias = Callable[[int, str], Coroutine[None, None, None]]
 
@@ -67,7 +67,7 @@ class Pages:
 
 
 def calls_to(pages: Pages) -> AbstractAsyncContextManager[BrokerCalls]:
-    """Return calls whose broker has `pages`."""
+    """Return calls to a broker with `pages`."""
     return calls_of(
         Pull=pages.pull,
         ReadEvents=pages.events,

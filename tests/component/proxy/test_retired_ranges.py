@@ -34,7 +34,7 @@ STORED = encode_stored(
 
 
 class Queue:
-    """A queue whose beginning is retired after each pull has read its messages."""
+    """A queue that retires its oldest messages after each pull has read them."""
 
     def __init__(self, retired: list[int], matching: range = range(END)) -> None:
         self._retired = retired  # first offset after each pull
@@ -74,7 +74,7 @@ class Pulled(Collected):
 
 
 def calls_to(queue: Queue) -> AbstractAsyncContextManager[BrokerCalls]:
-    """Return calls whose broker has `queue`."""
+    """Return calls to a broker with `queue`."""
     return calls_of(Pull=queue.pull)
 
 

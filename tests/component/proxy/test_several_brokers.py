@@ -329,7 +329,7 @@ def test_a_scrape_counts_each_receive() -> None:
         for _ in range(3):
             assert await poll(world, poll_ms=0) == ["a"]
         assert await poll(world, poll_ms=0) == ["MESSAGE_NOT_FOUND"]
-        # A long poll whose first pop finds a message.
+        # A long poll finds a message with its first pop.
         for n in range(3):
             world.send(n, "b")
         for _ in range(3):

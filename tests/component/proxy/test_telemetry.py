@@ -42,7 +42,7 @@ CONSUMER = v2.Settings(
 
 
 class HangingCluster:
-    """A cluster whose broker answers when `answers` is set."""
+    """A cluster. Its broker answers when `answers` is set."""
 
     def __init__(self) -> None:
         self.answers = asyncio.Event()

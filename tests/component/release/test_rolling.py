@@ -1,4 +1,4 @@
-"""The roll job replaces broker groups in turn, never while another one is unreachable."""
+"""The roll job replaces broker groups in turn. It waits while another group is unreachable."""
 
 from __future__ import annotations
 
