@@ -298,7 +298,7 @@ def test_joining_keeps_the_followers_own_topics() -> None:
 
 def test_a_broker_without_a_home_joins_only_with_the_complete_configuration() -> None:
     world = World()
-    with pytest.raises(Conflict, match="told everything"):
+    with pytest.raises(Conflict, match="needs the whole configuration"):
         world.engine.following.meet(HOME, may_join=True, is_told_all=False, now_ms=0)
     assert world.engine.catalog.membership.home is None
 

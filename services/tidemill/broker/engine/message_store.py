@@ -237,7 +237,7 @@ class MessageStore:
     def check_awaited(self, log_offset: LogOffset) -> None:
         """Request a damaged message of other replicas; raise MessageAwaited if they may have it."""
         if log_offset >= self.log.min_offset and self.log.damage.request(log_offset):
-            raise MessageAwaited(f"the message at log offset {log_offset} is asked for")
+            raise MessageAwaited(f"the other replicas are asked for the message at {log_offset}")
 
     def stored_at_ms(self, log_offset: LogOffset) -> int:
         """Return when the record at `log_offset` was stored; an upper bound if it is damaged."""

@@ -34,7 +34,7 @@ from tidemill.message import salvage
 
 CONCERNS_MAX = 10_000  # messages in all; a missing segment may have had a million
 _ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
-assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
+assert _ENTRIES.itemsize == SIZE, "the array of entries has the size of their layout"
 
 
 class _LastMessage(NamedTuple):

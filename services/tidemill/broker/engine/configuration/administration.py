@@ -376,8 +376,7 @@ class Administration:
         """
         if not self._consumption.release_lock(key, now_ms):
             raise Conflict(
-                f"queue {key[2]} is not locked: what is ready in it goes to the next consumer that "
-                f"polls"
+                f"queue {key[2]} is not locked: the next consumer that polls gets its messages"
             )
 
     def plan_reset(

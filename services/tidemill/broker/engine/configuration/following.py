@@ -70,11 +70,13 @@ class Following:
         if known is not None:
             self.check(home.cluster_id)
             if home.life != known.life and not is_told_all:
-                raise Conflict(f"{self._catalog.broker_name} is to be told everything first")
+                raise Conflict(f"{self._catalog.broker_name} needs the whole configuration first")
         elif not may_join:
             raise Conflict(f"{self._catalog.broker_name} has left the cluster")
         elif not is_told_all:
-            raise Conflict(f"{self._catalog.broker_name} has left, and is to be told everything")
+            raise Conflict(
+                f"{self._catalog.broker_name} has left; it needs the whole configuration"
+            )
         elif self.has_own():
             raise Conflict(
                 f"{self._catalog.broker_name} has topics or consumer groups of its own, which "

@@ -39,7 +39,7 @@ PLACES_A_SLICE = 2048  # progress of groups in queues; mostly skipped
 NOTICES_MAX = 100  # file names between two calls of `take_notices`
 _TAG_HASH = struct.Struct(">q")
 _ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
-assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
+assert _ENTRIES.itemsize == SIZE, "the array of entries has the size of their layout"
 
 
 class _PendingLogMend(Exception):
