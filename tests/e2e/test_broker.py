@@ -17,7 +17,7 @@ from tests.support.eventually import eventually
 from tests.support.processes.processes import broker, descendants, is_running
 from tests.support.worlds.engine_world import blob
 from tidemill.common.errors import Overloaded
-from tidemill.proxy.link import BrokerLink
+from tidemill.proxy.link import BrokerLink, LinkLimits
 from tidemill.proxy.link.commands import ENSURE
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -179,10 +179,9 @@ def test_many_large_messages_are_received_over_one_connection(
         link = BrokerLink(
             address,
             ProxyMetrics(),
-            pending_max=1_000,
-            pending_bytes_max=1 << 30,
-            patience_ms=10_000,
-            clients_max=100,
+            LinkLimits(
+                pending_max=1_000, pending_bytes_max=1 << 30, patience_ms=10_000, clients_max=100
+            ),
         )
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(link.run())

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import ssl
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 
 import structlog
 
@@ -25,7 +26,7 @@ from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.cluster.cluster import BrokerCluster
 from tidemill.proxy.cluster.routing import scheme_of
 from tidemill.proxy.keeper import KeeperState, give_to_keep, take_over
-from tidemill.proxy.link import BrokerLink
+from tidemill.proxy.link import BrokerLink, LinkLimits
 from tidemill.proxy.link.master_routes import MasterRoutes
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
@@ -61,6 +62,24 @@ from tidemill.transport.aio.tls import (
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyParts:
+    """The parts of a proxy that start, serve and stop."""
+
+    metrics: ProxyMetrics
+    registry: Registry
+    certificates: Certificates
+    server_tls: ssl.SSLContext | None
+    routes: MasterRoutes
+    cluster: BrokerCluster
+    calls: BrokerCalls
+    relays: Relays
+    telemetry: Telemetry
+    clients: Clients
+    server: GrpcServer
+    readiness: ProcessReadiness
+
+
 async def serve(settings: ProxySettings) -> None:
     """Run the proxy until SIGTERM, then finish the running calls.
 
@@ -69,6 +88,33 @@ async def serve(settings: ProxySettings) -> None:
     kept = KeeperState() if settings.keeper_fd is None else take_over(settings.keeper_fd)
     if kept.former_end:
         log.error("the proxy died, and was started again", ended=kept.former_end)
+    parts = build(settings, kept)
+    starter_fd = settings.supervisor_fd if settings.keeper_fd is None else settings.keeper_fd
+    with stop_on_signal(supervisor_fd=starter_fd, on_hangup=parts.certificates.reload) as stop:
+        async with (
+            parts.certificates.watching(),
+            MetricsServer(parts.registry, parts.readiness).serving(
+                settings.metrics_host, settings.metrics_port
+            ) as endpoint,
+            parts.routes.following(),
+            parts.cluster.running(),
+            parts.calls.running(),
+            parts.relays.running(),
+            sending(parts.telemetry.updates),
+        ):
+            if await first_of(parts.cluster.configured(), stop):
+                async with (
+                    parts.server.serving(settings, parts.server_tls),
+                    watched(parts.readiness, parts.server),
+                ):
+                    announce(settings, parts, metrics_url=endpoint.url)
+                    await stop.wait()
+                    await drain(settings, parts)
+    log.info("proxy stopped")
+
+
+def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
+    """Wire the parts of the process. Nothing is connected or started yet. Raises StartError."""
     metrics = ProxyMetrics(former_lives=kept.former_lives)
     clock = SystemClock()
     clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)
@@ -78,83 +124,85 @@ async def serve(settings: ProxySettings) -> None:
         node_id=settings.node_id or settings.name,
         proxy_mode="cluster",
     )
-    metrics.register(registry)
-    registry.register(clients.collect)
-
     # Check the files before the wait for the broker, so that an error is reported at once.
     front, link = front_tls(settings), link_tls(settings)
     certificates = Certificates([each for each in (front, link) if each is not None])
-    registry.register(certificates.collect)
+    connect = connect_of(link)
     routes = MasterRoutes(
         settings.controllers,
         settings.routes_file,
-        connect=connect_of(link),
+        connect=connect,
         name=settings.name,
         cluster=settings.cluster,
     )
-    cluster = cluster_of(settings, metrics, connect=connect_of(link), routes=routes)
+    cluster = cluster_of(settings, metrics, connect=connect, routes=routes)
     polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
     PollingMetrics(registry, polling, cluster.knows)
     telemetry = telemetry_of(settings, cluster, clients, clock)
-    calls = BrokerCalls(connect_of(link))
+    calls = BrokerCalls(connect)
     pages = PullPages(calls)
-    methods = wire(settings, cluster, polling, clients, telemetry, clock, calls, pages)
     measures = ClientMetrics(
         registry, clock.monotonic_ms, knows_topic=cluster.knows_topic, knows=cluster.knows
     )
-    receiver = MetricsReceiver(measures) if settings.client_metrics else None
-    pipeline = pipeline_methods(pipeline_table(cluster, calls, pages), metrics)
-    server = GrpcServer(methods, Boundary(metrics, clock), receiver, pipeline, kept.listening)
-    registry.register(server.collect)
-    questions = Questions(clients, clock.monotonic_ms)
+    server = GrpcServer(
+        wire(settings, cluster, polling, clients, telemetry, clock, calls, pages),
+        Boundary(metrics, clock),
+        MetricsReceiver(measures) if settings.client_metrics else None,
+        pipeline_methods(pipeline_table(cluster, calls, pages), metrics),
+        kept.listening,
+    )
+    metrics.register(registry)
+    for collect in (clients.collect, certificates.collect, server.collect):
+        registry.register(collect)
     relays = Relays(
         settings.name,
         lambda: [peer.address for peer in cluster.peers()],
-        questions.answer,
-        connect=connect_of(link),
+        Questions(clients, clock.monotonic_ms).answer,
+        connect=connect,
     )
-    readiness = ProcessReadiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
-    starter_fd = settings.supervisor_fd if settings.keeper_fd is None else settings.keeper_fd
-    with stop_on_signal(supervisor_fd=starter_fd, on_hangup=certificates.reload) as stop:
-        async with (
-            certificates.watching(),
-            MetricsServer(registry, readiness).serving(
-                settings.metrics_host, settings.metrics_port
-            ) as endpoint,
-            routes.following(),
-            cluster.running(),
-            calls.running(),
-            relays.running(),
-            sending(telemetry.updates),
-        ):
-            if await first_of(cluster.configured(), stop):
-                async with (
-                    server.serving(settings, newest_context(front) if front else None),
-                    watched(readiness, server),
-                ):
-                    if settings.keeper_fd is not None:
-                        give_to_keep(
-                            settings.keeper_fd,
-                            server.descriptors(),
-                            logs_text=is_text_format(settings.log_format),
-                        )
-                    metrics.is_serving, readiness.phase = True, "serving"
-                    addresses = {"grpc": server.address, "metrics": endpoint.url}
-                    log.info("proxy serving", tls=settings.tls, **addresses)
-                    tune_garbage_collector()
-                    announce_ready(settings.supervisor_fd, **addresses)
-                    await stop.wait()
-                    metrics.is_serving, readiness.phase = False, "draining"
-                    server.report_health(False)
-                    # Balancers must see the state before clients reconnect.
-                    await asyncio.sleep(settings.drain_delay_ms / 1000)
-                    # Stop accepting first: clients reconnect at once, and must reach another proxy.
-                    server.stop_accepting()
-                    await clients.streams.ask_to_reconnect()
-                    cluster.release_polls()
-                    await server.drain(settings.drain_timeout_ms)
-                    await cluster.wait_reported()
-    log.info("proxy stopped")
+    return ProxyParts(
+        metrics=metrics,
+        registry=registry,
+        certificates=certificates,
+        server_tls=newest_context(front) if front else None,
+        routes=routes,
+        cluster=cluster,
+        calls=calls,
+        relays=relays,
+        telemetry=telemetry,
+        clients=clients,
+        server=server,
+        readiness=ProcessReadiness(cluster.peers, unready_after_ms=settings.unready_after_ms),
+    )
+
+
+def announce(settings: ProxySettings, parts: ProxyParts, *, metrics_url: str) -> None:
+    """Report that the proxy serves: to the keeper, to metrics and to the starter."""
+    if settings.keeper_fd is not None:
+        give_to_keep(
+            settings.keeper_fd,
+            parts.server.descriptors(),
+            logs_text=is_text_format(settings.log_format),
+        )
+    parts.metrics.is_serving, parts.readiness.phase = True, "serving"
+    addresses = {"grpc": parts.server.address, "metrics": metrics_url}
+    log.info("proxy serving", tls=settings.tls, **addresses)
+    tune_garbage_collector()
+    announce_ready(settings.supervisor_fd, **addresses)
+
+
+async def drain(settings: ProxySettings, parts: ProxyParts) -> None:
+    """Move clients to other proxies, and finish the running calls."""
+    parts.metrics.is_serving, parts.readiness.phase = False, "draining"
+    parts.server.report_health(False)
+    # Balancers must see the state before clients reconnect.
+    await asyncio.sleep(settings.drain_delay_ms / 1000)
+    # Stop accepting first: clients reconnect at once, and must reach another proxy.
+    parts.server.stop_accepting()
+    await parts.clients.streams.ask_to_reconnect()
+    parts.cluster.release_polls()
+    await parts.server.drain(settings.drain_timeout_ms)
+    await parts.cluster.wait_reported()
 
 
 @contextlib.asynccontextmanager
@@ -211,17 +259,15 @@ def cluster_of(
 ) -> BrokerCluster:
     """Return the broker groups of the settings, without connections."""
 
+    limits = LinkLimits(
+        pending_max=settings.link_pending_max,
+        pending_bytes_max=settings.memory_bytes_max,
+        patience_ms=settings.unready_after_ms,
+        clients_max=settings.clients_max,
+    )
+
     def open_link(address: str) -> BrokerLink:
-        return BrokerLink(
-            address,
-            metrics,
-            pending_max=settings.link_pending_max,
-            pending_bytes_max=settings.memory_bytes_max,
-            patience_ms=settings.unready_after_ms,
-            clients_max=settings.clients_max,
-            connect=connect,
-            routes=routes,
-        )
+        return BrokerLink(address, metrics, limits, connect=connect, routes=routes)
 
     return BrokerCluster(open_link, settings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.proxy.cluster.cluster import BrokerCluster
-from tidemill.proxy.link import BrokerLink
+from tidemill.proxy.link import BrokerLink, LinkLimits
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -28,10 +28,9 @@ class LinkedCluster:
         link = self.links[address] = BrokerLink(
             address,
             ProxyMetrics(),
-            pending_max=10,
-            pending_bytes_max=1 << 20,
-            patience_ms=1_000,
-            clients_max=10,
+            LinkLimits(
+                pending_max=10, pending_bytes_max=1 << 20, patience_ms=1_000, clients_max=10
+            ),
         )
         return link
 

@@ -20,6 +20,7 @@ answers its pops empty.
 """
 
 from tidemill.proxy.link.broker_link import BrokerLink
+from tidemill.proxy.link.pending import LinkLimits
 from tidemill.proxy.link.pops import PoppedBatch
 
-__all__ = ["BrokerLink", "PoppedBatch"]
+__all__ = ["BrokerLink", "LinkLimits", "PoppedBatch"]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.link.commands import Appended, LinkCommand, Request, Result
     from tidemill.proxy.link.master_routes import MasterRoutes
+    from tidemill.proxy.link.pending import LinkLimits
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.transport.aio.connect import Connector
@@ -72,11 +73,8 @@ class BrokerLink:
         self,
         address: str,
         metrics: ProxyMetrics,
+        limits: LinkLimits,
         *,
-        pending_max: int,
-        pending_bytes_max: int,
-        patience_ms: int,
-        clients_max: int,
         connect: Connector = connected,
         routes: MasterRoutes | None = None,
     ) -> None:
@@ -90,15 +88,8 @@ class BrokerLink:
         self._stream = LinkStream(
             address, receive=self._receive, on_end=self._close, connect=connect, routes=routes
         )
-        self.pending = PendingRequests(
-            address,
-            metrics,
-            count_max=pending_max,
-            bytes_max=pending_bytes_max,
-            patience_ms=patience_ms,
-            on_expired=self._expire,
-        )
-        self._reports = ClientReports(clients_max=clients_max)
+        self.pending = PendingRequests(address, metrics, limits, self._expire)
+        self._reports = ClientReports(clients_max=limits.clients_max)
         self.batching = FrameBatcher(self.pending, self._stream.write, self._reports)
         self._pops = PopsInFlight(self.pending, self.batching)
         self._observers: list[LinkObserver] = []  # few, added at the start

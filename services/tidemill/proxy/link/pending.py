@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from tidemill.common.deadlines import Deadlines
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
     from tidemill.proxy.link.commands import LinkCommand, Row
     from tidemill.proxy.metrics import ProxyMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLimits:
+    """The limits of one link."""
+
+    pending_max: int  # requests in flight
+    pending_bytes_max: int  # of messages and acks in flight
+    patience_ms: int  # time without a stream until requests are rejected
+    clients_max: int  # in reports about clients
 
 
 class PendingRequest(NamedTuple):
@@ -42,15 +53,12 @@ class PendingRequests:
         self,
         address: str,
         metrics: ProxyMetrics,
-        *,
-        count_max: int,
-        bytes_max: int,
-        patience_ms: int,
+        limits: LinkLimits,
         on_expired: Callable[[Collection[int]], None],
     ) -> None:
         """Call `on_expired` with requests that have timed out; it must `fail` each of them."""
-        self.count_max = count_max
-        self.bytes_max = bytes_max
+        self.count_max = limits.pending_max
+        self.bytes_max = limits.pending_bytes_max
         self.bytes = 0  # of messages and acks
         self.is_open = False  # whether there is a stream, and the broker's configuration
         self.closed_at_s = time.monotonic()  # when the broker was last heard on the last stream
@@ -58,7 +66,7 @@ class PendingRequests:
         self.repeatable: dict[int, Sequence[Row]] = {}
         # Requests that the caller can send to another broker: they fail when the stream is lost.
         self.movable: set[int] = set()
-        self._patience_s = patience_ms / 1000
+        self._patience_s = limits.patience_ms / 1000
         self._address = address
         self._metrics = metrics
         self._on_expired = on_expired
