@@ -258,7 +258,6 @@ def cluster_of(
     routes: MasterRoutes | None = None,
 ) -> BrokerCluster:
     """Return the broker groups of the settings, without connections."""
-
     limits = LinkLimits(
         pending_max=settings.link_pending_max,
         pending_bytes_max=settings.memory_bytes_max,
