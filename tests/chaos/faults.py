@@ -334,7 +334,8 @@ def wait_for_no_answer(cluster: Cluster) -> None:
 
 def volume_filled(left_bytes: int) -> Act:
     """Fill the broker's volume except `left_bytes` with another file, and delete the file."""
-    # The free space is unknown. So the file fills the volume first and then frees `left_bytes`.
+    # The free space is unknown. So one file reserves `left_bytes`, a second one fills the volume,
+    # and then the first is deleted.
     fill = (
         f"head -c {left_bytes} /dev/zero >{FILLER}.left;"
         f" head -c {FILLER_BYTES} /dev/zero 2>/dev/null >{FILLER}; rm {FILLER}.left; df -k {FILLER}"

@@ -196,7 +196,7 @@ def missing(cluster: Cluster, fault: Fault, nodes: int) -> str:
     """Return the missing requirement of a fault, "" if there is none."""
     if "hook" in fault.needs and not cluster.hook_program:
         return "CLUSTER_FAULTS names no program"
-    if "second node" in fault.needs and nodes < 2:  # The text of the requirement.
+    if "second node" in fault.needs and nodes < 2:  # `needs` is a text.
         return "there is one node"
     return ""
 

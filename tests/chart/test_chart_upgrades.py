@@ -77,7 +77,7 @@ def test_a_chart_that_cannot_read_the_stores_is_refused(tmp_path: Path) -> None:
 
 
 def test_autoscaled_proxies_are_as_many_as_they_were(tmp_path: Path) -> None:
-    """Without a number, the API and an upgrade to autoscaling would use one."""
+    """Without a number, the API and an upgrade to autoscaling would set one replica."""
     prod = ("-f", CHART / "values-prod.yaml")
 
     def proxies(found: list[Object]) -> int:

@@ -202,7 +202,7 @@ def test_the_page_of_failovers_has_no_data_and_loads_nothing(running: Standalone
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not re.findall(r"""(?:src|href)=""", page.text)
     assert "://" not in page.text
-    # What somebody has typed as a reason is text there.
+    # The page shows a user's text, such as a reason, as text.
     assert "innerHTML" not in page.text
 
 
@@ -321,7 +321,7 @@ def test_requests_are_counted_by_route(running: Standalone, api: Client) -> None
 
 
 def raw_answer(running: Standalone, head: str) -> bytes:
-    """Send a head that no library would, and nothing behind it; return what comes back."""
+    """Send a raw request head, which no library would send, and return the answer."""
     host, _, port = running.admin.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:
         client.sendall(head.encode() + b"\r\n\r\n")

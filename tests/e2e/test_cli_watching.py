@@ -1,4 +1,4 @@
-"""Commands that look again and again, until Ctrl-C."""
+"""Commands that repeat a query until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import httpx
 
 from tests.support.processes.processes import Standalone, command, environment
 
-END_S = 30.0  # for a command to end, on a busy machine
+END_S = 30.0  # For a command to end on a busy machine.
 
 
 def _hear_of_ctrl_c() -> None:
-    # Who runs in the background of a shell ignores it, and so do its children.
+    # A background process of a shell ignores Ctrl-C, and its children inherit this.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def watching(running: Standalone, *arguments: str) -> Iterator[IO[str]]:
-    """Run a command for the block, which reads what it prints; Ctrl-C ends it with status 0."""
+    """Run a command for the block and yield its output; Ctrl-C ends it with status 0."""
     process = subprocess.Popen(
         command(*arguments),
         env=environment() | {"TIDEMILL_ADMIN": running.admin},

@@ -51,7 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 @pytest.fixture
 def ask(running: Standalone) -> Any:
-    """Return what runs a command of the command line; its output, or what it refuses with."""
+    """Return a function that runs a command and returns its output or its error."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -76,7 +76,7 @@ def send(running: Standalone, topic: str, body: str) -> str:
 
 
 def the_client(ask: Any, group: str) -> dict[str, Any]:
-    """Return the only consumer of a group, once its proxy has heard of it."""
+    """Return the only consumer of a consumer group, once its proxy knows it."""
 
     def look() -> dict[str, Any]:
         clients = json.loads(ask("client", "ls", "--group", group, "-o", "json").stdout)["clients"]
@@ -162,7 +162,7 @@ def test_a_node_client_cannot_verify(tmp_path: Path, running: Standalone, ask: A
 
 
 def test_a_proxy_that_stops_tells_its_clients_to_connect_anew(tmp_path: Path) -> None:
-    """Before it ends their streams, so that those which understand it are elsewhere by then."""
+    """The command comes before the streams end, so that supporting clients have moved by then."""
 
     async def told(running: Standalone) -> list[str | None]:
         settings = v2.Settings(client_type=v2.PRODUCER, publishing=v2.Publishing())

@@ -21,8 +21,8 @@ from tests.support.processes.controlled_group import (
 from tidemill.controller.election.history import HANDED_OVER
 
 LIMIT_S = 180.0
-PATIENT_S = 30.0  # of a client that waits for as long as the machine takes
-SENDS_BETWEEN = 50  # that are acknowledged after a failover before the next one
+PATIENT_S = 30.0  # Timeout of a client on a slow machine.
+SENDS_BETWEEN = 50  # Acknowledged sends between two failovers.
 
 
 def play(
@@ -31,7 +31,7 @@ def play(
     *,
     call_s: float = CALL_S,
 ) -> Load:
-    """Run producers and consumers while `faults` happen; return what they have seen."""
+    """Run producers and consumers while `faults` happen; return their history."""
 
     async def run(endpoint: str, group: ControlledGroup) -> Load:
         load = Load(endpoint, "orders", "billing", random.Random(5), call_s=call_s)
@@ -51,14 +51,14 @@ def play(
 
 
 async def sends(load: Load, count: int) -> None:
-    """Wait until so many more sends are acknowledged; the test's limit ends it otherwise."""
+    """Wait until `count` more sends are acknowledged, or until the test's timeout."""
     wanted = load.sent_ok + count
-    while load.sent_ok < wanted:  # noqa: ASYNC110  # What is waited for has no event.
+    while load.sent_ok < wanted:  # noqa: ASYNC110  # No event reports a send.
         await asyncio.sleep(0.01)
 
 
 async def failed_over(group: ControlledGroup, epoch: int) -> int:
-    """Wait until an epoch has begun, and all three replicas are in sync; return the master."""
+    """Wait until an epoch has begun and all three replicas are in sync; return the master."""
     found = await asyncio.to_thread(
         group.await_group, lambda one: one.view.epoch >= epoch and len(one.view.sss) == 3
     )
@@ -96,6 +96,6 @@ def test_a_planned_transfer_is_no_error_to_anybody(tmp_path: Path) -> None:
     verdict = load.history.judge()
     assert verdict.is_clean, str(verdict)
     assert HANDED_OVER in reasons
-    # A machine so busy that a master seemed to be gone has had another election than the planned.
+    # On a busy machine a master may seem down, which causes an additional election.
     if set(reasons) == {HANDED_OVER}:
         assert {send.outcome for send in load.history.sends.values()} == {Outcome.OK}

@@ -1,4 +1,4 @@
-"""A standalone with TLS on every connection, whose certificates are renewed under load."""
+"""A standalone with TLS on every connection and a renewal of its certificates under load."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Secured:
         return {name: each.pid for name, each in self.standalone.processes.items()}
 
     def lines(self, event: str) -> list[dict[str, object]]:
-        """Return what the log says of an event."""
+        """Return the log lines of an event."""
         lines = map(json.loads, self.standalone.log.read_text().splitlines())
         return [line for line in lines if line["event"] == event]
 

@@ -1,4 +1,4 @@
-"""What the debug log tells of a message's way; at the usual level it tells nothing of it."""
+"""The debug log reports a message's path. The default level does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "orders", "billing"
-POLL_MS = 20_000  # longer than any invisible duration here
+POLL_MS = 20_000  # Longer than any invisible duration here.
 TOLD = {"call", "frame", "round", "configuration changed", "messages revived", "timers delivered"}
 
 
@@ -29,7 +29,7 @@ async def use(running: Standalone) -> None:
 
 
 async def take(client: Api, wanted: set[bytes]) -> None:
-    """Receive until all of it has come."""
+    """Receive until all wanted messages have come."""
     while wanted:
         received: list[v2.Message] = await client.receive(TOPIC, GROUP, poll_ms=POLL_MS)
         assert received, wanted

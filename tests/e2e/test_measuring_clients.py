@@ -1,4 +1,4 @@
-"""Official clients measure what they do, and the proxies show it."""
+"""Official clients report measurements, and the proxies export them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def total(running: Standalone, sample_name: str, **labels: str) -> float:
 
 
 def test_python_clients_tell_what_they_measured(tmp_path: Path, running: Standalone) -> None:
-    """They tell it every minute, and when they end."""
+    """The clients report every minute and at their end."""
     run_python_client(tmp_path, "push", running.grpc, topic="snake", group="snake", messages=5)
     sent = {"topic": "snake", "invocation_status": "success"}
     assert total(running, "rocketmq_send_cost_time_count", **sent) == 5
     consumed = {"topic": "snake", "consumer_group": "snake"}
-    # One is consumed twice, and the process may end before that is told.
+    # One message is consumed twice. The process may end before it reports this.
     assert total(running, "rocketmq_process_time_count", **consumed) >= 5
     assert total(running, "rocketmq_await_time_count", **consumed) >= 5
     rejected = {"result": "rejected"}

@@ -1,8 +1,8 @@
-"""Official clients in every role while masters die, stand still and move: what they are promised.
+"""The promises to official clients in every role while masters are killed, stopped and moved.
 
-One process for each official client that is made here, the one for Python at least, through a
-standalone with three replicas. Nothing is lost, nothing acked comes back, no timer is early,
-message groups keep their order.
+One process for each official client that is built here, at least the one for Python, through a
+standalone with three replicas. No message is lost, no acked message comes back, no timer is early,
+and message groups keep their order.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def test_official_clients_keep_their_promises_when_masters_go(tmp_path: Path) ->
 
 
 class Failovers:
-    """What is done to replicas while the clients go on, one thing after the other."""
+    """Faults of replicas, one after the other, while the clients work."""
 
     def __init__(self, group: Replicated, disturbed: DisturbedClients) -> None:
         self._group = group
         self._disturbed = disturbed
 
     def run(self) -> None:
-        """Do everything once."""
+        """Run each fault once."""
         self._disturbed.ready()
         for fault in (
             self._move_master,

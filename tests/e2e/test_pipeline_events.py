@@ -1,4 +1,4 @@
-"""What happened to messages, through real processes: ReadEvents, and `message trace`."""
+"""Events of messages through real processes: ReadEvents and `message trace`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def receive(client: Api, *, invisible_ms: int = 60_000) -> v2.Message:
 
 
 def told(events: list[pb.Event]) -> list[tuple[object, ...]]:
-    """Return of each event its kind, and what says more of some."""
+    """Return the kind of each event, with details of some."""
     return [
         (
             pb.EventKind.Name(event.kind).removeprefix("EVENT_KIND_"),
@@ -76,7 +76,7 @@ def told(events: list[pb.Event]) -> list[tuple[object, ...]]:
 def test_a_message_that_nobody_takes_ends_among_the_dead_letters(
     running: Standalone, stub: pipeline_pb2_grpc.PipelineSourceStub
 ) -> None:
-    """Delayed, moved to another time, fired, popped, renewed, given back, revived, and dead."""
+    """Delayed, moved to another time, fired, popped, renewed, given back, revived, dead."""
 
     async def act(client: Api) -> None:
         due_at_ms = int(time.time() * 1000) + 1_500
@@ -164,7 +164,7 @@ def test_events_go_on_where_an_answer_ended(
         pieces += some
         position, index = reply.next_position, reply.next_index
     assert pieces == everything
-    # Any place is one to begin at: what follows is what begins behind it.
+    # A read may start at any position: it returns the events that begin behind it.
     middle = everything[len(everything) // 2].position
     behind, _ = events_of(stub, from_position=middle + 1, until_position=end.next_position)
     assert behind == [event for event in everything if event.position > middle]
@@ -182,7 +182,7 @@ def test_a_position_of_another_log_is_refused(stub: pipeline_pb2_grpc.PipelineSo
 
 
 def test_the_journey_is_a_timeline_in_rest_and_on_the_command_line(running: Standalone) -> None:
-    run(running, lambda client: client.send(message(TOPIC, b"here", message_id="HERE")))  # type: ignore[arg-type,return-value]  # its answer is of no interest
+    run(running, lambda client: client.send(message(TOPIC, b"here", message_id="HERE")))  # type: ignore[arg-type,return-value]  # The answer is not used.
     run(running, take_all)
     shown = running.get("messages/HERE/trace")
     assert [event["event"] for event in shown["events"]] == ["stored", "delivered", "acked"]
@@ -235,7 +235,7 @@ def test_another_master_tells_the_same_and_goes_on(tmp_path: Path) -> None:
 
 
 def told_by(source: pipeline_pb2_grpc.PipelineSourceStub) -> bool:
-    """Whether somebody is master."""
+    """Return whether there is a master."""
     try:
         return bool(events_of(source))
     except grpc.RpcError:
@@ -278,7 +278,7 @@ def test_what_makes_no_sense_is_refused_and_no_failure_of_the_server(
 def test_a_read_until_behind_the_end_of_the_log_ends_at_its_end(
     stub: pipeline_pb2_grpc.PipelineSourceStub,
 ) -> None:
-    """Nothing comes there by itself: a call that waited for it would ask for ever."""
+    """No event comes without a new message: a call that waits for one would never end."""
     _, end = events_of(stub)
     call = stub.ReadEvents(
         pb.ReadEventsRequest(

@@ -41,7 +41,7 @@ SECOND_SIGNAL_STATUS = 130
 
 
 class KeptProxy:
-    """`tidemill proxy` as a container runs it: its first process, and the one that serves."""
+    """`tidemill proxy` as in a container: its first process and the serving process."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, broker_pid: int) -> None:
         self.process = process
@@ -53,17 +53,17 @@ class KeptProxy:
         return [line for line in lines if line["event"] == name]
 
     def serving(self, life: int = 0) -> tuple[int, str]:
-        """Return the id of the process of a life, and its address, once it serves."""
+        """Return id and address of the process of a life, once it serves."""
         told = eventually(lambda: self.events("proxy serving")[life], within_ms=WITHIN_MS)
         return self.pid(), str(told["grpc"])
 
     def pid(self) -> int:
-        """Return the id of the process that serves, or starts."""
+        """Return the id of the serving or starting process."""
         [pid] = descendants(self.process.pid)[1:]
         return pid
 
     def next_pid(self, former: int) -> int:
-        """Return the id of the process that follows `former`, as soon as there is one."""
+        """Return the id of the process after `former`, once it exists."""
         return eventually(
             lambda: [one for one in descendants(self.process.pid)[1:] if one != former],
             within_ms=WITHIN_MS,
@@ -85,7 +85,7 @@ def kept(tmp_path: Path) -> Iterator[KeptProxy]:
 
 @contextlib.contextmanager
 def kept_proxy(folder: Path, *more: str, **started: Any) -> Iterator[KeptProxy]:
-    """Run a proxy and its broker for the block; `started` says how, as subprocess.Popen does."""
+    """Run a proxy and its broker for the block, with the options of subprocess.Popen."""
     with contextlib.ExitStack() as running:
         stored, address, _ = running.enter_context(broker(folder / "data", "--auto-create"))
         log = folder / "proxy.log"
@@ -118,7 +118,7 @@ def is_ready(kept: KeptProxy) -> bool:
 
 
 def send(address: str) -> int:
-    """Send a message over a new connection, without another try; return the status code."""
+    """Send a message over a new connection, without a retry; return the status code."""
     message = v2.Message(topic=v2.Resource(name="t"), body=b"x")
     message.system_properties.message_id = "01"
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
@@ -161,7 +161,7 @@ def test_a_reload_is_handed_on(kept: KeptProxy) -> None:
 
 
 def test_one_that_keeps_dying_is_given_up(kept: KeptProxy) -> None:
-    """So that the platform sees it. Lives are shorter than the time in which they are counted."""
+    """The platform then sees it. Each life is shorter than the counted period."""
     for life in range(LIVES_MAX):
         address = kept.kill(life)
     assert kept.process.wait(STOP_S) == 128 + signal.SIGKILL
@@ -174,13 +174,13 @@ def test_one_that_dies_before_it_serves_again_is_started_once_more(kept: KeptPro
     pid, address = kept.serving()
     for _ in range(2):
         os.kill(pid, signal.SIGKILL)
-        pid = kept.next_pid(pid)  # of a life that has had no time to serve
+        pid = kept.next_pid(pid)  # Of a life that ended before it served.
     assert not refuses(address)
     assert send(address) == v2.OK
 
 
 def test_one_that_does_not_serve_in_time_closes_the_port_and_goes_on(kept: KeptProxy) -> None:
-    """So that newcomers are led elsewhere, for as long as its brokers are away."""
+    """New clients then use another proxy while the brokers are down."""
     pid, address = kept.serving()
     os.kill(kept.broker_pid, signal.SIGSTOP)
     try:
@@ -194,7 +194,7 @@ def test_one_that_does_not_serve_in_time_closes_the_port_and_goes_on(kept: KeptP
 
 
 def test_a_signal_for_both_processes_is_one(tmp_path: Path) -> None:
-    """As systemd sends it, and `pkill`: what is under way still ends."""
+    """Like systemd and `pkill`: calls in flight still end."""
     with kept_proxy(tmp_path, "--drain-delay-ms=1000") as kept:
         pid, _ = kept.serving()
         for each in (kept.process.pid, pid):

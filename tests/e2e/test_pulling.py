@@ -1,4 +1,4 @@
-"""PullMessage and its kin through real processes, by the stubs of the public protocol."""
+"""PullMessage and related calls through real processes, by the stubs of the public protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 
 OPTIONS = [("grpc.max_receive_message_length", 16 << 20)]
-HELD_MIB_MAX = 96  # what connections may hold, a page on its way for each turn, and buffers
+HELD_MIB_MAX = 96  # For connections, a page in flight per turn, and buffers.
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_a_group_says_how_far_it_has_pulled_and_its_pops_stay(
     assert client.update_offset("nobody", "marked", 1).status.code == v2.CONSUMER_GROUP_NOT_FOUND
     assert client.get_offset("markers", "marked").offset == 2
     assert len(client.receive("marked", "markers")) == 3
-    # A topic of the same name is another one, and so is a group.
+    # A new topic or consumer group with the same name is a different one.
     running.delete("groups/markers")
     running.put("groups/markers")
     assert client.get_offset("markers", "marked").status.code == v2.OFFSET_NOT_FOUND
@@ -255,7 +255,7 @@ def test_a_range_is_read_without_bodies(
 def test_strangers_who_pull_without_end_take_nothing_from_a_consumer(
     running: Standalone, client: PullClient
 ) -> None:
-    """Some read on and on, and one opens pulls and reads none of them."""
+    """Some clients read all the time, and one opens pulls without reading them."""
     running.put("topics/busy", queues=1)
     running.put("topics/honest", queues=2)
     running.put("groups/honest-readers")
@@ -305,7 +305,7 @@ def test_pulls_that_wait_are_so_many_and_an_address_has_its_share(
         stranger.begin(stranger.call_of("PullMessage", request))
         stranger.until_end_of(last_id)
         assert stranger.codes() == {v2.TOO_MANY_REQUESTS: 1}
-        # Who does not wait is served.
+        # The proxy serves a call that does not wait.
         assert client.pull("crowded", 0).code == v2.MESSAGE_NOT_FOUND
         client.send("crowded", b"for all of them")
         for number in range(WAITS_MAX // 2):
@@ -314,7 +314,7 @@ def test_pulls_that_wait_are_so_many_and_an_address_has_its_share(
 
 
 def named(error: Any) -> str:
-    """Return how the cluster names the error of a call."""
+    """Return the cluster's name of a call's error."""
     return str(dict(error.trailing_metadata())["tidemill-error"])
 
 
@@ -348,7 +348,7 @@ def test_a_range_is_read_of_the_topic_that_was_told_and_of_no_other(running: Sta
         assert read(log_id, first) == ([], "TopicNotFound")
         assert read(log_id, second) == ([b"new"], "")
         assert read("another", second) == ([], "LogChanged")
-        # The id is of a topic of another name.
+        # The id belongs to a topic with another name.
         running.put("topics/other", queues=1)
         request = pb.ReadMessagesRequest(topic="other", topic_id=second)
         with pytest.raises(grpc.RpcError) as refused:

@@ -78,7 +78,7 @@ class Reader:
         except grpc.RpcError:
             return None
         if pulled.code not in {v2.OK, v2.MESSAGE_NOT_FOUND}:
-            return None  # The broker is down, or another one is about to take over.
+            return None  # The broker is down, or its successor is about to take over.
         for offset, body in zip(pulled.offsets, pulled.bodies, strict=True):
             assert offset not in self.found, "an offset is told once"
             self.found[offset] = body

@@ -1,6 +1,7 @@
 """An operator's last resort: to elect a replica that misses acknowledged messages.
 
-The cluster reports the lost messages. From then on the previous master acknowledges nothing.
+The cluster reports the lost messages. From then on no replica acknowledges messages that would also
+be lost.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def test_what_is_lost_by_a_replacement_is_told_and_no_more_is_acknowledged(
     group.await_in_sync(2)
     writer = Writer(group.replicas[master].grpc)
     writer.start()
-    # First the master: some acks of its replica then wait in its sockets.
+    # First the master: later acks of the other replica wait at the stopped master.
     send(group, {master}, signal.SIGSTOP)
     send(group, complete - {master}, signal.SIGSTOP)
     send(group, {behind}, signal.SIGCONT)

@@ -1,7 +1,7 @@
-"""Alerts fire when they should and not when they should not, by promtool's judgement.
+"""Alerts fire in the expected cases only. promtool runs the cases.
 
-`alerts/NAME.yaml` has the cases of an alert. They run against the alerts as a laptop gets them,
-with the default thresholds of the chart.
+`alerts/NAME.yaml` has the cases of an alert. They run against the alerts of a laptop, with the
+default thresholds of the chart.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tools.monitoring import alerts
 
 HERE = Path(__file__).parent
 PROMTOOL = HERE / "prometheus" / "build" / "promtool"
-CHECK_S = 60.0  # it takes a second on an idle machine
+CHECK_S = 60.0  # It takes a second on an idle machine.
 
 judged = needs("go", PROMTOOL)
 
 
 def promtool(*arguments: object) -> str:
-    """Run promtool; fail with what it says when it says no."""
+    """Run promtool; if it rejects the input, fail with its output."""
     told = subprocess.run(
         [str(PROMTOOL), *map(str, arguments)],
         capture_output=True,

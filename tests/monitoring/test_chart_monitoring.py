@@ -1,4 +1,4 @@
-"""What the chart gives to Prometheus Operator and to Grafana is what was judged here."""
+"""The chart passes the tested rules and dashboards to Prometheus Operator and Grafana."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_dashboard_is_a_config_map_for_the_sidecar() -> None:
 
 
 def without_runbooks(part: Any) -> Any:
-    """Return a part of a dashboard without links to runbooks: the values say no place for them."""
+    """Return a part of a dashboard without runbook links: the values have no address for them."""
     if isinstance(part, dict):
         return {name: without_runbooks(each) for name, each in part.items()}
     if isinstance(part, list):

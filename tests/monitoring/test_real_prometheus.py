@@ -56,7 +56,7 @@ Prefixes = tuple[str, ...]
 
 
 def is_of(prefixes: Prefixes, expression: str) -> bool:
-    """Return whether an expression uses one of the prefixes, or none of all if empty."""
+    """Return whether an expression has one of the prefixes; if empty, whether it has none."""
     return any(map(expression.__contains__, prefixes or OF_REPLICAS + OF_JOBS)) is bool(prefixes)
 
 

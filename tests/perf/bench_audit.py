@@ -46,7 +46,7 @@ INVISIBLE_MS = 15_000
 FORGOTTEN_SHARE = 2_000  # One of this many deliveries gets no ack at first.
 PHANTOMS = [f"phantom-{n}" for n in range(5)]
 PAUSE_S = 0.05
-# From before a kill, when pops were unanswered, until the proxies have noticed the kill.
+# Before a kill: until the answers to all pops arrived. After it: until the proxies notice the kill.
 AROUND_KILL_MS = (3_000, POLL_MS_MIN + 5_000)
 
 

@@ -1,8 +1,8 @@
-"""How fast does an engine apply a log that another one writes, and how soon does it take over?
+"""The speed at which an engine applies another engine's log, and the duration of a takeover.
 
-State machine: two engines on disks of their own, bodies of 64 bytes. The first one leaves
---in-flight deliveries of one message each and --timers delayed messages pending; the second one
-applies the bytes of its log, lists and wheel included, and then takes over.
+State machine: two engines on separate disks, bodies of 64 bytes. The first engine writes
+--in-flight deliveries of one message each and --timers pending delayed messages. The second engine
+applies the bytes of the log, including lists and wheel, and then takes over.
 
     python -m tests.perf.bench_take_over
 """
@@ -36,7 +36,7 @@ from tidemill.message import stored_message
 ROUND = 256
 HOUR_MS = 3_600_000
 SECRET = bytes(range(32))
-SPAN_MS = 10 * 24 * HOUR_MS  # due times are spread over it
+SPAN_MS = 10 * 24 * HOUR_MS  # The range of due times.
 CONFIG = EngineConfig(disk_reserve_bytes=0)
 
 
@@ -51,7 +51,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def write(folder: Path, in_flight: int, timers: int) -> None:
-    """Be the first engine."""
+    """Write the log of the first engine."""
     engine, _ = open_engine(PosixDisk(folder), CONFIG, now_ms=now_ms(), entropy=SECRET)
     topic = engine.administration.put_topic("t", type_=TopicType.MIXED, queues=8, now_ms=now_ms())
     group = engine.administration.put_group("g", now_ms=now_ms())
@@ -104,7 +104,7 @@ def main() -> None:
         write(first, arguments.in_flight, arguments.timers)
         shutil.copytree(first / "log", second / "log")
         shutil.rmtree(first)
-        os.sync()  # A replica's log is durable: what it takes over rests on nothing unsynced.
+        os.sync()  # A replica's log is durable: a takeover does not depend on unsynced bytes.
         engine = Engine(PosixDisk(second), CONFIG)
         engine.timers.recovery.open_empty()
         engine.timers.index.is_following = True
@@ -121,7 +121,7 @@ def main() -> None:
 
         apply_s = timed(follow)
         gc.collect()
-        gc.freeze()  # As a process does when it has started.
+        gc.freeze()  # Like a process after its start.
         cut_s = timed(lambda: opening.finish(DurabilityProofs()))
         take_over_s = timed(lambda: engine.take_over(SECRET, now_ms()))
         first_round_s = timed(lambda: engine.run_due(now_ms(), firing_ms=now_ms()))

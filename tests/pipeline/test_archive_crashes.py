@@ -1,7 +1,7 @@
 """J1 in random batches with random crashes: manifest = archive = broker.
 
 Without Spark: the job's tasks run here, one after the other, over a store that dies at a chosen
-operation. Whatever a killed job had written, the next run goes on where the manifest ends.
+operation. After a killed job, the next run continues at the end of the manifest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Killed(BaseException):
 
 
 class DyingStore(ArchiveStore):
-    """A store whose process dies at one operation, before or after it was done."""
+    """A store that kills its process at one operation, before or after the operation."""
 
     def __init__(self, path: str, dies_at: int) -> None:
         super().__init__(path)
@@ -87,7 +87,7 @@ def a_job(cluster: FakeCluster, path: str, *, dies_at: int = 0, batch_rows: int 
 
 
 def archived_rows(path: str) -> list[tuple[str, str, int, int, str]]:
-    """Return what a reader of the archive sees, by the manifest alone."""
+    """Return a reader's view of the archive, from the manifest alone."""
     store = ArchiveStore(path)
     archive = store.archive()
     rows = []
@@ -150,7 +150,7 @@ def test_manifest_archive_and_broker_agree_after_any_crashes(
                     broker,
                     queue_id,
                     count,
-                    # Some cross an hour.
+                    # Some batches cross an hour.
                     step_ms=HOUR_MS // 40,
                 )
             with contextlib.suppress(Killed):
@@ -185,7 +185,7 @@ def test_damage_is_named_by_a_verification_and_not_sealed() -> None:
     with FakeCluster().serving() as cluster, tempfile.TemporaryDirectory() as path:
         cluster.add("orders", "a", 0, 30)
         a_job(cluster, path).append()
-        # The broker has another body than was archived.
+        # The broker's body differs from the archived one.
         message = cluster.brokers["a"].queues["orders", 0].messages[4]
         assert message is not None
         message.body = b"another"

@@ -1,4 +1,4 @@
-"""J1 under kill -9 of the driver with its workers, and of the broker: nothing lost or doubled."""
+"""J1 under kill -9 of the driver with its workers and of the broker: no loss, no duplicates."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.support.processes.processes import (
 from tidemill_pipeline.archive.reading import read_range
 from tidemill_pipeline.archive.store import ArchiveStore
 
-KILLS = int(os.environ.get("TIDEMILL_PIPELINE_KILLS", "6"))  # of each, the driver and the broker
-RUN_S = 240.0  # for a run to its end, on a machine that has much else to do
-ALIVE_S = (4.0, 25.0)  # a driver lives so long: from its start until it would have committed
+KILLS = int(os.environ.get("TIDEMILL_PIPELINE_KILLS", "6"))  # For each of driver and broker.
+RUN_S = 240.0  # For a complete run on a busy machine.
+ALIVE_S = (4.0, 25.0)  # Lifetime of a driver: from its start to about its commit.
 
 
 def archiver(endpoint: str, to: Path) -> subprocess.Popen[bytes]:
@@ -53,14 +53,14 @@ def archiver(endpoint: str, to: Path) -> subprocess.Popen[bytes]:
 
 
 def kill(pid: int) -> None:
-    """Kill a process that this test has started, with all below it."""
+    """Kill a process of this test with all its descendants."""
     for each in descendants(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
 
 
 def end(broker: Standalone) -> None:
-    """Kill a broker, if it is not dead, and let go of what is left of it."""
+    """Kill a broker that is still up, and release its resources."""
     if broker.process.poll() is None:
         kill(broker.process.pid)
     broker.process.wait()

@@ -385,7 +385,7 @@ def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster)
     assert complete_from_ms(given) == 0
     cluster.brokers["a"].log_min = cluster.brokers["a"].events[1].position
     assert complete_from_ms(given) == 600
-    # Topics outside the request are not reported.
+    # Events before the requested start do not count as complete.
     assert complete_from_ms({**given, "startingTimestamp": "700"}) == 700
 
 

@@ -1,4 +1,4 @@
-"""J2 over a run with kills comes to what the clients' own history comes to."""
+"""J2 over a run with kills has the same result as the clients' own history."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.large
 
 SEED = seed_base()
 VICTIMS = ["broker-0"] * 3 + ["proxy-0", "proxy-1"]
-PROGRESS = (5, 200)  # messages stored between two kills, at least and at most
+PROGRESS = (5, 200)  # Messages stored between two kills: minimum and maximum.
 DRAIN_S = 120.0
 DELAY_MS = 2_000
-PHANTOM = "plain/nobody/0"  # said to be stored, and never sent: both must name it
+PHANTOM = "plain/nobody/0"  # Reported as stored, but never sent: both must name it.
 
 
 def test_an_audit_after_kills_agrees_with_the_clients(
@@ -61,13 +61,13 @@ def test_an_audit_after_kills_agrees_with_the_clients(
     )
     missing = [each["message_id"] for each in findings if each["kind"] == "missing"]
     assert missing == [PHANTOM]
-    assert all(load.received > load.sent_ok for load in loads)  # Some came twice.
+    assert all(load.received > load.sent_ok for load in loads)  # Some messages came twice.
 
 
 async def kill_under_load(
     running: Standalone, loads: list[Load], rng: random.Random
 ) -> list[Failed]:
-    """Kill while the loads are at work, let them drain, and return when kills lost answers."""
+    """Kill during the loads, drain them and return the times at which kills lost answers."""
     kills = []
     victims = rng.sample(VICTIMS, len(VICTIMS))
     stop = asyncio.Event()

@@ -60,7 +60,7 @@ def test_who_is_behind_began_late_or_gives_up_has_lost_nothing(
         return {key: row[name] for key, row in of.items() if row[name]}
 
     assert counted("dead_lettered") == {("plain", "strict"): BEFORE + AFTER}
-    # Without polls, deliveries end at their offset. The ordered group's messages are available.
+    # Without polls, expired deliveries are overdue. The ordered group's other messages wait.
     waiting = counted("waiting")
     given_leaver = of["ordered", "leaver"]["delivered"]
     assert counted("overdue") == {("ordered", "leaver"): given_leaver}

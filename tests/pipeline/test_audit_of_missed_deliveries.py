@@ -276,7 +276,7 @@ def test_what_is_held_or_was_settled_is_not_missing(spark: SparkSession) -> None
     held.out()
     held.says(0, 1, commit=0, in_flight=1)
     unasked.out()
-    # The message that a client received again lies before the commit offset.
+    # A client extended this delivery. The message lies before the commit offset.
     renewed.out()
     renewed.tell("renewed", 0, 40, consumer_group="g", due_ms=DUE_MS)
     renewed.says(0, 1, in_flight=1)

@@ -39,7 +39,7 @@ def test_a_broker_that_cannot_say_its_topics_has_its_events_read(
     assert stream.run() == []
     happen(cluster, "orders", "m0", "m1")
     happen(cluster, "bills", "b0")
-    # For the requests of the plan and of the tasks.
+    # The broker does not answer requests of the plan and the tasks.
     assert stream.run(lambda: cluster.away.update(a=100)) == ["m0", "m1"]
     cluster.away.clear()
     happen(cluster, "orders", "m2")

@@ -1,4 +1,4 @@
-"""Footers of an archive's files, each held to the checksum that its manifest has of it."""
+"""Footers of an archive's files, each checked against its checksum in the manifest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_damaged_footer_is_not_sealed_nor_compacted(
     cluster.add("orders", "a", 0, 20)
     archive.append()
     whole = path.read_bytes()
-    # In the text that says who made it, which nobody reads.
+    # A changed byte in the name of the writer, which readers ignore.
     at = whole.rindex(b"parquet-cpp-arrow")
     path.write_bytes(whole[:at] + b"P" + whole[at + 1 :])
     (wrong,) = archive.verify().wrong

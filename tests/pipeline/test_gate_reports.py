@@ -28,7 +28,7 @@ def told(cluster: FakeCluster) -> dict[str, int]:
 def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """A store that was restored from a backup is shorter. The gate releases the later topics."""
+    """A store that was restored from a backup is shorter. The gate releases the other topics."""
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path).append()
     assert verify(a_job(cluster, tmp_path)).wrong == []

@@ -1,4 +1,4 @@
-"""The archive gate on a real broker: kept until it is sealed, seen by operators, and lifted."""
+"""The archive gate on a real broker: messages are kept until sealed; operators see and lift it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ retention_bytes: {2 * SEGMENT}
 archive_gate_group: {GATE}
 """
 BODY_BYTES = 64 << 10
-MESSAGES = 5 * SEGMENT // BODY_BYTES  # of which retention by size would take more than half
+MESSAGES = 5 * SEGMENT // BODY_BYTES  # Retention by size would delete more than half.
 
 
 def a_job(running: Standalone, path: Path) -> ArchiveJob:
-    """Return a job whose tasks are done here, without Spark."""
+    """Return a job that runs its tasks here, without Spark."""
     given = {
         "endpoints": running.grpc,
         "topicPattern": ".*",
@@ -75,7 +75,7 @@ def test_what_is_not_sealed_is_kept_until_it_is_or_the_gate_is_lifted(tmp_path: 
         running.put(f"topics/{TOPIC}", queues=1)
         running.put(f"groups/{GATE}")
         job = a_job(running, tmp_path / "archive")
-        # A topic that the archiver has seen is held from its first message on.
+        # The gate holds a topic from its first message, once the archiver has seen the topic.
         job.append()
         assert [queue["sealedOffset"] for queue in shown(running)] == [0]
         send_some(running.grpc, TOPIC, MESSAGES, body_size=BODY_BYTES)

@@ -38,7 +38,7 @@ both_reads = pytest.mark.parametrize("read", [read_batch, read_stream])
 
 
 def listed(cluster: FakeCluster, dataset: str, **options: str) -> dict[str, int]:
-    """Return how many rows the task of each broker group has."""
+    """Return the number of rows in each broker group's task."""
     given = {"endpoints": cluster.endpoint, "maxRetries": "0", "dataset": dataset, **options}
     reader = RocketMQDataSource(given).reader(TOPIC)
     found = {}
@@ -105,7 +105,7 @@ def test_a_topic_that_a_stream_does_not_ask_for_any_more_keeps_its_place_and_is_
 def test_what_was_planned_of_a_topic_that_a_stream_has_left_is_read(
     cluster: FakeCluster, archive: Archived, mode: str
 ) -> None:
-    """Also where the archive alone has it by then."""
+    """Also if only the archive has it by then."""
     for topic in ("orders", "others"):
         cluster.add(topic, "a", 0, 5)
     archive.append()
@@ -165,7 +165,7 @@ def test_a_replay_says_that_its_topic_is_new_or_misspelt(cluster: FakeCluster) -
 def test_topics_whose_events_are_asked_for_and_that_are_nowhere_are_told_at_once(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They may have been deleted, and are looked for all the same."""
+    """The topics may have been deleted, but the read searches for them."""
     cluster.add("orders", "a", 0, 1)
 
     def told(**options: str) -> str:
@@ -173,7 +173,7 @@ def test_topics_whose_events_are_asked_for_and_that_are_nowhere_are_told_at_once
         return report_missing(say, {"endpoints": cluster.endpoint, "maxRetries": "0", **options})
 
     assert told() == told(topic="orders") == told(topicPattern="o.*") == ""
-    # It is made when it is needed.
+    # The topic is created on first use.
     assert told(topics="orders,%DLQ%g") == ""
     assert capsys.readouterr().err == ""
     sentence = "there is no topic oders; did you mean orders?"
@@ -198,7 +198,7 @@ def test_a_pattern_without_a_match_is_a_warning_of_a_batch_alone(
     assert "no topic matches bill.*: the read is empty" in caplog.text
     assert read_batch(cluster, dataset="dlq") == []
     assert "no topic matches %DLQ%.*" in caplog.text
-    # Its cluster makes it with the first dead letter.
+    # The cluster creates it with the first dead letter.
     assert read_batch(cluster, dataset="dlq", groups="g") == []
     assert "there is no topic %DLQ%g yet" in caplog.text
 
@@ -215,7 +215,7 @@ def test_a_listing_asks_those_who_have_the_topics(
             broker.in_flight.append(pb.InFlight(topic=topic, consumer_group="g"))
             broker.progress.append(pb.Progress(topic=topic, consumer_group="g"))
     assert listed(cluster, dataset) == {"a": 2, "b": 2}
-    # The other one would refuse to be asked for a topic that it has not.
+    # The other broker would reject a request for a topic that it does not have.
     assert listed(cluster, dataset, topic="orders") == {"a": 1}
     assert listed(cluster, dataset, topicPattern="o.*") == {"a": 1, "b": 1}
     assert caplog.text == ""
@@ -237,7 +237,7 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(cluster: FakeCluster) ->
     }
     client = connect(parse_source(given, is_stream=False).connection)
     found = client.pending("a", topics=())
-    # What has come is there before the rest: nobody has room for a million of them at once.
+    # A page's rows arrive before the next request: a million rows do not fit into memory.
     assert [next(found).timer_id for _ in range(4)] == [0, 1, 2, 3]
     assert cluster.calls.count("ListPending") == 1
     assert [one.timer_id for one in found] == [4, 5]
@@ -261,7 +261,7 @@ def test_what_waits_of_more_topics_than_a_call_may_name_is_asked_for_in_parts(
 def test_a_batch_of_events_says_that_its_topics_are_not_there(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And reads: its log may tell of one that was deleted."""
+    """The read still works: the log may have events of a deleted topic."""
     cluster.add_events("a", pb.Event(topic="gone", message_id="m"))
     cluster.add("orders", "a", 0, 1)
 

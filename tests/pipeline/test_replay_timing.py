@@ -125,7 +125,7 @@ def timed(cluster: FakeCluster, archive: Archived, state: Path) -> replay_plan.R
 def broken_off(
     spark: SparkSession, cluster: FakeCluster, archive: Archived, state: Path, *, after: int = 0
 ) -> replay_plan.ReplaySettings:
-    """Return a replay of ten messages that stopped after some sends."""
+    """Return a replay of ten messages that stopped after `after` sends."""
     cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
     archive.append()
     settings = timed(cluster, archive, state)
@@ -332,7 +332,7 @@ def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -
 def test_a_broker_gives_nothing_earlier_than_its_spacing(
     spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
 ) -> None:
-    """The archive comes from a cluster in memory, where sends need no pauses."""
+    """The archive comes from a cluster in memory, as its messages need no pauses."""
     cluster.add("orders", "a", 0, 5, step_ms=500)
     archive.append()
     with standalone(tmp_path / "data") as broker:

@@ -24,7 +24,7 @@ def numbered(word: str, count: int, first: int = 0) -> list[str]:
 
 
 def streams(cluster: FakeCluster) -> tuple[Stream, Stream]:
-    """Return one that fails on data loss, and one that does not, both at the end of the log."""
+    """Return a stream that fails on data loss and one that does not, both at the log's end."""
     strict = Stream(cluster, dataset="events")
     lax = Stream(cluster, dataset="events", failOnDataLoss="false")
     happen(cluster, *numbered("m", 10))
@@ -77,7 +77,7 @@ def test_a_store_that_is_made_anew_under_a_planned_batch_does_not_stop_the_strea
 
 @pytest.mark.parametrize("is_anew", [True, False])
 def test_a_task_whose_log_goes_is_told(cluster: FakeCluster, *, is_anew: bool) -> None:
-    """Behind the plan of the tasks themselves."""
+    """The log is replaced after the tasks are planned."""
     strict, lax = streams(cluster)
 
     def lose() -> None:
@@ -98,7 +98,7 @@ def test_a_task_whose_log_goes_is_told(cluster: FakeCluster, *, is_anew: bool) -
 
 
 def test_a_log_that_is_told_short_for_a_moment_has_lost_nothing(cluster: FakeCluster) -> None:
-    """As by a master that has just taken over, and does not know yet what the others have."""
+    """For example, a new master does not yet know the log ends of the other replicas."""
     _, lax = streams(cluster)
     lax.short_s = SHORT_S
     cluster.restore_log("a", 8)
@@ -114,7 +114,7 @@ def test_a_log_that_is_told_short_for_a_moment_has_lost_nothing(cluster: FakeClu
     cluster.on_look = lambda: None
     assert lax.start["e"]["a"]["at"] == 10 * EVENT_BYTES
     happen(cluster, "m10")
-    # And as a task sees it.
+    # The same in a task.
     reads = []
 
     def come_back_to_a_task() -> None:

@@ -40,7 +40,7 @@ def test_what_is_not_there_in_time_is_told_as_lost(
 
 
 def test_what_comes_in_time_is_read(cluster: FakeCluster) -> None:
-    """For example, a replaced master reports a lower end than the new master."""
+    """For example, a replaced master lacks the messages, but its successor has them."""
     cluster.add("orders", "a", 0, 30)
 
     def grow(request: object) -> None:

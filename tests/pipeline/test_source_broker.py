@@ -1,4 +1,4 @@
-"""The source against a real broker: what a producer stored is what Spark reads."""
+"""The source against a real broker: Spark reads the messages that a producer stored."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_bodies_that_are_not_wanted_do_not_travel(spark: SparkSession, broker: S
         link = links.make(broker.grpc)
 
         def travelled(frame: DataFrame) -> tuple[int, list[Any]]:
-            """Return the bytes that came to read a frame, and its rows."""
+            """Return the received bytes of a frame, and its rows."""
             before = link.passed_bytes[BACK]
             rows = frame.collect()
             return link.passed_bytes[BACK] - before, rows
@@ -96,7 +96,7 @@ def test_bodies_that_are_not_wanted_do_not_travel(spark: SparkSession, broker: S
 
 
 def work_on_bills(broker: Standalone, client: PullClient) -> None:
-    """Store five bills: three are dead letters, one is in flight, one is so for the second time."""
+    """Store five bills: three dead letters, and two in flight, one for the second time."""
     broker.put("topics/bills", queues=1)
     broker.put("groups/billing", maxAttempts=5)
     for n in range(5):
@@ -199,11 +199,11 @@ def test_what_became_of_messages_is_told_by_every_dataset(
         )
         for row in far.where("max_offset > 0").collect()
     ) == [
-        # The five were popped at once, and that delivery is not settled as a whole.
+        # One pop returned the five messages, and this delivery is not completely settled.
         (False, "billing", "bills", "broker-0", 0, 5, 0, 5, 1, 5, False),
         (True, "billing", "bills", "broker-0", 0, 1, 0, 1, None, 1, False),
     ]
-    # Its retry topic's queue has the same number, and is not the one that is read.
+    # The retry topic's queue has the same number, but it is not read.
     begun = read(spark, broker.grpc, topic="bills", startingOffsets="group:billing")
     assert sorted(row.queue_offset for row in begun.collect()) == [1, 2, 3, 4]
 

@@ -1,4 +1,4 @@
-"""Triggers that are bounded by bytes, whoever has the messages. Without a session of Spark."""
+"""Triggers with a limit of bytes, for messages of brokers and archives. Without Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_trigger_over_an_archive_has_as_many_bytes_as_over_brokers(
     archive.append()
     given = {"archivePath": archive.path, "readMode": mode}
     assert rows_of_a_trigger(cluster, **given) == 20
-    # What is there no more has no bytes.
+    # Deleted messages have no bytes.
     cluster.expire("orders", "a", 0, 200)
     expire(archive.job(), before_ms=LATER_MS, topics=["orders"])
     (queue,) = archive.manifest().queues.values()
@@ -50,5 +50,5 @@ def test_what_is_archived_in_part_has_the_bytes_of_both(
     archive.append()
     cluster.add("orders", "a", 0, 100, body_size=BODY)
     cluster.expire("orders", "a", 0, 90)
-    # The cluster of the tests has somewhat less beside a body.
+    # The cluster of the tests adds fewer bytes to a body.
     assert rows_of_a_trigger(cluster, archivePath=archive.path) in {20, 21}

@@ -1,4 +1,4 @@
-"""A vacuum beside jobs that stood still, and beside clocks that jumped. Without Spark."""
+"""A vacuum with paused jobs and with clocks that jumped. Without Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAY_MS = 24 * HOUR_MS
 
 
 def stands_still(job: ArchiveJob, meanwhile: Callable[[], None]) -> ArchiveJob:
-    """Return a job that has made its files when something else is done, and then goes on."""
+    """Return a job that pauses after writing its files, for `meanwhile`, and then continues."""
     run_tasks = job.run_tasks
 
     def run(options: SourceOptions, tasks: Sequence[ArchiveTask]) -> list[dict[str, Any]]:
@@ -79,14 +79,14 @@ def test_a_vacuum_that_was_killed_before_it_deleted_leaves_what_may_not_count(
 
     with pytest.raises(AnotherWriter, match="was deleted meanwhile"):
         stands_still(archive.job(), a_vacuum_is_killed).append()
-    # It is deleted by the next one, which says nothing anew.
+    # The next vacuum deletes the file and writes no new entry.
     number = archive.manifest().next_number
     assert vacuum(archive.job(now_ms=NOW_MS + 26 * HOUR_MS)) == 1
     assert archive.manifest().next_number == number
 
 
 class DiesDeleting(ArchiveStore):
-    """A store whose process is killed when it deletes a file."""
+    """A store that kills its process during a deletion."""
 
     def delete(self, path: str) -> None:
         """Delete nothing."""
@@ -119,7 +119,7 @@ def test_who_planned_a_minute_ago_reads_whatever_a_clock_once_said(
     planned = found.holding(key, 0, queue.end)
     made_at(archive, NOW_MS - 2 * DAY_MS)
     compact(archive.job())
-    # Until there is a snapshot behind it.
+    # Until a later snapshot exists.
     for _ in range(2 * SNAPSHOT_ENTRIES):
         archive.job().commit("append")
     assert len(list(Path(archive.path).glob("manifest/*.snapshot.json"))) > 0

@@ -63,7 +63,7 @@ def test_what_unpacking_adds_to_a_part_is_bounded(monkeypatch: pytest.MonkeyPatc
     given = [b"plain" * BOUND, packed(FIRST), large, packed(FIRST), large, large, b"plain"]
     are_packed = [body not in {given[0], b"plain"} for body in given]
     parts = list(unpacked_parts(given, are_packed))
-    # What is not packed takes the room that who gathered it has given it.
+    # Plain bodies do not count towards the bound: the caller already limits them.
     assert [(part.start, part.stop) for part, _ in parts] == [(0, 3), (3, 5), (5, 6), (6, 7)]
     assert [len(body) for _, bodies in parts for body in bodies] == [
         len(given[0]),

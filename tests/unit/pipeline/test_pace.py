@@ -1,4 +1,4 @@
-"""A task that is held to a rate, and what a job leaves to others."""
+"""The rate limit of a task, and the share of a machine that a job leaves to others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill_pipeline.priority import LOW_NICE, Priority, lower_priority
 
 
 class Time:
-    """A clock that goes on while somebody sleeps."""
+    """A clock that advances with each sleep."""
 
     def __init__(self) -> None:
         self.now_s = 5.0
@@ -32,7 +32,7 @@ def test_a_rate_is_of_all_so_far() -> None:
     pace = Pace(100.0, sleep_s=time.sleep, monotonic_s=time.monotonic)
     pace.keep(50)
     pace.keep(80)
-    time.now_s += 10  # Something else took long: next to nothing of it is made up for.
+    time.now_s += 10  # Other work took long: the task makes up for almost none of it.
     pace.keep(90)
     assert time.slept_s == pytest.approx([0.5, 0.3])
     pace.keep(200)
@@ -54,7 +54,7 @@ def test_without_a_rate_nobody_waits() -> None:
     ],
 )
 def test_a_process_gives_way(priority: Priority, policy: int, nice: int) -> None:
-    """In a process of its own, since none takes it back."""
+    """Runs in a separate process, as a process cannot undo it."""
     before = os.nice(0)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

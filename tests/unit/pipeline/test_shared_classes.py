@@ -1,4 +1,4 @@
-"""Which file of classes Java is told of. Without Java, and without Spark."""
+"""The choice of Java's file of shared classes. Without Java and without Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill_pipeline.shared_classes import keep, options_to_make, options_to_u
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have an environment of Python with nothing in it, and with a PySpark."""
+    """A Python environment that contains only a PySpark."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(shared_classes, "version", lambda _name: "4.3.0")
     shared_classes.folder().mkdir(parents=True)
@@ -31,7 +31,7 @@ def test_what_is_made_is_used_from_then_on() -> None:
     path = made(1000)
     first, *others = options_to_use("-Dx=1")
     assert first == f"-XX:SharedArchiveFile={path}"
-    # Java looks at its checksums: what is mapped is run.
+    # Java checks the checksums of the file, as it runs the mapped code.
     assert "-XX:+VerifySharedSpaces" in others
 
 

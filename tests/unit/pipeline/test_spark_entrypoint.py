@@ -1,4 +1,4 @@
-"""The pipeline's jobs on Kubernetes: what `submit` submits, and what the image starts."""
+"""The pipeline's jobs on Kubernetes: the command of `submit`, and the start of the image."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_EXECUTOR = {
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Programs that say what they were started with, a word a line."""
+    """Programs that print their arguments, one per line."""
     for name in ("bin/tidemill", "bin/java", "bin/spark-submit"):
         program = tmp_path / name
         program.parent.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def submitted(path: Path, *, says: str = "", status: int = 0) -> tuple[int, list
 
 def test_a_submit_ends_as_its_driver_did(path: Path) -> None:
     assert submitted(path, says="\\t exit code: 0\\n")[0] == 0
-    # Two reports of it: the last counts.
+    # Two reports: the last one counts.
     assert submitted(path, says="exit code: 0\\n\\t exit code: 2\\n")[0] == 2
     assert submitted(path, says="no such master\\n", status=3)[0] == 3
 
