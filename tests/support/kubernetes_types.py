@@ -70,14 +70,14 @@ class KubernetesTypes:
         if one_of := schema.get("oneOf"):
             # Quantities, and fields for a number or a percentage.
             if all(list(self._errors(value, choice, path)) for choice in one_of):
-                yield f"{path}: {value!r} is none of what it may be"
+                yield f"{path}: {value!r} matches no allowed type"
         elif kind := schema.get("type"):
             is_kind = isinstance(value, _TYPES[kind])
             if not is_kind or (isinstance(value, bool) and kind != "boolean"):
-                yield f"{path}: {value!r} is no {kind}"
+                yield f"{path}: {value!r} is not of type {kind}"
                 return
         if "enum" in schema and value not in schema["enum"]:
-            yield f"{path}: {value!r} is none of {schema['enum']}"
+            yield f"{path}: {value!r} is not one of {schema['enum']}"
         if isinstance(value, dict):
             yield from self._field_errors(value, schema, path)
         elif isinstance(value, list) and "items" in schema:
@@ -93,7 +93,7 @@ class KubernetesTypes:
             elif more:
                 yield from self._errors(item, more, f"{path}.{key}")
             elif properties:
-                yield f"{path}.{key} is no field"
+                yield f"{path}.{key} is not a field"
         for key in schema.get("required", []):
             if key not in value:
                 yield f"{path}.{key} is missing"

@@ -1,4 +1,4 @@
-"""Every knob of the proxy."""
+"""All settings of the proxy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.common.shared_settings import ClusterTlsSettings, FrontSettings
 
 
 class ProxySettings(FrontSettings, ClusterTlsSettings):
-    """Settings of the proxy: where it listens, whom it serves, and its limits."""
+    """Settings of the proxy: its addresses, its brokers and its limits."""
 
     command: ClassVar[str] = "proxy"
     panels: ClassVar[dict[str, str]] = {
@@ -43,7 +43,8 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         False, description="Share the gRPC port with other proxies on this machine (SO_REUSEPORT)."
     )
     keeper_fd: CliSuppress[int | None] = Field(
-        None, description="Set by who keeps the port open: where sockets are given and taken."
+        None,
+        description="Descriptor that passes sockets; the process that keeps the port open sets it.",
     )
     connections_max: int = Field(
         10_000, ge=1, description="Connections of clients; beyond it new ones are closed at once."
@@ -63,12 +64,11 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     controllers: Addresses = Field(
         [],
         max_length=9,
-        description="Addresses (host:port) of all controllers, which tell where the master of each"
-        " broker group is; none: replicas are asked.",
+        description="Addresses (host:port) of all controllers, which name the master of each broker"
+        " group; none: the replicas name it.",
     )
     routes_file: Path | None = Field(
-        None,
-        description="File in which the routes of controllers are kept, for a start without them.",
+        None, description="File that keeps the routes of the controllers, for a start without them."
     )
     advertised_address: Literal[""] | Address = Field(
         "",
@@ -85,7 +85,7 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         200,
         ge=100,
         le=2_000,
-        description="Time before a client's deadline at which its answer leaves at the latest.",
+        description="The answer leaves at the latest this long before the client's deadline.",
     )
     grpc_client_consumer_min_long_polling_timeout_ms: int = Field(
         5_000,
@@ -122,20 +122,20 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         ge=128 << 20,
         description="Bytes held for clients: requests on their way to a broker, polls that wait,"
         " replies that are not read. Beyond it messages over 64 KiB wait for room for some seconds,"
-        " in turn, and calls are refused with TOO_MANY_REQUESTS, those first whose connection holds"
-        " most. Clients of one address get half of it, or 11/16 where messages wait: behind"
-        " a balancer without PROXY protocol they all are.",
+        " in turn, and calls are refused with TOO_MANY_REQUESTS, first those of the connection"
+        " that holds most. Clients of one address get half of it, or 11/16 where messages wait:"
+        " behind a balancer without PROXY protocol they all are.",
     )
     clients_max: int = Field(
         100_000,
         ge=1,
-        description="Clients whose settings and last sign of life are remembered; beyond it the"
-        " one that has been silent longest is forgotten.",
+        description="Clients of which the proxy remembers settings and the last call; beyond it the"
+        " client without a call for longest is forgotten.",
     )
     client_metrics: Flag = Field(
         False,
-        description="Have Java and Python clients measure what they do and send it here every"
-        " minute, for `/metrics`: times to send, to deliver, to wait and to process. Each opens one"
+        description="Have Java and Python clients send measurements here every minute, for"
+        " `/metrics`: times to send, to deliver, to wait and to process. Each opens one"
         " more connection. Python clients send it without TLS, and are not asked where it is"
         " required.",
     )
@@ -143,14 +143,14 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         3_000,
         ge=0,
         le=600_000,
-        description="How long a process that is to stop serves on as unready, so that balancers"
+        description="How long a stopping process continues to serve as unready, so that balancers"
         " send it no more clients, before it tells its clients to leave.",
     )
     connection_max_age_ms: int = Field(
         1_800_000,
         ge=0,
-        description="Age, give or take a tenth, at which a client is told to leave its connection"
-        " for another, which may lead to another proxy; 0 lets it stay.",
+        description="Age, give or take a tenth, of a connection when its client is asked to replace"
+        " it; the new one may lead to another proxy. 0 lets it stay.",
     )
     drain_timeout_ms: int = Field(
         5_000,

@@ -164,7 +164,7 @@ ROWS: Final[dict[int, Row]] = {
         ),
     ),
     25: Row(
-        "a bit flips in what is confirmed",
+        "a bit flips in confirmed records",
         (
             "tests/unit/engine/test_mending.py",
             "tests/e2e/test_mended_logs.py",
@@ -172,7 +172,7 @@ ROWS: Final[dict[int, Row]] = {
         ),
     ),
     26: Row(
-        "a segment, or what a replica must not forget, is gone or damaged",
+        "a segment, or the state of a replica, is missing or damaged",
         (
             _ON_DISK + "test_a_replica_with_a_missing_log_does_not_start_as_a_new_one",
             _ON_DISK + "test_a_store_with_a_damaged_state_does_not_open",
@@ -212,7 +212,7 @@ ROWS: Final[dict[int, Row]] = {
         ("api-server-away",),
     ),
     33: Row(
-        "a write whose answer is lost",
+        "a write succeeds and its answer is lost",
         (_GROUP + "test_an_election_with_a_lost_answer_is_found_by_its_id", _SIMULATION),
     ),
     34: Row(

@@ -384,7 +384,7 @@ class World:
         assert client.answer is None, "a poll is answered once"
         client.answer, client.messages = end, messages
         for message in messages:
-            assert message in self.hidden, "what is answered was popped, and answered once"
+            assert message in self.hidden, "an answered message was popped, and is answered once"
             self.hidden.discard(message)
             self.answered.add(message)
         late_ms = self.now_ms - client.poll.hard_end_ms
@@ -410,8 +410,8 @@ class World:
             for watch in pair.watches.values():
                 if pair.waiting and not watch.is_down:
                     is_told = watch.number or watch.hint_count or watch.due_ms() is not None
-                    assert is_told, f"{watch.broker} tells nobody"
-                assert not watch.hint_count or not pair.waiting, "a hint waits for nobody"
+                    assert is_told, f"{watch.broker} has no source of hints"
+                assert not watch.hint_count or not pair.waiting, "a hint remains without a poll"
         for client in self.clients[-50:]:
             if client.popping is None and client.answer is None:
                 assert not isinstance(client.poll.step, PopStep) or self._events, (
@@ -434,5 +434,5 @@ class World:
         assert not any(broker.pops or broker.notifications for broker in self.brokers.values())
         left = {message for broker in self.brokers.values() for message in broker.ready}
         every = self.answered | self.taken_by_others | left | self.hidden
-        assert every == set(range(1, self.sent + 1)), "what is popped is answered or goes back"
-        assert not self.hidden, "what is popped is answered or goes back"
+        assert every == set(range(1, self.sent + 1)), "a popped message is answered or goes back"
+        assert not self.hidden, "a popped message is answered or goes back"

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 OWNERS_A_STEP: Final = 2_048  # half a microsecond each
 OWNERS_A_PAGE: Final = 1_024  # queues of groups with deliveries; a page ends with them
-SLOTS_A_STEP: Final = 8_192  # of the table: a millisecond if each belongs to another queue
-MESSAGES_A_STEP: Final = 64  # whose ids are read
+SLOTS_A_STEP: Final = 8_192  # in the table: a millisecond if each belongs to another queue
+MESSAGES_A_STEP: Final = 64  # their ids are read from the log
 # Messages that a page reads in search of one id. The page after an empty one reads the whole table
 # again. 2 MiB.
 SEARCHED_A_PAGE: Final = 65_536
@@ -120,7 +120,7 @@ class _Order(Protocol[P_co]):
     takes_at_once: bool  # whether all messages of the page are taken in one slice
 
     def prepare(self) -> bool:
-        """Do one slice of what comes before the table; return whether there is more."""
+        """Do one slice of the work before the scan of the table; return whether more is left."""
 
     def rows(self, slots: np.ndarray, wanted: InFlightFilter) -> np.ndarray:
         """Return the rows of those deliveries that belong to the listing and end behind `first`."""
@@ -132,7 +132,7 @@ class _Order(Protocol[P_co]):
         """Return the key of a message."""
 
     def position(self, key: _Key) -> P_co:
-        """Return the position from which the next page continues."""
+        """Return the position where the next page continues."""
 
 
 @final
@@ -165,7 +165,7 @@ class InFlightListing(Generic[P]):
 
     @property
     def next_position(self) -> P | None:
-        """The position from which the next page continues; None: this was the last page."""
+        """The position where the next page continues; None: this was the last page."""
         bound = self._order.bound
         return None if bound is None else self._order.position(bound)
 
@@ -260,7 +260,7 @@ class InFlightListing(Generic[P]):
                     yield key, progress, self._described(progress, slot, index)
 
     def _described(self, progress: PopProgress, slot: int, index: int) -> InFlight:
-        """Return what the table knows of a message."""
+        """Describe a message from its entry in the table."""
         table = self._pops.table
         flags = table.flags[slot]
         delivery = Delivery(

@@ -79,13 +79,13 @@ class BackgroundJobs:
         return self._rebuilds.is_due or self._timers.wants_background(now_ms)
 
     def next_ms(self) -> int | None:
-        """Return the wall time at which a job is due; None: not before the next event."""
+        """Return the wall time when a job is due; None: not before the next event."""
         due_ms = self._timers.next_background_ms()
         return None if due_ms is None else max(due_ms, self._room_check_at_ms)
 
     @property
     def needs_quiet(self) -> bool:
-        """Whether the current job waits for a moment at which no round is pending."""
+        """Whether the current job waits for a moment without a pending round."""
         return self._quiet.is_awaited
 
     def _has_room(self) -> bool:

@@ -54,11 +54,11 @@ class Merges:
         self._tally = parts.tally
         self._files_merged = files_merged = config.files_merged
         log_bytes = config.checkpoint_log_bytes
-        # The log ranges from which on a file is medium, and large.
+        # The least log range of a medium and of a large file.
         self._sizes = (files_merged * log_bytes // 2, files_merged**2 * log_bytes // 2)
         # Of one file: a full disk must have room to rebuild it.
         self._bytes_max = config.disk_reserve_bytes // 4 or MERGED_BYTES_MAX
-        self._checked_offset = -1  # the derived offset at which no merge was due
+        self._checked_offset = -1  # the derived offset of the last check without a due merge
         self._needed_bytes = 0  # by the merge that waits for room
 
     def _has_room(self, size: int) -> bool:
