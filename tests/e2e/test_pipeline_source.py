@@ -99,7 +99,7 @@ def test_an_error_has_its_name_in_a_trailer(stub: pipeline_pb2_grpc.PipelineSour
     with pytest.raises(grpc.RpcError) as refused:
         list(stub.ListProgress(pb.ListProgressRequest(broker="broker-7")))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "there are broker-0, broker-1" in str(refused.value.details())
+    assert "known: broker-0, broker-1" in str(refused.value.details())
     assert error_name(refused.value) == "BrokerGroupNotFound"
     # The proxy forwards the broker's error text unchanged.
     with pytest.raises(grpc.RpcError) as unknown:
