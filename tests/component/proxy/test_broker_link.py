@@ -36,7 +36,7 @@ async def stall(world: ProxyWorld) -> None:
     assert not first.done()
 
 
-def test_a_send_that_has_not_left_in_time_never_leaves() -> None:
+def test_a_send_that_times_out_unsent_is_never_sent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
         response = await world.send(message(b"late"), deadline_s=SOON_MS / 1000)
@@ -50,7 +50,7 @@ def test_a_send_that_has_not_left_in_time_never_leaves() -> None:
     run(scenario)
 
 
-def test_a_send_that_has_left_has_an_unknown_outcome() -> None:
+def test_a_sent_message_has_an_unknown_outcome_after_a_timeout() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         world.broker.is_reading.clear()
@@ -61,7 +61,7 @@ def test_a_send_that_has_left_has_an_unknown_outcome() -> None:
     run(scenario)
 
 
-def test_an_ack_that_has_not_left_in_time_never_leaves() -> None:
+def test_an_ack_that_times_out_unsent_is_never_sent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
         late = asyncio.create_task(world.link.ack(1, 1, handles(3), timeout_ms=SOON_MS))
@@ -75,7 +75,7 @@ def test_an_ack_that_has_not_left_in_time_never_leaves() -> None:
     run(scenario)
 
 
-def test_a_pop_whose_caller_goes_before_it_left_never_leaves() -> None:
+def test_a_pop_cancelled_unsent_is_never_sent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
         calls = [
@@ -104,7 +104,7 @@ def test_a_pop_whose_caller_goes_before_it_left_never_leaves() -> None:
     run(scenario)
 
 
-def test_a_send_whose_caller_goes_before_it_left_never_leaves_and_is_freed() -> None:
+def test_a_send_cancelled_unsent_is_never_sent_and_is_freed() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
         calls = [asyncio.ensure_future(world.send(message(b"gone" * 1_000))) for _ in range(5)]
@@ -122,7 +122,7 @@ def test_a_send_whose_caller_goes_before_it_left_never_leaves_and_is_freed() -> 
     run(scenario)
 
 
-def test_what_callers_leave_goes_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_sweep_removes_all_withdrawn_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disconnected broker has many waiting requests; none may scan all others."""
     looks = 0
     sweep = FrameBatcher._sweep
@@ -168,7 +168,7 @@ def test_what_callers_leave_goes_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
     run(scenario)
 
 
-def test_messages_are_given_back_though_the_broker_is_away_meanwhile() -> None:
+def test_messages_are_given_back_after_an_outage() -> None:
     async def scenario(world: ProxyWorld) -> None:
         link = world.link
         await stall(world)
@@ -188,7 +188,7 @@ def test_messages_are_given_back_though_the_broker_is_away_meanwhile() -> None:
     run(scenario)
 
 
-def test_a_broker_that_answers_pings_and_no_frame_is_silent() -> None:
+def test_a_broker_that_answers_only_pings_is_silent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         assert world.link.state().word == "up"
         await stall(world)
@@ -201,7 +201,7 @@ def test_a_broker_that_answers_pings_and_no_frame_is_silent() -> None:
     run(scenario)
 
 
-def test_acks_that_wait_count_as_bytes() -> None:
+def test_waiting_acks_count_as_bytes() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
         world.link.pending.bytes_max = 10 * broker_link.ACK_BYTES
@@ -216,7 +216,7 @@ def test_acks_that_wait_count_as_bytes() -> None:
     run(scenario)
 
 
-def test_a_frame_carries_a_bounded_number_of_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_has_a_limited_number_of_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ProxyWorld) -> None:
         monkeypatch.setattr(commands, "ACKS_PER_FRAME_MAX", 4)
         await stall(world)
@@ -234,7 +234,7 @@ def test_a_frame_carries_a_bounded_number_of_acks(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("deadline_s", [3_600.0, 1e12])
-def test_a_deadline_far_away_does_not_keep_a_timer_until_then(deadline_s: float) -> None:
+def test_a_distant_deadline_keeps_no_timer(deadline_s: float) -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(), deadline_s=deadline_s)
         await world.receive(receive_request(poll_ms=0), deadline_s=deadline_s)

@@ -43,7 +43,7 @@ async def scheduled(world: ProxyWorld) -> str:
     return response.entries[0].recall_handle
 
 
-def test_a_delayed_message_is_answered_with_a_recall_handle_and_no_offset() -> None:
+def test_the_response_to_a_delayed_message_has_a_recall_handle_and_no_offset() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic(kind=link_pb2.TOPIC_TYPE_DELAY)
         for timer_id in range(2):
@@ -59,7 +59,7 @@ def test_a_delayed_message_is_answered_with_a_recall_handle_and_no_offset() -> N
     run(scenario)
 
 
-def test_what_is_due_already_is_stored_and_has_no_recall_handle() -> None:
+def test_an_overdue_message_is_stored_and_has_no_recall_handle() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic(queues=1)
         await world.send(delayed(NOW_MS - 1))
@@ -72,7 +72,7 @@ def test_what_is_due_already_is_stored_and_has_no_recall_handle() -> None:
     run(scenario)
 
 
-def test_a_delivered_message_tells_when_it_was_due() -> None:
+def test_a_delivered_message_has_its_due_time() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await scheduled(world)
         assert await world.receive_messages() == []
@@ -83,7 +83,7 @@ def test_a_delivered_message_tells_when_it_was_due() -> None:
     run(scenario)
 
 
-def test_every_message_of_a_batch_gets_its_own_answer() -> None:
+def test_every_message_of_a_batch_gets_its_own_entry() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic(queues=1)
         response = await world.send(
@@ -97,7 +97,7 @@ def test_every_message_of_a_batch_gets_its_own_answer() -> None:
     run(scenario)
 
 
-def test_plain_and_delayed_messages_that_are_sent_at_once_do_not_mix_up() -> None:
+def test_plain_and_delayed_messages_of_one_moment_are_not_mixed_up() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic(queues=1)
         sent = [delayed() if n % 3 == 0 else message() for n in range(30)]
@@ -118,7 +118,7 @@ def test_plain_and_delayed_messages_that_are_sent_at_once_do_not_mix_up() -> Non
         (link_pb2.TOPIC_TYPE_FIFO, v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
     ],
 )
-def test_a_delayed_message_has_to_fit_its_topic(topic_type: int, code: int) -> None:
+def test_a_delayed_message_must_fit_the_type_of_its_topic(topic_type: int, code: int) -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic(kind=topic_type)
         assert (await world.send(delayed())).status.code == code
@@ -126,7 +126,7 @@ def test_a_delayed_message_has_to_fit_its_topic(topic_type: int, code: int) -> N
     run(scenario)
 
 
-def test_what_the_broker_says_of_a_delivery_time_reaches_the_client() -> None:
+def test_the_error_of_a_delivery_time_reaches_the_client() -> None:
     async def scenario(world: ProxyWorld) -> None:
         world.broker.failures["append"] = link_pb2.Failure(
             error="IllegalDeliveryTime", message="at most 400 days"
@@ -139,7 +139,7 @@ def test_what_the_broker_says_of_a_delivery_time_reaches_the_client() -> None:
     run(scenario)
 
 
-def test_a_recall_answers_with_the_message_id_and_may_be_repeated() -> None:
+def test_a_recall_returns_the_message_id_and_may_be_repeated() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await scheduled(world)
         for _ in range(2):
@@ -150,7 +150,7 @@ def test_a_recall_answers_with_the_message_id_and_may_be_repeated() -> None:
     run(scenario)
 
 
-def test_a_recall_that_comes_too_late_finds_nothing() -> None:
+def test_a_late_recall_finds_nothing() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await scheduled(world)
         world.broker.deliver_timer(0)
@@ -185,7 +185,7 @@ def test_a_handle_of_another_topic_or_broker_is_a_bad_request() -> None:
     run(scenario)
 
 
-def test_a_handle_of_a_topic_that_was_made_again_finds_nothing() -> None:
+def test_a_handle_of_a_topic_that_was_created_again_finds_nothing() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await scheduled(world)
         first = world.link.configuration.topics["topic"]
@@ -205,7 +205,7 @@ def test_a_handle_of_a_topic_that_was_made_again_finds_nothing() -> None:
         ("%SYS%TIMER", v2.ILLEGAL_TOPIC),
     ],
 )
-def test_a_recall_names_a_topic_of_delayed_messages(topic: str, code: int) -> None:
+def test_a_recall_needs_a_topic_of_delayed_messages(topic: str, code: int) -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("normal", kind=link_pb2.TOPIC_TYPE_NORMAL)
         handle = SIGNER.sign(topic, RecallFields(0, DUE_AT_MS, "id-1"))
@@ -214,7 +214,7 @@ def test_a_recall_names_a_topic_of_delayed_messages(topic: str, code: int) -> No
     run(scenario, auto_create=False)
 
 
-def test_a_recall_without_a_client_id_is_refused() -> None:
+def test_a_recall_without_a_client_id_is_rejected() -> None:
     async def scenario(world: ProxyWorld) -> None:
         response = await world.call(
             "RecallMessage",
@@ -227,7 +227,7 @@ def test_a_recall_without_a_client_id_is_refused() -> None:
     run(scenario)
 
 
-def test_a_recall_that_the_broker_does_not_answer_ends_before_the_deadline() -> None:
+def test_an_unanswered_recall_ends_before_the_deadline() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await scheduled(world)
         world.broker.holds.add("cancel_timer")

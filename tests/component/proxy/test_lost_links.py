@@ -29,7 +29,7 @@ async def lose(world: ProxyWorld) -> None:
     await eventually(lambda: not world.link.is_connected)
 
 
-def test_calls_wait_for_a_broker_that_is_away() -> None:
+def test_calls_wait_for_a_broker_that_is_down() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(b"first"))
         [first] = await world.receive_messages()
@@ -55,7 +55,7 @@ def test_calls_wait_for_a_broker_that_is_away() -> None:
     run(scenario)
 
 
-def test_what_waits_for_a_broker_ends_at_its_deadline_and_never_leaves() -> None:
+def test_a_waiting_request_ends_at_its_deadline_and_is_never_sent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         await lose(world)
@@ -70,7 +70,7 @@ def test_what_waits_for_a_broker_ends_at_its_deadline_and_never_leaves() -> None
     run(scenario)
 
 
-def test_what_waits_for_a_broker_is_bounded() -> None:
+def test_waiting_requests_are_limited() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         await lose(world)
@@ -85,7 +85,7 @@ def test_what_waits_for_a_broker_is_bounded() -> None:
     run(scenario)
 
 
-def test_a_broker_that_is_away_for_too_long_is_waited_for_no_more() -> None:
+def test_requests_are_rejected_after_a_long_outage() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         await lose(world)
@@ -102,7 +102,7 @@ def test_a_broker_that_is_away_for_too_long_is_waited_for_no_more() -> None:
     run(scenario)
 
 
-def test_what_may_be_asked_again_is_when_its_stream_is_lost() -> None:
+def test_repeatable_requests_are_sent_again_after_a_lost_stream() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_group()
         await world.send(message(b"first"))
@@ -130,7 +130,7 @@ def test_what_may_be_asked_again_is_when_its_stream_is_lost() -> None:
     run(scenario)
 
 
-def test_a_send_whose_answer_is_lost_is_stored_once() -> None:
+def test_a_send_with_a_lost_reply_is_stored_once() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(b"first"))
         world.broker.is_mute = True
@@ -150,7 +150,7 @@ def test_a_send_whose_answer_is_lost_is_stored_once() -> None:
     run(scenario)
 
 
-def test_an_ack_asked_again_whose_time_is_up_then_may_have_been_applied() -> None:
+def test_a_repeated_ack_of_an_expired_delivery_has_an_unknown_outcome() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_group()
         await world.send(message())
@@ -193,9 +193,7 @@ def test_a_delayed_send_may_not_be_repeated() -> None:
     run(scenario)
 
 
-def test_messages_of_a_group_keep_their_order_over_a_lost_link(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_message_group_keeps_its_order_over_a_lost_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "FRAME_BYTES", 2_500)
 
     async def scenario(world: ProxyWorld) -> None:
@@ -224,7 +222,7 @@ def test_messages_of_a_group_keep_their_order_over_a_lost_link(
     run(scenario)
 
 
-def test_a_broker_that_hung_is_away_since_it_was_heard_last() -> None:
+def test_a_hanging_broker_is_down_since_it_was_last_heard() -> None:
     async def scenario(world: ProxyWorld) -> None:
         world.link.pending.open()
         heard_at_s = time.monotonic() - 20
@@ -236,7 +234,7 @@ def test_a_broker_that_hung_is_away_since_it_was_heard_last() -> None:
     run(scenario)
 
 
-def test_a_send_that_left_once_has_an_unknown_outcome_at_its_deadline() -> None:
+def test_a_sent_request_has_an_unknown_outcome_at_its_deadline() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         world.broker.holds.add("append")
@@ -250,7 +248,7 @@ def test_a_send_that_left_once_has_an_unknown_outcome_at_its_deadline() -> None:
     run(scenario)
 
 
-def test_a_poll_that_is_asked_again_waits_for_as_much_less() -> None:
+def test_a_repeated_poll_waits_for_the_remaining_time() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_group()
         await world.put_topic()
@@ -271,7 +269,7 @@ def test_a_poll_that_is_asked_again_waits_for_as_much_less() -> None:
     run(scenario)
 
 
-def test_a_poll_whose_caller_goes_while_the_broker_is_away_never_leaves() -> None:
+def test_a_poll_cancelled_during_an_outage_is_never_sent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_group()
         await world.put_topic()
@@ -289,7 +287,7 @@ def test_a_poll_whose_caller_goes_while_the_broker_is_away_never_leaves() -> Non
     run(scenario)
 
 
-def test_nothing_that_waited_is_handed_to_another_store() -> None:
+def test_waiting_requests_are_not_sent_to_another_store() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         await lose(world)
@@ -305,7 +303,7 @@ def test_nothing_that_waited_is_handed_to_another_store() -> None:
     run(scenario)
 
 
-def test_a_link_says_whether_its_broker_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_reports_whether_its_broker_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ProxyWorld) -> None:
         assert world.link.state().word == "up"
         monkeypatch.setattr(broker_link, "SILENT_S", -1.0)

@@ -67,7 +67,7 @@ async def send_some(world: ProxyWorld, count: int = 6, *, deadline_s: float = 10
     return [answer.status.code for answer in answers]
 
 
-def test_sends_are_spread() -> None:
+def test_sends_spread_over_broker_groups() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         assert await send_some(world) == [v2.OK] * 6
         assert (stored(home), stored(follower)) == (3, 3)
@@ -75,7 +75,7 @@ def test_sends_are_spread() -> None:
     run(scenario)
 
 
-def test_what_one_refuses_for_now_goes_to_the_other() -> None:
+def test_a_send_rejected_by_one_broker_group_goes_to_another() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.failures["append"] = pb.Failure(error="DiskFull", message="full")
         assert await send_some(world) == [v2.OK] * 6
@@ -84,7 +84,7 @@ def test_what_one_refuses_for_now_goes_to_the_other() -> None:
     run(scenario)
 
 
-def test_what_is_wrong_with_a_message_is_wrong_everywhere() -> None:
+def test_an_invalid_message_is_not_sent_to_another_broker_group() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.failures["append"] = pb.Failure(error="MessageCorrupted", message="damaged")
         assert sorted(await send_some(world)) == [v2.OK] * 3 + [v2.MESSAGE_CORRUPTED] * 3
@@ -93,7 +93,7 @@ def test_what_is_wrong_with_a_message_is_wrong_everywhere() -> None:
     run(scenario)
 
 
-def test_when_a_stream_is_lost_its_sends_go_to_the_other_at_once() -> None:
+def test_sends_of_a_lost_stream_go_to_another_broker_group_at_once() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.is_reading.clear()
         link = world.cluster.brokers[1].link
@@ -109,7 +109,7 @@ def test_when_a_stream_is_lost_its_sends_go_to_the_other_at_once() -> None:
     run(scenario)
 
 
-def test_who_hangs_does_not_hold_up_a_send_for_all_of_its_time() -> None:
+def test_a_hanging_broker_takes_half_of_the_deadline_of_a_send() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.holds.add("append")
         answers = [await world.send(message(message_id=f"m{n}"), deadline_s=1) for n in range(2)]
@@ -119,7 +119,7 @@ def test_who_hangs_does_not_hold_up_a_send_for_all_of_its_time() -> None:
     run(scenario)
 
 
-def test_the_messages_of_one_request_move_each_by_itself() -> None:
+def test_each_message_of_a_request_moves_independently() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.failures["append"] = pb.Failure(error="DiskFull", message="full")
         answer = await world.send(*(message(message_id=f"m{n}") for n in range(4)))
@@ -142,7 +142,7 @@ def test_a_message_group_never_moves() -> None:
     run(scenario)
 
 
-def test_a_delayed_message_that_may_be_at_two_has_no_recall_handle() -> None:
+def test_a_delayed_message_that_may_be_stored_twice_has_no_recall_handle() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.holds.add("append")
         handles = []
@@ -159,7 +159,7 @@ def test_a_delayed_message_that_may_be_at_two_has_no_recall_handle() -> None:
     run(scenario)
 
 
-def test_a_refusal_does_not_hide_that_another_may_have_stored_it() -> None:
+def test_a_rejection_does_not_hide_an_unknown_outcome() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
         follower.holds.add("append")
         home.failures["append"] = pb.Failure(error="Overloaded", message="full")

@@ -24,7 +24,7 @@ def bodies(broker: MemoryBroker) -> list[bytes]:
     return [body_of(stored.blob) for stored in broker.engine.log]
 
 
-def test_a_message_is_stored_and_answered_with_its_id_and_offset() -> None:
+def test_a_stored_message_gets_its_id_and_offset() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic(queues=1)
         for queue_offset in range(2):
@@ -44,7 +44,7 @@ def test_a_message_is_stored_and_answered_with_its_id_and_offset() -> None:
     run(scenario)
 
 
-def test_a_batch_is_answered_with_one_entry_a_message_in_order() -> None:
+def test_a_batch_gets_one_entry_per_message_in_order() -> None:
     async def scenario(world: ProxyWorld) -> None:
         response = await world.send(*(message(message_id=f"id-{n}") for n in range(5)))
         assert codes(response) == [v2.OK] * 6
@@ -62,7 +62,7 @@ def test_a_batch_with_one_bad_message_stores_nothing() -> None:
     run(scenario)
 
 
-def test_messages_of_different_topics_are_refused() -> None:
+def test_messages_of_different_topics_are_rejected() -> None:
     async def scenario(world: ProxyWorld) -> None:
         response = await world.send(message(), message(topic="other"))
         assert response.status.code == v2.MESSAGE_CORRUPTED
@@ -71,7 +71,7 @@ def test_messages_of_different_topics_are_refused() -> None:
     run(scenario)
 
 
-def test_messages_of_a_group_share_a_queue_and_others_go_round() -> None:
+def test_a_message_group_shares_a_queue_and_other_messages_rotate() -> None:
     async def scenario(world: ProxyWorld) -> None:
         for _ in range(8):
             await world.send(message(message_group="group", queue_id=3))
@@ -119,7 +119,9 @@ def test_messages_of_a_group_share_a_queue_and_others_go_round() -> None:
         (message(message_type=v2.TRANSACTION), v2.NOT_IMPLEMENTED),
     ],
 )
-def test_a_message_is_refused_with_its_code(refused: v2.Message, code: v2.Code.ValueType) -> None:
+def test_an_invalid_message_is_rejected_with_its_code(
+    refused: v2.Message, code: v2.Code.ValueType
+) -> None:
     async def scenario(world: ProxyWorld) -> None:
         response = await world.send(refused)
         assert codes(response) == [code, code]
@@ -137,7 +139,7 @@ def test_a_message_is_refused_with_its_code(refused: v2.Message, code: v2.Code.V
         (link_pb2.TOPIC_TYPE_UNSPECIFIED, message(), message(message_group="g")),
     ],
 )
-def test_a_message_has_to_fit_the_type_of_its_topic(
+def test_a_message_must_fit_the_type_of_its_topic(
     topic_type: int, accepted: v2.Message, refused: v2.Message
 ) -> None:
     async def scenario(world: ProxyWorld) -> None:
@@ -149,14 +151,14 @@ def test_a_message_has_to_fit_the_type_of_its_topic(
     run(scenario)
 
 
-def test_an_unknown_topic_is_not_found_where_use_does_not_create() -> None:
+def test_an_unknown_topic_is_not_found_without_auto_create() -> None:
     async def scenario(world: ProxyWorld) -> None:
         assert (await world.send(message())).status.code == v2.TOPIC_NOT_FOUND
 
     run(scenario, auto_create=False)
 
 
-def test_clients_do_not_write_to_the_topics_of_the_broker() -> None:
+def test_a_send_to_a_system_topic_is_rejected() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("%DLQ%group")
         response = await world.send(message(topic="%DLQ%group"))
@@ -165,7 +167,7 @@ def test_clients_do_not_write_to_the_topics_of_the_broker() -> None:
     run(scenario)
 
 
-def test_a_call_without_a_client_id_is_refused() -> None:
+def test_a_call_without_a_client_id_is_rejected() -> None:
     async def scenario(world: ProxyWorld) -> None:
         response = await world.call(
             "SendMessage",
@@ -179,7 +181,7 @@ def test_a_call_without_a_client_id_is_refused() -> None:
     run(scenario)
 
 
-def test_bytes_that_are_no_request_are_a_bad_request() -> None:
+def test_invalid_bytes_are_a_bad_request() -> None:
     async def scenario(world: ProxyWorld) -> None:
         response = await world.call("SendMessage", b"\xff\xff", service.SendMessageResponse)
         assert response.status.code == v2.BAD_REQUEST
@@ -187,7 +189,7 @@ def test_bytes_that_are_no_request_are_a_bad_request() -> None:
     run(scenario)
 
 
-def test_a_send_that_the_broker_does_not_answer_in_time_is_a_timeout_before_the_deadline() -> None:
+def test_an_unanswered_send_times_out_before_the_deadline() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         world.broker.holds.add("append")
@@ -198,7 +200,7 @@ def test_a_send_that_the_broker_does_not_answer_in_time_is_a_timeout_before_the_
     run(scenario)
 
 
-def test_a_send_whose_connection_breaks_is_not_answered_with_ok() -> None:
+def test_a_send_over_a_broken_connection_is_not_ok() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         world.broker.holds.add("append")
@@ -215,7 +217,7 @@ def test_a_send_whose_connection_breaks_is_not_answered_with_ok() -> None:
     run(scenario)
 
 
-def test_the_link_comes_back_by_itself() -> None:
+def test_the_link_reconnects() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         world.broker.drop_links()
@@ -226,7 +228,7 @@ def test_the_link_comes_back_by_itself() -> None:
     run(scenario)
 
 
-def test_a_broker_that_is_overloaded_is_told_to_the_client() -> None:
+def test_the_overload_of_a_broker_reaches_the_client() -> None:
     async def scenario(world: ProxyWorld) -> None:
         world.broker.failures["append"] = link_pb2.Failure(error="Overloaded", message="full")
         response = await world.send(message())
@@ -236,7 +238,7 @@ def test_a_broker_that_is_overloaded_is_told_to_the_client() -> None:
     run(scenario)
 
 
-def test_messages_of_one_request_may_end_differently() -> None:
+def test_messages_of_one_request_may_have_different_results() -> None:
     async def scenario(world: ProxyWorld) -> None:
         topic = await world.put_topic(queues=2)
         world.broker.engine.refused_queues = {1}
@@ -247,7 +249,7 @@ def test_messages_of_one_request_may_end_differently() -> None:
     run(scenario)
 
 
-def test_requests_made_together_travel_together() -> None:
+def test_concurrent_requests_share_a_frame() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         frames = len(world.broker.frames)
@@ -260,7 +262,7 @@ def test_requests_made_together_travel_together() -> None:
     run(scenario)
 
 
-def test_requests_beyond_the_limit_are_refused() -> None:
+def test_requests_beyond_the_limit_are_rejected() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         world.link.pending.bytes_max = 2000
@@ -276,7 +278,7 @@ def test_requests_beyond_the_limit_are_refused() -> None:
     run(scenario)
 
 
-def test_a_link_that_is_full_refuses_the_messages_that_do_not_fit() -> None:
+def test_a_full_link_rejects_the_messages_that_do_not_fit() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic()
         world.link.pending.bytes_max = 2000

@@ -150,7 +150,7 @@ def play(scenario: Callable[[World], Awaitable[None]]) -> None:
     simulate(main(), Random(0))
 
 
-def test_a_master_that_says_nothing_is_told_of_with_who_answers_and_keeps_its_stream() -> None:
+def test_a_silent_master_is_reported_and_keeps_its_stream() -> None:
     async def scenario(world: World) -> None:
         world.network.away.add(C)
         world.network.mute.add(A)
@@ -166,7 +166,7 @@ def test_a_master_that_says_nothing_is_told_of_with_who_answers_and_keeps_its_st
     play(scenario)
 
 
-def test_a_master_that_speaks_again_is_told_of_no_more() -> None:
+def test_a_recovered_master_is_not_reported() -> None:
     async def scenario(world: World) -> None:
         world.network.mute.add(A)
         await world.until(lambda: bool(world.cut_off))
@@ -178,7 +178,7 @@ def test_a_master_that_speaks_again_is_told_of_no_more() -> None:
     play(scenario)
 
 
-def test_nobody_is_asked_while_the_master_speaks() -> None:
+def test_no_replica_is_probed_while_the_master_answers() -> None:
     async def scenario(world: World) -> None:
         await asyncio.sleep(60.0)
         assert not world.cut_off

@@ -116,7 +116,7 @@ ROWS: Final[dict[int, Row]] = {
             ),
             (
                 "tests/unit/proxy/test_masters.py::"
-                "test_a_master_that_cannot_be_reached_is_told_of_with_who_has_answered"
+                "test_an_unreachable_master_is_reported_with_the_replicas_that_answer"
             ),
         ),
     ),
@@ -235,7 +235,7 @@ ROWS: Final[dict[int, Row]] = {
     36: Row(
         "an old word arrives late",
         (
-            "tests/unit/proxy/test_masters.py::test_a_route_of_a_lower_version_does_not_count",
+            "tests/unit/proxy/test_masters.py::test_a_route_of_a_lower_version_is_ignored",
             _MACHINES + "test_a_welcome_of_an_ended_epoch_is_ignored",
         ),
     ),

@@ -1,4 +1,4 @@
-"""When a frame leaves for the broker, and what it carries."""
+"""Frames to the broker: when they are sent, and their requests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TURNS = 10  # of the loop: more than a busy link waits
 
 
 class World:
-    """A batching whose frames go to a list."""
+    """A batcher that writes its frames to a list."""
 
     def __init__(self) -> None:
         self.frames: list[list[int]] = []
-        self.under_way: list[int] = []
-        self.batching = FrameBatcher(self.under_way, self._write)
+        self.in_flight: list[int] = []
+        self.batching = FrameBatcher(self.in_flight, self._write)
         self.batching.open()
 
     def _write(self, frame: pb.RequestFrame) -> None:
@@ -31,8 +31,8 @@ class World:
 
     def send(self, count: int) -> None:
         for _ in range(count):
-            self.under_way.append(len(self.under_way))
-            self.batching.add(APPEND, (self.under_way[-1], 1, 0, 0, b"blob"))
+            self.in_flight.append(len(self.in_flight))
+            self.batching.add(APPEND, (self.in_flight[-1], 1, 0, 0, b"blob"))
 
     @property
     def sizes(self) -> list[int]:
@@ -44,7 +44,7 @@ def run(scenario: Callable[[World], Coroutine[None, None, None]]) -> None:
         world = World()
         await scenario(world)
         sent = [request_id for frame in world.frames for request_id in frame]
-        assert sent == world.under_way[: len(sent)], "each leaves once, in its order"
+        assert sent == world.in_flight[: len(sent)], "each is sent once, in order"
 
     asyncio.run(main())
 
@@ -54,7 +54,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_is_sent_in_one_turn_leaves_together() -> None:
+def test_requests_of_one_turn_share_a_frame() -> None:
     async def scenario(world: World) -> None:
         world.send(3)
         assert world.frames == []
@@ -64,7 +64,7 @@ def test_what_is_sent_in_one_turn_leaves_together() -> None:
     run(scenario)
 
 
-def test_a_full_frame_leaves_in_the_middle_of_a_turn() -> None:
+def test_a_full_frame_is_sent_in_the_middle_of_a_turn() -> None:
     async def scenario(world: World) -> None:
         world.send(FULL_FRAME_REQUESTS + 10)
         assert world.sizes == [FULL_FRAME_REQUESTS]
@@ -89,7 +89,7 @@ def test_no_more_than_three_frames_are_unanswered() -> None:
     run(scenario)
 
 
-def test_a_few_wait_for_the_answer_and_many_do_not() -> None:
+def test_few_requests_wait_for_the_answer_and_many_do_not() -> None:
     async def scenario(world: World) -> None:
         world.send(1)
         await turns()
@@ -103,7 +103,7 @@ def test_a_few_wait_for_the_answer_and_many_do_not() -> None:
     run(scenario)
 
 
-def test_a_frame_is_bounded_in_bytes_over_all_commands() -> None:
+def test_the_bytes_of_a_frame_are_limited_over_all_commands() -> None:
     """Twenty polls with an attempt id of 8 MB once made a frame that broke the link."""
 
     async def main() -> None:
@@ -121,7 +121,7 @@ def test_a_frame_is_bounded_in_bytes_over_all_commands() -> None:
         assert [pop.request_id for frame in frames for pop in frame.pops] == list(range(40))
         appended = [one for frame in frames for one in frame.appends.request_ids]
         assert appended == list(range(100, 140))
-        # What was kept comes first: neither command waits until the other has nothing left.
+        # Remaining rows come first: no command waits until the other one has no rows.
         assert all(frame.pops or frame.appends.request_ids for frame in frames)
         assert frames[1].appends.request_ids, "the appends had no room in the first frame"
 

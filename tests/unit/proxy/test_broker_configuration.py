@@ -1,4 +1,4 @@
-"""What the proxy keeps of a broker's configuration."""
+"""The configuration of a broker at the proxy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tidemill.proxy.link.broker_configuration import BrokerConfiguration
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def test_nothing_is_kept_of_the_frame_that_brought_it() -> None:
-    """A part of a message keeps all of it, with the replies of megabytes beside it."""
+def test_a_configuration_does_not_keep_its_frame_in_memory() -> None:
+    """A reference to a part of a frame would keep the frame, with megabytes of replies."""
     frame = pb.ReplyFrame(
         config=pb.ConfigUpdate(
             topics=[pb.TopicConfig(name="topic", queues=8)],

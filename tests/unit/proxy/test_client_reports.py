@@ -1,4 +1,4 @@
-"""What a link tells of the lives of clients, and how often."""
+"""Reports about clients: their content, their frequency and their limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemill.proxy.link.commands import APPEND
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def test_a_client_is_told_of_once_in_a_period() -> None:
+def test_a_client_is_reported_once_per_period() -> None:
     reports = ClientReports(clients_max=10)
     assert reports.add_alive("a", 0)
     assert reports.take() == FrameReports(["a"], [], [])
@@ -28,15 +28,15 @@ def test_a_client_is_told_of_once_in_a_period() -> None:
     assert reports.take() == FrameReports(["a"], [], [])
 
 
-def test_an_end_takes_the_place_of_what_was_to_be_told() -> None:
+def test_an_end_replaces_a_waiting_report() -> None:
     reports = ClientReports(clients_max=10)
     reports.add_alive("a", 0)
     reports.add_ended("a")
     assert reports.take() == FrameReports([], ["a"], [])
-    assert reports.add_alive("a", 1), "its next life is news"
+    assert reports.add_alive("a", 1), "a new start is reported at once"
 
 
-def test_a_new_stream_hears_of_everybody_again() -> None:
+def test_a_new_stream_gets_all_reports_again() -> None:
     reports = ClientReports(clients_max=10)
     reports.add_alive("a", 0)
     reports.take()
@@ -44,7 +44,7 @@ def test_a_new_stream_hears_of_everybody_again() -> None:
     assert reports.add_alive("a", 1)
 
 
-def test_what_waits_and_what_is_remembered_is_bounded() -> None:
+def test_waiting_reports_and_known_clients_are_limited() -> None:
     reports = ClientReports(clients_max=3)
     for n in range(10):
         reports.add_alive(f"alive-{n}", n)
@@ -52,11 +52,11 @@ def test_what_waits_and_what_is_remembered_is_bounded() -> None:
     assert reports.take() == FrameReports(
         ["alive-7", "alive-8", "alive-9"], ["ended-7", "ended-8", "ended-9"], []
     )
-    assert reports.add_alive("alive-6", 11), "it was forgotten"
+    assert reports.add_alive("alive-6", 11), "the client was forgotten"
     assert not reports.add_alive("alive-8", 11)
 
 
-def test_a_frame_tells_of_a_bounded_number() -> None:
+def test_a_frame_has_a_limited_number_of_clients() -> None:
     reports = ClientReports(clients_max=10_000)
     for n in range(CLIENTS_PER_FRAME_MAX + 1):
         reports.add_alive(f"client-{n}", 0)
@@ -64,7 +64,7 @@ def test_a_frame_tells_of_a_bounded_number() -> None:
     assert reports.take() == FrameReports([f"client-{CLIENTS_PER_FRAME_MAX}"], [], [])
 
 
-def test_signs_travel_with_a_request_and_ends_travel_alone() -> None:
+def test_reports_wait_for_a_request_and_ends_do_not() -> None:
     async def main() -> None:
         frames: list[pb.RequestFrame] = []
         reports = ClientReports(clients_max=10)
@@ -73,7 +73,9 @@ def test_signs_travel_with_a_request_and_ends_travel_alone() -> None:
         batching.send_reports()
         batching.open()
         await asyncio.sleep(0)
-        assert [list(frame.alive_clients) for frame in frames] == [["a"]], "they had waited"
+        assert [list(frame.alive_clients) for frame in frames] == [["a"]], (
+            "the report waited for the stream"
+        )
         batching.mark_answered(1)
         reports.add_alive("b", 0)
         batching.send_reports()
@@ -91,7 +93,7 @@ def test_signs_travel_with_a_request_and_ends_travel_alone() -> None:
     asyncio.run(main())
 
 
-def test_hand_overs_of_the_last_minute_are_told_on_each_stream() -> None:
+def test_handovers_of_the_last_minute_are_reported_on_each_stream() -> None:
     reports = ClientReports(clients_max=10)
     reports.add_handovers([(1, 100), (2, 200)], 0)
     assert reports.take().handovers == [(1, 100), (2, 200)]
@@ -108,7 +110,7 @@ def test_hand_overs_of_the_last_minute_are_told_on_each_stream() -> None:
     assert not reports
 
 
-def test_who_stops_waits_until_all_is_told_and_answered() -> None:
+def test_a_stopping_proxy_waits_for_the_answer_to_all_reports() -> None:
     async def main() -> None:
         frames: list[pb.RequestFrame] = []
         reports = ClientReports(clients_max=10)
@@ -117,7 +119,7 @@ def test_who_stops_waits_until_all_is_told_and_answered() -> None:
         assert frames == [], "there is no stream"
         batching.open()
         await batching.wait_reported()
-        assert frames == [], "there is nothing to tell"
+        assert frames == [], "no report is due"
         reports.add_handovers([(1, 100)], 0)
         telling = asyncio.ensure_future(batching.wait_reported())
         for _ in range(3):
@@ -130,11 +132,11 @@ def test_who_stops_waits_until_all_is_told_and_answered() -> None:
     asyncio.run(main())
 
 
-def test_a_frame_tells_of_a_bounded_number_of_hand_overs() -> None:
+def test_a_frame_has_a_limited_number_of_handovers() -> None:
     reports = ClientReports(clients_max=10)
     reports.add_handovers([(n, n) for n in range(HANDOVERS_MAX + 1)], 0)
-    told = []
+    reported = []
     while reports:
-        told += reports.take().handovers
-        assert len(told) % HANDOVERS_PER_FRAME_MAX == 0
-    assert told == [(n, n) for n in range(1, HANDOVERS_MAX + 1)]
+        reported += reports.take().handovers
+        assert len(reported) % HANDOVERS_PER_FRAME_MAX == 0
+    assert reported == [(n, n) for n in range(1, HANDOVERS_MAX + 1)]

@@ -1,4 +1,4 @@
-"""Whom a proxy with several broker groups asks, and where it places messages."""
+"""The choice of broker groups: for requests, and as targets of messages."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ def run(scenario: Callable[[LinkedCluster], Awaitable[None]], *seeds: str) -> No
     asyncio.run(main())
 
 
-def places(world: LinkedCluster, count: int = 60) -> list[SendTarget]:
+def targets(world: LinkedCluster, count: int = 60) -> list[SendTarget]:
     return [world.cluster.choose_target(world.topic, "") for _ in range(count)]
 
 
 def group_places(world: LinkedCluster) -> dict[str, tuple[str, int] | str]:
-    """Where each message group goes; or why it goes nowhere."""
+    """Return the target of each message group, or the error."""
     found: dict[str, tuple[str, int] | str] = {}
     for group in GROUPS:
         try:
-            place = world.cluster.choose_target(world.topic, group)
-            found[group] = place.broker.name, place.queue_id
+            target = world.cluster.choose_target(world.topic, group)
+            found[group] = target.broker.name, target.queue_id
         except (GroupDraining, BrokerUnreachable) as error:
             found[group] = type(error).__name__
     return found
 
 
-def test_messages_go_round_all_queues_of_all_broker_groups() -> None:
+def test_messages_rotate_over_all_queues_of_all_broker_groups() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
-        found = Counter((place.broker.name, place.queue_id) for place in places(world))
+        found = Counter((target.broker.name, target.queue_id) for target in targets(world))
         assert set(found.values()) == {10}
         assert len(found) == 6
 
     run(scenario)
 
 
-def test_each_broker_is_asked_with_its_own_ids() -> None:
+def test_each_broker_group_has_its_own_ids() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
-        ids = {place.broker.name: place.topic_id for place in places(world)}
+        ids = {target.broker.name: target.topic_id for target in targets(world)}
         assert ids == {"broker-0": 7, "broker-1": 107, "broker-2": 207}
         group = world.cluster.find_group("group")
         assert [broker.find_ids(group, world.topic) for broker in world.cluster.brokers] == [
@@ -67,31 +67,31 @@ def test_each_broker_is_asked_with_its_own_ids() -> None:
     run(scenario)
 
 
-def test_who_is_down_gets_nothing_while_another_is_up() -> None:
+def test_a_down_broker_gets_no_message_while_another_is_up() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         world.lose(1)
-        assert {place.broker.name for place in places(world)} == {"broker-0", "broker-2"}
-        assert all(place.may_move for place in places(world))
+        assert {target.broker.name for target in targets(world)} == {"broker-0", "broker-2"}
+        assert all(target.may_move for target in targets(world))
         world.lose(0)
-        assert {place.broker.name for place in places(world)} == {"broker-2"}
-        assert not any(place.may_move for place in places(world))
+        assert {target.broker.name for target in targets(world)} == {"broker-2"}
+        assert not any(target.may_move for target in targets(world))
 
     run(scenario)
 
 
-def test_where_all_are_down_a_message_waits_for_one() -> None:
+def test_a_message_waits_for_a_broker_if_all_are_down() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         for n in range(3):
             world.lose(n)
-        assert not any(place.may_move for place in places(world))
-        assert len({place.broker.name for place in places(world)}) == 3
+        assert not any(target.may_move for target in targets(world))
+        assert len({target.broker.name for target in targets(world)}) == 3
 
     run(scenario)
 
 
-def test_a_message_is_not_sent_twice_to_one_group() -> None:
+def test_a_tried_broker_group_is_not_chosen_again() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         first = world.cluster.choose_target(world.topic, "")
@@ -107,12 +107,12 @@ def test_a_message_is_not_sent_twice_to_one_group() -> None:
     run(scenario)
 
 
-def test_nothing_new_goes_to_who_drains() -> None:
+def test_a_draining_broker_group_gets_no_new_message() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         world.draining.add("broker-1")
         world.tell(0)
-        assert {place.broker.name for place in places(world)} == {"broker-0", "broker-2"}
+        assert {target.broker.name for target in targets(world)} == {"broker-0", "broker-2"}
         readable = world.cluster.route_queues(world.topic)
         assert [(r.broker_name, r.is_writable) for r in readable] == [
             ("broker-0", True),
@@ -127,15 +127,15 @@ def test_message_groups_never_move() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         before = group_places(world)
-        assert {place[0] for place in before.values()} == {"broker-0", "broker-1", "broker-2"}
+        assert {target[0] for target in before.values()} == {"broker-0", "broker-1", "broker-2"}
         assert len(set(before.values())) == 6
         world.lose(1)
         assert group_places(world) == before
         world.draining.add("broker-2")
         world.tell(0)
         after = group_places(world)
-        for group, place in before.items():
-            assert after[group] == ("GroupDraining" if place[0] == "broker-2" else place)
+        for group, target in before.items():
+            assert after[group] == ("GroupDraining" if target[0] == "broker-2" else target)
         world.members.append(("broker-3", "h3:1"))
         world.draining.clear()
         world.tell_all()
@@ -144,7 +144,7 @@ def test_message_groups_never_move() -> None:
     run(scenario)
 
 
-def test_the_places_of_who_was_removed_are_others_and_no_other_moves() -> None:
+def test_only_message_groups_of_a_removed_broker_group_move() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         before = group_places(world)
@@ -152,18 +152,18 @@ def test_the_places_of_who_was_removed_are_others_and_no_other_moves() -> None:
         world.placements = [("broker-0", 2), ("broker-1", 2), ("broker-0", 1), ("broker-1", 1)]
         world.tell_all()
         after = group_places(world)
-        for group, place in before.items():
-            if place[0] == "broker-2":
+        for group, target in before.items():
+            if target[0] == "broker-2":
                 assert after[group] in {("broker-0", 0), ("broker-1", 0)}
             else:
-                assert after[group] == place
+                assert after[group] == target
         assert "h2:1" not in [broker.link.address for broker in world.cluster.brokers]
 
     run(scenario)
 
 
-def test_a_message_group_has_no_place_where_home_and_broker_do_not_agree() -> None:
-    """Who has lost the home may have heard of nothing, and a broker have left and come back."""
+def test_a_message_group_has_no_target_while_home_and_broker_disagree() -> None:
+    """The configuration of the home may be old, and a broker group may have left and returned."""
 
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
@@ -171,11 +171,11 @@ def test_a_message_group_has_no_place_where_home_and_broker_do_not_agree() -> No
         world.lose(0)
         world.placements = [("broker-1", 2), ("broker-0", 2), ("broker-2", 2)]
         world.tell(1)
-        for group, place in group_places(world).items():
+        for group, target in group_places(world).items():
             is_at_1 = before[group][0] == "broker-1"
-            assert place == ("BrokerUnreachable" if is_at_1 else before[group])
+            assert target == ("BrokerUnreachable" if is_at_1 else before[group])
         world.tell_all()
-        assert {place[0] for place in group_places(world).values()} == {
+        assert {target[0] for target in group_places(world).values()} == {
             "broker-0",
             "broker-1",
             "broker-2",
@@ -184,42 +184,42 @@ def test_a_message_group_has_no_place_where_home_and_broker_do_not_agree() -> No
     run(scenario)
 
 
-def test_a_topic_of_before_has_its_message_groups_at_the_home() -> None:
+def test_a_topic_without_placements_has_its_message_groups_at_the_home() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.placements = []
         world.tell_all()
-        assert {place[0] for place in group_places(world).values()} == {"broker-0"}
+        assert {target[0] for target in group_places(world).values()} == {"broker-0"}
 
     run(scenario)
 
 
-def test_who_has_another_incarnation_is_not_asked() -> None:
+def test_a_broker_with_another_incarnation_gets_no_request() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         world.tell(0, home_id=9)
         assert world.cluster.brokers_of(world.topic) == [world.cluster.home]
-        assert {place.broker.name for place in places(world)} == {"broker-0"}
+        assert {target.broker.name for target in targets(world)} == {"broker-0"}
         world.tell(1, home_id=9)
         assert [b.name for b in world.cluster.brokers_of(world.topic)] == ["broker-0", "broker-1"]
 
     run(scenario)
 
 
-def test_a_message_group_waits_for_its_broker_to_hear_of_the_topic() -> None:
+def test_a_message_group_waits_until_its_broker_knows_the_topic() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell(0)
         for n in (1, 2):
             world.tell(n, has_topic=False)
-        ids = {p.broker.name: p.topic_id for p in map(placed(world), GROUPS)}
+        ids = {p.broker.name: p.topic_id for p in map(target_of(world), GROUPS)}
         assert ids == {"broker-0": 7, "broker-1": 0, "broker-2": 0}
 
-    def placed(world: LinkedCluster) -> Callable[[str], SendTarget]:
+    def target_of(world: LinkedCluster) -> Callable[[str], SendTarget]:
         return lambda group: world.cluster.choose_target(world.topic, group)
 
     run(scenario)
 
 
-def test_a_broker_of_no_or_another_cluster_is_not_asked() -> None:
+def test_a_broker_outside_the_cluster_gets_no_request() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell(0)
         world.tell(1)
@@ -244,7 +244,7 @@ def test_one_member_leads_to_all_others() -> None:
     run(scenario, "h1:1")
 
 
-def test_a_seed_that_is_no_member_is_not_used() -> None:
+def test_a_seed_that_is_not_a_member_is_not_used() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         world.tell_config("x:1", pb.ConfigUpdate(is_complete=True, broker_name="x"))
@@ -254,7 +254,7 @@ def test_a_seed_that_is_no_member_is_not_used() -> None:
     run(scenario, "h0:1", "x:1")
 
 
-def test_a_member_that_has_moved_is_used_where_it_is() -> None:
+def test_a_moved_member_is_used_at_its_new_address() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell(0)
         world.tell(2)
@@ -264,7 +264,7 @@ def test_a_member_that_has_moved_is_used_where_it_is() -> None:
     run(scenario, "h0:1", "h1:9")
 
 
-def test_a_member_whose_address_another_has_taken_is_nobody() -> None:
+def test_a_member_without_a_known_address_is_not_used() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell(0)
         world.tell(2, at="h1:1")  # broker-2 answers where broker-1 was
@@ -274,7 +274,7 @@ def test_a_member_whose_address_another_has_taken_is_nobody() -> None:
     run(scenario)
 
 
-def test_a_handle_leads_to_the_broker_that_has_issued_it() -> None:
+def test_a_handle_leads_to_its_issuer() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         deliveries = world.cluster.deliveries("group", "topic")
@@ -291,7 +291,7 @@ def test_a_handle_leads_to_the_broker_that_has_issued_it() -> None:
     run(scenario)
 
 
-def test_a_home_that_has_lost_its_store_is_not_believed() -> None:
+def test_a_home_with_a_new_store_is_not_used() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         world.tell_config("h0:1", pb.ConfigUpdate(is_complete=True, broker_name="broker-0"))
@@ -305,7 +305,7 @@ def test_a_home_that_has_lost_its_store_is_not_believed() -> None:
     run(scenario)
 
 
-def test_a_handle_that_is_refused_says_nothing_of_those_behind_it() -> None:
+def test_an_invalid_handle_does_not_affect_later_handles() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.tell_all()
         first, second, *_ = world.cluster.brokers

@@ -1,4 +1,4 @@
-"""Filter expressions: what they ask for, and which are refused."""
+"""Filter expressions: the selected tags, and rejected expressions."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
         ("tag with blanks", ["tag with blanks"]),
     ],
 )
-def test_a_tag_filter_asks_for_its_tags(expression: str, tags: list[str]) -> None:
+def test_a_tag_filter_selects_its_tags(expression: str, tags: list[str]) -> None:
     assert tags_of(v2.FilterExpression(type=v2.TAG, expression=expression)) == tags
 
 
-def test_no_filter_asks_for_everything() -> None:
+def test_an_empty_filter_selects_all_messages() -> None:
     assert tags_of(v2.FilterExpression()) == []
 
 
 @pytest.mark.parametrize("expression", ["||", " || ", "a|b", "a\x00", "x" * 16_385])
-def test_a_tag_filter_that_cannot_be_understood_is_refused(expression: str) -> None:
+def test_an_invalid_tag_filter_is_rejected(expression: str) -> None:
     with pytest.raises(IllegalFilter):
         tags_of(v2.FilterExpression(type=v2.TAG, expression=expression))
 
 
-def test_an_expression_without_a_type_is_refused() -> None:
+def test_an_expression_without_a_type_is_rejected() -> None:
     with pytest.raises(IllegalFilter):
         tags_of(v2.FilterExpression(expression="a"))
 
 
-def test_sql_is_not_served_yet() -> None:
+def test_a_sql_filter_is_rejected() -> None:
     with pytest.raises(NotBuilt):
         tags_of(v2.FilterExpression(type=v2.SQL, expression="a > 1"))

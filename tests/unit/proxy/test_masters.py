@@ -1,4 +1,4 @@
-"""Whom a link dials, by what controllers and replicas say and what has failed."""
+"""The address that a link dials, by views of controllers, answers of replicas and failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def view(*, master: int | None = 0, version: int = 7) -> ReplicationView:
     return view_of(record._replace(master=one))
 
 
-def test_without_any_word_the_address_itself_is_dialled() -> None:
+def test_an_unknown_broker_group_is_dialled_at_its_address() -> None:
     masters = Masters()
     assert masters.dial(A) == A
     masters.note_failure(A, A)
@@ -33,14 +33,14 @@ def test_a_link_to_any_replica_dials_the_master() -> None:
     assert masters.dial("elsewhere:1") == "elsewhere:1"
 
 
-def test_a_route_of_a_lower_version_does_not_count() -> None:
+def test_a_route_of_a_lower_version_is_ignored() -> None:
     masters = Masters()
     masters.learn(GROUP, view(master=1, version=9))
     assert masters.learn(GROUP, view(master=0, version=8)) == []
     assert masters.dial(A) == B
 
 
-def test_a_group_that_was_made_anew_is_another_one() -> None:
+def test_a_broker_group_that_is_created_again_is_a_new_one() -> None:
     masters = Masters()
     masters.learn(GROUP, view(master=1, version=9)._replace(epoch=4))
     assert not masters.accept_master(A, A, epoch=1)
@@ -52,17 +52,17 @@ def test_a_group_that_was_made_anew_is_another_one() -> None:
     masters.forget("broker-7")
 
 
-def test_a_replica_that_is_not_the_master_says_who_is() -> None:
+def test_the_master_named_by_a_replica_is_dialled() -> None:
     masters = Masters()
     assert masters.dial(A) == A
     masters.note_rejection(A, A, version=4, master=C)
     assert masters.dial(A) == C
-    # What another says that knows less is nothing new.
+    # A replica with an older version changes nothing.
     masters.note_rejection(A, B, version=3, master=B)
     assert masters.dial(A) == C
 
 
-def test_a_master_that_does_not_serve_is_looked_for_at_all_replicas() -> None:
+def test_all_replicas_are_dialled_if_the_master_does_not_serve() -> None:
     masters = Masters()
     masters.learn(GROUP, view())
     assert masters.dial(A) == A
@@ -73,7 +73,7 @@ def test_a_master_that_does_not_serve_is_looked_for_at_all_replicas() -> None:
     assert masters.dial(A) == B
 
 
-def test_a_master_that_says_it_is_none_is_doubted() -> None:
+def test_a_master_that_denies_its_role_is_doubtful() -> None:
     masters = Masters()
     masters.learn(GROUP, view())
     masters.dial(A)
@@ -81,7 +81,7 @@ def test_a_master_that_says_it_is_none_is_doubted() -> None:
     assert {masters.dial(A) for _ in range(3)} == {A, B, C}
 
 
-def test_an_election_ends_doubt_and_is_told_once() -> None:
+def test_an_election_ends_doubt_and_is_reported_once() -> None:
     masters = Masters()
     masters.learn(GROUP, view())
     masters.dial(A)
@@ -91,24 +91,24 @@ def test_an_election_ends_doubt_and_is_told_once() -> None:
     assert masters.learn(GROUP, view(master=2, version=9)) == []
 
 
-def test_where_a_replica_has_been_still_means_its_group() -> None:
+def test_a_former_address_of_a_replica_leads_to_its_broker_group() -> None:
     masters = Masters()
     masters.update_route(GROUP, 1, A, [A, B])
     masters.update_route(GROUP, 2, C, [C, B])
     assert masters.dial(A) == C
 
 
-def test_routes_are_kept_for_a_start_without_controllers() -> None:
+def test_saved_routes_serve_a_start_without_controllers() -> None:
     masters, later = Masters(), Masters()
     masters.learn(GROUP, view(master=1))
     later.load(from_text("one", to_text("one", masters.routes)))
     assert later.dial(A) == B
 
 
-def test_what_an_earlier_run_has_kept_counts_until_anybody_says_otherwise() -> None:
+def test_any_source_replaces_saved_routes() -> None:
     kept = Masters()
     kept.learn(GROUP, view(master=2, version=900))
-    # The records of the controllers were lost, or it was another cluster's.
+    # The records of the controllers were lost, or the file is of another cluster.
     by_controller, by_replica = Masters(), Masters()
     for masters in (by_controller, by_replica):
         masters.load(kept.routes)
@@ -119,11 +119,11 @@ def test_what_an_earlier_run_has_kept_counts_until_anybody_says_otherwise() -> N
     assert by_replica.dial(A) == B
 
 
-def test_routes_of_another_cluster_and_what_makes_no_sense_are_not_there() -> None:
+def test_invalid_routes_and_those_of_another_cluster_are_ignored() -> None:
     masters = Masters()
     masters.learn(GROUP, view())
     text = to_text("one", masters.routes)
-    # Without epochs: where records were lost since, nobody would be believed.
+    # Without epochs: if records were lost since, no master could reach them.
     kept = {name: route._replace(epoch=0) for name, route in masters.routes.items()}
     assert from_text("one", text) == kept
     assert from_text("other", text) == {}
@@ -138,7 +138,7 @@ def test_routes_of_another_cluster_and_what_makes_no_sense_are_not_there() -> No
         assert from_text("one", torn) == {}
 
 
-def test_a_master_that_cannot_be_reached_is_told_of_with_who_has_answered() -> None:
+def test_an_unreachable_master_is_reported_with_the_replicas_that_answer() -> None:
     masters = Masters()
     masters.learn(GROUP, view())
     assert masters.dial(A) == A
@@ -148,12 +148,12 @@ def test_a_master_that_cannot_be_reached_is_told_of_with_who_has_answered() -> N
     masters.note_failure(A, B)
     assert masters.unreachable() == {GROUP: UnreachableMaster(A, frozenset({B}))}
     masters.note_failure(A, A)
-    assert masters.unreachable() == {GROUP: UnreachableMaster(A, frozenset({B}))}, "it lasts"
+    assert masters.unreachable() == {GROUP: UnreachableMaster(A, frozenset({B}))}, "A is still lost"
     masters.accept_master(A, A)
     assert masters.unreachable() == {}
 
 
-def test_a_master_that_is_replaced_or_says_so_itself_is_not_told_of() -> None:
+def test_a_replaced_master_is_not_reported() -> None:
     masters = Masters()
     masters.learn(GROUP, view())
     masters.dial(A)
@@ -161,13 +161,13 @@ def test_a_master_that_is_replaced_or_says_so_itself_is_not_told_of() -> None:
     masters.learn(GROUP, view(master=1, version=8))
     assert masters.unreachable() == {}
     masters.dial(B)
-    # It answers: whoever is the master, the way to it is there.
+    # The replica answers, so the network is intact, whichever replica is the master.
     masters.note_rejection(B, B, version=8, master=B)
     masters.note_failure(B, B)
     assert masters.unreachable() == {}
 
 
-def test_a_master_that_is_silent_is_told_of_and_not_left() -> None:
+def test_a_silent_master_is_reported_and_still_dialled() -> None:
     masters = Masters()
     masters.learn(GROUP, view())
     assert masters.dial(A) == A
@@ -178,20 +178,20 @@ def test_a_master_that_is_silent_is_told_of_and_not_left() -> None:
     masters.note_answer(A, B)
     assert masters.unprobed(A) == [C]
     assert masters.unreachable() == {GROUP: UnreachableMaster(A, frozenset({B}))}
-    assert masters.dial(A) == A, "it is the master still"
+    assert masters.dial(A) == A, "A is still the master"
     masters.note_recovery(A, A)
     assert masters.unreachable() == {}
     masters.note_answer(A, C)
     masters.note_silence(A, B)
-    assert masters.unreachable() == {}, "who is not the master may be silent"
+    assert masters.unreachable() == {}, "another replica may be silent"
     masters.note_silence(A, A)
     assert masters.unreachable() == {GROUP: UnreachableMaster(A, frozenset())}, (
         "what answered before is old"
     )
 
 
-def test_a_master_that_was_just_elected_may_not_know_it_yet() -> None:
-    """It is asked again, for a while, and nobody who was the master before is believed instead."""
+def test_a_new_master_may_learn_late_of_its_election() -> None:
+    """The link dials it again for a while, and accepts no former master instead."""
     masters = Masters()
     masters.learn(GROUP, view(master=0, version=8))
     assert masters.dial(A) == A
@@ -201,10 +201,10 @@ def test_a_master_that_was_just_elected_may_not_know_it_yet() -> None:
         masters.note_rejection(A, B, version=8, master=A)
     assert masters.dial(A) == B
     masters.note_rejection(A, B, version=8, master=A)
-    assert {masters.dial(A) for _ in range(3)} == {A, B, C}, "it may be that it never hears of it"
+    assert {masters.dial(A) for _ in range(3)} == {A, B, C}, "it may never learn of its election"
 
 
-def test_who_was_deposed_and_has_not_heard_of_it_is_not_believed() -> None:
+def test_a_former_master_is_not_accepted() -> None:
     masters = Masters()
     masters.learn(GROUP, view(master=1, version=9)._replace(epoch=4))
     masters.note_failure(A, B)
@@ -213,7 +213,7 @@ def test_who_was_deposed_and_has_not_heard_of_it_is_not_believed() -> None:
     assert masters.master_of(A) != A
     assert masters.accept_master(A, B, epoch=4)
     assert masters.dial(A) == B
-    # One that was elected since is believed before a controller says so.
+    # A master of a later epoch is accepted before the view of a controller arrives.
     assert masters.accept_master(A, C, epoch=5)
     assert not masters.accept_master(A, B, epoch=4)
     assert masters.dial(A) == C

@@ -1,4 +1,4 @@
-"""The codec against protobuf's own objects: what is joined by hand must parse as what was meant."""
+"""The codec against protobuf: joined bytes must parse as the intended message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ instants_ms = st.integers(0, 253_402_300_799_999)
 
 @st.composite
 def messages(draw: st.DrawFn) -> v2.Message:
-    """A message as a producer may send it, fields that are not its business included."""
+    """A message of a producer, also with fields that only the broker should set."""
     message = v2.Message(topic=v2.Resource(name="topic"), body=draw(st.binary(min_size=1)))
     message.user_properties.update(draw(st.dictionaries(texts, texts, max_size=5)))
     properties = message.system_properties
@@ -47,7 +47,7 @@ def messages(draw: st.DrawFn) -> v2.Message:
     properties.born_timestamp.nanos = draw(st.integers(0, 999_999_999))
     properties.born_host = draw(texts)
     properties.delivery_timestamp.FromMilliseconds(draw(instants_ms))
-    # Some clients send garbage here; none of it may come back.
+    # Some clients send invalid values here; consumers must not get them.
     properties.delivery_attempt = draw(st.integers(-5, 5))
     properties.receipt_handle = draw(texts)
     properties.queue_id = draw(st.integers(0, 9))
@@ -112,7 +112,7 @@ def batch_of(*blobs: bytes, **fields: object) -> link_pb2.Batch:
     st.integers(1, 2**31 - 1),
     st.integers(0, 43_200_000),
 )
-def test_a_message_is_delivered_as_it_was_sent_with_the_fields_of_the_delivery(
+def test_a_delivered_message_is_the_sent_one_with_fields_of_the_delivery(
     sent: v2.Message,
     kind: v2.MessageType.ValueType,
     index: int,
@@ -164,7 +164,7 @@ def test_a_message_is_delivered_as_it_was_sent_with_the_fields_of_the_delivery(
 
 
 @given(messages())
-def test_the_fixed_fields_repeat_what_the_engine_needs(sent: v2.Message) -> None:
+def test_the_fixed_fields_have_the_values_of_the_message(sent: v2.Message) -> None:
     blob = encode(sent)
     stored = stored_message.decode(blob)
     source = sent.system_properties
@@ -212,7 +212,7 @@ def test_a_delivery_timestamp_is_kept_in_milliseconds_and_never_earlier(
     ("seconds", "nanos"),
     [(-1, 0), (253_402_300_800, 0), (1, -1), (1, 1_000_000_000), (2**63 - 1, 0)],
 )
-def test_a_delivery_timestamp_outside_the_calendar_is_refused(seconds: int, nanos: int) -> None:
+def test_a_delivery_timestamp_outside_the_calendar_is_rejected(seconds: int, nanos: int) -> None:
     sent = sample(delivery_timestamp=Timestamp(seconds=seconds, nanos=nanos))
     with pytest.raises(IllegalDeliveryTime, match="253402300799"):
         encode(sent, v2.DELAY)
@@ -252,7 +252,7 @@ def test_an_empty_tag_is_no_tag() -> None:
     assert not received.system_properties.HasField("tag")
 
 
-def test_a_message_of_a_dead_letter_topic_says_where_it_came_from() -> None:
+def test_a_dead_letter_has_its_origin() -> None:
     [received] = receive(batch_of(encode(sample()), origin_topics=["orders"]))
     origin = received.system_properties.dead_letter_queue
     assert (origin.topic, origin.message_id) == ("orders", "id-1")
@@ -261,7 +261,7 @@ def test_a_message_of_a_dead_letter_topic_says_where_it_came_from() -> None:
 @pytest.mark.parametrize(
     "born", [{"seconds": 253_402_300_800}, {"nanos": -1}, {"nanos": 1_000_000_000}]
 )
-def test_a_born_time_that_no_client_can_read_is_refused(born: dict[str, int]) -> None:
+def test_an_invalid_born_time_is_rejected(born: dict[str, int]) -> None:
     message = sample()
     for name, value in born.items():
         setattr(message.system_properties.born_timestamp, name, value)
@@ -269,7 +269,7 @@ def test_a_born_time_that_no_client_can_read_is_refused(born: dict[str, int]) ->
         encode(message)
 
 
-def test_system_properties_that_cannot_be_stored_are_refused() -> None:
+def test_system_properties_that_cannot_be_stored_are_rejected() -> None:
     with pytest.raises(PropertiesTooLarge):
         encode(sample(trace_context="x" * 65_535))
 
@@ -290,7 +290,7 @@ def test_a_status_is_field_one_of_every_response(code: int, text: str) -> None:
 
 
 @given(st.lists(st.tuples(texts, texts, st.booleans()), max_size=4), st.booleans())
-def test_the_answer_to_an_ack_has_one_entry_a_handle(
+def test_the_response_to_an_ack_has_one_entry_per_handle(
     entries: list[tuple[str, str, bool]], is_lite: bool
 ) -> None:
     gone = message_codec.encode_status(v2.INVALID_RECEIPT_HANDLE, "gone")
@@ -324,7 +324,7 @@ def test_every_receive_ends_with_the_time_of_the_server(now_ms: int) -> None:
 
 
 def pulled(reply: link_pb2.PullReply, *, namespace: str = "") -> list[v2.Message]:
-    """Join a page in both ways, and return the messages, which are the same."""
+    """Join a page in both ways; return the messages, which are equal."""
 
     def join(header: bytes) -> list[bytes]:
         joining = message_codec.join_pulled(
@@ -365,7 +365,7 @@ def pulled(reply: link_pb2.PullReply, *, namespace: str = "") -> list[v2.Message
     st.integers(1, 2**16),
     st.booleans(),
 )
-def test_a_message_is_pulled_as_it_is_received_with_its_place_and_without_a_handle(
+def test_a_pulled_message_has_its_position_and_no_handle(
     sent: v2.Message,
     kind: v2.MessageType.ValueType,
     queue_offset: int,

@@ -1,4 +1,4 @@
-"""Routes and queues: every client can use what it is told, and groups of messages stay together."""
+"""Routes: every client can use the queues and endpoints that it gets."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_a_route_lists_every_queue_behind_the_clients_own_access_point() -> None
         assert queue.broker.endpoints == ACCESS_POINT
 
 
-def test_the_hosts_of_an_access_point_are_bounded_together() -> None:
-    """Each of 1,024 queues repeats them."""
+def test_the_total_size_of_hosts_of_an_access_point_is_limited() -> None:
+    """Each of 1,024 queues of a route repeats the hosts."""
     some = [v2.Address(host="1" * 40, port=1)] * 16
     assert routing.access_point(v2.Endpoints(scheme=v2.IPv4, addresses=some), None).addresses
     more = [*some[1:], v2.Address(host="1" * 41, port=1)]
@@ -47,7 +47,7 @@ def test_the_hosts_of_an_access_point_are_bounded_together() -> None:
         routing.access_point(v2.Endpoints(scheme=v2.IPv4, addresses=more), None)
 
 
-def test_a_topic_of_the_broker_is_for_reading() -> None:
+def test_a_system_topic_is_read_only() -> None:
     topic = link_pb2.TopicConfig(id=2, name="%DLQ%group", queues=1, is_system=True)
     assert [queue.permission for queue in queues(topic)] == [v2.READ]
 
@@ -65,14 +65,14 @@ def test_a_topic_of_the_broker_is_for_reading() -> None:
         (link_pb2.TOPIC_TYPE_UNSPECIFIED, [v2.NORMAL]),
     ],
 )
-def test_a_route_says_which_messages_the_topic_takes(
+def test_a_route_names_the_message_types_of_the_topic(
     kind: link_pb2.TopicType.ValueType, accepted: list[int]
 ) -> None:
     topic = link_pb2.TopicConfig(id=1, name="topic", type=kind, queues=1)
     assert list(queues(topic)[0].accept_message_types) == accepted
 
 
-def test_an_assignment_may_name_the_broker_as_a_whole() -> None:
+def test_an_assignment_may_name_a_broker_without_a_queue() -> None:
     readable = RouteQueues("broker-0", 8, is_writable=True)
     encoded = routing.message_queues(
         TOPIC,
@@ -107,14 +107,14 @@ def test_a_domain_name_is_echoed_with_one_address() -> None:
     assert len(routing.access_point(endpoints, None).addresses) == 1
 
 
-def test_a_request_without_an_access_point_gets_what_the_proxy_advertises() -> None:
+def test_a_request_without_an_access_point_gets_the_advertised_one() -> None:
     assert routing.access_point(v2.Endpoints(), ACCESS_POINT) == ACCESS_POINT
     with pytest.raises(IllegalAccessPoint):
         routing.access_point(v2.Endpoints(), None)
 
 
 @pytest.mark.parametrize(("host", "port"), [("", 8081), (" ", 1), ("a", 0), ("a", 65_536)])
-def test_an_access_point_that_nobody_can_reach_is_refused(host: str, port: int) -> None:
+def test_an_invalid_access_point_is_rejected(host: str, port: int) -> None:
     endpoints = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host=host, port=port)])
     with pytest.raises(IllegalAccessPoint):
         routing.access_point(endpoints, ACCESS_POINT)

@@ -1,4 +1,4 @@
-"""Turns go round those who want them, however many each wants."""
+"""Turns rotate over keys, however many requests each key has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def settle() -> None:
 
 
 class Wanted:
-    """Requests for turns, each held until it is let go."""
+    """Requests for turns. Each holds its turn until it is released."""
 
     def __init__(self, count: int) -> None:
         self.turns = FairTurns(count)
@@ -83,7 +83,7 @@ def test_a_cancelled_wait_keeps_no_turn() -> None:
         await settle()
         wanted.tasks["b1"].cancel()
         await settle()
-        # In the very turn of the loop in which it is given.
+        # In the turn of the event loop that grants it.
         wanted._let_go["a1"].set()
         await asyncio.sleep(0)
         wanted.tasks["c1"].cancel()
