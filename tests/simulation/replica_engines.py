@@ -4,8 +4,7 @@
 
 Volumes are `FaultyDisk`s. Each replica is a `ReplicaEngine`. Clients call the engine of the master,
 as the round loop does. An answer leaves after the group has confirmed the records before it. Then
-the model records the answer, and the following promises must hold until the end of the run
-(failover.md Part VI):
+the model records the answer, and the following promises must hold until the end of the run:
 
     C1  a sent message is delivered until it is acked; no other message is delivered
     C3  an ordered queue delivers no message while an earlier message is not acked

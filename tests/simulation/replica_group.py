@@ -5,7 +5,7 @@
 Production code makes all decisions: `broker.engine.replication` and `controller.election`. Network,
 disks, store and time are simulated. A run begins with a situation that its seed chooses
 (`situations.py`) and continues with random faults. A client sends and records the answers. The
-history is judged at each confirmation and after all faults are repaired (failover.md Part VI).
+history is judged at each confirmation and after all faults are repaired.
 """
 
 from __future__ import annotations

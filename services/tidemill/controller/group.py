@@ -70,7 +70,7 @@ TRANSFER_GIVE_UP_MS: Final = 30_000  # The target of an operator's transfer may 
 # that starts all of them together.
 FOUNDER_WAIT_MS: Final = 10_000
 QUIET_MS: Final = 1_000  # time without a write before values for people are added to the record
-GRANT_MS: Final = 1_500  # of a master's lease (failover.md 14.2)
+GRANT_MS: Final = 1_500  # of a master's lease
 
 log = structlog.get_logger()
 

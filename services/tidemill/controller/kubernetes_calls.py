@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 from tidemill.common.kubernetes_access import KubernetesAccess, open_client
 
 CONNECT_TIMEOUT_S: Final = 0.3
-CALL_TIMEOUT_S: Final = 1.0  # of one try (failover.md 5); the server answers in milliseconds
+CALL_TIMEOUT_S: Final = 1.0  # of one try; the server answers in milliseconds
 # A watch ends after this time, and its caller lists again.
 WATCH_S: Final = 60
 # An idle watch receives no bytes. If it does not end in time, its connection is dead.

@@ -1,4 +1,4 @@
-"""The interface of the stores of group records (failover.md 5). Each store passes one test suite.
+"""The interface of the stores of group records. Each store passes one test suite.
 
 Reads and swaps are linearizable. Each call has its own time-out and raises StoreUnreachable if
 nothing was written. If the answer to a swap was lost, the result is UNKNOWN, and

@@ -1,4 +1,4 @@
-"""Reads and compare-and-swap writes of one group's record (failover.md 5).
+"""Reads and compare-and-swap writes of one group's record.
 
 One task at a time writes in this controller. Other controllers write too; the compare-and-swap
 detects their writes.

@@ -25,7 +25,7 @@ from tidemill.controller.election.swap import StoredRecord, WriteAttempt
 from tidemill.controller.meta_store import RecordChange, StoreUnreachable, WriteFailure
 from tidemill.controller.record_json import from_text, to_text
 
-BUSY_TIMEOUT_MS: Final = 1_000  # the time-out of each call of a store (failover.md 5)
+BUSY_TIMEOUT_MS: Final = 1_000  # the time-out of each call of a store
 # Between two looks for writes of other processes. A look without news reads a counter in shared
 # memory.
 WATCH_PERIOD_S: Final = 0.05

@@ -1,4 +1,4 @@
-"""Invariants T-1 to T-26 of `spec/timer.md` Part IV, as far as one broker can show them.
+"""Invariants of timers, T-1 to T-26, as far as one broker can show them.
 
 The model, the power cuts and the damage tests show T-3 to T-10 and T-12. The tests here are about
 time, fairness, size and replies.

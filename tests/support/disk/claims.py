@@ -1,8 +1,8 @@
 """The claim of a starting replica: whether its log has all messages that earlier runs acked.
 
 A clean replica stays in the sync state set. An unclean replica leaves the set before anything else
-happens (failover.md 3). Invariant: the replica replaces its record of the last run only after the
-controllers have accepted a true registration. So a crash before that does not hide the loss.
+happens. Invariant: the replica replaces its record of the last run only after the controllers have
+accepted a true registration. So a crash before that does not hide the loss.
 
 If acks are durable, an uncut log has all acked messages. If bytes behind the known confirmed end
 are damaged and no replica has them, the replica cuts its log there. It records the cut first.

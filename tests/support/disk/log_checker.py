@@ -4,7 +4,7 @@ It is independent of the engine: it shares only the record layouts, keeps one en
 trusts no slot, list or snapshot. It needs the log from its first byte, so it checks only stores
 without retired segments.
 
-It checks these guarantees of `spec/pop.md` section 10:
+It checks these guarantees, by their numbers:
 
     2   a message below a consumer offset is settled, in flight, pending, or reset
     12  a settled message is not delivered again, neither itself nor as a copy

@@ -1,7 +1,7 @@
 """A fold of a log's timer records into dictionaries, which checks each state and transition.
 
 It is independent of the engine: it shares only the record layouts, and has no wheel, table or slot.
-It checks these guarantees of `spec/timer.md`, Part IV:
+It checks these guarantees:
 
     T-1   the broker delivers no message before its due time
     T-3   a timer is delivered, cancelled, dropped with a copy, or still pending

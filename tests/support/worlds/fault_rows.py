@@ -1,4 +1,4 @@
-"""The tests for each row of the replication fault matrix (Part V of failover.md).
+"""The tests for each row of the replication fault matrix.
 
 A test has its module, its name, and the parameter of its row if it has several. A test on a cluster
 has the name of its fault in `tests/chaos/faults.py`. `MISSING` lists rows without a suitable means.

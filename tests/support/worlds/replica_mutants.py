@@ -1,4 +1,4 @@
-"""Relaxed rules: rules of failover.md Part VIII, and omitted comparisons.
+"""Relaxed rules of the replication: omitted rules and omitted comparisons.
 
 An exploration with a relaxed rule must find a broken invariant. Otherwise the rule is unnecessary,
 or the exploration does not cover it.

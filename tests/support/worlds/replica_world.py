@@ -9,7 +9,7 @@ first record of its epoch.
                    the next start reports itself as unclean until a registration is accepted
     fsync scope    a synced record survives; a crash removes any tail of the other records
 
-The step that breaks an invariant raises `Broken` with its name (failover.md Part VII).
+The step that breaks an invariant raises `Broken` with its name.
 """
 
 from __future__ import annotations

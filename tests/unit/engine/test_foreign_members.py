@@ -1,4 +1,4 @@
-"""Who is of another broker group, or cluster: it is refused, and changes nothing (failover.md 8.2).
+"""A member of another broker group or cluster is rejected and changes nothing.
 
 Addresses are given to others, and settings have slips: one such stream must not end a group.
 """

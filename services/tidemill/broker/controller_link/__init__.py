@@ -1,4 +1,4 @@
-"""The link of a replica to the controllers, in two processes (failover.md 7).
+"""The link of a replica to the controllers, in two processes.
 
     broker ── frames.py over a socket pair ──▶ supervisor ── Session streams ──▶ every controller
 

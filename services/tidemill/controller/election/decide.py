@@ -1,4 +1,4 @@
-"""The next step of a controller for a group: the reconcile decision (failover.md 6, 7, 12).
+"""The next step of a controller for a group: the reconcile decision.
 
 Controllers call it after every event, and at least twice a second. It keeps no state. Its record is
 written by compare-and-swap against the record that it received.
@@ -271,7 +271,7 @@ def _can_form(
 def release(
     record: GroupRecord, *, epoch: int, master: ReplicaRun, target: ReplicaId, live: list[Candidate]
 ) -> GroupRecord | None:
-    """Return the record after a planned transfer; None: it is not allowed (failover.md 13.4)."""
+    """Return the record after a planned transfer; None: it is not allowed."""
     chosen = next(
         (one for one in live if one.member.replica_id == target and one.member in record.sss), None
     )

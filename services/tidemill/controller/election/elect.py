@@ -1,4 +1,4 @@
-"""The next master: eligibility, preference, and the first sets of its epoch (failover.md 12).
+"""The next master: eligibility, preference, and the first sets of its epoch.
 
 Safety depends on `with_master` alone. Preference among eligible replicas does not affect it.
 """

@@ -1,4 +1,4 @@
-"""Detection of a failed master (failover.md 7: D1 to D3; 12.5 for a restart)."""
+"""Detection of a failed master."""
 
 from __future__ import annotations
 

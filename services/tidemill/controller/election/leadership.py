@@ -1,4 +1,4 @@
-"""The lease of the leading controller, judged by the changes that were seen (failover.md 6).
+"""The lease of the leading controller, judged by the changes that were seen.
 
 It avoids competing writes. Safety does not depend on it, since each write is a compare-and-swap.
 """

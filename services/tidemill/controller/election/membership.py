@@ -1,4 +1,4 @@
-"""Checks of a sync state set that a master proposes (failover.md 11)."""
+"""Checks of a sync state set that a master proposes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The group record: the only shared state about the replicas of a group (failover.md 4).
+"""The group record: the only shared state about the replicas of a group.
 
-Invariants (failover.md Part VII):
+Invariants:
 
 - `epoch` grows by one with each election, `version` by one with each write (F-1, F-2).
 - Each member of `sss` and each replica of `eligible` has all committed messages (F-4).

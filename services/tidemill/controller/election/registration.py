@@ -33,8 +33,8 @@ class Registration(NamedTuple):
     instead_of: str  # the incarnation in the record when this process attached; may be empty
     store_uuid: str
     address: str
-    # True: its log has all records that earlier runs of it acked (failover.md 3). After an unclean
-    # restart it stays False until a registration with False is accepted.
+    # True: its log has all records that earlier runs of it acked. After an unclean restart it stays
+    # False until a registration with False is accepted.
     is_clean: bool
     feature_level: int = 0
 

@@ -8,8 +8,7 @@ replica is eligible. A replica retires in steps. Each step is a write:
     out         it leaves the sync state set when enough members remain; it is not needed any longer
     forgotten   in a group that gets fewer replicas, when its pod is deleted
 
-A controller removes a member only if the remaining members have all committed messages
-(failover.md, Lemma 2: a controller only removes).
+A controller removes a member only if the remaining members have all committed messages.
 """
 
 from __future__ import annotations

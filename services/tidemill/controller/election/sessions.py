@@ -19,7 +19,7 @@ FORGET_MS = 60_000  # silence after which the session of an unregistered run is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionTiming:
-    """Time-outs of elections (failover.md 20). Safety does not depend on them."""
+    """Time-outs of elections. Safety does not depend on them."""
 
     session_timeout_ms: int = 1_000
     stall_limit_ms: int = 1_500

@@ -1,4 +1,4 @@
-"""Writes of the record and their outcomes, as values (failover.md 5).
+"""Writes of the record and their outcomes, as values.
 
 If the answer to a swap was lost, the swap may still arrive while the store has the version on which
 it is based. It is PENDING then. Its writer reads again, or prevents it by a swap without a change.

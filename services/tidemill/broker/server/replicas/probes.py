@@ -1,8 +1,8 @@
 """Probes of the other replicas: each one answers on a stream of its own.
 
-A master that no replica reaches is replaced by a replica that reaches enough others (failover.md
-12.6). Only probes show which replicas reach each other, because replication streams connect a
-replica with its master alone. Only the reports to the controllers use the result.
+A master that no replica reaches is replaced by a replica that reaches enough others. Only probes
+show which replicas reach each other, because replication streams connect a replica with its master
+alone. Only the reports to the controllers use the result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detection of a disk that is too slow for the others to wait for this replica; pure.
 
-A disk is slow if for five seconds no sync has ended within one second (failover.md 20). The first
-sync that does ends this state. A disk that stalls for a moment is not slow; the master observes the
-lag of the replica in any case. Without syncs the state is forgotten after ten seconds.
+A disk is slow if for five seconds no sync has ended within one second. The first sync that does
+ends this state. A disk that stalls for a moment is not slow; the master observes the lag of the
+replica in any case. Without syncs the state is forgotten after ten seconds.
 """
 
 from __future__ import annotations
