@@ -159,7 +159,7 @@ def scale_hint(
     ] = None,
     horizon: Annotated[
         int | None,
-        typer.Option(min=0, help="Count delayed messages due within so many seconds; 60 if unset."),
+        typer.Option(min=0, help="Count delayed messages due within these seconds. Default: 60."),
     ] = None,
     messages_per_replica: Annotated[
         int | None, typer.Option(min=1, help="Messages per consumer; shows the consumers needed.")

@@ -168,7 +168,7 @@ def find_messages(
     context: typer.Context,
     topic: Topic,
     key: Annotated[str, typer.Option(help="One of the keys that the producer set.")],
-    limit: Annotated[int, typer.Option(min=1, max=256, help="At most so many.")] = 32,
+    limit: Annotated[int, typer.Option(min=1, max=256, help="Maximum number of messages.")] = 32,
 ) -> None:
     """Find messages by key, the newest first.
 
@@ -186,7 +186,7 @@ def peek_messages(
     context: typer.Context,
     topic: Topic,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many a queue.")
+        int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum per queue.")
     ] = 10,
     queue: Annotated[int | None, typer.Option(min=0, help="Only this queue. Default: all.")] = None,
     broker: Annotated[str | None, typer.Option(help="Only this broker group.")] = None,

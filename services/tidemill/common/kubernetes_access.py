@@ -50,7 +50,7 @@ def find_access(account: Path = ACCOUNT) -> KubernetesAccess:
 
 
 def open_client(access: KubernetesAccess, *, connections: int = 1) -> ApiClient:
-    """Return a client that sends each request once and keeps so many connections.
+    """Return a client that sends each request once, over at most `connections` connections.
 
     Callers decide about retries.
     """

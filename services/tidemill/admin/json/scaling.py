@@ -25,7 +25,7 @@ class ConsumerGroupScalingView(Schema):
 
     group: str = Field(description="Name of the consumer group.")
     horizon_seconds: int = Field(
-        description="Delayed messages count if they are due within so many seconds."
+        description="Delayed messages count if they are due within this many seconds."
     )
     value: int = Field(description="The demand: the sum of the parts.")
     replicas: int | None = Field(

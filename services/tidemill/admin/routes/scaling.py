@@ -28,7 +28,7 @@ Horizon = Annotated[
         alias="horizonSeconds",
         ge=0,
         le=HORIZON_S_MAX,
-        description="Delayed messages count if they are due within so many seconds.",
+        description="Delayed messages count if they are due within this many seconds.",
     ),
 ]
 Target = Annotated[

@@ -37,7 +37,7 @@ from tidemill.common.errors import (
 )
 from tidemill.message import stored_message
 
-# A client id with at most so many characters needs no cut: each has up to 4 bytes.
+# A client id with at most this many characters is never cut: a character has up to 4 bytes.
 CLIENT_ID_CHARS_SURE: Final = pop_checkpoint.HOLDER_BYTES_MAX // 4
 # The outcome of a send: the queue offset and 0, or of a delayed message its timer id and due time.
 # A plain tuple, since every send makes one.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Present and former addresses of the replicas of one broker group. The oldest are forgotten.
 ADDRESSES_MAX: Final = 32
-# A new master may learn of its election later than the proxy. The link dials it so many times, with
-# its usual pauses, before it tries other replicas.
+# A new master may learn of its election later than the proxy. The link dials it this many times,
+# with its usual pauses, before it tries other replicas.
 LATE_MAX: Final = 10
 
 
