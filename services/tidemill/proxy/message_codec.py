@@ -80,16 +80,7 @@ def encode_received(
     topic_size = len(topic_wire)
     responses = []
     last_stored_at_ms, stored_at = -1, b""
-    origins: Iterable[str] = batch.origin_topics or repeat("", len(batch.indexes))
-    for index, queue_offset, stored_at_ms, attempt, blob, origin in zip(
-        batch.indexes,
-        batch.queue_offsets,
-        batch.stored_at_ms,
-        batch.delivery_attempts,
-        batch.blobs,
-        origins,
-        strict=True,
-    ):
+    for index, queue_offset, stored_at_ms, attempt, blob, origin in _batch_rows(batch):
         message_type, key_count, system_size, user_size, due_at_ms = _FIELDS.unpack_from(blob)
         system_at = stored_message.FIXED_SIZE + key_count * stored_message.KEY_HASH_SIZE
         user_at = system_at + system_size
@@ -162,15 +153,8 @@ def join_pulled(
     last_stored_at_ms, stored_at = -1, b""
     provenances = dict(zip(reply.provenance_of, reply.provenances, strict=True))
     origins = dict(zip(reply.provenance_of, reply.dead_letter_origins, strict=True))
-    columns = zip(
-        reply.queue_offsets,
-        reply.log_offsets,
-        reply.stored_at_ms,
-        reply.delivery_attempts,
-        reply.blobs,
-        strict=True,
-    )
-    for number, (queue_offset, log_offset, stored_at_ms, attempt, blob) in enumerate(columns):
+    for number, row in enumerate(_pulled_rows(reply)):
+        queue_offset, log_offset, stored_at_ms, attempt, blob = row
         if number % JOINED_A_SLICE == JOINED_A_SLICE - 1:
             yield
         message_type, key_count, system_size, user_size, due_at_ms = _FIELDS.unpack_from(blob)
@@ -227,6 +211,31 @@ def join_pulled(
 def encode_next_offset(offset: int) -> bytes:
     """Encode the PullMessageResponse that ends every pull."""
     return varint_header(3) + varint(offset)
+
+
+def _batch_rows(batch: link_pb2.Batch) -> Iterable[tuple[int, int, int, int, bytes, str]]:
+    """Return index, queue offset, store time, attempt, blob and origin topic per message."""
+    return zip(
+        batch.indexes,
+        batch.queue_offsets,
+        batch.stored_at_ms,
+        batch.delivery_attempts,
+        batch.blobs,
+        batch.origin_topics or repeat("", len(batch.indexes)),
+        strict=True,
+    )
+
+
+def _pulled_rows(reply: link_pb2.PullReply) -> Iterable[tuple[int, int, int, int, bytes]]:
+    """Return queue offset, log offset, store time, attempt and blob per message."""
+    return zip(
+        reply.queue_offsets,
+        reply.log_offsets,
+        reply.stored_at_ms,
+        reply.delivery_attempts,
+        reply.blobs,
+        strict=True,
+    )
 
 
 def _dead_letter_queue(blob: bytes, origin_topic: str) -> bytes:

@@ -77,7 +77,7 @@ class ProxyMetrics:
         yield throttled
         returned = CounterMetricFamily(
             "rocketmq_proxy_late_pop_returned_total",
-            "Messages popped after the caller had gone, and given back.",
+            "Messages popped for a cancelled caller, and given back.",
         )
         returned.add_metric((), self.messages_returned)
         yield returned
