@@ -313,6 +313,26 @@ def test_a_mend_leaves_a_cut_segment_that_differs_in_the_backup() -> None:
     assert contents(disk) == before
 
 
+@pytest.mark.parametrize("part_bytes", [0, 5])
+def test_a_mend_leaves_a_cut_between_records_behind_the_end_of_the_backup(part_bytes: int) -> None:
+    """The acknowledged record behind the cut would look unwritten."""
+    world = World(FaultyDisk(Random(1)), segment_bytes=SEGMENT)
+    world.send("backed up", size=500)
+    world.checkpoint()
+    source = FaultyDisk(Random(2))
+    finish(copy(world.disk, source))
+    world.send("intact", size=501)
+    cut = world.engine.log.log_end + part_bytes
+    world.send("cut off", size=500)
+    disk = world.disk.after_power_cut()
+    (name,) = disk.names("log")
+    disk.cut(name, cut)
+    before = contents(disk)
+    report = finish(mend(disk, source, is_dry=False))
+    assert (len(report.left), report.mended) == (1, [])
+    assert contents(disk) == before
+
+
 @pytest.mark.parametrize("folder", ["queues", "index", "snapshots", "timer", "timer/state"])
 def test_a_rebuild_deletes_damaged_derived_files(folder: str) -> None:
     for name in store().names(folder):

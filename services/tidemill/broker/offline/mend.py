@@ -292,6 +292,9 @@ class _Mending:
         new = _NewSegment(name=name, size=theirs.size)
         new.parts.append(_Part(self._backup.source, theirs.name, 0, extent.end))
         if not extent.is_complete and own is not None and own.size > extent.end:
+            if own.size < theirs.size:
+                # The last intact record before the cut looks like the end of the segment.
+                raise NotMendable("the store is cut behind the end of the backup")
             begin = extent.end
             extent = _extent(self._source, own, begin)
             new.parts.append(_Part(self._source, own.name, begin, extent.end))
