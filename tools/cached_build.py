@@ -5,7 +5,8 @@
 The shell command writes into the empty folder $OUT. The result is kept as
 `${XDG_CACHE_HOME:-~/.cache}/tidemill/NAME-KEY`, where KEY is a hash of the command, the platform
 and the inputs. PATH becomes a symbolic link to PART of the result. A second build of the same key
-waits for the first. The result appears in the cache only after the command has succeeded.
+waits for the first. The result appears in the cache only after the command has succeeded. A build
+deletes older results of NAME that no tree has used for a month.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+UNUSED_S_MAX = 30 * 24 * 3600
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,6 +72,7 @@ def cached(name: str, key: str, command: str) -> Path:
     cache = cache_folder()
     result = cache / f"{name}-{key}"
     if result.is_dir():
+        os.utime(result)  # The time of the last use.
         return result
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name}-{key}.lock").open("w") as lock:
@@ -88,6 +93,9 @@ def cached(name: str, key: str, command: str) -> Path:
                 text=True,
             )
             out.rename(result)
+    for older in cache.glob(f"{name}-*"):
+        if older.is_dir() and time.time() - older.stat().st_mtime > UNUSED_S_MAX:
+            shutil.rmtree(older, ignore_errors=True)
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,17 @@ def test_a_deleted_cache_is_filled_again(tree: Path) -> None:
     subprocess.run(["rm", "-r", cached_build.cache_folder()], check=True)
     build()
     assert (tree / "bin" / "program").is_file()
+
+
+def test_a_build_deletes_results_that_were_not_used_for_a_month(tree: Path) -> None:
+    build()
+    (old,) = cached_build.cache_folder().glob("it-*[!k]")
+    os.utime(old, (0, 0))
+    build()
+    assert old.stat().st_mtime > 0, "a use is noted"
+    os.utime(old, (0, 0))
+    build(f"{BUILD}; true")
+    assert not old.exists()
 
 
 def test_a_missing_program_is_reported_and_is_no_failure(
