@@ -13,6 +13,7 @@ from tests.support.worlds.engine_world import SMALL, TOPIC, World
 from tests.support.worlds.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.recovery import open_engine
+from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.offline.check import NoStore, check
 from tidemill.broker.offline.copy import CopyError, copy
 from tidemill.broker.offline.findings import Damage
@@ -356,6 +357,17 @@ def test_a_rebuild_keeps_derived_files_of_a_damaged_log() -> None:
     assert name in disk.names("queues")
     assert mended(disk, backup()).is_whole
     assert name not in disk.names("queues")
+
+
+def test_a_mend_without_room_for_a_segment_changes_nothing() -> None:
+    disk = store()
+    disk.damage(segments()[0], 1_000)
+    disk.damage(disk.names("index")[0], 60)
+    disk.capacity_bytes = disk.total_bytes() - disk.free_bytes() + 2 * BLOCK
+    before = {name: disk.read(name) for name in disk.all_names()}
+    with pytest.raises(DiskFailed):
+        mended(disk, backup())
+    assert {name: disk.read(name) for name in disk.all_names()} == before
 
 
 def test_a_power_cut_during_a_mend_makes_nothing_worse() -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar, final
 
 from tidemill.broker.engine.layout.record import PAD, PAD_MAGIC
-from tidemill.broker.engine.store.disk import Disk
+from tidemill.broker.engine.store.disk import Disk, DiskFailed
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.segment import HELD, PREPARED, SUFFIX
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -60,6 +60,7 @@ UNCONFIRMED: Final = (
 )
 _UNREADABLE: Final = "copy the store to a sound disk, or restore a backup there"
 _ANSWERED: Final = f"an unreadable page may hold acknowledged messages; {_UNREADABLE}"
+_DAMAGED_BEHIND: Final = "the store is damaged behind the end of the backup, too"
 _SET_ASIDE: Final = {Damage.HELD, Damage.HELD_MISSING}
 _IN_PLACE: Final = {Damage.RECORD, Damage.HOLE}
 T = TypeVar("T")
@@ -101,8 +102,8 @@ def mend(
 ) -> Steps[MendReport]:
     """Mend the damaged segments that the backup has. Yields its progress.
 
-    The caller owns the directory. Raises as `check`, and NoStore if the backup is not a backup of
-    this store.
+    The caller owns the directory. Raises as `check`, NoStore if the backup is not a backup of this
+    store, and DiskFailed.
     """
     return (yield from _Mending(disk, backup, timer, is_dry=is_dry).run())
 
@@ -137,7 +138,11 @@ class _Mending:
         self._report_unreadable(before.findings)
         derived = derived_findings(before.findings)
         report = self._report
-        if report.left:
+        is_log_mendable = not report.left
+        self._plan_held(held)
+        if report.mended and not self._is_dry:
+            self._check_room()
+        if not is_log_mendable:
             report.left += kept(derived)
         elif derived or damages:
             ranges = [_range(one) for one in damages if one.damage in _IN_PLACE]
@@ -145,7 +150,6 @@ class _Mending:
             if damages:
                 names |= derived_from(self._disk, ranges)
             report.mended += drop(self._disk, names, is_dry=self._is_dry)
-        self._plan_held(held)
         if self._is_dry or not report.mended:
             return report
         yield WorkProgress("mending", 0, 0)
@@ -169,6 +173,20 @@ class _Mending:
             self._report.left += [sentence(one, UNCONFIRMED) for one in unsure]
             damages = [one for one in damages if one not in unsure]
         return damages
+
+    def _check_room(self) -> None:
+        """Raise DiskFailed if the new segments do not fit, before anything is changed."""
+        sizes = {one.name: one.size for one in [*self._segments, *list_held(self._disk)]}
+        missing = largest = 0
+        for new in [*self._new.values(), *self._new_held.values()]:
+            wanted = sum(part.end - part.begin for part in new.parts)
+            missing += max(wanted - sizes.get(new.name, 0), 0)
+            largest = max(largest, wanted)
+        free = self._disk.free_bytes()
+        if missing + largest > free:
+            raise DiskFailed(
+                f"the mend needs {missing + largest} bytes; the disk has {free} free bytes"
+            )
 
     def _check_again(self) -> Steps[None]:
         """Report the damage that is still there."""
@@ -294,7 +312,7 @@ class _Mending:
         if not extent.is_complete and own is not None and own.size > extent.end:
             if own.size < theirs.size:
                 # The last intact record before the cut looks like the end of the segment.
-                raise NotMendable("the store is cut behind the end of the backup")
+                raise NotMendable(_DAMAGED_BEHIND)
             begin = extent.end
             extent = _extent(self._source, own, begin)
             new.parts.append(_Part(self._source, own.name, begin, extent.end))
@@ -311,7 +329,7 @@ class _Mending:
         if extent.is_complete:
             return
         if own.start + extent.end < log_end:
-            raise NotMendable("the store is damaged behind the end of the backup, too")
+            raise NotMendable(_DAMAGED_BEHIND)
         for name, _, end, _ in self._source.unreadable:
             if name == own.name and end > extent.end:
                 raise NotMendable(_ANSWERED)
