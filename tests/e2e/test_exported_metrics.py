@@ -24,7 +24,7 @@ from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
 from tidemill.stubs.externalscaler import externalscaler_pb2_grpc
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-BEGIN = "<!-- what the processes say -->\n"
+BEGIN = "<!-- metrics of the processes -->\n"
 SCRAPE_S = 10.0
 # Set this variable to write the page instead of comparing it.
 WRITE = "TIDEMILL_TEST_WRITE_METRICS"

@@ -66,7 +66,7 @@ def send_message(
         Path | None, typer.Option(help="Take the body from this file instead; - is standard input.")
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(metavar=DURATION, help="Deliver so long from now, as 1h30m.")
+        str | None, typer.Option(metavar=DURATION, help="Delay of the delivery, such as 1h30m.")
     ] = None,
     at: Annotated[
         str | None, typer.Option(metavar=INSTANT, help="Deliver at this time, not earlier.")

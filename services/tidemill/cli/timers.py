@@ -152,7 +152,7 @@ def reschedule_timer(
         str | None, typer.Option(metavar=INSTANT, help="Deliver at this time, not earlier.")
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(metavar=DURATION, help="Deliver so long from now, as 1h30m.")
+        str | None, typer.Option(metavar=DURATION, help="Delay from now, such as 1h30m.")
     ] = None,
     expect: Annotated[
         str | None,

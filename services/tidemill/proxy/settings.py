@@ -129,8 +129,8 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     clients_max: int = Field(
         100_000,
         ge=1,
-        description="Clients of which the proxy remembers settings and the last call; beyond it the"
-        " client without a call for longest is forgotten.",
+        description="Limit of clients whose settings the proxy remembers. Beyond it, the proxy"
+        " forgets the client with the oldest call.",
     )
     client_metrics: Flag = Field(
         False,
