@@ -29,8 +29,8 @@ class LinkWorld:
     def __init__(self) -> None:
         world = RoundWorld()
         self.rounds = world.rounds
-        self._newest: dict[bytes, ProxyLink] = {}
-        self.proxy = Proxy(self.rounds, self._newest)
+        self.newest: dict[bytes, ProxyLink] = {}
+        self.proxy = Proxy(self.rounds, self.newest)
         self.link = self.proxy.link
         self._events: dict[ProxyLinkEvent, Callable[[], None]] = {
             ProxyLinkEvent.GREET: lambda: self.link.greet(self.rounds.turn),
@@ -47,10 +47,15 @@ class LinkWorld:
         for event in events:
             self._events[event]()
 
+    def introduce(self, process_id: bytes) -> None:
+        """Let the link name the process that opened its stream."""
+        frame = pb.RequestFrame(process_id=process_id, stream_number=1)
+        assert not list(self.link.apply(frame, 0.0, self.rounds.turn))
+
     def _replace(self) -> None:
         """Introduce a newer stream of the same process."""
-        self._newest[PROCESS] = self.link
-        newer = Proxy(self.rounds, self._newest).link
+        self.newest[PROCESS] = self.link
+        newer = Proxy(self.rounds, self.newest).link
         introduction = pb.RequestFrame(process_id=PROCESS, stream_number=1)
         assert not list(newer.apply(introduction, 0.0, self.rounds.turn))
 
@@ -84,3 +89,12 @@ def test_an_end_before_the_greeting_sends_no_configuration() -> None:
     world = LinkWorld()
     world.apply(ProxyLinkEvent.END, ProxyLinkEvent.GREET, ProxyLinkEvent.REMOVE)
     assert world.link not in world.rounds.turn.effects
+
+
+def test_a_removed_link_that_named_two_processes_is_forgotten() -> None:
+    world = LinkWorld()
+    world.apply(ProxyLinkEvent.GREET)
+    for process_id in (PROCESS, b"another proxy"):
+        world.introduce(process_id)
+    world.apply(ProxyLinkEvent.END, ProxyLinkEvent.REMOVE)
+    assert not world.newest

@@ -166,6 +166,8 @@ class ProxyLink:
 
         A proxy repeats the requests of a lost stream on the next one.
         """
+        if self._newest.get(self._process_id) is self:
+            del self._newest[self._process_id]  # It may name another process now.
         self._process_id, self.stream_number = frame.process_id, frame.stream_number
         other = self._newest.get(frame.process_id, self)
         older, newer = sorted((other, self), key=lambda link: link.stream_number)
