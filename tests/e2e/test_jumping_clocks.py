@@ -1,7 +1,7 @@
 """Wall clocks of replicas and controllers that jump by an hour, under load: row 29 of the matrix.
 
 Decisions between machines do not use wall clocks, so no master is replaced. Timers wait for ten
-seconds after a jump and then follow the clock (timer.md T-17). No timer fires early or twice, and
+seconds after a jump and then follow the clock (T-17). No timer fires early or twice, and
 all timers fire when the clock is right again.
 """
 
