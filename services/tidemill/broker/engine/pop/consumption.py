@@ -169,7 +169,9 @@ class Consumption:
                         progress, group, budget, visible_at_ms, tags, attempt_id, now_ms
                     )
                 else:
-                    batch = self._pop_any(progress, group, budget, visible_at_ms, tags, now_ms)
+                    batch = self._pop_unordered(
+                        progress, group, budget, visible_at_ms, tags, now_ms
+                    )
             except BlockFileDamaged:
                 # `resume` wakes polls when the file is mended or rebuilt.
                 self._stalled.add((group_id, topic_id))
@@ -364,7 +366,7 @@ class Consumption:
         self.acks.record(now_ms)  # Required before each change of configuration.
         self._recorder.append(ConfigItem(group_item(replace(group, begun=begun))), now_ms)
 
-    def _pop_any(
+    def _pop_unordered(
         self,
         progress: PopProgress,
         group: ConsumerGroup,

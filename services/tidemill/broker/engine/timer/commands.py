@@ -102,14 +102,14 @@ class TimerCommands:
         data: bytes | memoryview = blob
         if _DUE.unpack_from(blob, stored_message.DUE_AT)[0] != due_at_ms:
             data, crc = with_due_time(blob, crc, due_at_ms)
-        hidden_id = self._catalog.topic_ids.get(TIMER_TOPIC)
-        if hidden_id is None:
-            hidden_id = ensure_system_topic(
+        timer_topic_id = self._catalog.topic_ids.get(TIMER_TOPIC)
+        if timer_topic_id is None:
+            timer_topic_id = ensure_system_topic(
                 self._catalog, self._recorder, TIMER_TOPIC, now_ms, queues=2
             ).id
-        timer_id = self._catalog.queues[hidden_id, SCHEDULE_QUEUE].max_offset
+        timer_id = self._catalog.queues[timer_topic_id, SCHEDULE_QUEUE].max_offset
         target = _tuple(TimerTarget, (timer_id, due_at_ms, topic.id, queue_id, topic.name))
-        entry = hidden_id, SCHEDULE_QUEUE, 0, timer_id, FLAG_SCHEDULE, target, data, crc
+        entry = timer_topic_id, SCHEDULE_QUEUE, 0, timer_id, FLAG_SCHEDULE, target, data, crc
         self._recorder.append(_tuple(MessageEntry, entry), now_ms)
         self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
         # Export the series from 0 on, so that a rate includes the first delivery.
