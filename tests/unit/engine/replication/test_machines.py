@@ -30,8 +30,8 @@ from tidemill.broker.engine.replication.messages import (
     Beat,
     Data,
     Digest,
+    ForwardedView,
     Hello,
-    News,
     Refusal,
     Welcome,
 )
@@ -469,8 +469,8 @@ def test_a_transfer_waits_for_its_target_and_sends_it_the_view_at_once() -> None
     assert (release.epoch, release.master, release.target) == (1, run(0), 1)
     pair.master.learn(view(2, 2, master=1, sss=(0, 1)), pair.now_ms)
     news = [a for a in pair.master.take_actions() if isinstance(a, StreamSend)]
-    assert [type(one.message) for one in news] == [News]
-    pair.replica.handle_message(1, News(view(2, 2, master=1, sss=(0, 1))), pair.now_ms)
+    assert [type(one.message) for one in news] == [ForwardedView]
+    pair.replica.handle_message(1, ForwardedView(view(2, 2, master=1, sss=(0, 1))), pair.now_ms)
     assert pair.replica.master is not None
     assert pair.logs[1].data == b"\x01\x02"
 

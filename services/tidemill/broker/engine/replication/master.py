@@ -29,8 +29,8 @@ from tidemill.broker.engine.replication.fencing import is_late, is_of_epoch, may
 from tidemill.broker.engine.replication.messages import (
     Ack,
     Beat,
+    ForwardedView,
     Hello,
-    News,
     Refusal,
     ToReplica,
     Welcome,
@@ -348,7 +348,7 @@ class Master:
         """Close all streams. Tell their replicas the view of the new epoch, if it is known."""
         for stream in self._streams:
             if view is not None:
-                self._actions.append(StreamSend(stream, News(view)))
+                self._actions.append(StreamSend(stream, ForwardedView(view)))
             self._actions.append(StreamClose(stream, "a later epoch has begun"))
         self._streams.clear()
 

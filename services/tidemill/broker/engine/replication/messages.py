@@ -75,7 +75,7 @@ class Beat(NamedTuple):
     confirm: int
 
 
-class News(NamedTuple):
+class ForwardedView(NamedTuple):
     """A view that the master learned first. A replica that takes over need not wait for it."""
 
     view: ReplicationView
@@ -92,5 +92,5 @@ class Ack(NamedTuple):
     is_slow: bool = False  # its disk is slow
 
 
-ToReplica: TypeAlias = Welcome | Refusal | Data | Beat | News
+ToReplica: TypeAlias = Welcome | Refusal | Data | Beat | ForwardedView
 ToMaster: TypeAlias = Hello | Ack

@@ -30,8 +30,8 @@ from tidemill.broker.engine.replication.messages import (
     Ack,
     Beat,
     Data,
+    ForwardedView,
     Hello,
-    News,
     Refusal,
     ToReplica,
     Welcome,
@@ -211,7 +211,7 @@ class Replication:
                 replica.handle_data(message, now_ms)
             case Beat():
                 replica.handle_beat(message, now_ms)
-            case News(view):
+            case ForwardedView(view):
                 self.learn(view, now_ms)
             case Refusal(why, view):
                 replica.close(why, now_ms)

@@ -16,8 +16,8 @@ from tidemill.broker.engine.replication.messages import (
     Beat,
     Data,
     Digest,
+    ForwardedView,
     Hello,
-    News,
     Refusal,
     Welcome,
 )
@@ -61,7 +61,7 @@ def encode_to_replica(message: ToReplica | LogFloor) -> bytes:
             frame = pb.ToReplica(floor=pb.Floor(log_min=log_min, confirm=confirm))
         case Beat(epoch, confirm):
             frame = pb.ToReplica(beat=pb.Beat(epoch=epoch, confirm=confirm))
-        case News(view):
+        case ForwardedView(view):
             frame = pb.ToReplica(news=to_view(view))
         case Refusal(why, view):
             refusal = pb.Refusal(why=why, view=None if view is None else to_view(view))
@@ -93,7 +93,7 @@ def decode_to_replica(encoded: bytes) -> ToReplica | LogFloor:
         case "floor":
             return LogFloor(frame.floor.log_min, frame.floor.confirm)
         case "news":
-            return News(from_view(frame.news))
+            return ForwardedView(from_view(frame.news))
         case "refusal":
             refusal = frame.refusal
             return Refusal(
