@@ -36,7 +36,9 @@ LIMIT_S = 120.0
 FAR_S = 0.1  # Delay in each direction.
 SLOW_BYTES_PER_S = 1 << 20
 PROXIES = 3
-REPORTS = 6  # One per second and proxy. By the last one, the master is unreachable for long enough.
+REPORTS = (
+    6  # One per second and proxy. By the last one, the master has been unreachable long enough.
+)
 
 Faults = Callable[[ControlledGroup, Load], Awaitable[None]]
 
@@ -76,7 +78,7 @@ async def all_in_sync(group: ControlledGroup) -> None:
 def test_a_master_that_no_replica_reaches_gives_way(tmp_path: Path) -> None:
     async def faults(group: ControlledGroup, load: Load) -> None:
         group.to_replica[0].cut()
-        # The master reaches its controllers and reports that it is blocked. They elect another.
+        # The master reaches its controllers and reports that it is blocked. They elect a new one.
         await asyncio.to_thread(group.await_group, lambda one: one.view.epoch >= 2)
         await sends(load, SENDS_BETWEEN)
         group.to_replica[0].heal()
@@ -95,7 +97,7 @@ def test_a_master_that_controllers_do_not_hear_goes_on(tmp_path: Path) -> None:
         )
         await sends(load, SENDS_BETWEEN)
         assert (found.view.epoch, found.view.master.replica_id) == (1, 0)
-        assert await epoch_of(group) == 1, "its replicas hear it"
+        assert await epoch_of(group) == 1, "the replicas still reach their master"
         for link in group.to_controllers[0]:
             link.heal()
         await all_in_sync(group)
@@ -178,7 +180,7 @@ def test_a_leading_controller_that_stands_still_is_followed_by_another(tmp_path:
             os.kill(first.pid, signal.SIGCONT)
         await all_in_sync(group)
         found = await asyncio.to_thread(group.group)
-        assert found.view.epoch == 2, "what it had decided is over"
+        assert found.view.epoch == 2, "the resumed controller changed the epoch"
 
     play(tmp_path, faults, controllers=2)
 
@@ -204,7 +206,7 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
         await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads[1:]))
         after = await asyncio.to_thread(group.group)
         assert after.view.epoch == before.view.epoch
-        assert len(after.view.sss) == 3, "replicas reach it"
+        assert len(after.view.sss) == 3, "a replica lost the master"
         to_master.cut_off(proxies[1].pid)
         after = await asyncio.to_thread(group.led_by_another, before)
         assert reasons_since(before, after)[0] == HANDED_OVER
@@ -213,7 +215,7 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
         to_master.heal()
         await all_in_sync(group)
         last = await asyncio.to_thread(group.group)
-        assert last.view.epoch == after.view.epoch, "nobody wants another one"
+        assert last.view.epoch == after.view.epoch, "a second election took place"
 
     async def run(group: ControlledGroup, proxies: list[Announced]) -> list[Load]:
         loads = [

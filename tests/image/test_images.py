@@ -1,4 +1,4 @@
-"""The Dockerfile, where there is Docker: what it builds serves, read-only, as nobody special."""
+"""The image that the Dockerfile builds: it serves as an ordinary user from a read-only root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support.eventually import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BUILD_S = 1_800.0  # where nothing is cached, with what is downloaded
+BUILD_S = 1_800.0  # Includes downloads: the build cache may be empty.
 CALL_S = 300.0
 SERVES_MS = 120_000
 
@@ -38,7 +38,7 @@ def answered(*words: str, timeout_s: float = CALL_S) -> str:
     return done.stdout.strip()
 
 
-# Not with the tools that CI has to have: it may have no daemon, which no file of ours installs.
+# The list of tools that CI requires omits Docker: a CI machine may lack the daemon.
 pytestmark = [
     pytest.mark.heavy,
     pytest.mark.skipif(

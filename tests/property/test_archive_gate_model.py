@@ -1,4 +1,4 @@
-"""Retention with a gate: what is not sealed is there while there is room, and room there is."""
+"""Retention with an archive gate keeps unsealed messages until disk space runs low."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DAY_MS = 86_400_000
 SEGMENT = 16_384
 ARCHIVE = "archive"
 TOPICS = ("held", "held too", "free")
-# The last one is never archived.
+# The archive does not cover the last topic.
 HELD = TOPICS[:2]
-DISK_SEGMENTS = 32  # fewer than what is sent takes, unless some of it goes
+DISK_SEGMENTS = 32  # Too few for all sent messages: retention has to delete some.
 RESERVE_SEGMENTS = 8
 
 STEPS = st.lists(
@@ -33,7 +33,7 @@ STEPS = st.lists(
 
 
 class Gated:
-    """A world, and how far each topic was said to be sealed."""
+    """A world with the sealed offset of each topic."""
 
     def __init__(self, disk_segments: int) -> None:
         self.world = World(
@@ -61,7 +61,7 @@ class Gated:
             case "send":
                 self.world.send(*[f"m{n}" for n in range(count)], topic=topic, size=4_000)
             case "seal":
-                # So many percent of what is not sealed.
+                # `count` is a percentage of the unsealed messages.
                 end = self.bounds(topic)[1]
                 self.sealed[topic] += (end - self.sealed[topic]) * count // 100
                 self._tell(topic, self.sealed[topic])
@@ -79,7 +79,7 @@ class Gated:
         self.world.commit()
 
     def grow_old(self) -> None:
-        """Let segments follow what is there, and serve their time with it."""
+        """Add segments after the current ones, and let all of them pass their retention time."""
         for _ in range(2):
             self.world.send(*["filler"] * 6, topic="free", size=4_000)
             self.world.now_ms += 2 * DAY_MS
@@ -102,16 +102,16 @@ def test_nothing_goes_that_is_not_sealed_and_everything_goes_that_is(
     gated.grow_old()
     for topic in HELD:
         low, end = gated.bounds(topic)
-        assert low == end, "nothing holds what is sealed"
+        assert low == end, "retention kept sealed messages"
 
 
-@settings(max_examples=20)  # hundreds of retirements each
+@settings(max_examples=20)  # Each example retires hundreds of segments.
 @given(steps=STEPS)
 def test_on_a_small_disk_the_gate_gives_way_and_messages_are_taken(
     steps: list[tuple[str, str, int]],
 ) -> None:
     gated = Gated(DISK_SEGMENTS)
-    # Each day a segment and a half of what is never sealed: far more than the disk has.
+    # A segment and a half of unsealed messages per day: far more than the disk can hold.
     for _ in range(DISK_SEGMENTS):
         gated.step("send", HELD[0], 6)
         gated.world.now_ms += DAY_MS

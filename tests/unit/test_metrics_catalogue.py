@@ -1,7 +1,7 @@
-"""What dashboards and operators need of metrics is there, or known to be absent and why.
+"""Tidemill exports each metric of the catalogue, or the catalogue gives the reason for its absence.
 
-A test with real processes compares docs/metrics.md with what they export; here the page stands for
-them. A metric that is renamed, or loses a label, is told before a dashboard shows nothing.
+These tests compare the catalogue with docs/metrics.md. Another test compares that page with real
+processes. The tests fail if a metric gets a new name or loses a label that dashboards use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Wanted(NamedTuple):
 
     name: str
     type: str
-    labels: str  # or why it is absent
+    labels: str  # For an absent metric: the reason.
     processes: str = ""
 
 
@@ -43,8 +43,8 @@ def test_a_metric_of_the_catalogue_is_there_or_known_to_be_absent(
 ) -> None:
     found = exported.get(wanted.name)
     if wanted.type == ABSENT:
-        assert found is None, "it is there now: the catalogue says its labels"
-        assert wanted.labels, "an absence has a reason"
+        assert found is None, "the metric exists now: add its labels to the catalogue"
+        assert wanted.labels, "the catalogue gives no reason for the absence"
         return
     assert found is not None
     assert found.type == wanted.type

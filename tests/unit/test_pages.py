@@ -1,4 +1,4 @@
-"""What pages name is there: pages and headings in links, and commands with their options."""
+"""Pages name only links, commands, options, metrics and chart values that exist."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ VALUE = re.compile(
     r"(?:\.\w+)+)(?::? [^`]*)?`"
 )
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-# A command begins a line of a shell, stands behind `--` of kubectl exec, or is quoted.
+# A command starts a shell line, follows `--` of kubectl exec, or is quoted.
 SHELL = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(
     r"`((?:tide)?mill [a-z][^`\n]*)`"
-)  # docs/kubernetes/troubleshooting.md has a short name
+)  # docs/kubernetes/troubleshooting.md uses the alias `mill`.
 CALLED = re.compile(r"(?:^|-- |\| |&& |; )(tidemill [a-z][^|&;>#\n]*)")
-# Options of the root may stand behind any command (`tidemill.cli.app.run`).
+# Every command accepts the options of the root (`tidemill.cli.app.run`).
 SHARED = {"-o", "--output", "--admin", "--token", "--token-file", "--admin-ca-file", "--help"}
 
 
@@ -48,7 +48,7 @@ def identity(path: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what the headings of a page are called in a link, as GitHub makes it of them."""
+    """Return the link anchors that GitHub generates from the headings of a page."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         for heading in HEADING.findall(page.read_text("utf-8"))
@@ -56,7 +56,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def commands_of(text: str) -> list[str]:
-    """Return the calls of the command line in a page, from its name on."""
+    """Return the calls of the command line in a page. Each starts with the program name."""
     lines = [
         line.strip()
         for block in SHELL.findall(text)
@@ -80,10 +80,10 @@ def chart_values() -> Any:
 
 
 def refusal(call: str) -> str:
-    """Return what the command line does not know of a call; nothing where it knows all."""
+    """Return the unknown command or option of a call, or an empty text."""
     words = shlex.split(call, comments=True)[1:]
     if words[0] in PROCESSES:
-        return ""  # Its options are settings, and a test of docs/configuration.md has those.
+        return ""  # Its options are settings. A test of docs/configuration.md checks those.
     command = root_command()
     while isinstance(command, typer.core.TyperGroup) and words and not words[0].startswith("-"):
         if words[0] in ("...", "NOUN"):
@@ -100,7 +100,7 @@ def refusal(call: str) -> str:
 
 
 def is_value(name: str) -> bool:
-    """Whether the chart has such a value; what a `config` has is a setting of a process."""
+    """Whether the chart has this value. Keys below a `config` are settings of a process."""
     value = chart_values()
     words = name.split(".")
     for n, word in enumerate(words):

@@ -1,4 +1,4 @@
-"""What the first process of a container does, tried by a process that adopts as that one does."""
+"""Tests of the first process of a container, in a process that adopts orphans like process 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-# Reaper of what its descendants leave behind, as process 1 is (prctl PR_SET_CHILD_SUBREAPER).
+# Adopts the orphans of its descendants, like process 1 (prctl 36 is PR_SET_CHILD_SUBREAPER).
 _ADOPT = """
 import ctypes, os, signal, sys
 from tidemill.__main__ import live_as_init
@@ -19,9 +19,9 @@ if os.fork() == 0:
     os.fork()
     os._exit(0)
 try:
-    sys.exit(f"somebody is left to be reaped: {os.wait()}")
+    sys.exit(f"unreaped child: {os.wait()}")
 except ChildProcessError:
-    pass  # It has waited for all, and the kernel has reaped them.
+    pass  # All children ended, and the kernel reaped them.
 """
 _END_BY_SIGTERM = """
 os.kill(os.getpid(), signal.SIGTERM)

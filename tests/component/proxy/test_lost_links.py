@@ -260,7 +260,7 @@ def test_a_repeated_poll_waits_for_the_remaining_time() -> None:
         world.broker.drop_links()
         await eventually(lambda: world.broker.count_of("pops") == 2)
         first, second = (pop for frame in world.broker.frames for pop in frame.pops)
-        assert first.poll_duration_ms == 20_000
+        assert 19_900 <= first.poll_duration_ms <= 20_000
         assert second.poll_duration_ms <= 5_000
         assert second.request_id == first.request_id
         poll.cancel()

@@ -1,4 +1,4 @@
-"""What the job before an upgrade or a rollback refuses without asking anybody."""
+"""Upgrades and rollbacks that `release check` rejects without a running admin process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention waits for an archive, for as long as there is room."""
+"""Retention waits for an archive while the disk has room."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fill(world: World, *, topic: str = TOPIC) -> None:
 
 
 def grow_old(world: World, days: int = 2) -> None:
-    """Let what is there serve its time, and retention do what it may."""
+    """Let all messages pass their retention time, then run retention."""
     fill(world, topic="filler")
     world.now_ms += days * DAY_MS
     world.engine.room.measure()
@@ -58,7 +58,7 @@ def test_what_is_not_sealed_is_kept_beyond_retention() -> None:
     fill(world)
     seal(world, 5)
     grow_old(world)
-    assert 0 < first_of(world) <= 5, "what is sealed has gone, a segment at a time"
+    assert 0 < first_of(world) <= 5, "retention did not stop at the segment of the sealed offset"
     gate = world.engine.retention.gate
     assert gate.is_holding
     assert (gate.gives_way, gate.passed_count) == (False, 0)
@@ -80,7 +80,7 @@ def test_a_topic_is_lifted_from_the_gate_alone_and_may_be_held_again() -> None:
     world.commit()
     end = world.engine.log.log_end
     administration.forget_pull_offsets(world.group(ARCHIVE), world.topic(), world.now_ms)
-    assert world.engine.log.log_end == end, "what is not there is not forgotten"
+    assert world.engine.log.log_end == end, "deleting a missing pull offset wrote a record"
     for restart in (world.background, world.restart, world.checkpoint, world.restart):
         restart()
         keys = [key[1] for key in world.engine.catalog.pull_offsets.all]
@@ -89,7 +89,7 @@ def test_a_topic_is_lifted_from_the_gate_alone_and_may_be_held_again() -> None:
     assert gate.sealed_offset(world.topic(), QueueId(0)) is None
     grow_old(world)
     assert first_of(world, "kept") == 0
-    # By the oldest segment, which has both; and when that may go, by nobody.
+    # The oldest segment holds messages of both topics. Once "kept" is sealed, retention takes it.
     seal(world, 12, topic="kept")
     world.background()
     assert first_of(world) == 12
@@ -152,7 +152,7 @@ def test_the_gate_gives_way_before_messages_are_refused() -> None:
     (notice,) = gate.take_notices()
     assert (notice.gives_way, notice.topic) == (True, TOPIC)
     assert not world.engine.room.is_full
-    # It has made room again: the rest is kept, and an operator hears of it once there is plenty.
+    # The disk has room again. The gate keeps the remaining messages and issues one notice.
     passed = gate.passed_count
     world.leave_room(1 << 30)
     world.background()
@@ -189,7 +189,9 @@ def test_without_the_group_nothing_is_kept() -> None:
 @pytest.mark.parametrize("only_the_log", [False, True])
 def test_what_is_sealed_is_known_after_a_start_and_at_another_replica(only_the_log: bool) -> None:
     world = world_with_gate()
-    fill(world, topic="first")  # So that the record of the offset goes, and is stated again.
+    fill(
+        world, topic="first"
+    )  # Retention takes the record of the offset, so the engine writes it again.
     seal(world, 12, topic="first")
     fill(world)
     seal(world, 5)
@@ -231,7 +233,7 @@ def test_a_look_at_very_many_queues_is_done_in_parts() -> None:
     world = world_with_gate()
     wide = world.topic("wide", queues=QUEUES_A_LOOK + 100)
     fill(world)
-    seal(world, 5)  # Told first, and looked at last.
+    seal(world, 5)  # The gate gets this offset first and examines its queue last.
     for number in range(QUEUES_A_LOOK + 100):
         world.engine.administration.update_pull_offset(
             world.group(ARCHIVE), wide, QueueId(number), 0, world.now_ms

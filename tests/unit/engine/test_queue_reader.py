@@ -1,4 +1,4 @@
-"""Reading a queue beside consumers: what is committed, in order, in bounded slices."""
+"""Reading a queue without consuming it: committed messages, in order, in bounded slices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tidemill.common.errors import (
 )
 from tidemill.message import stored_message
 
-SIZE = 2 << 20  # of a large message
+SIZE = 2 << 20  # Of a large message.
 DAY_MS = 86_400_000
 
 
@@ -106,7 +106,7 @@ def test_what_is_not_committed_is_not_read() -> None:
     assert bodies(all_of(pull)) == ["committed"]
     assert (pull.next_offset, pull.is_at_end, pull.end_offset()) == (1, True, 1)
     engine.write(world.now_ms)
-    assert all_of(pull_of(world, 1)) == [], "it is written, and not durable"
+    assert all_of(pull_of(world, 1)) == [], "the pull returned a message that is not durable"
     world.commit()
     assert bodies(all_of(pull_of(world, 1))) == ["pending"]
     assert pull.end_offset() == 2
@@ -177,7 +177,7 @@ def test_a_damaged_message_is_passed_over() -> None:
     world.send("m0", "m1", "m2", size=1_000)
     at = all_of(pull_of(world))[1].log_offset
     world.checkpoint()
-    world.restart()  # Who has not looked at a record since its start verifies it.
+    world.restart()  # After a start, the engine verifies each record at its first read.
     world.disk.open(world.disk.names("log")[0]).write_at(at + 600, [b"?"])
     pull = pull_of(world)
     assert bodies(all_of(pull)) == ["m0", "m2"]
@@ -218,7 +218,7 @@ def test_a_dead_letter_says_where_it_was_and_why_it_is_there() -> None:
 
 
 class History:
-    """What a test remembers of queues: of each message its text and tag, by offset."""
+    """The expected content of each queue: text and tag of each message, by offset."""
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], list[tuple[str, str]]] = {}
@@ -227,7 +227,7 @@ class History:
     def expect(
         self, key: tuple[str, int], begin: int, tags: tuple[str, ...], count: int
     ) -> tuple[list[str], int]:
-        """Return the texts that a pull should bring, and where it should say to go on."""
+        """Return the expected texts of a pull and its expected next offset."""
         messages, at = self.queues.get(key, []), begin
         found: list[str] = []
         while at < len(messages) and len(found) < count:
@@ -244,7 +244,7 @@ OPERATIONS = 250
 
 @pytest.mark.parametrize("seed", seeds("pulls", 12))
 def test_pulls_and_pull_offsets_are_those_of_a_plain_list(seed: int) -> None:
-    """Over restarts, power cuts, snapshots, retention, a take-over, and deletions."""
+    """Include restarts, power cuts, snapshots, retention, a take-over and deletions."""
     random = Random(seed)
     world = World(FaultyDisk(Random(seed)), is_followed=True, retention_ms=DAY_MS)
     history = History()
@@ -341,7 +341,7 @@ def compare_offsets(world: World, history: History) -> None:
     }
     assert found == history.pulled
     keys = {key for key in catalog.stated_at if key.startswith("pull ")}
-    assert len(keys) == len(found), "an item each, and none of what went"
+    assert len(keys) == len(found), "the engine must keep one item per pull offset"
 
 
 def test_a_pull_reads_whichever_record_a_false_entry_names_for_damage() -> None:
@@ -402,7 +402,7 @@ def test_a_pull_offset_that_is_said_again_is_no_record() -> None:
 
 
 def have_pulled(world: World, group_id: GroupId, *, count: int) -> None:
-    """Let a group have so many pull offsets more, of topics that are not there."""
+    """Give a consumer group `count` more pull offsets, of topics that do not exist."""
     offsets = world.engine.catalog.pull_offsets
     first = 1 + max((key[1] for key in offsets.of_group(group_id)), default=1_000)
     for number in range(first, first + count):
@@ -439,7 +439,7 @@ def test_there_are_so_many_pull_offsets_and_the_group_that_has_most_is_told() ->
         return raised.value.message
 
     assert "first has the most: 12000" in refused()
-    # What is known moves on.
+    # At the limit, the engine still updates existing pull offsets.
     administration.update_pull_offset(second, topic_id, QueueId(0), 1, world.now_ms)
     administration.delete_group("first", world.now_ms)
     have_pulled(world, second, count=12_000)

@@ -1,4 +1,4 @@
-"""Retention, and what must survive it."""
+"""Retention, and the state that survives it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 
 
 def world_with_old_segments() -> World:
-    """Make a world whose oldest segments hold all configuration and all deliveries."""
+    """Make a world with all configuration and deliveries in its oldest segments."""
     world = World(FaultyDisk(Random(0)), retention_ms=DAY_MS)
     world.group(max_attempts=5)
     world.group("ordered", is_ordered=True)
@@ -45,7 +45,7 @@ def keep_only_the_log(world: World) -> None:
 
 
 def test_the_segments_that_retention_leaves_hold_all_live_state() -> None:
-    """Configuration, offsets, deliveries, resets: without snapshots and first segments."""
+    """All live state survives the loss of snapshots and of the first segments."""
     world = world_with_old_segments()
     live = world.pop(4, invisible_ms=10 * DAY_MS)
     replaced = world.change(live[1], 11 * DAY_MS)
@@ -71,15 +71,15 @@ def test_the_segments_that_retention_leaves_hold_all_live_state() -> None:
     assert {group.name: group for group in catalog.groups.values()} == groups
     assert world.engine.catalog.handle_secret == secret
     quiet = catalog.queue(topics["quiet"].id, QueueId(0))
-    assert (quiet.min_offset, quiet.max_offset) == (2, 2), "offsets go on where they were"
-    assert world.ack(live[1]) == [AckResult.GONE], "a replaced handle stays refused"
-    assert world.ack(void[0]) == [AckResult.GONE], "what was before the reset stays void"
+    assert (quiet.min_offset, quiet.max_offset) == (2, 2), "retention moved the offsets"
+    assert world.ack(live[1]) == [AckResult.GONE], "a replaced receipt handle is valid again"
+    assert world.ack(void[0]) == [AckResult.GONE], "a delivery from before the reset is valid again"
     assert world.ack(live[2]) == [AckResult.APPLIED]
     assert world.ack(replaced) == [AckResult.APPLIED]
     assert world.ack(ordered[1]) == [AckResult.APPLIED]
     progress = world.engine.state.progress[groups[GROUP].id, topics[TOPIC].id, QueueId(0)]
     low = catalog.queue(topics[TOPIC].id, QueueId(0)).min_offset
-    assert low > 4, "retention took what the group never popped"
+    assert low > 4, "retention kept messages that the group did not pop"
     assert (progress.pop_offset, progress.in_flight) == (low, 1)
 
 
@@ -109,7 +109,7 @@ def test_retention_gets_on_while_a_checkpoint_is_always_due() -> None:
     world = World(FaultyDisk(Random(0)), retention_bytes=2 << 20, checkpoint_log_bytes=64 << 10)
     engine = world.engine
     for n in range(400):
-        # Each slice of the job under way finds more log than a checkpoint bears.
+        # At each slice of the job, the log has grown enough for another checkpoint.
         world.send(f"filler{n}", size=100_000)
         for file in engine.background.step(world.now_ms, firing_ms=world.now_ms) or []:
             file.sync()
@@ -157,7 +157,7 @@ def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:
     assert world.ack(popped) == [AckResult.APPLIED]
     assert world.bodies(1) == ["m1"]
     world.advance(40_000)
-    assert "m1" in world.drain(), "revive goes on"
+    assert "m1" in world.drain(), "revive stopped"
 
 
 def test_a_deleted_topic_makes_room_on_a_full_disk_without_more_log() -> None:

@@ -1,4 +1,4 @@
-"""The log checker accepts what the engine writes, and names the promise that a record breaks."""
+"""The log checker accepts logs of the engine and names the promise that a forged record breaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = 1_000_000
 
 
 class Forger:
-    """Appends records to a log that no engine would write after what it holds."""
+    """Writer of records that contradict the records before them in the log."""
 
     def __init__(self) -> None:
         self.world = World(now_ms=START)
@@ -163,7 +163,7 @@ def test_a_consumer_offset_beyond_a_message_that_is_nowhere_breaks_the_second_pr
 def test_a_reset_voids_what_was_before_it() -> None:
     forger = Forger()
     forger.reset(0)
-    forger.settle(0)  # Void: it settles nothing.
+    forger.settle(0)  # The delivery is void, so this record has no effect.
     forger.ck(50, 0, 3)
     check_log(forger.world.disk)
 

@@ -1,4 +1,4 @@
-"""A page that cannot be read: what the rig does to whoever reads it, and touches it."""
+"""Bad pages: a read fails, and access to a mapped page ends the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "log/file"
 
 
 def spoilt() -> FaultyDisk:
-    """Make a file of three pages, of which the second cannot be read."""
+    """Make a file of three pages. The second page is unreadable."""
     disk = FaultyDisk(Random(0))
     disk.open(NAME, create=True).write_at(0, [bytes(range(1, 4)) * BLOCK])
     disk.spoil(NAME, 1)

@@ -1,4 +1,4 @@
-"""The comparison of a history with an audit: what differs is named, lost answers are listed."""
+"""The comparison of a history with an audit names differences and lists lost answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLACK_MS = 100
 def seen(
     *failed: Failed, early: frozenset[str] = frozenset(), group: str = "g", **more: Any
 ) -> Witness:
-    """Return a subscription in which `m1` came once and `m2` twice, and both were acked."""
+    """Return a subscription that received `m1` once and `m2` twice and acked both."""
     return witness_of(history(), topic="t", group=group, early=early, failed=failed, **more)
 
 
@@ -86,7 +86,7 @@ def test_what_each_finds_of_another_group_differs() -> None:
         "early: m1 of g is found by the history alone",
         "early: m1 of h is found by the audit alone",
     ]
-    # Of no group, as what fired early: whoever noticed it has found the same.
+    # A finding without a consumer group agrees with the finding of any group.
     of_all = finding("early", "m1", group=None)
     assert not compare(both, [*again, of_all], told, slack_ms=SLACK_MS).differences
 
@@ -123,7 +123,7 @@ def test_what_was_stored_twice_comes_twice_and_is_no_repeat() -> None:
     noted.received(["m1"], [1])
     witness = witness_of(noted, topic="t", group="g", early=(), failed=(), duplicate=())
     assert compared(witness, AGAIN, told=[*TOLD, again]).differences == []
-    # Of two alike, of which one came, the other was lost.
+    # Two equal deliveries were sent and one arrived, so the other was lost.
     (difference,) = compared(seen(), AGAIN, told=[*TOLD, again]).differences
     assert difference.startswith("redelivered: g: m1, attempt 1")
     lost = compared(seen(Failed(1_900, 2_000)), AGAIN, told=[*TOLD, again])
