@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.chart import HELM, need_helm
+from tests.support.chart import HELM, KUBERNETES, need_helm
 from tests.support.processes.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ def test_the_chart_takes_the_values_of_the_install_command() -> None:
     [install] = [line for block in blocks() for line in block if line.startswith("helm install")]
     arguments = shlex.split(install)[2:]
     rendered = subprocess.run(
-        [HELM, "template", *(word for word in arguments if word != "--wait")],
+        [HELM, "template", "--kube-version", KUBERNETES, *(w for w in arguments if w != "--wait")],
         cwd=ROOT,
         capture_output=True,
         text=True,
