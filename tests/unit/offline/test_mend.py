@@ -397,3 +397,40 @@ def test_a_mend_does_not_write_to_a_sound_store() -> None:
     assert (report.mended, report.left, report.is_whole) == ([], [], True)
     assert disk.operations == []
     assert World(disk, segment_bytes=SEGMENT, timer=TIMERS).bodies(1, topic=TOPIC) == ["m0"]
+
+
+def test_a_second_mend_delivers_the_messages_around_the_first_one() -> None:
+    """The first backup mends one range and leaves another; the second mends the rest."""
+    world = World(FaultyDisk(Random(1)), segment_bytes=SEGMENT, checkpoint_log_bytes=1 << 10)
+    sent = {f"m{n}" for n in range(160)}
+    for n in range(160):
+        world.send(f"m{n}", size=1_500)
+        if n % 40 == 39:
+            world.checkpoint()
+    sound = FaultyDisk(Random(2))
+    finish(copy(world.disk, sound))
+    disk = world.disk.after_power_cut()
+    engine = world.engine
+    queue = engine.catalog.open_queues[engine.catalog.topic_ids[TOPIC]][0]
+
+    def damage(target: FaultyDisk, n: int, byte: int) -> None:
+        at = queue.entry(n)[0]
+        target.damage(f"log/{at - at % SEGMENT:020d}.log", at % SEGMENT + byte)
+
+    # A broker rebuilds a queue file around three damaged records.
+    for n in (20, 21, 22):
+        damage(disk, n, 10)
+    name = disk.names("queues")[0]
+    disk.damage(name, len(disk.read(name)) // 2)
+    broken = World(disk, config=world.config, now_ms=world.now_ms + 1_000)
+    broken.bodies(1, group="probe")
+    broken.background()
+    broken.checkpoint()
+    disk = broken.disk.after_power_cut()
+    damage(disk, 150, 10)
+    damaged = sound.after_kill()
+    damage(damaged, 150, 12)
+    assert not finish(mend(disk, damaged, is_dry=False)).is_whole
+    assert finish(mend(disk, sound.after_kill(), is_dry=False)).is_whole
+    again = World(disk, config=world.config, now_ms=world.now_ms + 2_000)
+    assert set(again.drain(group="fresh")) == sent

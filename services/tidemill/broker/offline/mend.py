@@ -44,9 +44,9 @@ from tidemill.broker.offline.log_scan import (
 from tidemill.broker.offline.rebuild import (
     MendReport,
     derived_findings,
-    derived_from,
     drop,
     kept,
+    list_derived,
     sentence,
 )
 from tidemill.broker.offline.replica_files import read_replica_files
@@ -62,7 +62,6 @@ _UNREADABLE: Final = "copy the store to a sound disk, or restore a backup there"
 _ANSWERED: Final = f"an unreadable page may hold acknowledged messages; {_UNREADABLE}"
 _DAMAGED_BEHIND: Final = "the store is damaged behind the end of the backup, too"
 _SET_ASIDE: Final = {Damage.HELD, Damage.HELD_MISSING}
-_IN_PLACE: Final = {Damage.RECORD, Damage.HOLE}
 T = TypeVar("T")
 Steps = Generator[WorkProgress, None, T]
 
@@ -145,10 +144,11 @@ class _Mending:
         if not is_log_mendable:
             report.left += kept(derived)
         elif derived or damages:
-            ranges = [_range(one) for one in damages if one.damage in _IN_PLACE]
             names = {one.file for one in derived}
             if damages:
-                names |= derived_from(self._disk, ranges)
+                # Not only those of the mended ranges: after an earlier mend that left damage, the
+                # broker may have derived files around a range that is sound by now.
+                names |= list_derived(self._disk)
             report.mended += drop(self._disk, names, is_dry=self._is_dry)
         if self._is_dry or not report.mended:
             return report

@@ -83,19 +83,11 @@ def kept(derived: Iterable[Finding]) -> list[str]:
     return [sentence(one, why) for one in derived]
 
 
-def derived_from(disk: Disk, ranges: Collection[tuple[int, int]]) -> set[str]:
-    """Return the files that a broker may have derived while these ranges of its log were damaged.
-
-    Without any segment of the log, that is every derived file.
-    """
-    if not list_segments(disk).segments:
-        return {name for folder in _FOLDERS for name in disk.names(folder)}
-    return {
-        file.name
-        for kind in (block_files.QUEUES, block_files.INDEX)
-        for file in block_files.list_files(disk, kind)
-        if any(file.from_offset < end and begin < file.to_offset for begin, end in ranges)
-    }
+def list_derived(disk: Disk) -> set[str]:
+    """Return the queue and index files; without any segment of the log, every derived file."""
+    is_empty = not list_segments(disk).segments
+    folders = _FOLDERS if is_empty else (block_files.QUEUES.folder, block_files.INDEX.folder)
+    return {name for folder in folders for name in disk.names(folder)}
 
 
 def drop(disk: Disk, names: Collection[str], *, is_dry: bool) -> list[str]:
