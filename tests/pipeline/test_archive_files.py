@@ -361,7 +361,7 @@ def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, archive: 
 
 
 def test_a_job_that_is_to_archive_a_part_is_refused(archive: Archived) -> None:
-    with pytest.raises(BadOption, match="without startingOffsets or startingTimestamp and filter"):
+    with pytest.raises(BadOption, match="remove startingOffsets or startingTimestamp and filter"):
         archive.job(startingOffsets="latest", filter="a")
 
 

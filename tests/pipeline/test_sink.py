@@ -131,7 +131,7 @@ def test_a_delayed_row_has_one_due_time(spark: SparkSession, cluster: FakeCluste
         ("1 as body", "column body is binary or string, not int"),
         ("'a' as bodi", "column bodi cannot be sent"),
         ("'a' as topic", "has no column body"),
-        ("'a' as body", "where to"),
+        ("'a' as body", "no topic; set the option topic"),
     ],
 )
 def test_frames_that_cannot_be_sent_are_refused(

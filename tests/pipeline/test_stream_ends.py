@@ -158,7 +158,8 @@ def test_a_replay_that_an_earlier_program_began_goes_on_or_says_why_not(
     cluster.delete("orders")
     cluster.add("orders", "a", 0, 20)
     archive.append()
-    with pytest.raises(BadOption, match="the archive has 2 of the name queue 0 of orders at a"):
+    twice = "the archive has 2 queues with the name queue 0 of orders at a"
+    with pytest.raises(BadOption, match=twice):
         replay.send(spark, settings, now_ms=lambda: NOW_MS)
     assert len(cluster.sent) == 30
     for text in ("", "[]", "{}", path.read_text()[:30]):
