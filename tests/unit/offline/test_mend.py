@@ -421,7 +421,9 @@ def test_a_second_mend_delivers_the_messages_around_the_first_one() -> None:
     for n in (20, 21, 22):
         damage(disk, n, 10)
     name = disk.names("queues")[0]
-    disk.damage(name, len(disk.read(name)) // 2)
+    data = disk.read(name)
+    assert data is not None
+    disk.damage(name, len(data) // 2)
     broken = World(disk, config=world.config, now_ms=world.now_ms + 1_000)
     broken.bodies(1, group="probe")
     broken.background()
