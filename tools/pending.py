@@ -1,6 +1,6 @@
-"""Lists of findings that a check of `make lint` accepts until they are corrected.
+"""The list of findings that a check of `make lint` accepts until they are corrected.
 
-A list is a text file with one entry per line. It only shrinks: an entry without a finding fails the
+The list is a text file with one entry per line. It only shrinks: an entry without a finding fails the
 check, and `--update-pending` removes such entries. Nothing adds an entry.
 """
 

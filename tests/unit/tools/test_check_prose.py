@@ -72,17 +72,3 @@ def test_generated_and_hidden_files_are_not_checked(tmp_path: Path) -> None:
         file.touch()
     (tmp_path / "README.md").touch()
     assert set(check_prose.files_of(tmp_path)) == {"services/a.py", "README.md"}
-
-
-@pytest.mark.parametrize(
-    ("listed", "paths", "expected"),
-    [
-        ({"old/a.py", "b.py"}, {"new/a.py", "b.py", "c.py"}, {"new/a.py", "b.py"}),
-        ({"a.py", "b.py"}, {"b.py", "c.py", "d.py"}, {"b.py", "c.py"}),
-        ({"a.py", "b.py"}, {"b.py"}, {"b.py"}),
-    ],
-)
-def test_a_failing_file_replaces_a_missing_path(
-    listed: set[str], paths: set[str], expected: set[str]
-) -> None:
-    assert check_prose.with_moved(listed, paths, failing=paths) == expected
