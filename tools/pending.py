@@ -1,7 +1,7 @@
 """The list of findings that a check of `make lint` accepts until they are corrected.
 
-The list is a text file with one entry per line. It only shrinks: an entry without a finding fails the
-check, and `--update-pending` removes such entries. Nothing adds an entry.
+The list is a text file with one entry per line. It only shrinks: an entry without a finding fails
+the check, and `--update-pending` removes such entries. Nothing adds an entry.
 """
 
 from __future__ import annotations
