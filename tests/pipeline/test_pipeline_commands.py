@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -338,10 +340,15 @@ def test_a_replay_that_is_ended_sends_no_more(
     assert record["input_offsets"] == {}
 
 
+def run_command(line: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(line, env=environment(), capture_output=True, timeout=RUN_S, check=False)
+
+
+@pytest.mark.heavy
 def test_jobs_leave_their_metrics_and_the_example_runs(
     cluster: FakeCluster, archive: Archived, tmp_path: Path
 ) -> None:
-    """At the same time, as most of it is the start of Spark."""
+    """Two jobs run at a time: Spark gives up if its Python process does not start within 10 s."""
     cluster.add("orders", "a", 0, 30)
     archive.append()
     fired = pb.Event(
@@ -372,12 +379,10 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
         for job, options in lines.items()
     ]
     example = [sys.executable, str(EXAMPLE), *at.split()]
-    running = [
-        subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for line in (*jobs, example)
-    ]
-    said = [process.communicate(timeout=RUN_S) for process in running]
-    assert [process.returncode for process in running] == [0, 0, EXIT_FOUND, 0], said
+    with ThreadPoolExecutor(2) as two_at_a_time:
+        ended = list(two_at_a_time.map(run_command, (*jobs, example)))
+    assert [each.returncode for each in ended] == [0, 0, EXIT_FOUND, 0], ended
+    said = [(each.stdout, each.stderr) for each in ended]
     # No terminal, so of each batch there is a line of JSON.
     (batch,) = [line for line in said[0][1].decode().splitlines() if line.startswith("{")]
     assert json.loads(batch).items() >= {"event": "batch", "job": "replay", "rows": 30}.items()

@@ -447,14 +447,15 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
     ) -> Iterator[pb.ListPendingReply]:
         self.cluster.note("ListPending", context)
         broker = self.cluster.brokers[request.broker]
+        topics = set(request.topics)
         missing = [name for name in request.topics if name not in broker.topic_ids]
         if missing and not request.skips_missing:
             _refuse(context, "TopicNotFound")
-        self.cluster.asked_topics.update(request.topics)
+        self.cluster.asked_topics |= topics
         items = [
             each
             for each in broker.pending
-            if (not request.topics or each.topic in request.topics)
+            if (not topics or each.topic in topics)
             and request.due_from_ms <= each.due_at_ms
             and (not request.due_until_ms or each.due_at_ms < request.due_until_ms)
         ]
@@ -469,7 +470,7 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
             yield pb.ListPendingReply(
                 items=items[at:end],
                 cursor=str(end) if end < len(items) else "",
-                missing=missing,
+                missing=[] if at else missing,
                 damaged_count=0 if at else broker.damaged_timers,
             )
 
