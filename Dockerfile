@@ -25,12 +25,11 @@ COPY deploy/image/interpreter deploy/image/install deploy/image/install-wheel de
 RUN deploy/image/interpreter /interpreter
 
 FROM tools AS wheel
-COPY pyproject.toml LICENSE README.md ./
+COPY pyproject.toml setup.py LICENSE README.md ./
 COPY proto proto
 COPY tools/generate_stubs.py tools/
 COPY services services
-RUN /tools/bin/python tools/generate_stubs.py \
- && /tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
+RUN /tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # What a process needs lies below what changes every day, which is our package.
 FROM tools AS files-broker
@@ -67,8 +66,7 @@ RUN apt-get update \
     /usr/share/info/* /usr/share/locale/* /usr/share/man/* /etc/pip.conf \
  && find /usr/share/doc ! -type d ! -name copyright -delete \
  && groupadd --gid 10001 tidemill \
- && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent tidemill \
- && install -d -o 10001 -g 10001 -m 0750 /data
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent tidemill
 COPY --from=tools /interpreter /usr/local
 # What the interpreter was linked with is there, or the build ends here.
 RUN ldconfig && PYTHONDONTWRITEBYTECODE=1 python3 -c "import bz2, ctypes, lzma, pyexpat, sqlite3, ssl, uuid, zlib"
@@ -94,9 +92,12 @@ ENTRYPOINT ["tidemill"]
 STOPSIGNAL SIGTERM
 
 FROM base AS broker
+# The folder is for volumes. A VOLUME would be a writable folder in each pod of the image.
+USER 0
+RUN install -d -o 10001 -g 10001 -m 0750 /data
+USER 10001:10001
 COPY --from=files-broker /opt/tidemill /opt/tidemill
 CMD ["broker", "--data-dir", "/data"]
-VOLUME /data
 EXPOSE 10911 5557
 
 FROM base AS proxy
@@ -111,6 +112,9 @@ EXPOSE 8080 5557
 
 # For skaffold: files may be copied into it, and what runs is started again when one has changed.
 FROM base AS dev
+USER 0
+RUN install -d -o 10001 -g 10001 -m 0750 /data
+USER 10001:10001
 COPY --from=files-tidemill --chown=10001:10001 /opt/tidemill /opt/tidemill
 # Bytecode is looked at for changes here, which it is nowhere else.
 RUN find /opt/tidemill/lib/python3.11/site-packages/tidemill -name '*.pyc' -delete
@@ -119,7 +123,11 @@ ENTRYPOINT ["/opt/tidemill/bin/reload"]
 CMD ["standalone", "--data-dir", "/data"]
 
 FROM base AS tidemill
+USER 0
+RUN install -d -o 10001 -g 10001 -m 0750 /data
+USER 10001:10001
 COPY --from=files-tidemill /opt/tidemill /opt/tidemill
-CMD ["standalone", "--data-dir", "/data"]
-VOLUME /data
+# On all addresses of the container, so that `docker run -p` reaches it.
+CMD ["standalone", "--data-dir", "/data", "--grpc-host", "0.0.0.0", "--admin-host", "0.0.0.0", \
+     "--metrics-host", "0.0.0.0"]
 EXPOSE 8080 8081 10911 5557

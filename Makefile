@@ -34,6 +34,8 @@ JAVA := tests/e2e/java
 RUST := tests/e2e/rust
 H2SPEC := tests/e2e/transport/h2spec
 HELM := tests/chart/helm
+KUBE_SCORE := tests/chart/kube-score
+CT := tests/chart/ct
 BUF := tools/buf
 CHART := charts/tidemill
 GRAFANA := tests/monitoring/grafana
@@ -47,14 +49,19 @@ CLIENTS := tool-node tool-go tool-java tool-h2spec tool-helm
 # Checkers of dashboards and alerts.
 CHECKERS := tool-grafana tool-promtool
 
-# Each step of `setup` reports itself on standard error. Output is shown only if the step fails.
-report = @echo "setup: $(1)" >&2
+# Each step reports itself on standard error, with the seconds since the start of make. Output is
+# shown only if the step fails.
+ifndef MAKE_BEGAN_S
+export MAKE_BEGAN_S := $(shell date +%s)
+endif
+say = echo "$(1): $$(( $$(date +%s) - MAKE_BEGAN_S )) s: $(2)" >&2
+report = @$(call say,setup,$(1))
 PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' requirements.lock | sort -u | wc -l)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large shake night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline bench bench-compare ci lock clean
-.PHONY: $(addprefix tool-,spark node go java rust h2spec grafana promtool prometheus helm buf)
+.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large shake night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline package bench bench-compare ci lock clean
+.PHONY: $(addprefix tool-,spark node go java rust h2spec grafana promtool prometheus helm kube-score ct buf)
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -63,8 +70,8 @@ help: ## List the targets.
 setup: $(STAMPS)/package ## Make the virtual environment, the stubs and .venv/bin/tidemill.
 	@$(BIN)/python -m compileall -q services
 
-run: setup ## Start a broker for a laptop in the foreground, data in ./data (DATA_DIR=...).
-	@exec $(BIN)/tidemill standalone --data-dir $(DATA_DIR)
+run: setup ## Start a broker for a laptop, data in ./data (DATA_DIR=...); ARGS has more options.
+	@exec $(BIN)/tidemill standalone --data-dir $(DATA_DIR) $(ARGS)
 
 demo: setup ## Start a broker of its own, show sends, acks, expiry and dead letters, and stop it.
 	@exec $(BIN)/python tools/demo.py
@@ -79,6 +86,7 @@ test: test-core test-pipeline ## Run all tests except the heavy ones; ARGS goes 
 # timeouts. Their output follows at the end.
 test-core: setup $(CLIENTS) $(CHECKERS) ## Run the tests that do not need Spark, except the heavy ones.
 	@mkdir -p $(REPORTS)
+	@$(call say,tests,running; the output of the tests that compute follows at the end)
 	@(nice -n 5 $(PYTEST) -q -n auto $(BY_FILE) -m $(LIGHT) --junitxml=$(REPORTS)/computing.xml \
 		$(COMPUTING) $(ARGS) $(OR_NONE)) > $(REPORTS)/computing.log 2>&1 & computing=$$!; \
 	trap 'kill $$computing' INT TERM; \
@@ -90,6 +98,7 @@ test-core: setup $(CLIENTS) $(CHECKERS) ## Run the tests that do not need Spark,
 test-pipeline: setup setup-pipeline ## Run the tests of the data pipeline, which need Spark and Java 17 or 21.
 	@mkdir -p $(REPORTS)
 	@if command -v java > /dev/null; then \
+		$(call say,tests,starting Spark and running the tests of the data pipeline); \
 		$(PYTEST) -q -n 2 $(BY_FILE) -m $(LIGHT) --junitxml=$(REPORTS)/pipeline.xml $(SPARK) $(ARGS) $(OR_NONE); \
 		else echo "java is missing: the tests of the data pipeline are skipped"; fi
 else
@@ -121,14 +130,16 @@ night: setup $(CLIENTS) ## Run TIDEMILL_TEST_EXAMPLES (2000) examples and seeds 
 OF ?= run
 sim: setup ## Simulate BROKER_GROUPS (1) under SEEDS (200) seeds, from FIRST (0) on; OF=replica_group.
 	$(BIN)/python -m tests.simulation.$(OF) --seeds $${SEEDS:-200} --first $${FIRST:-0} \
-		$(if $(filter run,$(OF)),--groups $${BROKER_GROUPS:-1})
+		$(if $(filter run,$(OF)),--groups $${BROKER_GROUPS:-1} $(if $(REPLICAS),--replicas))
 
 # Takes minutes. NAMES are the rules to relax. Default: all.
 sim-mutants: setup ## Search SEEDS (2000) seeds for one that finds each relaxed rule of replication.
 	$(BIN)/python -m tests.simulation.find_mutants --seeds $${SEEDS:-2000} $(NAMES)
 
-soak: setup setup-pipeline $(CLIENTS) ## Kill brokers and proxies under load for SOAK_MINUTES (30), and check the clients' history.
-	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(PYTEST) tests/e2e/test_kill_loop.py \
+# DURATION is the time of each loop in minutes. The first loop has everything; the others go deeper.
+soak: setup setup-pipeline $(CLIENTS) ## Kill everything under load for DURATION (30) minutes, and check the history of clients and operators.
+	SOAK_MINUTES=$${DURATION:-30} $(PYTEST) tests/e2e/test_everything_loop.py \
+		tests/e2e/test_kill_loop.py \
 		tests/e2e/test_timer_kill_loop.py tests/e2e/test_official_clients_loop.py \
 		-o faulthandler_timeout=0 $(ARGS)
 	TIMER_SOAK_COUNT=1000000 $(PYTEST) tests/property/test_timer_long_horizon.py \
@@ -158,7 +169,11 @@ meta-store-test: setup ## Run the tests of stores of group records against the A
 	KUBECONFIG=$(KUBECONFIG) TIDEMILL_TEST_NAMESPACE=$(NAMESPACE) \
 		$(BIN)/python -m pytest -q -m cluster tests/component/controller/test_kubernetes_store.py
 
-lint: setup tool-helm tool-buf ## Check style, imports, dead code, names, prose, commit subjects, protos and the chart.
+# values-dev.yaml has neither policies nor claims. A throttled broker or proxy delays all its clients
+# (docs/kubernetes/sizing.md). A node pulls a tag once.
+UNSCORED := --ignore-container-cpu-limit --ignore-test container-image-pull-policy
+SCORED := default ha prod cert-manager
+lint: setup tool-helm tool-kube-score tool-ct tool-buf ## Check style, imports, dead code, names, prose, commit subjects, protos and the chart.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -172,6 +187,14 @@ lint: setup tool-helm tool-buf ## Check style, imports, dead code, names, prose,
 	$(BIN)/python -m tools.check_protos
 	@! test -x $(HELM)/build/helm || for values in $(CHART)/values*.yaml; do \
 		$(HELM)/build/helm lint --quiet --strict --kube-version 1.33 -f $$values $(CHART) || exit 1; done
+	@mkdir -p build
+	@! test -x $(CT)/build/ct || PATH="$(CURDIR)/$(CT)/build:$(CURDIR)/$(HELM)/build:$(CURDIR)/$(BIN):$$PATH" \
+		ct lint --charts $(CHART) --check-version-increment=false --validate-maintainers=false \
+		--chart-yaml-schema $(CT)/build/chart_schema.yaml --lint-conf $(CT)/build/lintconf.yaml \
+		--helm-lint-extra-args "--kube-version 1.33" > build/ct.log || { cat build/ct.log; exit 1; }
+	@! test -x $(KUBE_SCORE)/build/kube-score || for golden in $(SCORED); do \
+		$(KUBE_SCORE)/build/kube-score score --kubernetes-version v1.33 --output-format ci $(UNSCORED) \
+		tests/chart/golden/$$golden.yaml | { ! grep CRITICAL; } || exit 1; done
 
 # A fresh tree starts with the results of the last tree that passed. They are one file, which a rename
 # replaces.
@@ -205,6 +228,9 @@ image: ## Build the image of each process (TAG=dev), and record sizes, start tim
 
 image-pipeline: ## Build the image of the data pipeline, with Spark and Java (TAG=dev).
 	docker build --file deploy/spark/Dockerfile --tag tidemill-spark:$(TAG) .
+
+package: setup tool-helm ## Package the chart and build the images of both architectures into build/package (KEY, CHARTS, REGISTRY).
+	@HELM=$(HELM)/build/helm PYTHON=$(BIN)/python deploy/package/make
 
 bench: setup $(CLIENTS) ## Measure; see tests/perf for each question and its parameters.
 	@for question in tests/perf/bench_*.py; do name=$$(basename $$question .py); echo "== $$name" >&2; $(BIN)/python -m tests.perf.$$name || exit 1; done
@@ -245,7 +271,7 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 
 clean: ## Remove what `make setup` and the tests have made here; data and the cache of tools stay.
 	rm -rf $(VENV) $(FUZZ) services/tidemill/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(RUST)/target \
-		$(H2SPEC)/build $(HELM)/build $(GRAFANA)/node_modules $(BUF)/node_modules $(PROMETHEUS)/build build
+		$(H2SPEC)/build $(HELM)/build $(KUBE_SCORE)/build $(CT)/build $(GRAFANA)/node_modules $(BUF)/node_modules $(PROMETHEUS)/build build
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -274,6 +300,7 @@ $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml $(PIPELINE)/pyproject.toml
 		-e . -e services/tidemill_pipeline
 	@$(BIN)/python -m compileall -q services
 	@touch $@
+	$(call report,the virtual environment is ready)
 
 # The tools of the tests are built once per machine and linked into this tree. These targets are not
 # files: tools/cached_build.py compares hashes to decide whether to build.
@@ -350,6 +377,25 @@ tool-helm: $(STAMPS)/venv
 		--input $(HELM)/go.mod $(HELM)/go.sum --link $(HELM)/build \
 		'cd $(HELM) && CGO_ENABLED=0 go build -buildvcs=false -ldflags "-s -w" -o "$$OUT/" \
 		helm.sh/helm/v3/cmd/helm'
+
+# Judges the rendered chart by common rules for pods.
+tool-kube-score: $(STAMPS)/venv
+	@$(CACHED) kube-score --needs go --skipped "the rendered chart is not scored" \
+		--input $(KUBE_SCORE)/go.mod $(KUBE_SCORE)/go.sum --link $(KUBE_SCORE)/build \
+		'cd $(KUBE_SCORE) && CGO_ENABLED=0 go build -buildvcs=false -ldflags "-s -w" -o "$$OUT/" \
+		github.com/zegl/kube-score/cmd/kube-score'
+
+# The rules for charts of chart-testing, which calls yamllint and yamale. It compares versions and
+# maintainers with a public repository, so `make lint` leaves out these two rules.
+tool-ct: $(STAMPS)/venv
+	@$(CACHED) ct --needs go --skipped "ct does not check the chart" \
+		--input $(CT)/go.mod $(CT)/go.sum $(CT)/requirements.lock $(CT)/run-module --link $(CT)/build \
+		'$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--target "$$OUT/.python" -r $(CT)/requirements.lock && \
+		cp $(CT)/run-module "$$OUT/yamllint" && cp $(CT)/run-module "$$OUT/yamale" && cd $(CT) && \
+		cp $$(go list -m -f "{{.Dir}}" github.com/helm/chart-testing/v3)/etc/*.yaml "$$OUT" && \
+		CGO_ENABLED=0 go build -buildvcs=false -ldflags "-s -w" -o "$$OUT/" \
+		github.com/helm/chart-testing/v3/ct'
 
 # Coverage comes from a library that nothing else needs, so it has an environment of its own.
 $(STAMPS)/fuzz: $(STAMPS)/venv tests/fuzz/requirements.lock

@@ -10,12 +10,14 @@ import pytest
 # gRPC must not be imported before this. Its fork handlers disturb PySpark between its fork and the
 # start of Java: Spark sometimes did not start after a test had used gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Its core reports the end of each connection that a test ends as information.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from hypothesis import HealthCheck, core, settings
 
 from tests.support.seeds import EXAMPLES, current_seed, forget_current_seed, seed_base
 
-pytest_plugins = ["tests.schedule"]
+pytest_plugins = ["tests.quiet_runs", "tests.schedule"]
 
 # The time of one example depends on the load of the machine, so it has no deadline. Examples follow
 # from the seed base, as all other chance of the tests does.

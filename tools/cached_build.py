@@ -7,6 +7,9 @@ The shell command writes into the empty folder $OUT. The result is kept as
 and the inputs. PATH becomes a symbolic link to PART of the result. A second build of the same key
 waits for the first. The result appears in the cache only after the command has succeeded. A build
 deletes older results of NAME that no tree has used for a month.
+
+Standard error gets a line per step with the seconds since the start of make, and regular lines
+while a build goes on.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 UNUSED_S_MAX = 30 * 24 * 3600
+REPORT_S = 15.0  # between two reports of a build that goes on
+_BEGAN_S = int(os.environ.get("MAKE_BEGAN_S") or time.time())
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         result = cached(given.name, key, given.command)
     except subprocess.CalledProcessError as error:
-        print(f"setup: building {given.name} failed\n{error.output}", file=sys.stderr)
+        say(f"building {given.name} failed\n{error.output}")
         return 1
     if given.link:
         path, _, part = given.link.partition("=")
@@ -76,27 +81,54 @@ def cached(name: str, key: str, command: str) -> Path:
         return result
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name}-{key}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another build of {name}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if result.is_dir():
             return result
-        print(f"setup: building {name}, once per machine", file=sys.stderr)
+        say(f"building {name}, once per machine")
         with tempfile.TemporaryDirectory(dir=cache, prefix=f"{name}-", suffix=".part") as scratch:
             out = Path(scratch) / "out"
             out.mkdir()
-            # The shell is the caller's: each command is a line of the Makefile.
-            subprocess.run(
-                ["sh", "-ec", command],
-                env={**os.environ, "OUT": str(out), "CACHE": str(cache)},
-                check=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            run(name, command, {"OUT": str(out), "CACHE": str(cache)})
+            if not any(out.iterdir()):
+                raise subprocess.CalledProcessError(0, command, output="it built nothing")
             out.rename(result)
+            say(f"built {name}")
     for older in cache.glob(f"{name}-*"):
         if older.is_dir() and time.time() - older.stat().st_mtime > UNUSED_S_MAX:
             shutil.rmtree(older, ignore_errors=True)
     return result
+
+
+def run(name: str, command: str, variables: Mapping[str, str]) -> None:
+    """Run a shell command; report regularly that it goes on. Raises CalledProcessError."""
+    # The shell is the caller's: each command is a line of the Makefile.
+    with subprocess.Popen(
+        ["sh", "-ec", command],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=REPORT_S)
+                break
+            except subprocess.TimeoutExpired:
+                say(f"still building {name}")
+            except BaseException:
+                process.kill()
+                raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output=output)
+
+
+def say(text: str) -> None:
+    """Print a line with the seconds since the start of make."""
+    print(f"setup: {time.time() - _BEGAN_S:.0f} s: {text}", file=sys.stderr, flush=True)
 
 
 def link(path: Path, target: Path) -> None:

@@ -84,6 +84,7 @@ def chart_schema() -> str:
     # A definition without a type only lends its properties; the schema does not need it.
     for name in [name for name in definitions if "type" not in definitions[name]]:
         del whole["definitions"][name]
+    _add_permitted_names(whole)
     return json.dumps(whole, indent=2, sort_keys=True) + "\n"
 
 
@@ -117,6 +118,23 @@ def _plain(described: Schema, definitions: Schema) -> Schema:
     kept = {key: value for key, value in described.items() if key not in {"title", "default"}}
     bounds = {"exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum"}
     return {key: value for key, value in kept.items() if value is not None or key not in bounds}
+
+
+def _add_permitted_names(node: Any) -> None:
+    """Let the error for a misspelt name list the permitted names of its place.
+
+    `additionalProperties` alone names only the misspelt one, and Helm checks the schema before any
+    template runs.
+    """
+    if isinstance(node, dict):
+        if node.get("additionalProperties") is False:
+            node["propertyNames"] = {"enum": sorted(node["properties"])}
+        for key, value in node.items():
+            if key != "propertyNames":
+                _add_permitted_names(value)
+    elif isinstance(node, list):
+        for item in node:
+            _add_permitted_names(item)
 
 
 def _filled(node: Any, definitions: Schema) -> Any:

@@ -1,8 +1,7 @@
 """Check that no module of services/ imports itself through other modules.
 
-A cycle of imports at module level fails. A cycle with imports under TYPE_CHECKING also fails,
-unless its modules are in the list of those that are still to be cut. An import inside a function
-does not count: it runs after both modules are loaded.
+A cycle of imports at module level fails, and so does a cycle with imports under TYPE_CHECKING. An
+import inside a function does not count: it runs after both modules are loaded.
 
 Usage: python -m tools.check_imports
 """
@@ -17,10 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tools import pending
-from tools.pending import ROOT
-
-PENDING = ROOT / "tools" / "imports_pending.txt"
+ROOT = Path(__file__).resolve().parent.parent
 Graph = Mapping[str, set[str]]  # imported modules by module
 
 
@@ -98,24 +94,15 @@ def shortest_cycles(graph: Graph) -> dict[str, list[str]]:
 
 def main() -> int:
     """Check services/; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--update-pending", action="store_true", help=f"remove modules from {PENDING.name}"
-    )
-    options = parser.parse_args()
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     imports = read(ROOT / "services")
-    real = shortest_cycles(imports.at_run_time)
-    for cycle in real.values():
-        print(f"import cycle: {' -> '.join(cycle)}; cut it", file=sys.stderr)
-    findings = {
-        module: f"import cycle with imports for types: {' -> '.join(cycle)}; cut it, for example"
-        " with a Protocol"
-        for module, cycle in shortest_cycles(imports.of_all).items()
-        if module not in real
-    }
-    listed = pending.read(PENDING)
-    status = pending.report(findings, listed, PENDING, update=options.update_pending)
-    return 1 if real or status else 0
+    at_run_time = shortest_cycles(imports.at_run_time)
+    cycles = shortest_cycles(imports.of_all)
+    for module, cycle in cycles.items():
+        path = " -> ".join(at_run_time.get(module, cycle))
+        kind = "import cycle" if module in at_run_time else "import cycle with imports for types"
+        print(f"{kind}: {path}; cut it, for example with a Protocol", file=sys.stderr)
+    return int(bool(cycles))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ first.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -66,14 +67,17 @@ def compile_protos(protos: list[Path]) -> None:
 
 def compile_in(folder: Path, names: list[str]) -> None:
     """Compile the .proto files of a folder."""
-    # protoc searches the PATH for a plugin, and the virtual environment may not be on it.
-    scripts = Path(sys.executable).parent
+    # A virtual environment may not be on the PATH. The scripts of an isolated build are only there.
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    plugins = [
+        f"--plugin={name}={shutil.which(name, path=scripts)}"
+        for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
+    ]
     arguments = [
         "protoc",
         f"--proto_path={folder}",
         f"--proto_path={files('grpc_tools') / '_proto'}",
-        f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
-        f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
+        *plugins,
         f"--python_out={STUBS_DIR}",
         f"--grpc_python_out={STUBS_DIR}",
         f"--mypy_out=quiet:{STUBS_DIR}",

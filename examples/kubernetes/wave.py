@@ -1,7 +1,8 @@
 """Send a wave of delayed messages, and show how the consumer is scaled before it is due.
 
     kubectl port-forward service/tidemill-admin 8080 &
-    .venv/bin/python examples/kubernetes/wave.py --messages 500 --due-in-s 120
+    kubectl get secret tidemill-admin-token -o jsonpath='{.data.token}' | base64 -d > token
+    .venv/bin/python examples/kubernetes/wave.py --token-file token --messages 500 --due-in-s 120
 
 One line whenever something has changed: seconds to the wave, what KEDA is told, replicas.
 """
@@ -11,11 +12,13 @@ import json
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--admin", default="http://127.0.0.1:8080")
+parser.add_argument("--token-file", help="a file with the token of the REST API")
 parser.add_argument("--namespace", default="default")
 parser.add_argument("--deployment", default="billing-consumer")
 parser.add_argument("--topic", default="orders")
@@ -24,7 +27,10 @@ parser.add_argument("--messages", type=int, default=500)
 parser.add_argument("--due-in-s", type=int, default=120)
 parser.add_argument("--watch-s", type=int, default=240, help="from the time it is due")
 options = parser.parse_args()
-rest = httpx.Client(base_url=f"{options.admin}/api/v1", timeout=30)
+headers = {}
+if options.token_file:
+    headers["Authorization"] = f"Bearer {Path(options.token_file).read_text('ascii').strip()}"
+rest = httpx.Client(base_url=f"{options.admin}/api/v1", timeout=30, headers=headers)
 PARTS = "value", "scheduled", "ready", "inFlight"
 
 
@@ -34,7 +40,7 @@ def send(due_at_ms: int) -> None:
     rest.post(f"/topics/{options.topic}/messages", json=message).raise_for_status()
 
 
-def told() -> tuple[int | str, ...]:
+def scale_hint() -> tuple[int | str, ...]:
     """Return what KEDA is told, and its parts; "?" while a broker group cannot be asked."""
     answer = rest.get(f"/groups/{options.group}/scaling", params={"topic": options.topic})
     return tuple(answer.json().get(part, "?") for part in PARTS)
@@ -60,7 +66,7 @@ print(
 )
 before = None
 while (at_s := time.time() - due_at_ms / 1000) < options.watch_s:
-    now = (*told(), *replicas())
+    now = (*scale_hint(), *replicas())
     if now != before:
         line = "{:>+8.1f} {:>6} {:>9} {:>6} {:>9}  {} ({})"
         print(line.format(at_s, *now), flush=True)

@@ -45,6 +45,8 @@ def open_channel(connection: ConnectionOptions, endpoint: str) -> grpc.Channel:
         ("grpc.max_receive_message_length", -1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
+        # A replaced proxy may have another address, which gRPC asks for every 30 s by default.
+        ("grpc.dns_min_time_between_resolutions_ms", 500),
         ("grpc.use_local_subchannel_pool", 1),
     )
     if not connection.is_tls:

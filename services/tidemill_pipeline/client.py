@@ -25,8 +25,9 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 from tidemill_pipeline.channel import Credentials, open_channel
 from tidemill_pipeline.cluster_state import BrokerLog, ClusterState, OmittedItems
 from tidemill_pipeline.errors import ClusterRejection, NoAnswer, QueueLoss
+from tidemill_pipeline.namespace import NamespaceNames
 from tidemill_pipeline.offsets import Incarnation, QueueEnds, QueueName, SourceQueue
-from tidemill_pipeline.options import ConnectionOptions, TopicSelection
+from tidemill_pipeline.options import EVERY_TOPIC, ConnectionOptions, TopicSelection
 
 CALL_S: Final = 30.0  # timeout of calls without messages; 1000 queues take one second
 NAMES_MAX: Final = limits.NAMES.limit  # per call
@@ -59,12 +60,13 @@ class _ClusterBusy(Exception):
 class ClusterClient:
     """Calls of one process. Not safe for concurrent threads.
 
-    The class exceeds 350 lines: it has one method per RPC of the cluster, and they share retries.
+    It is one class because it has one method per RPC of the cluster, and they share retries.
     """
 
     def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection
         self._credentials = Credentials(connection)
+        self._names = NamespaceNames(connection.namespace)
         self._client_id = f"tidemill-pipeline@{socket.gethostname()}@{os.getpid()}"
         # Distribute executors over the proxies.
         self._at = os.getpid() % len(connection.endpoints)
@@ -82,8 +84,8 @@ class ClusterClient:
         """Return begin and end of the queues of topics. Does not read messages."""
         # The cluster supports only wildcards, so the regular expression is applied here.
         request = pb.GetQueuesRequest(
-            topics=topics.names,
-            topic_pattern=_glob(topics.pattern),
+            topics=map(self._names.full, topics.names),
+            topic_pattern=self._names.glob(topics.pattern),
             without_queues=not topics.names and not topics.pattern,
             with_groups=with_groups,
         )
@@ -96,7 +98,8 @@ class ClusterClient:
         logs: dict[str, BrokerLog] = {}
         groups: dict[str, frozenset[str]] = {}
         for group in (group for answer in answers for group in answer.groups):
-            groups[group.broker] = groups.get(group.broker, frozenset()).union(group.groups)
+            own = {self._names.bare(each) for each in group.groups if self._names.have(each)}
+            groups[group.broker] = groups.get(group.broker, frozenset()).union(own)
             logs[group.broker] = BrokerLog(
                 broker=group.broker,
                 log_id=group.log_id,
@@ -105,10 +108,11 @@ class ClusterClient:
                 error=group.error,
             )
             for each in group.queues:
-                if not topics.have(each.topic):
+                topic = self._names.bare(each.topic)
+                if not (self._names.have(each.topic) and topics.have(topic)):
                     continue
                 incarnation = Incarnation(group.log_id, each.topic_id)
-                queue = SourceQueue(each.topic, group.broker, each.queue_id, incarnation)
+                queue = SourceQueue(topic, group.broker, each.queue_id, incarnation)
                 queues[queue] = QueueEnds(
                     queue=queue,
                     min_offset=each.min_offset,
@@ -170,10 +174,11 @@ class ClusterClient:
 
         Missing groups go into `left`; without it they raise ClusterRejection.
         """
+        requested = [self._names.full(each) for each in groups]
         pages = self._pages(
             lambda cursor: self._source().ListProgress(
                 pb.ListProgressRequest(
-                    broker=broker, groups=groups, cursor=cursor, skips_missing=left is not None
+                    broker=broker, groups=requested, cursor=cursor, skips_missing=left is not None
                 ),
                 timeout=CALL_S,
                 metadata=self._headers(),
@@ -223,7 +228,7 @@ class ClusterClient:
             except grpc.RpcError as error:
                 if _name_of(error) in _GONE:
                     raise QueueLoss(
-                        f"{queue} is not there any more: {_error_text(error)}. Its topic was"
+                        f"{queue} is not there any more: {error_text(error)}. Its topic was"
                         " deleted, or the store of the broker group was created again"
                     ) from error
                 if _name_of(error) == _BEHIND_END:
@@ -250,6 +255,7 @@ class ClusterClient:
         another log or a shorter one.
         """
         position, attempt, log_bytes = start, 0, EVENT_LOG_BYTES
+        requested = [self._names.full(each) for each in topics]
         while True:
             request = pb.ReadEventsRequest(
                 broker=broker,
@@ -257,19 +263,20 @@ class ClusterClient:
                 log_id=log_id,
                 until_position=until,
                 log_bytes_max=log_bytes,
-                topics=topics,
+                topics=requested,
                 from_index=index,
             )
             try:
                 for answer in self._source().ReadEvents(
                     request, timeout=EVENTS_S, metadata=self._headers()
                 ):
+                    self._names.shorten_events(answer)
                     yield answer
                     log_bytes -= max(0, answer.next_position - position)
                     position, index, attempt = answer.next_position, answer.next_index, 0
             except grpc.RpcError as error:
                 if _name_of(error) == _LOG_CHANGED:
-                    raise QueueLoss(f"{broker}: {_error_text(error)}") from error
+                    raise QueueLoss(f"{broker}: {error_text(error)}") from error
                 attempt += 1
                 self._recover(error, attempt)
                 if log_bytes <= 0:
@@ -296,7 +303,7 @@ class ClusterClient:
         for i in range(0, max(1, len(topics)), NAMES_MAX):
             request = pb.ListPendingRequest(
                 broker=broker,
-                topics=topics[i : i + NAMES_MAX],
+                topics=map(self._names.full, topics[i : i + NAMES_MAX]),
                 due_from_ms=from_ms,
                 due_until_ms=until_ms or 0,
                 with_messages=with_messages,
@@ -319,10 +326,11 @@ class ClusterClient:
 
         Missing groups go into `left`; without it they raise ClusterRejection.
         """
+        requested = [self._names.full(each) for each in groups]
         yield from self._pages(
             lambda cursor: self._source().ListInFlight(
                 pb.ListInFlightRequest(
-                    broker=broker, groups=groups, cursor=cursor, skips_missing=left is not None
+                    broker=broker, groups=requested, cursor=cursor, skips_missing=left is not None
                 ),
                 timeout=CALL_S,
                 metadata=self._headers(),
@@ -338,9 +346,9 @@ class ClusterClient:
         while True:
             try:
                 for answer in ask(cursor):
-                    yield from answer.items
+                    yield from self._names.items(answer.items)
                     if left is not None:
-                        left.missing.update(answer.missing)
+                        left.missing.update(map(self._names.bare, answer.missing))
                         left.damaged_count += getattr(answer, "damaged_count", 0)
                     if not answer.cursor:
                         return
@@ -392,11 +400,11 @@ class ClusterClient:
     def _recover(self, error: Exception, attempt: int) -> None:
         """Wait before a retry, or raise the final error."""
         if isinstance(error, grpc.RpcError) and not self.is_retryable(error):
-            raise ClusterRejection(_error_text(error)) from error
+            raise ClusterRejection(error_text(error)) from error
         if attempt > self._connection.max_retries:
             where = ", ".join(self._connection.endpoints)
             raise NoAnswer(
-                f"no answer from {where} after {attempt} attempts: {_error_text(error)};"
+                f"no answer from {where} after {attempt} attempts: {error_text(error)};"
                 f" {_proxy_hint(error)}"
             ) from error
         self.pause(attempt)
@@ -440,10 +448,9 @@ def connect(connection: ConnectionOptions) -> ClusterClient:
     return _clients[key]
 
 
-def _glob(pattern: str) -> str:
-    if not pattern:
-        return ""
-    return "%DLQ%*" if pattern.startswith("%DLQ%") else "*"
+def ordinary_topics(client: ClusterClient) -> set[str]:
+    """Return all topics except internal ones."""
+    return client.cluster(TopicSelection(pattern=EVERY_TOPIC)).topics
 
 
 def _check(status: v2.Status, what: str) -> None:
@@ -460,7 +467,8 @@ def _proxy_hint(error: Exception) -> str:
     return "check that --endpoints (TIDEMILL_ENDPOINTS) is a running proxy, port 8081"
 
 
-def _error_text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """Return the text of a failed call on one line."""
     if not isinstance(error, grpc.RpcError):
         return str(error)
     call: Any = error

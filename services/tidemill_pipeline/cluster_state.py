@@ -31,6 +31,11 @@ class ClusterState:
     groups: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
+    def topics(self) -> set[str]:
+        """Return the topics of the requested queues."""
+        return {queue.topic for queue in self.queues}
+
+    @property
     def unreachable(self) -> set[str]:
         """Return the broker groups that did not answer."""
         return {log.broker for log in self.logs.values() if log.error}

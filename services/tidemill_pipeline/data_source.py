@@ -13,6 +13,7 @@ from pyspark.sql.datasource import (
 )
 
 from tidemill_pipeline import schema as columns
+from tidemill_pipeline import sql_tables
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.options import SourceOptions, parse_sink, parse_source
 from tidemill_pipeline.pulling import log
@@ -38,9 +39,12 @@ class RocketMQDataSource(DataSource):
         """Return the name for `.format()`."""
         return NAME
 
-    def schema(self) -> str:
-        """Return the columns of the chosen dataset."""
-        options = self._any_options()
+    def schema(self) -> StructType | str:
+        """Return the columns of the chosen dataset, or of a table that Spark creates."""
+        if sql_tables.is_new_table(self.options):
+            return sql_tables.columns_of_new_table(self.options)
+        # Spark requests the columns before it chooses between batch and stream.
+        options = parse_source(dict(self.options), is_stream=None)
         return columns.ddl(
             options.dataset,
             without=() if options.includes_body else columns.of_bodies(options.dataset),
@@ -48,7 +52,8 @@ class RocketMQDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
-        options = parse_source(dict(self.options), is_stream=False)
+        given = sql_tables.with_table_options(self.options, schema, "batch")
+        options = parse_source(given, is_stream=False)
         _check(options, schema)
         if options.pushes_down:
             log.warning(
@@ -75,7 +80,8 @@ class RocketMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a stream."""
-        options = parse_source(dict(self.options), is_stream=True)
+        given = sql_tables.with_table_options(self.options, schema, "stream")
+        options = parse_source(given, is_stream=True)
         _check(options, schema)
         if options.dataset == "events":
             from tidemill_pipeline.source.events import EventStreamReader
@@ -90,19 +96,16 @@ class RocketMQDataSource(DataSource):
         from tidemill_pipeline.sink.writer import BatchWriter
 
         _refuse_overwriting(overwrite=overwrite)
-        return BatchWriter(parse_sink(dict(self.options)), schema)
+        given = sql_tables.with_table_options(self.options, schema, "write")
+        return BatchWriter(parse_sink(given), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a stream."""
         from tidemill_pipeline.sink.writer import StreamWriter
 
         _refuse_overwriting(overwrite=overwrite)
-        given = {name: value for name, value in self.options.items() if name not in _OF_STREAMS}
-        return StreamWriter(parse_sink(given), schema)
-
-    def _any_options(self) -> SourceOptions:
-        # Spark requests the columns before it chooses between batch and stream.
-        return parse_source(dict(self.options), is_stream=None)
+        own = {name: value for name, value in self.options.items() if name not in _OF_STREAMS}
+        return StreamWriter(parse_sink(sql_tables.with_table_options(own, schema, "write")), schema)
 
 
 def _check(options: SourceOptions, schema: StructType) -> None:

@@ -12,7 +12,9 @@ PipelineError
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Collection, Iterable
 from typing import Final
 
 # Errors of files and folders in traces of Python and Java: the last line, or a cause.
@@ -31,9 +33,11 @@ _OF_FILES: Final = (
 # Spark gives the Python process of a stream 10 s to start. No setting changes this time.
 _NOT_STARTED: Final = "Python worker failed to connect back"
 _START_AGAIN: Final = (
-    "Spark's Python process did not start within 10 s: the machine is overloaded. Start the job"
-    " again: it continues where it stopped"
+    "Spark's Python process did not start within 10 s: the machine is overloaded. Give the job more"
+    " processor time and start it again: it continues where it stopped"
 )
+
+_SHOWN_MAX: Final = 5  # names in a sentence
 
 
 class PipelineError(Exception):
@@ -57,9 +61,27 @@ def error_summary(error: BaseException) -> tuple[str, str] | None:
         for pattern in _OF_FILES:
             if match := pattern.search(line):
                 return OSError.__name__, match[1]
-    if _NOT_STARTED in str(error):
+    if is_late_start(error):
         return TimeoutError.__name__, _START_AGAIN
     return None
+
+
+def is_late_start(error: BaseException) -> bool:
+    """Return whether a stream ended because Spark's Python process did not start in time."""
+    return _NOT_STARTED in str(error)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return sorted names for a sentence; of many names the first ones."""
+    every = sorted(names)
+    shown, more = ", ".join(every[:_SHOWN_MAX]), len(every) - _SHOWN_MAX
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """Return a suggestion for an unknown name as the end of a sentence; empty if none is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class BadOption(PipelineError):

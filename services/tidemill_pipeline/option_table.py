@@ -68,7 +68,12 @@ CONNECTION: Final = (
 SOURCE: Final = (
     *CONNECTION,
     _both("topic", "", "One topic. A read of an unknown topic fails at its start."),
-    _both("topics", "", "Several topics, separated by commas."),
+    _both(
+        "topics",
+        "",
+        "Several topics, separated by commas. A `*` in a name is any text: `%DLQ%*` are all dead"
+        " letters, `*` all other topics.",
+    ),
     _both("topicPattern", "", "Topics whose whole name matches. Each trigger matches again."),
     _both("dataset", "messages", "`messages`, `events`, `dlq`, `pending`, `inflight`, `groups`."),
     _both(
@@ -156,6 +161,12 @@ SOURCE: Final = (
 SINK: Final = (
     *CONNECTION,
     _both("topic", "", "Topic of all rows. Default: the column `topic`."),
+    _both(
+        "createTopics",
+        "false",
+        "`true`: send to missing topics, too. The first message creates a topic, if the cluster"
+        " creates topics on first use. `false`: a missing topic is an error.",
+    ),
     _both("mode", "at-least-once", "`at-least-once`. Other modes are not supported yet."),
     _both("batchSize", "32", "Messages per send."),
     _both("maxInflight", "4", "Sends in flight per task."),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.option_table import (
     ALTERNATIVES,
@@ -64,10 +65,16 @@ class ConnectionOptions:
         return {name: value for name, value in every.items() if value}
 
 
+EVERY_TOPIC: Final = ".*"  # as a pattern: all topics except internal ones
+EVERY_DEAD_LETTER: Final = f"{DEAD_LETTER_TOPIC_PREFIX}.*"
+WILDCARD: Final = "*"  # in a name of a topic: any text
+_ORDINARY: Final = "(?!%)"  # the begin of a pattern that excludes internal topics
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSelection:
-    """Topics of a read: by name or by pattern."""
+    """Topics of a read: by name and by a regular expression."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
@@ -75,13 +82,43 @@ class TopicSelection:
     def have(self, topic: str) -> bool:
         """Return whether the selection includes a topic.
 
-        A pattern includes the cluster's internal topics (%...) only if it begins with %, too.
+        A pattern includes the cluster's internal topics (%...) only if it begins with %.
         """
         if topic in self.names:
             return True
         if topic.startswith("%") and not self.pattern.startswith("%"):
             return False
         return bool(self.pattern) and re.fullmatch(self.pattern, topic) is not None
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> TopicSelection:
+        """Return the selection of names, which may have wildcards.
+
+        A wildcard includes internal topics (%...) only if it begins with %.
+        """
+        given = list(names)
+        # A pattern that includes internal topics begins with %.
+        wildcards = sorted((name for name in given if WILDCARD in name), key=_is_ordinary)
+        return cls(
+            names=tuple(name for name in given if WILDCARD not in name),
+            pattern="|".join(map(_expression, wildcards)),
+        )
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether the selection includes all topics except internal ones."""
+        every = {EVERY_TOPIC, _expression(WILDCARD)}
+        return not every.isdisjoint([self.pattern, *self.pattern.split("|")])
+
+
+def _is_ordinary(wildcard: str) -> bool:
+    return not wildcard.startswith("%")
+
+
+def _expression(wildcard: str) -> str:
+    """Return a wildcard as a regular expression."""
+    begin = _ORDINARY if wildcard.startswith(WILDCARD) else ""
+    return begin + ".*".join(map(re.escape, wildcard.split(WILDCARD)))
 
 
 EARLIEST: Final = -2  # of a start
@@ -150,22 +187,14 @@ class SinkOptions:
     send_timeout_ms: int
     rate_max: float | None
     packs_bodies: bool
+    creates_topics: bool
     dead_letter_path: str  # Empty: a bad row fails the task.
 
 
 def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceOptions:
     """Parse the options of a batch read or of a stream; None: either. Raises BadOption."""
     values = OptionReader(given, SOURCE, is_stream=is_stream)
-    dataset = values.choice("dataset", DATASETS)
-    if is_stream and dataset not in STREAMED:
-        values.reject("dataset", f"{dataset} is read in batches, not as a stream")
-    for name, datasets in OF_SOME.items():
-        if dataset not in datasets and values.is_given(name):
-            known = " and ".join(filter(None, (", ".join(datasets[:-1]), datasets[-1])))
-            instead = ALTERNATIVES.get((name, dataset))
-            values.reject(
-                name, f"it is for {known}, not for {dataset}{f'; {instead}' if instead else ''}"
-            )
+    dataset = _dataset(values, is_stream=is_stream)
     rows_max, bytes_max = values.count("maxRowsPerTrigger"), values.count("maxBytesPerTrigger")
     rows_min = values.count("minRowsPerTrigger")
     if rows_max is not None and bytes_max is not None:
@@ -247,8 +276,24 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
         send_timeout_ms=values.at_most("sendTimeoutMs", 600_000),
         rate_max=_rate(values),
         packs_bodies=values.choice("compression", ("none", "gzip")) == "gzip",
+        creates_topics=values.flag("createTopics"),
         dead_letter_path=path,
     )
+
+
+def _dataset(values: OptionReader, *, is_stream: bool | None) -> Dataset:
+    """Return the dataset. Reject a stream or an option that the dataset does not support."""
+    dataset = values.choice("dataset", DATASETS)
+    if is_stream and dataset not in STREAMED:
+        values.reject("dataset", f"{dataset} is read in batches, not as a stream")
+    for name, datasets in OF_SOME.items():
+        if dataset not in datasets and values.is_given(name):
+            known = " and ".join(filter(None, (", ".join(datasets[:-1]), datasets[-1])))
+            instead = ALTERNATIVES.get((name, dataset))
+            values.reject(
+                name, f"it is for {known}, not for {dataset}{f'; {instead}' if instead else ''}"
+            )
+    return dataset
 
 
 # Signs of an SQL expression, which tags rarely contain.
@@ -316,8 +361,8 @@ def _topics(values: OptionReader, dataset: Dataset) -> TopicSelection:
             values.reject(given[0], "the option groups chooses dead letters; without it, all")
         groups = values.names("groups")
         if groups:
-            return TopicSelection(names=tuple(f"%DLQ%{group}" for group in groups))
-        return TopicSelection(pattern="%DLQ%.*")
+            return TopicSelection(names=tuple(DEAD_LETTER_TOPIC_PREFIX + group for group in groups))
+        return TopicSelection(pattern=EVERY_DEAD_LETTER)
     if not given and dataset == "messages":
         raise BadOption("no topics chosen; set one of topic, topics, topicPattern")
     pattern = values.text("topicPattern")
@@ -325,7 +370,9 @@ def _topics(values: OptionReader, dataset: Dataset) -> TopicSelection:
         re.compile(pattern)
     except re.error as error:
         values.reject("topicPattern", f"not a regular expression: {error}")
-    return TopicSelection(names=values.names("topic") or values.names("topics"), pattern=pattern)
+    if pattern:
+        return TopicSelection(pattern=pattern)
+    return TopicSelection.of(values.names("topic") or values.names("topics"))
 
 
 def _place(values: OptionReader, offsets: str, timestamp: str, default: int) -> ReadBoundary:

@@ -44,7 +44,7 @@ OF_PENDING_MESSAGES: Final = (
 )
 
 MESSAGES: Final = (
-    Column("topic", "string", "without namespace"),
+    Column("topic", "string", "without the namespace of the read"),
     Column("namespace", "string", ""),
     Column("broker", "string", "name of the broker group"),
     Column("queue_id", "int", ""),

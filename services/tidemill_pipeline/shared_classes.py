@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
+
+from tidemill_pipeline.errors import PipelineError
 
 # Java options of a driver's JVM, before those of `spark.driver.extraJavaOptions`.
 JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
@@ -47,6 +50,32 @@ def folder() -> Path:
 def options_to_make(draft: Path) -> list[str]:
     """Return the options for a JVM that writes the file at its end."""
     return [f"{_MAKE}{draft}", "-XX:TieredStopAtLevel=1", *_SILENT]
+
+
+def keep_written(java: subprocess.Popen[bytes], draft: Path, *, timeout_s: float) -> Path:
+    """Wait for the end of a Java that writes the file, and publish the file. Raises PipelineError.
+
+    A Java that was killed may leave a part of the file.
+    """
+    try:
+        status = java.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        java.kill()
+        java.wait()
+        raise PipelineError(
+            f"Java did not write the class file within {timeout_s:,.0f} s. Repeat this command when"
+            " the machine is less busy"
+        ) from None
+    if status != 0:
+        raise PipelineError(
+            f"Java ended with status {status} while it wrote the class file. Check the free memory"
+            f" and the space below {folder()}, then repeat this command"
+        )
+    if not draft.is_file():
+        raise PipelineError(
+            "Java wrote no class file; run java -Xshare:dump first, then repeat this command"
+        )
+    return keep(draft)
 
 
 def keep(draft: Path) -> Path:

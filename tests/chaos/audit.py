@@ -24,9 +24,9 @@ from tests.chaos.figures import DISTURBED
 from tests.support.clients import history_against_audit as second_opinion
 from tests.support.clients.client_process import Fact
 from tests.support.clients.history_against_audit import (
-    Compared,
+    Comparison,
     Delivery,
-    Failed,
+    LostAnswerSpan,
     Witness,
     compare,
     witness_of,
@@ -55,7 +55,7 @@ def main() -> int:
     from tidemill_pipeline.jobs.running import session
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("facts", type=Path, help="what clients told, of build/chaos")
+    parser.add_argument("facts", type=Path, help="what clients reported, of build/chaos")
     parser.add_argument("--to", required=True, help="a folder for the audit's tables and its page")
     parser.add_argument("--endpoints", required=True, help="HOST:PORT of a proxy")
     options = parser.parse_args()
@@ -111,7 +111,7 @@ def is_possible() -> bool:
     return importlib.util.find_spec("pyspark") is not None
 
 
-def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str) -> Compared:
+def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str) -> Comparison:
     """Run the audit and compare it with the history."""
     return compared(facts, *found_by_events(spark, facts, to=to, endpoints=endpoints))
 
@@ -167,7 +167,7 @@ def acknowledged(facts: Sequence[Fact], key_of: Mapping[str, str]) -> list[dict[
 
 def compared(
     facts: Sequence[Fact], findings: Iterable[Mapping[str, Any]], deliveries: Iterable[Delivery]
-) -> Compared:
+) -> Comparison:
     """Compare the findings for this fault's messages. The release also has other messages."""
     ours = {fact["key"] for fact in facts if fact["fact"] == "send"}
     return compare(
@@ -216,18 +216,18 @@ def early_of(facts: Sequence[Fact], role: str, topic: str) -> set[str]:
     }
 
 
-def failed_of(facts: Sequence[Fact], role: str) -> list[Failed]:
+def failed_of(facts: Sequence[Fact], role: str) -> list[LostAnswerSpan]:
     """Return the times at which answers to a consumer group's receives were lost.
 
     Causes are a disturbance, an error and the end of the clients.
     """
     last_us = max((fact["at"] for fact in facts if fact["fact"] == "received"), default=0)
     return [
-        Failed(fact["begun"] // US_PER_MS, -(-fact["ended"] // US_PER_MS))
+        LostAnswerSpan(fact["begun"] // US_PER_MS, -(-fact["ended"] // US_PER_MS))
         for fact in facts
         if fact["fact"] == DISTURBED
         or (fact["fact"] == "failed" and (fact["during"], fact["role"]) == ("receive", role))
-    ] + [Failed(last_us // US_PER_MS + 1, FOREVER_MS)]
+    ] + [LostAnswerSpan(last_us // US_PER_MS + 1, FOREVER_MS)]
 
 
 if __name__ == "__main__":

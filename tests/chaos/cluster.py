@@ -12,7 +12,7 @@ import re
 import select
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ COMPONENTS = ("broker", "proxy", "admin", "controller")
 NOT_HERE = 3  # The hook program's status for an unsupported fault.
 
 
-class NotHere(Exception):
+class FaultUnavailable(Exception):
     """A fault cannot run on this cluster. Its row has the reason."""
 
 
@@ -64,7 +64,7 @@ class Cluster:
 
     def kubectl(self, *arguments: str, given: str = "", within_s: float = COMMAND_S) -> str:
         """Return the output of kubectl; raise AssertionError with its error text."""
-        return told_by(["kubectl", "-n", self.namespace, *arguments], given, within_s)
+        return output_of(["kubectl", "-n", self.namespace, *arguments], given, within_s)
 
     def objects(self, *arguments: str) -> list[dict[str, Any]]:
         """Return the items of a list."""
@@ -92,21 +92,27 @@ class Cluster:
 
     def create(self) -> None:
         """Create the namespace, which must not exist."""
-        there = told_by(["kubectl", "get", "namespace", self.namespace, "--ignore-not-found"])
+        there = output_of(["kubectl", "get", "namespace", self.namespace, "--ignore-not-found"])
         if there:
             raise SystemExit(f"namespace {self.namespace} is there already: name another one")
-        told_by(["kubectl", "create", "namespace", self.namespace])
+        output_of(["kubectl", "create", "namespace", self.namespace])
 
     def remove(self) -> None:
         """Delete the namespace with all its objects."""
-        told_by(["kubectl", "delete", "namespace", self.namespace], within_s=SETTLED_S)
+        output_of(["kubectl", "delete", "namespace", self.namespace], within_s=SETTLED_S)
 
-    def helm(self, verb: str, *more_files: str, **values: object) -> None:
+    def helm(
+        self,
+        verb: str,
+        *more_files: str,
+        values: Mapping[str, str] | None = None,
+        wait_s: int = INSTALL_S,
+    ) -> None:
         """Install or upgrade the release with additional values."""
         repository, _, tag = self.image.rpartition(":")
-        sets = {"image.repository": repository, "image.tag": tag, **values}
+        sets = {"image.repository": repository, "image.tag": tag, **(values or {})}
         files = [str(VALUES), self.layout_values, self.more_values, *more_files]
-        told_by(
+        output_of(
             [
                 "helm",
                 "-n",
@@ -118,6 +124,21 @@ class Cluster:
                 *(f"--set-string={name}={value}" for name, value in sets.items()),
                 # Values of an earlier upgrade remain: removing them would also replace its pods.
                 *(["--reuse-values"] if verb == "upgrade" else []),
+                "--wait",
+                f"--timeout={wait_s}s",
+            ],
+            within_s=2 * INSTALL_S,
+        )
+
+    def roll_back(self) -> None:
+        """Roll the release back to the revision before."""
+        output_of(
+            [
+                "helm",
+                "-n",
+                self.namespace,
+                "rollback",
+                RELEASE,
                 "--wait",
                 f"--timeout={INSTALL_S}s",
             ],
@@ -174,30 +195,10 @@ class Cluster:
         names = [pod.name for pod in pods]
         self.kubectl("delete", "pod", *names, "--grace-period=0", "--force", "--wait=false")
 
-    def evict(self, pod: Pod, within_s: float) -> None:
-        """Delete a pod like a drain of its node, once disruption budgets allow it."""
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": self.namespace},
-        }
-        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod.name}/eviction"
-
-        def is_allowed() -> bool:
-            try:
-                self.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(eviction))
-            except AssertionError as refused:
-                if "disruption budget" in str(refused):
-                    return False
-                raise
-            return True
-
-        eventually(is_allowed, within_ms=int(within_s * 1000), every_s=LOOK_EVERY_S)
-
     def hook(self, *arguments: str) -> None:
         """Run a fault below Kubernetes."""
         if not self.hook_program:
-            raise NotHere("CLUSTER_FAULTS names no program")
+            raise FaultUnavailable("CLUSTER_FAULTS names no program")
         done = subprocess.run(
             [self.hook_program, *arguments],
             capture_output=True,
@@ -206,12 +207,15 @@ class Cluster:
             check=False,
         )
         if done.returncode == NOT_HERE:
-            raise NotHere(done.stderr.strip() or "CLUSTER_FAULTS cannot do it")
+            raise FaultUnavailable(done.stderr.strip() or "CLUSTER_FAULTS cannot do it")
         assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
 
     def signal(self, signal: str, pod: Pod) -> None:
         """Signal the first process of a container from outside."""
         self.hook("signal", signal, self.namespace, pod.name, pod.container)
+
+
+Act = Callable[[Cluster], None]  # a change or a fault; returns once the release is complete again
 
 
 def pod_of(item: dict[str, Any]) -> Pod:
@@ -229,7 +233,7 @@ def pod_of(item: dict[str, Any]) -> Pod:
     )
 
 
-def told_by(command: Sequence[str], given: str = "", within_s: float = COMMAND_S) -> str:
+def output_of(command: Sequence[str], given: str = "", within_s: float = COMMAND_S) -> str:
     """Return the standard output of a program; raise AssertionError if it fails."""
     try:
         done = subprocess.run(

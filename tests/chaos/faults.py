@@ -8,13 +8,22 @@ gets an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from tests.chaos.cluster import LOOK_EVERY_S, Cluster, NotHere, Pod, hold
+from tests.chaos.cluster import LOOK_EVERY_S, Act, Cluster, FaultUnavailable, Pod, hold
 from tests.chaos.load import POD as LOAD_POD
+from tests.chaos.upgrades import (
+    master_of,
+    mended_by_rollback,
+    release_unchanged,
+    replicas_added,
+    replicas_scaled,
+    replicas_upgraded,
+    rolled,
+    volumes_expanded,
+    volumes_replaced,
+)
 from tests.support.eventually import eventually
 
 FROZEN_S = 10.0  # Longer than the clients' timeout, shorter than a liveness probe.
@@ -22,7 +31,7 @@ AWAY_S = 20.0  # Outage of the API server and of DNS: several leases and lookups
 CUT_S = 70.0  # A node is NotReady after 40 to 50 s. Its pods are not evicted yet.
 FULL_S = 20.0  # Duration of a full volume: some timers, retries and checkpoints.
 FREED_S = 120.0  # To delete the file that fills the volume.
-EVICTED_S = 120.0  # For the disruption budget: another pod must be ready first.
+DRAINED_S = 180  # For `kubectl drain`: the disruption budget waits until other pods are ready.
 RESTARTED_S = 60.0  # For the first process of a container to restart its child.
 POLICY_S = 20.0  # For the network to enforce a NetworkPolicy.
 # More than the volume of values-small-volume.yaml holds. Only this volume is filled: volumes of
@@ -30,7 +39,6 @@ POLICY_S = 20.0  # For the network to enforce a NetworkPolicy.
 FILLER_BYTES = 1 << 30
 FILLER = "/data/store/filler"
 RESERVE_LEFT_BYTES = 60 << 20  # Of 64 MiB in values-small-volume.yaml: sends fail.
-IN_SYNC_S = 120.0  # For a replica to start and to catch up.
 PROXIES = 5  # One proxy of two per run: clients may use the other one.
 DELETIONS = 20  # Deletions of a pod with a promised P99.
 SCALES = (6, 2)
@@ -41,12 +49,6 @@ READS = frozenset({"receive", "ack"})
 SENDS = frozenset({"normal", "delayed", "ordered"})
 # If no broker can store messages for longer than a client retries.
 ALL = SENDS | READS
-
-# The record of the broker group of values-replicas.yaml.
-GROUP = ("get", "brokergroup", "tidemill-broker-0", "-o")
-FIVE_REPLICAS = Path(__file__).with_name("values-five-replicas.yaml")
-
-Act = Callable[[Cluster], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,44 +80,6 @@ def pods_deleted(component: str, count: int = 1) -> Act:
         cluster.settle(*pods)
 
     return act
-
-
-def master_of(cluster: Cluster) -> Pod:
-    """Return the pod of the recorded master, once all replicas are in sync."""
-    replicas_known(cluster, "0 1 2")
-    master = cluster.kubectl(*GROUP, "jsonpath={.status.master}").strip()
-    [found] = [pod for pod in cluster.pods("broker") if pod.name == f"tidemill-{master}"]
-    return found
-
-
-def replicas_known(cluster: Cluster, numbers: str) -> None:
-    """Wait until exactly these replicas are registered and all of them are in sync."""
-    query = "jsonpath={.status.record.replicas[*].replica}|{.status.record.sss[*].replica}"
-
-    def look() -> bool:
-        registered, _, in_sync = cluster.kubectl(*GROUP, query).partition("|")
-        return registered == numbers == " ".join(sorted(in_sync.split()))
-
-    eventually(look, within_ms=int(IN_SYNC_S * 1000), every_s=LOOK_EVERY_S)
-
-
-def replicas_upgraded(cluster: Cluster) -> None:
-    """Upgrade the release in a way that replaces every replica, by the controllers."""
-    master_of(cluster)
-    rolled("broker")(cluster)
-    master_of(cluster)
-
-
-def replicas_scaled(cluster: Cluster) -> None:
-    """Scale to five replicas, make the last one master, and scale to three again."""
-    master_of(cluster)
-    cluster.helm("upgrade", str(FIVE_REPLICAS))
-    replicas_known(cluster, "0 1 2 3 4")
-    transfer = ("tidemill", "cluster", "transfer", "broker-0", "--to=4")
-    cluster.kubectl("exec", "deployment/tidemill-admin", "--", *transfer)
-    cluster.helm("upgrade")
-    master_of(cluster)
-    cluster.settle()
 
 
 def master_deleted(cluster: Cluster) -> None:
@@ -212,19 +176,6 @@ def proxies_scaled(cluster: Cluster) -> None:
         cluster.settle()
 
 
-def rolled(*components: str) -> Act:
-    """Upgrade the release in a way that replaces every pod of these components."""
-
-    def act(cluster: Cluster) -> None:
-        former = [pod for component in components for pod in cluster.pods(component)]
-        # Compare ids: a broker's pod keeps its name, and unchanged pods are not replaced.
-        marks = {f"{component}.podAnnotations.rolled": former[0].uid for component in components}
-        cluster.helm("upgrade", **marks)
-        cluster.settle(*former)
-
-    return act
-
-
 # ---------------------------------------------------------------------- nodes
 
 
@@ -233,7 +184,7 @@ def node_of_broker(cluster: Cluster) -> str:
     [broker, *_] = cluster.pods("broker")
     load = cluster.kubectl("get", "pod", LOAD_POD, "-o", "jsonpath={.spec.nodeName}")
     if load == broker.node:
-        raise NotHere("clients and broker are on one node")
+        raise FaultUnavailable("clients and broker are on one node")
     return broker.node
 
 
@@ -243,14 +194,20 @@ def on_node(cluster: Cluster, node: str) -> list[Pod]:
 
 
 def node_drained(cluster: Cluster) -> None:
-    """Evict the release from a node, as before maintenance, and then allow pods there again."""
+    """Drain the release from a node, as before maintenance, and then allow pods there again."""
     node = node_of_broker(cluster)
     former = on_node(cluster, node)
+    # A selector of `kubectl drain` also matches pods of other namespaces.
+    mark = f"drained-for={cluster.namespace}"
+    cluster.kubectl("label", "pods", *(pod.name for pod in former), mark)
     try:
-        # Not `kubectl drain`: its selector would also match releases of other namespaces.
-        cluster.kubectl("cordon", node)
-        for pod in former:
-            cluster.evict(pod, within_s=EVICTED_S)
+        cluster.kubectl(
+            "drain",
+            node,
+            f"--pod-selector={mark}",
+            f"--timeout={DRAINED_S}s",
+            within_s=2 * DRAINED_S,
+        )
     finally:
         cluster.kubectl("uncordon", node)
     cluster.settle(*former)
@@ -326,7 +283,9 @@ def wait_for_no_answer(cluster: Cluster) -> None:
     try:
         eventually(is_none, within_ms=int(POLICY_S * 1000), every_s=LOOK_EVERY_S)
     except AssertionError:
-        raise NotHere("no NetworkPolicy is enforced here: DNS answers all the same") from None
+        raise FaultUnavailable(
+            "no NetworkPolicy is enforced here: DNS answers all the same"
+        ) from None
 
 
 # ---------------------------------------------------------------------- volumes
@@ -345,9 +304,9 @@ def volume_filled(left_bytes: int) -> Act:
         [broker] = cluster.pods("broker")
         inside = ("exec", broker.name, "--", "sh", "-c")
         try:
-            told = cluster.kubectl(*inside, fill)
-            free_bytes = int(told.splitlines()[-1].split()[3]) << 10
-            assert free_bytes <= left_bytes, f"the volume is not full: {told}"
+            output = cluster.kubectl(*inside, fill)
+            free_bytes = int(output.splitlines()[-1].split()[3]) << 10
+            assert free_bytes <= left_bytes, f"the volume is not full: {output}"
             hold(FULL_S)
         finally:
             # If the broker has crashed, its container is restarting.
@@ -464,6 +423,18 @@ FAULTS = (
         promised_s=6.0,
     ),
     Fault(
+        name="release-unchanged",
+        what="an upgrade without a change",
+        act=release_unchanged,
+        promised_s=2.0,
+    ),
+    Fault(
+        name="volumes-expanded",
+        what="the broker's volume enlarged where the storage class can expand",
+        act=volumes_expanded,
+        promised_s=2.0,
+    ),
+    Fault(
         name="node-cut",
         what=f"the broker's node without network for {CUT_S:.0f} s",
         act=node_cut,
@@ -483,6 +454,7 @@ FAULTS = (
         what="the broker's node drained",
         act=node_drained,
         fails=ALL,
+        promised_s=8.0,
         needs="second node",
     ),
     Fault(
@@ -544,6 +516,44 @@ FAULTS = (
         name="replicas-scaled",
         what="three replicas made five, the last of them master, and three again",
         act=replicas_scaled,
+        promised_s=2.0,
+        values="values-replicas.yaml",
+    ),
+    Fault(
+        name="replicas-added",
+        what="one replica made three with a log of 5 GiB, one of them ended in the middle of its"
+        " copy, and a rollback to one, which is rejected",
+        act=replicas_added,
+        promised_s=3.0,
+        values="values-one-replica.yaml",
+    ),
+    Fault(
+        name="image-mended",
+        what="three replicas upgraded to an image that does not exist, and rolled back",
+        act=mended_by_rollback({"image.tag": "missing"}),
+        promised_s=2.0,
+        values="values-replicas.yaml",
+    ),
+    Fault(
+        name="setting-mended",
+        what="three replicas upgraded to a memory limit that ends each broker, and rolled back",
+        act=mended_by_rollback(
+            {"broker.resources.limits.memory": "40Mi", "broker.resources.requests.memory": "40Mi"}
+        ),
+        promised_s=2.0,
+        values="values-replicas.yaml",
+    ),
+    Fault(
+        name="volumes-replaced",
+        what="the volumes of three replicas enlarged where the storage class cannot expand",
+        act=volumes_replaced,
+        promised_s=2.0,
+        values="values-replicas.yaml",
+    ),
+    Fault(
+        name="replica-volumes-expanded",
+        what="the volumes of three replicas enlarged where the storage class can expand",
+        act=volumes_expanded,
         promised_s=2.0,
         values="values-replicas.yaml",
     ),

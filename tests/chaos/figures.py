@@ -66,7 +66,7 @@ def figures(
     ]
     before = {json.dumps(fact) for fact in early_errors}
     judged = judge(facts, disturbances)
-    unpromised = [told for told in judged.broken.pop("errors", []) if told not in before]
+    unpromised = [error for error in judged.broken.pop("errors", []) if error not in before]
     if unpromised:
         judged.broken["errors"] = unpromised
     if loses and (lost := lost_keys(judged.broken["lost"])):

@@ -51,11 +51,13 @@ The columns:
   99th percentile, which is the worst of twenty.
 - *Until whole*: seconds until every pod is ready again. They depend on the platform and on the
   start of a process.
-- *Kept*: no message lost, duplicated, early or out of order, and no error that the fault does not
-  permit. The number of consecutive kept runs follows if it is above one.
+- *Kept*: no message lost, duplicated, early or out of order, no error that the fault does not
+  permit, and no longer without a send than promised. The number of consecutive kept runs follows if
+  it is above one.
 - *Audited*: the audit of the data pipeline read the log after the fault and found the same missing,
   early and duplicated messages as the clients' history. The number in brackets counts deliveries
   that no client reported because their answer was lost.
+- *Load*: the load average of the machine during the run.
 """
 COLUMNS = (
     "fault",
@@ -70,6 +72,8 @@ COLUMNS = (
     "without a receive",
     "until whole",
     "audited",
+    "load",
+    "date",
     "commit",
 )
 
@@ -77,10 +81,16 @@ COLUMNS = (
 def row_of(fault: Fault, found: Figures, about: Mapping[str, Any]) -> Row:
     """Return the row of a fault that ran."""
     is_kept = found.is_clean_but_for_losses if fault.loses else found.is_clean
+    is_kept = is_kept and not is_late(fault, found.without_send_s)
     opinion = about.get("audit", {})
     is_kept = is_kept and not opinion.get("differences")
     result = "not judged" if is_kept and "failed" in opinion else "kept" if is_kept else "broken"
     return {"result": result, **dataclasses.asdict(found), **about}
+
+
+def is_late(fault: Fault, without_send_s: Sequence[float]) -> bool:
+    """Return whether a promised time without a send was exceeded."""
+    return bool(fault.promised_s) and percentile(without_send_s, P99) > (fault.promised_s or 0)
 
 
 def row_not_run(reason: str, about: Mapping[str, Any]) -> Row:
@@ -176,8 +186,8 @@ def cells(fault: Fault, row: Row) -> list[str]:
         result = (
             f"not run: {row['reason']}" if row["result"] == "not run" else f"**{row['result']}**"
         )
-        empty = [""] * (len(COLUMNS) - 4)
-        return [fault.what, "", result, *empty, row.get("commit", "")]
+        empty = [""] * (len(COLUMNS) - 5)
+        return [fault.what, "", result, *empty, row.get("date", ""), row.get("commit", "")]
     runs = f", {row['in_a_row']} in a row" if row.get("in_a_row", 0) > 1 else ""
     promised = f" of {fault.promised_s:g} promised" if fault.promised_s else ""
     return [
@@ -193,6 +203,8 @@ def cells(fault: Fault, row: Row) -> list[str]:
         f"{percentile(row['without_receive_s'], P99):g}",
         f"{percentile(row['whole_s'], P99):g}",
         audited(row),
+        f"{row['load_average']:g}" if "load_average" in row else "",
+        row.get("date", ""),
         row.get("commit", ""),
     ]
 
@@ -201,13 +213,13 @@ def audited(row: Row) -> str:
     """Return the result of the audit, "" without an audit."""
     if "audit" not in row:
         return ""
-    told = row["audit"]
-    if "failed" in told:
+    audit = row["audit"]
+    if "failed" in audit:
         return "**could not judge**"
     return (
-        f"**differs** ({told['answers_lost']})"
-        if told["differences"]
-        else f"the same ({told['answers_lost']})"
+        f"**differs** ({audit['answers_lost']})"
+        if audit["differences"]
+        else f"the same ({audit['answers_lost']})"
     )
 
 
@@ -219,15 +231,15 @@ def notes_of(fault: Fault, row: Row) -> list[str]:
     if "reason" in row:
         return notes
     worst_s = percentile(row["without_send_s"], P99)
-    if fault.promised_s and worst_s > fault.promised_s:
+    if is_late(fault, row["without_send_s"]):
         notes.append(
             f"{worst_s:g} s without a send are more than the {fault.promised_s:g} s promised."
         )
     if row["unpromised_errors"]:
-        told = json.loads(row["findings"]["errors"][0])["error"]
+        error = json.loads(row["findings"]["errors"][0])["error"]
         notes.append(
             f"{row['unpromised_errors']} errors at applications, where none is permitted, such as"
-            f" `{shortened(told)}`"
+            f" `{shortened(error)}`"
         )
     if row["errors_before"]:
         notes.append(f"{row['errors_before']} errors while the clients started, not counted above.")

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.chaos.cluster import LOOK_EVERY_S, RELEASE, Cluster
 from tests.support.clients.client_process import Fact
-from tests.support.clients.looping_clients import ROLES, TOPICS, US_PER_S, Told, unsettled
+from tests.support.clients.looping_clients import ROLES, TOPICS, US_PER_S, LoopReport, unsettled
 from tests.support.eventually import eventually
 
 POD = "load"
@@ -54,24 +54,24 @@ class Load:
         self._read_bytes = 0
         self._rest = ""
         self._last_received_at = 0  # Also of another load's messages, which may delay this load.
-        self.told = Told()
+        self.report = LoopReport()
 
     def start(self) -> None:
         """Start the clients and return once each has each role."""
         manifest = json.dumps(pod_manifest(self._name, self._clients))
         self._cluster.kubectl("apply", "-f", "-", given=manifest)
-        self._eventually(lambda: self.told.said["ready"] == len(self._languages), READY_S)
+        self._eventually(lambda: self.report.line_counts["ready"] == len(self._languages), READY_S)
         self.progress()
 
     def progress(self) -> None:
         """Wait until more messages of each topic are stored and each role has received more."""
         self.read()
-        stored = {topic: len(keys) + PROGRESS for topic, keys in self.told.stored.items()}
-        received = {role: self.told.received[role] + PROGRESS for role in ROLES}
+        stored = {topic: len(keys) + PROGRESS for topic, keys in self.report.stored.items()}
+        received = {role: self.report.received[role] + PROGRESS for role in ROLES}
         self._eventually(
             lambda: (
-                all(len(self.told.stored[topic]) >= stored[topic] for topic in TOPICS)
-                and all(self.told.received[role] >= received[role] for role in ROLES)
+                all(len(self.report.stored[topic]) >= stored[topic] for topic in TOPICS)
+                and all(self.report.received[role] >= received[role] for role in ROLES)
             ),
             PROGRESS_S,
         )
@@ -80,8 +80,12 @@ class Load:
         """Stop the sends and wait for all acks. Messages without an ack are then lost."""
         for language in self._languages:
             self._inside(f"echo stop >/tmp/stop/{language}")
-        self._eventually(lambda: self.told.said["stopped"] == len(self._languages), READY_S)
-        self._eventually(lambda: not unsettled([self.told]) or self._quiet_s() > DRAIN_S, DRAINED_S)
+        self._eventually(
+            lambda: self.report.line_counts["stopped"] == len(self._languages), READY_S
+        )
+        self._eventually(
+            lambda: not unsettled([self.report]) or self._quiet_s() > DRAIN_S, DRAINED_S
+        )
         self._eventually(lambda: self._quiet_s() > QUIET_S, DRAINED_S)
 
     def now_us(self) -> int:
@@ -90,9 +94,9 @@ class Load:
 
     def read(self) -> None:
         """Fetch the reports since the last fetch."""
-        told = self._inside(f"tail -c +{self._read_bytes + 1} /tmp/facts")
-        self._read_bytes += len(told.encode())
-        *lines, self._rest = (self._rest + told).split("\n")
+        text = self._inside(f"tail -c +{self._read_bytes + 1} /tmp/facts")
+        self._read_bytes += len(text.encode())
+        *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if not line.startswith("{"):
                 continue
@@ -100,7 +104,7 @@ class Load:
             if told_fact["fact"] == "received":
                 self._last_received_at = max(self._last_received_at, told_fact["at"])
             if fact := own(told_fact, self._name):
-                self.told.note(fact)
+                self.report.note(fact)
 
     def _quiet_s(self) -> float:
         return (self.now_us() - self._last_received_at) / US_PER_S
@@ -116,7 +120,7 @@ class Load:
         try:
             eventually(checked, within_ms=int(within_s * 1000), every_s=LOOK_EVERY_S)
         except AssertionError as late:
-            raise AssertionError(f"{late}: {self.told}") from None
+            raise AssertionError(f"{late}: {self.report}") from None
 
 
 @contextmanager

@@ -17,16 +17,17 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import audit, ledger
-from tests.chaos.cluster import VALUES, Cluster, NotHere
+from tests.chaos.cluster import VALUES, Cluster, FaultUnavailable
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.figures import DISTURBED, figures
 from tests.chaos.load import ENDPOINT, LANGUAGES, Clients, load
 from tests.support.clients.client_process import Fact
-from tests.support.clients.looping_clients import Disturbance
+from tests.support.clients.looping_clients import ROLES, Disturbance
 
 FACTS = ledger.ROOT / "build" / "chaos"
 
@@ -129,6 +130,7 @@ def about_of(cluster: Cluster, clients: Clients) -> dict[str, Any]:
     nodes = cluster.objects("nodes")
     return {
         "commit": commit[:10],
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "kubernetes": nodes[0]["status"]["nodeInfo"]["kubeletVersion"],
         "nodes": len(nodes),
         "clients": list(clients.languages),
@@ -156,15 +158,17 @@ def tried(
             begun, begun_s = loaded.now_us(), time.monotonic()
             try:
                 fault.act(cluster)
-            except NotHere as why:
+            except FaultUnavailable as why:
                 return ledger.row_not_run(str(why), about)
             whole_s.append(round(time.monotonic() - begun_s, 1))
             loaded.progress()
             disturbances.append(Disturbance(fault.name, begun, loaded.now_us(), fault.fails))
-            say(f"    {number} of {times}: {loaded.told}")
+            say(f"    {number} of {times}: {loaded.report}")
         loaded.end()
-        kept = keep_facts(fault, loaded.told.facts, disturbances, cluster.events())
-        found = figures(loaded.told.facts, disturbances, loses=bool(fault.loses))
+        kept = keep_facts(fault, loaded.report.facts, disturbances, cluster.events())
+        found = figures(loaded.report.facts, disturbances, loses=bool(fault.loses))
+        if found.lost:
+            kept.with_suffix(".deliveries").write_text(deliveries_of(cluster))
         # The first shows the platform's share of a gap, the last the load of this machine.
         measured: dict[str, Any] = {
             "whole_s": whole_s,
@@ -190,6 +194,21 @@ def keep_facts(
     kept.write_text(lines)
     kept.with_suffix(".events").write_text(events)
     return kept
+
+
+def deliveries_of(cluster: Cluster) -> str:
+    """Return the backlog of each group and the messages in flight of each client, as JSON lines.
+
+    They show whether a message that no client reported is in the log, or with a client that hangs.
+    """
+
+    def shown(*command: str) -> str:
+        inside = ("exec", "deployment/tidemill-admin", "--", "tidemill")
+        return cluster.kubectl(*inside, *command, "--output=json")
+
+    groups = [shown("group", "progress", role) for role in ROLES]
+    clients = json.loads(shown("client", "ls"))["clients"]
+    return "\n".join([*groups, *(shown("client", "show", one["clientId"]) for one in clients)])
 
 
 def missing(cluster: Cluster, fault: Fault, nodes: int) -> str:

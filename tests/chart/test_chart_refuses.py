@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from tests.support.chart import CHART, need_helm, refusal
+from tests.support.chart import CHART, find, need_helm, objects, refusal
 from tidemill.broker.engine.layout import record
 
 
@@ -59,6 +60,7 @@ def _helm() -> None:
         (["admin.ingress.enabled=true"], "needs admin.ingress.hosts"),
         (["topics[0].name=t", "topics[0].messageType=FAST"], "at '/topics/0/messageType'"),
         (["fullnameOverride=7mq"], "7mq is not a valid name of a Service"),
+        (["nameOverride=a-name-of-twenty-five-char"], "which has 35 characters; 31 are permitted"),
         (
             [
                 "proxy.autoscaling.enabled=true",
@@ -114,7 +116,40 @@ def test_it_is_refused_with_a_reason(values: list[str], reason: str) -> None:
     assert reason in refusal(*values)
 
 
-def test_the_chart_says_what_format_its_brokers_write() -> None:
+@pytest.mark.parametrize(
+    ("value", "place", "permitted"),
+    [
+        ("proxy.replica=2", "/proxy", "'replicas'"),
+        ("broker.config.retention=5", "/broker/config", "'retention_ms'"),
+        ("broker.persistence.storageclass=ssd", "/broker/persistence", "'storageClass'"),
+        ("proxxy.replicas=2", "", "'proxy'"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_permitted_ones(
+    value: str, place: str, permitted: str
+) -> None:
+    found = refusal(value)
+    assert f"at '{place}': additional properties" in found
+    [line] = [line for line in found.splitlines() if "value must be one of" in line]
+    assert permitted in line
+
+
+@pytest.mark.parametrize(
+    ("quantity", "half"), [("1e9", 500_000_000), ("0.5Gi", 1 << 28), ("400000000000m", 200_000_000)]
+)
+def test_every_form_of_a_quantity_is_accepted(quantity: str, half: int) -> None:
+    found = objects("--set-string", f"proxy.resources.limits.memory={quantity}")
+    settings = find(found, "ConfigMap", "tidemill-proxy")["data"]["tidemill.yaml"]
+    assert yaml.safe_load(settings)["memory_bytes_max"] == half
+
+
+@pytest.mark.parametrize("component", ["broker", "proxy", "admin", "controller", "jobs"])
+def test_a_component_may_have_no_resources(component: str) -> None:
+    found = objects("--set", f"{component}.resources=null", "-f", CHART / "values-ha.yaml")
+    assert find(found, "Deployment", "tidemill-proxy")
+
+
+def test_the_chart_declares_the_store_format_of_its_brokers() -> None:
     """Whoever adds a kind of record raises it: releases with such stores do not go back."""
     written = record.VERSION * 1000 + max(record.KINDS)
     chart = (CHART / "Chart.yaml").read_text("utf-8")

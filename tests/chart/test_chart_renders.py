@@ -52,12 +52,12 @@ def found(request: pytest.FixtureRequest) -> list[Object]:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_is_what_it_was(name: str) -> None:
+def test_a_profile_renders_as_its_golden_file(name: str) -> None:
     golden = GOLDEN / f"{name}.yaml"
     assert profile(name) == golden.read_text("utf-8"), "look at the difference: make charts"
 
 
-def test_every_object_is_one_that_the_api_takes(found: list[Object]) -> None:
+def test_every_object_matches_the_api_types(found: list[Object]) -> None:
     ours = KubernetesTypes.of_definition(CHART / "crds" / "brokergroups.yaml")
     known = KubernetesTypes(), KubernetesTypes(FOREIGN_FILE), ours
     wrong = []
@@ -98,7 +98,7 @@ def test_selectors_meet_the_labels_of_their_pods(found: list[Object]) -> None:
             assert any(wanted.items() <= labels.items() for labels in templates), one["metadata"]
 
 
-def test_no_pod_may_do_what_it_need_not(found: list[Object]) -> None:
+def test_pods_run_with_the_least_privileges(found: list[Object]) -> None:
     for one in [each for each in found if each["kind"] in WORKLOADS]:
         pod = pod_of(one)
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -118,7 +118,7 @@ def test_no_pod_may_do_what_it_need_not(found: list[Object]) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-def test_only_what_is_named_is_read_and_written(found: list[Object]) -> None:
+def test_roles_grant_access_to_named_objects_only(found: list[Object]) -> None:
     for role in [one for one in found if one["kind"] == "Role"]:
         for rule in role["rules"]:
             if (rule["resources"], rule["verbs"]) not in UNNAMED:
@@ -196,7 +196,7 @@ def test_the_default_release_asks_for_little() -> None:
     assert sum(int(each["cpu"].removesuffix("m")) for each in asked) <= 500
 
 
-def test_a_broker_group_has_what_it_says_itself_and_else_what_all_have() -> None:
+def test_settings_of_a_broker_group_override_the_common_ones() -> None:
     found = objects("-f", PROFILES["everything"][0])
     fast, plain = (
         find(found, "StatefulSet", "mill-fast"),
@@ -243,7 +243,7 @@ def test_another_broker_group_restarts_no_process() -> None:
 THREE = ("--set", "brokerGroups[0].name=broker-0,brokerGroups[0].replicas=3")
 
 
-def test_replicas_know_who_they_are_and_where_all_controllers_are() -> None:
+def test_replicas_get_their_id_and_all_controller_addresses() -> None:
     found = objects(*THREE, "--set", "controller.replicas=3")
     controllers = [f"tidemill-controller-{number}:10912" for number in range(3)]
     for kind, name in (
@@ -264,7 +264,7 @@ def test_replicas_know_who_they_are_and_where_all_controllers_are() -> None:
     assert list(variables).index("POD_NAME") < list(variables).index("TIDEMILL_REPLICA_ADDRESS")
 
 
-def test_only_controllers_say_how_many_replicas_there_are() -> None:
+def test_only_controllers_set_the_replica_count() -> None:
     """With a number in the StatefulSet, an upgrade would overwrite the controllers' number."""
     found = objects(*THREE)
     spec = find(found, "StatefulSet", "tidemill-broker-0")["spec"]
@@ -290,7 +290,7 @@ def test_one_replica_in_each_group_needs_no_controller() -> None:
     assert not [one for one in objects() if one["kind"] == "BrokerGroup"]
 
 
-def test_replicas_of_one_group_are_kept_apart_and_not_those_of_two() -> None:
+def test_anti_affinity_separates_replicas_of_one_broker_group_only() -> None:
     rule = "requiredDuringSchedulingIgnoredDuringExecution"
     for number in range(3):
         name = f"tidemill-broker-{number}"
@@ -356,7 +356,7 @@ def test_values_of_an_older_chart_are_enough(top: str) -> None:
         assert rendered("--set", sets) == expected, missing
 
 
-def test_what_kubernetes_describes_may_be_taken_out() -> None:
+def test_a_null_value_removes_a_kubernetes_default() -> None:
     """A `null` removes a default, for example the user id on OpenShift."""
     sets = "proxy.livenessProbe=null,proxy.podSecurityContext.fsGroup=null,admin.resources=null"
     found = objects("--set", sets)
@@ -386,12 +386,12 @@ def test_every_value_is_in_the_schema_and_every_profile_lints() -> None:
 def test_no_name_is_longer_than_kubernetes_takes() -> None:
     """Kubernetes adds a hash to a StatefulSet's name in pod labels, and to a CronJob's in jobs."""
     longest = ("--set", "brokerGroups[0].name=g1234567890123456789")
-    for one in objects(*longest, release="r" * 53):
+    for one in objects(*longest, release="tidemill-" + "r" * 22):
         limit = {"StatefulSet": 52, "CronJob": 52}.get(one["kind"], 63)
         assert len(one["metadata"]["name"]) <= limit, one["metadata"]["name"]
 
 
-def test_every_value_says_what_it_is() -> None:
+def test_every_chart_value_has_a_description() -> None:
     """A line `# --` stands above each value, except Kubernetes' own fields and headings."""
     theirs = {
         "requests",
@@ -454,7 +454,7 @@ def test_closed_egress_leaves_dns_open_wherever_it_is() -> None:
         ("broker.persistence.whenDeleted=Retain", "claims of the brokers stay"),
     ],
 )
-def test_what_uninstalling_does_is_told(value: str, expected: str) -> None:
+def test_notes_state_whether_uninstalling_keeps_claims(value: str, expected: str) -> None:
     kept = find(objects("--set", value), "ConfigMap", "tidemill-claims-stay")
     assert expected in kept["data"]["claims"]
 
@@ -488,7 +488,7 @@ def test_the_test_shows_a_certificate_where_clients_must() -> None:
     assert "somebody" in str(pod["volumes"])
 
 
-def test_what_jobs_are_told_all_of_them_have() -> None:
+def test_job_annotations_apply_to_every_job() -> None:
     """A queue, a quota or a mesh applies to every pod."""
     sets = "jobs.annotations.x=why,jobs.podLabels.l=m,jobs.podAnnotations.p=q"
     found = objects("-f", CHART / "values-ha.yaml", "--set", sets)
@@ -499,3 +499,105 @@ def test_what_jobs_are_told_all_of_them_have() -> None:
     assert cron["metadata"]["annotations"] == {"x": "why"}
     pod = find(found, "Pod", "tidemill-test")["metadata"]
     assert (pod["labels"]["l"], pod["annotations"]["p"]) == ("m", "q")
+
+
+def test_only_pods_that_own_data_have_local_volumes() -> None:
+    """`kubectl drain` and the cluster autoscaler refuse to evict a pod with an emptyDir."""
+    for one in objects("-f", CHART / "values-ha.yaml"):
+        if one["kind"] == "Deployment":
+            volumes = pod_of(one).get("volumes", [])
+            assert not [volume for volume in volumes if "emptyDir" in volume], one["metadata"]
+
+
+def test_priority_classes_of_two_namespaces_have_two_names() -> None:
+    found = objects("--set", "priorityClass.create=true")
+    [priority] = [one for one in found if one["kind"] == "PriorityClass"]
+    assert priority["metadata"]["name"] == f"{NAMESPACE}-tidemill"
+    assert pod_of(find(found, "Deployment", "tidemill-proxy"))["priorityClassName"] == (
+        f"{NAMESPACE}-tidemill"
+    )
+
+
+def matches(selector: Object, labels: dict[str, str]) -> bool:
+    """Return whether the selector of a NetworkPolicy selects a pod with these labels."""
+    wanted = selector.get("matchLabels", {}).items()
+    return all(labels.get(key) == value for key, value in wanted) and all(
+        labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", [])
+    )
+
+
+@pytest.mark.parametrize("direction", ["Ingress", "Egress"])
+def test_a_network_policy_covers_each_pod_of_the_release(direction: str) -> None:
+    """A namespace that denies by default has no connections without one."""
+    found = objects(
+        *("-f", CHART / "values-ha.yaml", "--set", "networkPolicy.egress.enabled=true"),
+        *("--set-json", 'topics=[{"name":"orders"}]'),
+    )
+    policies = [one["spec"] for one in found if one["kind"] == "NetworkPolicy"]
+    selectors = [one["podSelector"] for one in policies if direction in one["policyTypes"]]
+    pods = [one["metadata"] for one in found if one["kind"] == "Pod"]
+    for one in found:
+        if one["kind"] in WORKLOADS and one["kind"] != "Pod":
+            spec = one["spec"]
+            template = spec["jobTemplate"]["spec"] if one["kind"] == "CronJob" else spec
+            pods.append(template["template"]["metadata"])
+    assert len(pods) > 8
+    for pod in pods:
+        assert any(matches(one, pod["labels"]) for one in selectors), pod
+
+
+def test_the_policy_of_the_jobs_exists_before_the_first_job() -> None:
+    found = objects("--set", "networkPolicy.egress.enabled=true")
+    policy = find(found, "NetworkPolicy", "tidemill-jobs-setup")["metadata"]["annotations"]
+    job = find(found, "Job", "tidemill-certificates-setup")["metadata"]["annotations"]
+    assert "pre-install" in policy["helm.sh/hook"]
+    assert int(policy["helm.sh/hook-weight"]) < int(job["helm.sh/hook-weight"])
+
+
+def test_the_rest_api_requires_a_token_by_default() -> None:
+    for file in ("values.yaml", "values-ha.yaml", "values-prod.yaml"):
+        found = objects("-f", CHART / file)
+        settings = find(found, "ConfigMap", "tidemill-admin")["data"]["tidemill.yaml"]
+        assert yaml.safe_load(settings)["admin_token_file"] == "/etc/tidemill-admin-token/token"
+
+
+@pytest.mark.parametrize(
+    ("file", "cpu_m", "memory_mib"), [("values.yaml", 200, 614), ("values-ha.yaml", 500, 1536)]
+)
+def test_a_small_release_requests_little(file: str, cpu_m: int, memory_mib: int) -> None:
+    found = objects("-f", CHART / file)
+    sums = {"cpu": 0, "memory": 0}
+    for one in found:
+        if one["kind"] not in {"StatefulSet", "Deployment"}:
+            continue
+        # The chart leaves the number of brokers to the controllers.
+        count = one["spec"].get("replicas", 3)
+        for container in pod_of(one)["containers"]:
+            requests = container["resources"]["requests"]
+            sums["cpu"] += count * int(requests["cpu"].removesuffix("m"))
+            sums["memory"] += count * int(requests["memory"].removesuffix("Mi"))
+    assert 0 < sums["cpu"] <= cpu_m
+    assert 0 < sums["memory"] <= memory_mib
+
+
+@pytest.mark.parametrize(
+    ("persistence", "of_group", "is_kept"),
+    [
+        ({}, {}, True),
+        ({"whenDeleted": "Delete"}, {}, False),
+        ({"enabled": False}, {}, False),
+        ({"enabled": False}, {"enabled": True}, True),
+    ],
+)
+def test_an_uninstallation_keeps_the_records_of_a_group_whose_claims_stay(
+    persistence: Object, of_group: Object, *, is_kept: bool
+) -> None:
+    """A record without its claims names complete replicas, so an empty group has no master."""
+    group = {"name": "broker-0", "replicas": 3, "persistence": of_group}
+    found = objects(
+        *("--set-json", f"brokerGroups={json.dumps([group])}"),
+        *("--set-json", f"broker.persistence={json.dumps(persistence)}"),
+    )
+    for kind, name in (("BrokerGroup", "broker-0"), ("ConfigMap", "claims-stay")):
+        annotations = find(found, kind, f"tidemill-{name}")["metadata"].get("annotations", {})
+        assert (annotations.get("helm.sh/resource-policy") == "keep") == is_kept, kind

@@ -41,8 +41,11 @@ def test_a_member_without_a_log_is_damaged_and_mended(
     shutil.rmtree(data / "broker-2" / "log")
     assert tidemill("check", data) == 1
     assert tidemill("copy", data, data.parent / "second") == 2
-    assert tidemill("mend", data, "--from", data.parent / "backup", "--dry-run") == 0
-    assert tidemill("mend", data, "--from", data.parent / "backup") == 0
+    mend = ("mend", data, "--from", data.parent / "backup")
+    assert tidemill(*mend) == 1
+    assert "accept the loss" in capsys.readouterr().out
+    assert tidemill(*mend, "--accept-loss", "--dry-run") == 0
+    assert tidemill(*mend, "--accept-loss") == 0
     assert "log/00000000000000000000.log taken from the backup" in capsys.readouterr().out
     assert opened(data / "broker-2").drain() == [f"m{n}" for n in range(20)]
 

@@ -48,7 +48,8 @@ class Certificates:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """Run a standalone for all files of a worker that need no options.
 
-    A file names its topics and groups so that no other file uses them, and leaves all processes
+    A file names its topics and groups so that no other file uses them (checked by
+    `tests/unit/tools/test_shared_names.py`), and leaves all processes
     alive. A file that needs more defines a fixture of the same name.
     """
     with standalone(tmp_path_factory.mktemp("shared") / "data") as started:

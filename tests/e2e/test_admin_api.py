@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.clients.api import api as messaging
 from tests.support.processes.processes import Standalone
 
 Client = httpx.Client
@@ -40,7 +42,7 @@ def test_a_topic_is_created_shown_changed_and_deleted(api: Client) -> None:
     assert (changed["messageType"], changed["before"]) == ("NORMAL", topic)
     shown = api.get("/topics/life").json()
     assert [queue["queueId"] for queue in shown["queueStatus"]] == [0, 1, 2, 3]
-    assert api.delete("/topics/life").status_code == 204
+    assert api.delete("/topics/life").json()["dryRun"] is False
     assert problem(api.get("/topics/life"))[:2] == (404, 40402)
     assert problem(api.delete("/topics/life"))[:2] == (404, 40402)
 
@@ -69,8 +71,29 @@ def test_a_group_is_created_shown_changed_and_deleted(api: Client) -> None:
     changed = api.put("/groups/life", json={"retry": {"customized": {"nextMs": [1000, 5000]}}})
     assert changed.json()["retry"] == {"customized": {"nextMs": [1000, 5000]}}
     assert changed.json()["maxAttempts"] == 3
-    assert api.delete("/groups/life").status_code == 204
+    assert api.delete("/groups/life").json()["dryRun"] is False
     assert problem(api.get("/groups/life"))[:2] == (404, 40403)
+
+
+def test_the_start_of_a_group_changes_until_it_has_begun_to_read(
+    api: Client, running: Standalone
+) -> None:
+    api.put("/topics/started", json={"queues": 1})
+    assert api.put("/groups/started", json={}).json()["startFrom"] == "earliest"
+    changed = api.put("/groups/started", json={"startFrom": "latest"}).json()
+    assert (changed["startFrom"], changed["before"]["startFrom"]) == ("latest", "earliest")
+    assert api.put("/groups/started", json={"maxAttempts": 5}).json()["startFrom"] == "latest"
+
+    async def receive() -> None:
+        async with messaging(running.grpc) as client:
+            assert await client.receive("started", "started") == []
+
+    asyncio.run(receive())
+    status, _, detail = problem(api.put("/groups/started", json={"startFrom": "earliest"}))
+    assert status == 409
+    assert "tidemill group reset started" in detail
+    assert api.get("/groups/started").json()["startFrom"] == "latest"
+    assert api.put("/groups/started", json={"startFrom": "latest"}).status_code == 200
 
 
 def test_lists_come_in_pages(api: Client) -> None:
@@ -126,6 +149,13 @@ def test_a_body_that_is_not_declared_as_json_is_refused(api: Client) -> None:
     assert problem(refused)[0] == 415
 
 
+def test_a_wrong_query_of_a_post_without_a_body_is_named(api: Client) -> None:
+    status, _, detail = problem(api.post("/clients/c:stack?timeoutMs=30000"))
+    assert status == 400
+    assert "timeoutMs" in detail
+    assert "20000" in detail
+
+
 @pytest.mark.parametrize("name", ["a%20b", "%25RETRY%25a", "%25DLQ%25a", "rmq_sys_a", "a" * 128])
 def test_a_topic_that_clients_could_not_name_is_refused(api: Client, name: str) -> None:
     assert problem(api.put(f"/topics/{name}", json={}))[:2] == (400, 40002)
@@ -139,10 +169,6 @@ def test_a_group_that_clients_could_not_name_is_refused(api: Client, name: str) 
 def test_an_unknown_path_and_method_are_problems_too(api: Client) -> None:
     assert problem(api.get("/nothing"))[0] == 404
     assert problem(api.patch("/topics/t"))[0] == 405
-
-
-def test_a_foreign_page_token_is_refused(api: Client) -> None:
-    assert problem(api.get("/topics", params={"pageToken": "%%%"}))[:2] == (400, 40000)
 
 
 def test_queues_of_a_topic_never_shrink(api: Client) -> None:
@@ -161,7 +187,7 @@ def test_an_offset_is_reset_to_ends_times_and_numbers(api: Client) -> None:
     assert problem(api.post("/groups/reset:resetOffset", json=body))[:2] == (404, 40402)
 
 
-def test_a_message_that_is_not_there_is_not_found(api: Client) -> None:
+def test_a_missing_message_is_not_found(api: Client) -> None:
     api.put("/topics/empty", json={})
     assert problem(api.get("/topics/empty/messages/0102"))[:2] == (404, 40401)
     assert api.get("/topics/empty/messages", params={"key": "k"}).json() == {"messages": []}
@@ -209,22 +235,44 @@ def test_the_page_of_failovers_has_no_data_and_loads_nothing(running: Standalone
 @pytest.mark.parametrize(
     ("path", "methods"),
     [
-        ("/topics", "GET"),
-        ("/topics/t", "DELETE, GET, PUT"),
-        ("/topics/t/messages", "GET, POST"),
+        ("/topics", "GET, HEAD"),
+        ("/topics/t", "DELETE, GET, HEAD, PUT"),
+        ("/topics/t/messages", "GET, HEAD, POST"),
         ("/groups/g:resetOffset", "POST"),
         ("/timers/7:cancel", "POST"),
     ],
 )
-def test_a_refused_method_is_told_all_that_are_served(api: Client, path: str, methods: str) -> None:
+def test_a_405_response_lists_the_allowed_methods(api: Client, path: str, methods: str) -> None:
     refused = api.patch(path)
     assert problem(refused)[0] == 405
     assert refused.headers["allow"] == methods
 
 
-def test_a_dry_run_says_what_would_be_lost_and_takes_nothing(
-    running: Standalone, api: Client
-) -> None:
+@pytest.mark.parametrize("path", ["/topics", "/topics/none", "/groups/none/progress"])
+def test_head_is_answered_like_get_without_a_body(api: Client, path: str) -> None:
+    got, head = api.get(path), api.head(path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    for name in ("content-type", "content-length"):
+        assert head.headers[name] == got.headers[name]
+
+
+def test_replicas_without_controllers_are_no_temporary_state(api: Client) -> None:
+    refused = api.get("/replicas")
+    assert problem(refused)[0] == 409
+    assert "retry-after" not in refused.headers
+
+
+def test_a_reset_names_the_end_of_each_queue_and_the_new_position(api: Client) -> None:
+    api.put("/topics/reset-ends", json={"messageType": "NORMAL", "queues": 1})
+    api.put("/groups/reset-ends", json={})
+    for _ in range(3):
+        api.post("/topics/reset-ends/messages", json={"body": "m"})
+    reset = api.post("/groups/reset-ends:resetOffset", json={"topic": "reset-ends", "offset": 1})
+    [queue] = reset.json()["queues"]
+    assert (queue["minOffset"], queue["maxOffset"], queue["toOffset"]) == (0, 3, 1)
+
+
+def test_a_dry_run_reports_the_loss_and_deletes_nothing(running: Standalone, api: Client) -> None:
     api.put("/topics/dry", json={"messageType": "NORMAL", "queues": 1})
     api.put("/groups/dry", json={})
     api.post("/topics/dry/messages", json={"body": "kept"})
@@ -238,7 +286,9 @@ def test_a_dry_run_says_what_would_be_lost_and_takes_nothing(
     assert problem(api.delete("/topics/none", params={"dryRun": "true"}))[:2] == (404, 40402)
 
 
-def test_a_reset_says_from_where_to_where_and_for_whom(running: Standalone, api: Client) -> None:
+def test_a_reset_logs_the_old_and_new_offsets_and_the_caller(
+    running: Standalone, api: Client
+) -> None:
     api.put("/topics/moved", json={"messageType": "NORMAL", "queues": 1})
     api.put("/groups/moved", json={})
     for body in ("a", "b", "c"):
@@ -263,15 +313,17 @@ def test_a_reset_says_from_where_to_where_and_for_whom(running: Standalone, api:
             "broker": "broker-0",
             "queueId": 0,
             "minOffset": 0,
-            "maxOffset": 0,
+            "maxOffset": 3,
             "fromOffset": 2,
             "toOffset": 0,
         }
     ]
     assert (done["dryRun"], done["by"]) == (False, "alice? at 127.0.0.1")
     lines = [json.loads(line) for line in running.log.read_text().splitlines()]
-    told = [line for line in lines if line["event"] == "offsets reset" and line["group"] == "moved"]
-    assert [(each["from_offsets"], each["to_offsets"], each["by"]) for each in told] == [
+    resets = [
+        line for line in lines if line["event"] == "offsets reset" and line["group"] == "moved"
+    ]
+    assert [(each["from_offsets"], each["to_offsets"], each["by"]) for each in resets] == [
         ([-1], [2], "alice? at 127.0.0.1"),
         ([2], [0], "alice? at 127.0.0.1"),
     ]

@@ -65,7 +65,11 @@ def test_the_configuration_comes_first_and_changes_follow(tmp_path: Path) -> Non
         assert [done.request_id for done in reply.ensures] == [1]
         call.cancel()
 
-    with broker(tmp_path / "data", "--auto-create") as (_, address, _):
+    with broker(tmp_path / "data", "--auto-create-topics", "--auto-create-groups") as (
+        _,
+        address,
+        _,
+    ):
         with_channel(address, scenario)
 
 
@@ -80,7 +84,7 @@ def test_columns_of_different_lengths_end_the_stream(tmp_path: Path) -> None:
         with_channel(address, scenario)
 
 
-def test_the_admin_service_tells_the_secret_and_names_its_errors(tmp_path: Path) -> None:
+def test_the_admin_service_returns_the_secret_and_error_names(tmp_path: Path) -> None:
     async def scenario(channel: grpc.aio.Channel) -> None:
         stub = broker_pb2_grpc.BrokerAdminStub(channel)
         config = await stub.GetConfig(pb.GetConfigRequest())
@@ -100,7 +104,11 @@ def test_proxies_that_vanish_leave_no_trace_in_the_log(tmp_path: Path) -> None:
         await call.read()
         await call.write(ensure(1, "orders"))
 
-    with broker(tmp_path / "data", "--auto-create") as (process, address, log):
+    with broker(tmp_path / "data", "--auto-create-topics", "--auto-create-groups") as (
+        process,
+        address,
+        log,
+    ):
         for _ in range(50):
             with_channel(address, scenario)
         process.terminate()
@@ -109,8 +117,12 @@ def test_proxies_that_vanish_leave_no_trace_in_the_log(tmp_path: Path) -> None:
         assert set(levels) == {"info"}
 
 
-def test_sigterm_answers_what_was_asked_and_ends_the_stream(tmp_path: Path) -> None:
-    with broker(tmp_path / "data", "--auto-create") as (process, address, _):
+def test_sigterm_answers_pending_requests_and_ends_the_stream(tmp_path: Path) -> None:
+    with broker(tmp_path / "data", "--auto-create-topics", "--auto-create-groups") as (
+        process,
+        address,
+        _,
+    ):
 
         async def scenario(channel: grpc.aio.Channel) -> None:
             call = broker_pb2_grpc.BrokerLinkStub(channel).Exchange()
@@ -188,7 +200,11 @@ def test_many_large_messages_are_received_over_one_connection(
             await scenario(link)
             running.cancel()
 
-    with broker(tmp_path / "data", "--auto-create") as (_, address, log):
+    with broker(tmp_path / "data", "--auto-create-topics", "--auto-create-groups") as (
+        _,
+        address,
+        log,
+    ):
         asyncio.run(main(address))
         levels = [json.loads(line)["level"] for line in log.read_text().splitlines()]
         assert set(levels) == {"info"}

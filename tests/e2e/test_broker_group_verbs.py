@@ -121,9 +121,26 @@ def hanging(running: Standalone, name: str) -> Iterator[None]:
         os.kill(running.processes[name].pid, signal.SIGCONT)
 
 
-def test_what_is_asked_is_asked_of_all_broker_groups(
-    running: Standalone, rest: httpx.Client
+def test_a_type_does_not_change_while_another_broker_group_than_the_home_has_messages(
+    rest: httpx.Client,
 ) -> None:
+    for n in range(COUNT):
+        rest.put("/topics/typed", json={"queues": 1}).raise_for_status()
+        body = {"body": "m", "messageGroup": f"g{n}"}
+        sent = rest.post("/topics/typed/messages", json=body).raise_for_status().json()
+        if sent["broker"] != NAMES[0]:
+            break
+        rest.delete("/topics/typed").raise_for_status()
+    changed = rest.put("/topics/typed", json={"messageType": "NORMAL"})
+    assert changed.status_code == 409
+    detail = changed.json()["detail"]
+    assert f"has 1 messages and 0 delayed ones at {sent['broker']}" in detail
+    assert "only with force" in detail
+    assert rest.put("/topics/typed", json={"messageType": "MIXED"}).is_success
+    assert rest.put("/topics/typed", json={"messageType": "NORMAL", "force": True}).is_success
+
+
+def test_queries_cover_all_broker_groups(running: Standalone, rest: httpx.Client) -> None:
     listed = rest.get("/broker-groups").json()["items"]
     assert [group["name"] for group in listed] == NAMES
     assert [group["isHome"] for group in listed] == [True, False, False]
@@ -293,7 +310,7 @@ def test_messages_of_a_group_that_has_never_polled_are_not_removed(
 
 
 @own_cluster
-def test_what_an_archive_has_not_pulled_is_not_removed(
+def test_removal_is_rejected_while_an_archive_has_unpulled_messages(
     running: Standalone, rest: httpx.Client
 ) -> None:
     """Consumers have acked the messages, but the archive has not sealed them yet."""
@@ -306,15 +323,15 @@ def test_what_an_archive_has_not_pulled_is_not_removed(
     with grpc.insecure_channel(running.grpc) as channel:
         puller = PullClient(channel)
 
-        def tell(queue_id: int, offset: int) -> None:
-            told = puller.update_offset(
+        def report_offset(queue_id: int, offset: int) -> None:
+            answer = puller.update_offset(
                 "archive", "orders", offset, queue_id=queue_id, broker="broker-1"
             )
-            assert told.status.code == v2.OK
+            assert answer.status.code == v2.OK
 
         last = max(ends, key=lambda queue_id: ends[queue_id])
         for queue_id, end in ends.items():
-            tell(queue_id, end - (queue_id == last))
+            report_offset(queue_id, end - (queue_id == last))
         tidemill(running, "broker-group", "drain", "broker-1", "--yes")
         refused = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
         assert refused.returncode != 0
@@ -331,12 +348,12 @@ def test_what_an_archive_has_not_pulled_is_not_removed(
         }
         planned = tidemill(running, "broker-group", "remove", "broker-1", "--force", "--dry-run")
         assert f"(orders, queue {last} for archive: 1 (not pulled there yet))" in planned.stdout
-        tell(last, ends[last])
+        report_offset(last, ends[last])
     removed = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
     assert removed.stdout == "broker group broker-1 is removed; its broker may be stopped\n"
 
 
-def test_what_a_group_has_pulled_of_a_topic_is_forgotten_at_every_broker_group(
+def test_forget_deletes_pull_offsets_at_every_broker_group(
     running: Standalone, rest: httpx.Client
 ) -> None:
     rest.put("/groups/archive", json={}).raise_for_status()
@@ -346,8 +363,8 @@ def test_what_a_group_has_pulled_of_a_topic_is_forgotten_at_every_broker_group(
         puller = PullClient(channel)
         for topic in ("orders", "kept"):
             for broker_name in NAMES:
-                told = puller.update_offset("archive", topic, 0, broker=broker_name)
-                assert told.status.code == v2.OK
+                answer = puller.update_offset("archive", topic, 0, broker=broker_name)
+                assert answer.status.code == v2.OK
 
     def pulled() -> list[str]:
         return [each["topic"] for each in progress_of(rest, "archive").get("pulled", [])]
@@ -380,7 +397,7 @@ async def receive_all_as(running: Standalone, group: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("running", [IMPATIENT], indirect=True, ids=["impatient"])
-def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
+def test_listings_name_the_unreachable_broker_group(
     running: Standalone, rest: httpx.Client
 ) -> None:
     sent = send_all(rest)
@@ -431,7 +448,7 @@ def test_a_dead_letter_topic_is_deleted_at_every_broker_group(
     with hanging(running, "broker-2"):
         assert rest.delete("/topics/%25DLQ%25strict").status_code == 503
     assert dead_letters(rest) == COUNT
-    assert rest.delete("/topics/%25DLQ%25strict").status_code == 204
+    assert rest.delete("/topics/%25DLQ%25strict").status_code == 200
     assert rest.get("/topics/%25DLQ%25strict").status_code == 404
 
 
@@ -440,7 +457,7 @@ def dead_letters(rest: httpx.Client) -> int:
     return sum(queue["maxOffset"] for queue in found)
 
 
-def test_timers_of_one_number_at_several_broker_groups_are_told_apart(
+def test_timers_with_equal_ids_are_distinguished_by_broker_group(
     running: Standalone, rest: httpx.Client
 ) -> None:
     sent: list[str] = []

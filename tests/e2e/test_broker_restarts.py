@@ -62,7 +62,9 @@ def ready(running: Standalone, process: str) -> tuple[int, str]:
         return answer.code, answer.read().decode()
 
 
-def test_a_broker_that_hangs_is_told_of_at_once_and_makes_unready_later(tmp_path: Path) -> None:
+def test_a_hanging_broker_is_reported_at_once_and_makes_processes_unready_later(
+    tmp_path: Path,
+) -> None:
     config = tmp_path / "tidemill.yaml"
     config.write_text("unready_after_ms: 4000\n")
     with standalone(tmp_path / "data", f"--config={config}") as running:

@@ -59,13 +59,13 @@ def members_of(*seeds: str) -> list[tuple[str, str]]:
     return asyncio.run(scenario())
 
 
-def test_any_member_tells_of_all(cluster: list[str]) -> None:
+def test_any_seed_returns_all_members(cluster: list[str]) -> None:
     expected = [("broker-0", cluster[0]), ("broker-1", cluster[1])]
     for seeds in ([cluster[0]], [cluster[1]], [NOBODY, cluster[1]], cluster[::-1]):
         assert members_of(*seeds) == expected
 
 
-def test_one_that_is_alone_is_its_own_home_where_it_is_the_only_seed(alone: list[str]) -> None:
+def test_a_single_broker_is_its_own_home(alone: list[str]) -> None:
     assert members_of(alone[0]) == [("alone-0", alone[0])]
 
 

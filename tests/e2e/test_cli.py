@@ -40,14 +40,14 @@ def test_a_topic_from_creation_to_deletion(running: Standalone) -> None:
     assert deleted.returncode == 0
 
 
-def test_a_topic_whose_deliveries_may_be_spread(running: Standalone) -> None:
+def test_create_sets_and_clears_the_delivery_spread(running: Standalone) -> None:
     def create(*arguments: str) -> str:
         return tidemill(running, "topic", "create", "spread-out", *arguments).stdout
 
-    told = "topic spread-out: MIXED, 8 queues, deliveries spread over 5000 ms\n"
-    assert create("--delivery-spread=5s") == told
-    told = "topic spread-out: changed: MIXED, 8 queues, deliveries spread over 5000 -> 0 ms\n"
-    assert create("--delivery-spread=0s") == told
+    sentence = "topic spread-out: MIXED, 8 queues, deliveries spread over 5000 ms\n"
+    assert create("--delivery-spread=5s") == sentence
+    sentence = "topic spread-out: changed: MIXED, 8 queues, deliveries spread over 5000 -> 0 ms\n"
+    assert create("--delivery-spread=0s") == sentence
     assert create() == "topic spread-out: is there, unchanged: MIXED, 8 queues\n"
 
 
@@ -66,7 +66,7 @@ def test_a_group_from_creation_to_deletion(running: Standalone) -> None:
     assert group("delete", "g", "-y").returncode == 0
 
 
-def test_a_refusal_is_told_on_standard_error(running: Standalone) -> None:
+def test_an_error_goes_to_standard_error(running: Standalone) -> None:
     refused = tidemill(running, "topic", "show", "none")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == "error: TopicNotFound: there is no topic 'none'\n"
@@ -81,7 +81,7 @@ def test_an_api_that_cannot_be_reached_has_a_status_of_its_own() -> None:
 @pytest.mark.parametrize(
     "noun", ["", "topic", "group", "message", "timer", "store", "standalone", "broker", "proxy"]
 )
-def test_help_is_there_for_all(noun: str) -> None:
+def test_every_command_has_help(noun: str) -> None:
     shown = process(*([noun] if noun else []), "--help")
     assert shown.returncode == 0
     assert "usage" in shown.stdout.lower()
@@ -100,7 +100,7 @@ def test_wrong_usage_has_status_2() -> None:
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b"])
 @pytest.mark.parametrize("verb", ["topic delete --yes", "topic create", "group show"])
-def test_what_cannot_be_a_name_is_refused(running: Standalone, verb: str, name: str) -> None:
+def test_an_invalid_name_is_rejected(running: Standalone, verb: str, name: str) -> None:
     refused = tidemill(running, *verb.split(), name)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert f"{name!r} is not a name" in refused.stderr
@@ -110,8 +110,8 @@ def test_the_address_of_the_api_needs_no_scheme(running: Standalone) -> None:
     assert process("topic", "list", admin=running.admin.removeprefix("http://")).returncode == 0
 
 
-def test_an_answer_that_leads_elsewhere_is_no_success() -> None:
-    class Elsewhere(http.server.BaseHTTPRequestHandler):
+def test_a_redirect_is_an_error() -> None:
+    class RedirectingHandler(http.server.BaseHTTPRequestHandler):
         def do_DELETE(self) -> None:
             self.send_response(307)
             self.send_header("Location", "/elsewhere")
@@ -120,7 +120,7 @@ def test_an_answer_that_leads_elsewhere_is_no_success() -> None:
         def log_message(self, *arguments: object) -> None:
             del arguments  # Standard error is the test's.
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+    with http.server.HTTPServer(("127.0.0.1", 0), RedirectingHandler) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         answer = process("topic", "delete", "a", "--yes", admin=f"127.0.0.1:{server.server_port}")
@@ -130,7 +130,7 @@ def test_an_answer_that_leads_elsewhere_is_no_success() -> None:
     assert "307" in answer.stderr
 
 
-def test_create_says_what_it_changed(running: Standalone) -> None:
+def test_create_prints_the_changes(running: Standalone) -> None:
     def create(*arguments: str) -> subprocess.CompletedProcess[str]:
         return tidemill(running, "topic", "create", "live", *arguments)
 
@@ -150,7 +150,7 @@ def test_topics_of_the_broker_are_listed_when_asked_for(running: Standalone) -> 
     assert listed.returncode == 0
 
 
-def test_an_empty_search_says_so(running: Standalone) -> None:
+def test_an_empty_search_prints_nothing_found(running: Standalone) -> None:
     tidemill(running, "topic", "create", "silent")
     found = tidemill(running, "message", "find", "silent", "--key=k")
     assert found.returncode == 0
@@ -164,21 +164,21 @@ def test_a_table_for_a_program_keeps_each_row_on_a_line(running: Standalone) -> 
     assert name in listed.stdout
 
 
-def test_the_log_tells_of_topics_and_groups(running: Standalone) -> None:
+def test_the_log_records_changes_of_topics_and_groups(running: Standalone) -> None:
     for line in (
-        "topic create told --type=normal --queues=3",
-        "topic create told --queues=4",
-        "topic create told",
+        "topic create logged --type=normal --queues=3",
+        "topic create logged --queues=4",
+        "topic create logged",
         "group create teller",
         "group create teller --max-attempts=3 -y",
-        "group reset teller --topic told --to earliest --yes",
+        "group reset teller --topic logged --to earliest --yes",
         "group delete teller --yes",
-        "topic delete told --yes",
+        "topic delete logged --yes",
     ):
         assert tidemill(running, *line.split()).returncode == 0, line
     lines = [json.loads(line) for line in running.log.read_text().splitlines()]
-    told = [e for e in lines if "told" in e.values() or "teller" in e.values()]
-    assert [event["event"] for event in told] == [
+    logged_events = [e for e in lines if "logged" in e.values() or "teller" in e.values()]
+    assert [event["event"] for event in logged_events] == [
         "topic created",
         "topic changed",
         "group created",
@@ -187,8 +187,8 @@ def test_the_log_tells_of_topics_and_groups(running: Standalone) -> None:
         "group deleted",
         "topic deleted",
     ]
-    assert told[0]["auto_create"] is False
-    assert (told[1]["old_queues"], told[1]["queues"]) == (3, 4)
+    assert logged_events[0]["auto_create"] is False
+    assert (logged_events[1]["old_queues"], logged_events[1]["queues"]) == (3, 4)
 
 
 def test_a_group_is_not_named_like_a_topic_of_the_broker(running: Standalone) -> None:
@@ -200,15 +200,15 @@ def test_a_group_is_not_named_like_a_topic_of_the_broker(running: Standalone) ->
 @pytest.mark.parametrize(
     "verb", ["topic delete sure", "group delete sure", "group reset sure --topic sure --to latest"]
 )
-def test_what_takes_something_away_asks_first(running: Standalone, verb: str) -> None:
+def test_destructive_commands_ask_for_confirmation(running: Standalone, verb: str) -> None:
     running.put("topics/sure", queues=1)
     running.put("groups/sure")
     refused = tidemill(running, *verb.split())
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "--yes" in refused.stderr
     assert "not a terminal" in refused.stderr
-    denied, told = at_a_terminal(*verb.split(), answer="n", admin=running.admin)
-    assert (denied, "sure" in told) == (1, True)
+    denied, output = at_a_terminal(*verb.split(), answer="n", admin=running.admin)
+    assert (denied, "sure" in output) == (1, True)
     planned = tidemill(running, *verb.split(), "--dry-run")
     assert planned.returncode == 0
     assert "would" in planned.stdout.lower()
@@ -217,7 +217,7 @@ def test_what_takes_something_away_asks_first(running: Standalone, verb: str) ->
 
 
 @pytest.mark.parametrize(("verb", "done"), [("cancel", "is cancelled"), ("fire", "is fired")])
-def test_what_ends_a_timer_says_which_and_asks_first(
+def test_ending_a_timer_names_it_and_asks_for_confirmation(
     running: Standalone, verb: str, done: str
 ) -> None:
     running.put("topics/delayed-by-cli", queues=1)
@@ -227,10 +227,10 @@ def test_what_ends_a_timer_says_which_and_asks_first(
     refused = tidemill(running, "timer", verb, number)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "add --yes" in refused.stderr
-    denied, told = at_a_terminal("timer", verb, number, answer="n", admin=running.admin)
+    denied, output = at_a_terminal("timer", verb, number, answer="n", admin=running.admin)
     assert denied == 1
     for said in (f"timer {number}", sent["messageId"], "topic delayed-by-cli", "due 20", "in "):
-        assert said in told
+        assert said in output
     assert "PENDING" in tidemill(running, "timer", "show", number).stdout
     assert at_a_terminal("timer", verb, number, answer="y", admin=running.admin)[0] == 0
     assert "PENDING" not in tidemill(running, "timer", "show", number).stdout

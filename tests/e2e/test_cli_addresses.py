@@ -42,16 +42,16 @@ def served(application: ASGIApp, tls: ssl.SSLContext | None = None) -> Iterator[
     loop, stop, is_ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def serve() -> None:
-        async with serving(application, listener, 0, tls=tls):
+        async with serving(application, listeners, 0, tls=tls):
             is_ready.set()
             await stop.wait()
 
-    with listening("127.0.0.1", 0) as listener:
+    with listening("127.0.0.1", 0) as listeners:
         thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
         thread.start()
         assert is_ready.wait(START_S)
         try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
+            yield f"127.0.0.1:{listeners[0].getsockname()[1]}"
         finally:
             loop.call_soon_threadsafe(stop.set)
             thread.join()
@@ -64,7 +64,7 @@ def tls_of(certificates: Certificates) -> ssl.SSLContext:
     return context
 
 
-def told(*arguments: str, command: str = "topic list") -> tuple[int, str]:
+def run_cli(*arguments: str, command: str = "topic list") -> tuple[int, str]:
     """Return the exit status and what was said on standard error."""
     ran = CliRunner().invoke(app, [*arguments, *command.split()])
     return ran.exit_code, ran.stderr
@@ -72,24 +72,24 @@ def told(*arguments: str, command: str = "topic list") -> tuple[int, str]:
 
 def test_tls_to_a_port_without_it() -> None:
     with served(api()) as address:
-        status, said = told("--admin", f"https://{address}")
-        assert (status, told("--admin", address)[0]) == (3, 0)
+        status, said = run_cli("--admin", f"https://{address}")
+        assert (status, run_cli("--admin", address)[0]) == (3, 0)
     assert f"does not use TLS; try --admin http://{address}" in said
 
 
 def test_plain_http_to_a_port_with_tls(certificates: Certificates) -> None:
     with served(api(), tls_of(certificates)) as address:
-        status, said = told("--admin", address)
+        status, said = run_cli("--admin", address)
     assert status == 3
     assert f"try --admin https://{address}" in said
     assert "standalone" not in said
 
 
-def test_a_certificate_that_nobody_known_has_signed(certificates: Certificates) -> None:
+def test_an_unknown_authority_names_the_ca_option(certificates: Certificates) -> None:
     with served(api(), tls_of(certificates)) as address:
-        status, said = told("--admin", f"https://{address}")
+        status, said = run_cli("--admin", f"https://{address}")
         known = ("--admin-ca-file", str(certificates.authority))
-        assert told("--admin", f"https://{address}", *known)[0] == 0
+        assert run_cli("--admin", f"https://{address}", *known)[0] == 0
     assert status == 3
     assert "--admin-ca-file" in said
     assert "standalone" not in said
@@ -100,8 +100,8 @@ def test_no_token_and_a_wrong_one(tmp_path: Path) -> None:
     file.write_text("a-secret")
     door = AccessControl(api(), token=TokenFile(str(file)), body_bytes_max=1_000)
     with served(door) as address:
-        without, wrong = told("--admin", address), told("--admin", address, "--token=b")
-        assert told("--admin", address, "--token-file", str(file))[0] == 0
+        without, wrong = run_cli("--admin", address), run_cli("--admin", address, "--token=b")
+        assert run_cli("--admin", address, "--token-file", str(file))[0] == 0
     assert (without[0], wrong[0]) == (1, 1)
     assert "requires a token; give its file with --token-file" in without[1]
     assert "has another token" in wrong[1]
@@ -111,7 +111,7 @@ def test_no_token_and_a_wrong_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["topic list", "topic create a"])
 def test_an_address_of_something_else(command: str) -> None:
     with served(FastAPI()) as address:
-        status, said = told("--admin", address, command=command)
+        status, said = run_cli("--admin", address, command=command)
     assert status == 1
     assert "not an answer of the admin API" in said
     assert "--admin" in said
@@ -125,5 +125,5 @@ def test_a_page_in_place_of_an_answer() -> None:
         return HTMLResponse("<h1>hello</h1>")
 
     with served(inner) as address:
-        status, said = told("--admin", address)
+        status, said = run_cli("--admin", address)
     assert (status, "not an answer of the admin API" in said) == (1, True)

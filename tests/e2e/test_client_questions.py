@@ -161,10 +161,10 @@ def test_a_node_client_cannot_verify(tmp_path: Path, running: Standalone, ask: A
         check_cannot_verify(running, ask, client, "node", client_id)
 
 
-def test_a_proxy_that_stops_tells_its_clients_to_connect_anew(tmp_path: Path) -> None:
+def test_a_stopping_proxy_sends_reconnect_commands(tmp_path: Path) -> None:
     """The command comes before the streams end, so that supporting clients have moved by then."""
 
-    async def told(running: Standalone) -> list[str | None]:
+    async def received_commands(running: Standalone) -> list[str | None]:
         settings = v2.Settings(client_type=v2.PRODUCER, publishing=v2.Publishing())
         announced = service.TelemetryCommand(settings=settings)
         async with asyncio.timeout(START_S), api(running.grpc) as client:
@@ -179,11 +179,14 @@ def test_a_proxy_that_stops_tells_its_clients_to_connect_anew(tmp_path: Path) ->
         return commands
 
     with standalone(tmp_path / "data") as running:
-        assert asyncio.run(told(running)) == ["settings", "reconnect_endpoints_command"]
+        assert asyncio.run(received_commands(running)) == [
+            "settings",
+            "reconnect_endpoints_command",
+        ]
 
 
-def test_a_consumer_hears_of_a_change_of_its_group(tmp_path: Path) -> None:
-    async def told(running: Standalone) -> list[int]:
+def test_a_consumer_gets_changes_of_its_group(tmp_path: Path) -> None:
+    async def received_commands(running: Standalone) -> list[int]:
         subscription = v2.Subscription(group=v2.Resource(name="billing"))
         settings = v2.Settings(client_type=v2.PUSH_CONSUMER, subscription=subscription)
         announced = service.TelemetryCommand(settings=settings)
@@ -201,7 +204,7 @@ def test_a_consumer_hears_of_a_change_of_its_group(tmp_path: Path) -> None:
 
     with standalone(tmp_path / "data") as running:
         running.put("groups/billing", maxAttempts=3)
-        assert asyncio.run(told(running)) == [3, 5, 9]
+        assert asyncio.run(received_commands(running)) == [3, 5, 9]
 
 
 def check_cannot_verify(

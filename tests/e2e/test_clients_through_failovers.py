@@ -81,7 +81,7 @@ def test_masters_that_are_killed_under_load_take_nothing_with_them(tmp_path: Pat
     assert load.sent_ok > 2 * SENDS_BETWEEN
 
 
-def test_a_planned_transfer_is_no_error_to_anybody(tmp_path: Path) -> None:
+def test_a_planned_transfer_causes_no_client_errors(tmp_path: Path) -> None:
     reasons: list[str] = []
 
     async def transfer(group: ControlledGroup, load: Load) -> None:

@@ -29,7 +29,7 @@ CALL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Secured:
+class SecuredStandalone:
     """A running standalone, and the folder of its certificates."""
 
     standalone: Standalone
@@ -52,7 +52,7 @@ class Secured:
 @pytest.fixture(scope="module")
 def secured(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
-) -> Iterator[Secured]:
+) -> Iterator[SecuredStandalone]:
     folder = tmp_path_factory.mktemp("secured")
     for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
         shutil.copy(certificates.folder / name, folder)
@@ -73,15 +73,17 @@ def secured(
         f"--admin-tls-key-file={key}",
         f"--admin-token-file={folder / 'token'}",
     ) as started:
-        yield Secured(standalone=started, folder=folder)
+        yield SecuredStandalone(standalone=started, folder=folder)
 
 
-def test_the_home_reaches_its_members_by_tls(secured: Secured) -> None:
+def test_the_home_reaches_its_members_by_tls(secured: SecuredStandalone) -> None:
     eventually(lambda: secured.lines("member connected"))
     assert not secured.lines("certificate may be rejected by others")
 
 
-def test_certificates_are_renewed_without_losing_a_call(secured: Secured, tmp_path: Path) -> None:
+def test_certificates_are_renewed_without_losing_a_call(
+    secured: SecuredStandalone, tmp_path: Path
+) -> None:
     before, is_over = secured.pids, threading.Event()
 
     def renew() -> None:
@@ -126,7 +128,7 @@ def test_certificates_are_renewed_without_losing_a_call(secured: Secured, tmp_pa
     assert not secured.lines("child died")
 
 
-def test_the_admin_api_asks_for_tls_and_the_token(secured: Secured) -> None:
+def test_the_admin_api_asks_for_tls_and_the_token(secured: SecuredStandalone) -> None:
     context = ssl.create_default_context(cafile=secured.authority)
     url = secured.standalone.admin
     assert url.startswith("https://")
@@ -137,7 +139,7 @@ def test_the_admin_api_asks_for_tls_and_the_token(secured: Secured) -> None:
         assert client.get("/openapi.json").status_code == 200
 
 
-def test_the_command_line_shows_the_token(secured: Secured) -> None:
+def test_the_command_line_shows_the_token(secured: SecuredStandalone) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         options = ("--admin", secured.standalone.admin, "--admin-ca-file", secured.authority)
         return subprocess.run(
@@ -154,8 +156,8 @@ def test_the_command_line_shows_the_token(secured: Secured) -> None:
     assert (refused.returncode, "Unauthorized" in refused.stderr) == (1, True)
 
 
-def test_the_broker_serves_nobody_without_a_certificate(
-    secured: Secured, certificates: Certificates
+def test_the_broker_rejects_clients_without_a_certificate(
+    secured: SecuredStandalone, certificates: Certificates
 ) -> None:
     address = str(secured.lines("broker serves")[0]["grpc"])
     authority = Path(secured.authority).read_bytes()
@@ -179,13 +181,15 @@ def test_the_broker_serves_nobody_without_a_certificate(
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_every_process_tells_when_its_certificates_expire(secured: Secured) -> None:
+def test_every_process_exports_the_expiry_of_its_certificates(secured: SecuredStandalone) -> None:
     for name, uses in {
         "broker-0": ["cluster"],
         "proxy-0": ["clients", "cluster"],
         "admin": ["admin", "cluster"],
     }.items():
         text = httpx.get(secured.standalone.processes[name].metrics, trust_env=False).text
-        told = [line for line in text.splitlines() if line.startswith("rocketmq_tls_certificate_")]
+        samples = [
+            line for line in text.splitlines() if line.startswith("rocketmq_tls_certificate_")
+        ]
         for use in uses:
-            assert [line for line in told if f'use="{use}"' in line], (name, use)
+            assert [line for line in samples if f'use="{use}"' in line], (name, use)

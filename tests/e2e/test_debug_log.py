@@ -16,7 +16,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "orders", "billing"
 POLL_MS = 20_000  # Longer than any invisible duration here.
-TOLD = {"call", "frame", "round", "configuration changed", "messages revived", "timers delivered"}
+LOGGED = {"call", "frame", "round", "configuration changed", "messages revived", "timers delivered"}
 
 
 async def use(running: Standalone) -> None:
@@ -41,23 +41,25 @@ def events(running: Standalone) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("level", ["debug", "info"])
-def test_the_way_of_a_message_is_told_at_level_debug_alone(tmp_path: Path, level: str) -> None:
+def test_only_level_debug_logs_the_path_of_a_message(tmp_path: Path, level: str) -> None:
     with standalone(tmp_path / "data", f"--log-level={level}") as running:
         asyncio.run(use(running))
-    told = events(running)
-    assert {event["event"] for event in told} & TOLD == (TOLD if level == "debug" else set())
+    logged = events(running)
+    assert {event["event"] for event in logged} & LOGGED == (LOGGED if level == "debug" else set())
     if level == "info":
         return
-    [first, _] = [one for one in told if one["event"] == "call" and one["method"] == "send_message"]
+    [first, _] = [
+        one for one in logged if one["event"] == "call" and one["method"] == "send_message"
+    ]
     assert (first["client"], first["topic"], first["code"]) == ("tests", TOPIC, v2.OK)
     assert first["took_ms"] > 0
     assert "127.0.0.1" in first["peer"]
-    [received, *_] = [one for one in told if one["event"] == "call" and one["group"] == GROUP]
+    [received, *_] = [one for one in logged if one["event"] == "call" and one["group"] == GROUP]
     assert received["topic"] == TOPIC
-    [frame, *_] = [one for one in told if one["event"] == "frame" and one.get("appends")]
+    [frame, *_] = [one for one in logged if one["event"] == "frame" and one.get("appends")]
     assert (frame["appends"], frame["process"]) == (1, "broker-0")
     assert frame["bytes"] > 0
-    [revived] = [one for one in told if one["event"] == "messages revived"]
+    [revived] = [one for one in logged if one["event"] == "messages revived"]
     assert (revived["group"], revived["topic"], revived["count"]) == (GROUP, TOPIC, 1)
-    [delivered] = [one for one in told if one["event"] == "timers delivered"]
+    [delivered] = [one for one in logged if one["event"] == "timers delivered"]
     assert (delivered["topic"], delivered["count"]) == (TOPIC, 1)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -64,7 +65,7 @@ async def settled(client: Api, handle: str) -> int:
             return code
 
 
-def test_what_is_in_flight_is_told_and_released_also_over_a_crash(running: Standalone) -> None:
+def test_deliveries_in_flight_are_listed_and_released_across_a_crash(running: Standalone) -> None:
     running.put(f"topics/{TOPIC}", messageType="NORMAL", queues=2)
     running.put(f"groups/{GROUP}", maxAttempts=9)
     assert "there is no consumer group" in tidemill(running, "delivery", "ls", "nobody").stderr
@@ -79,7 +80,7 @@ def test_what_is_in_flight_is_told_and_released_also_over_a_crash(running: Stand
                     TOPIC, GROUP, poll_ms=5_000, invisible_ms=HIDDEN_MS, batch_size=4 - len(plain)
                 )
             pushed = [(await receive(client, TOPIC, GROUP, "pusher"))[0] for _ in range(2)]
-            await asyncio.to_thread(check_told, running, plain, pushed)
+            await asyncio.to_thread(check_listed, running, plain, pushed)
             await asyncio.to_thread(check_release, running, plain, pushed)
             for name in ("broker-0", "broker-1"):
                 await kill(running, name)
@@ -94,12 +95,12 @@ def test_what_is_in_flight_is_told_and_released_also_over_a_crash(running: Stand
 
     asyncio.run(main())
     lines = [line for line in running.log.read_text().splitlines() if "deliveries released" in line]
-    told = list(map(json.loads, lines))
-    assert sum(line["messages"] for line in told) == 6
-    assert all(line["by"].endswith("127.0.0.1") and line["group"] == GROUP for line in told)
+    logged = list(map(json.loads, lines))
+    assert sum(line["messages"] for line in logged) == 6
+    assert all(line["by"].endswith("127.0.0.1") and line["group"] == GROUP for line in logged)
 
 
-def check_told(running: Standalone, plain: list[v2.Message], pushed: list[v2.Message]) -> None:
+def check_listed(running: Standalone, plain: list[v2.Message], pushed: list[v2.Message]) -> None:
     found = deliveries(running, GROUP)
     ids = [one.system_properties.message_id for one in (*plain, *pushed)]
     assert sorted(one["messageId"] for one in found) == sorted(ids)
@@ -117,7 +118,7 @@ def check_told(running: Standalone, plain: list[v2.Message], pushed: list[v2.Mes
 
 def check_release(running: Standalone, plain: list[v2.Message], pushed: list[v2.Message]) -> None:
     release = ("delivery", "release", GROUP)
-    for wrong in ((), ("--all", f"--topic={TOPIC}"), ("--queue=1",)):
+    for wrong in ((), ("--all", f"--topic={TOPIC}")):
         assert tidemill(running, *release, *wrong, "--yes").returncode == 2
     assert "add --yes" in tidemill(running, *release, "--all").stderr
     url = f"{running.admin}/api/v1/groups/{GROUP}/deliveries:release"
@@ -134,7 +135,7 @@ def check_release(running: Standalone, plain: list[v2.Message], pushed: list[v2.
     assert deliveries(running, GROUP) == []
 
 
-class Lossy:
+class LossyRelay:
     """A relay that can lose responses."""
 
     def __init__(self, address: str) -> None:
@@ -172,12 +173,51 @@ class Lossy:
             writer.close()
 
 
-def test_what_a_client_has_not_read_is_not_renewed(running: Standalone) -> None:
+def test_a_client_that_never_acks_stops_no_other_group(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("deliveries_max: 64\n")
+
+    async def take_all(client: Api, group: str) -> int:
+        """Receive one by one, without acks, until the broker rejects it. Return the messages."""
+        request = receive_request(TOPIC, group, poll_ms=5_000, invisible_ms=HIDDEN_MS, batch_size=1)
+        for count in range(200):
+            call = client.stub.ReceiveMessage(request, metadata=METADATA, timeout=20)
+            items = [item async for item in call]
+            if not any(item.HasField("message") for item in items):
+                [status] = [item.status for item in items if item.HasField("status")]
+                assert status.code == v2.TOO_MANY_REQUESTS
+                assert f"consumer group {group} has {count} deliveries" in status.message
+                return count
+        raise AssertionError("the broker rejects no receive")
+
+    async def main(running: Standalone) -> None:
+        async with api(running.grpc) as client:
+            for n in range(8):
+                await client.send(*[message(TOPIC, b"%d" % n) for _ in range(32)])
+            assert await take_all(client, "greedy") == 64
+            [one] = await client.receive(TOPIC, GROUP, poll_ms=5_000, batch_size=1)
+            await client.ack(TOPIC, GROUP, [one.system_properties.receipt_handle])
+            await asyncio.to_thread(
+                tidemill, running, "delivery", "release", "greedy", "--all", "--yes"
+            )
+            assert await take_all(client, "greedy") == 32, "the other group still polls"
+            assert await take_all(client, GROUP) == 32
+            await asyncio.to_thread(running.delete, "groups/greedy")
+            assert await take_all(client, "newcomer") == 32
+
+    with standalone(tmp_path / "data", f"--config={settings}") as running:
+        running.put(f"topics/{TOPIC}", messageType="NORMAL", queues=1)
+        for group in (GROUP, "greedy", "newcomer"):
+            running.put(f"groups/{group}", maxAttempts=9)
+        asyncio.run(main(running))
+
+
+def test_undelivered_messages_are_not_renewed(running: Standalone) -> None:
     running.put("topics/lost", messageType="NORMAL", queues=1)
     running.put("groups/losers", maxAttempts=9)
 
     async def main() -> None:
-        lossy = Lossy(running.grpc)
+        lossy = LossyRelay(running.grpc)
         async with api(running.grpc) as direct, lossy.relaying() as address, api(address) as client:
             await direct.send(message("lost", b"read"))
             assert [one.body for one in await receive(client, "lost", "losers", "reader")]

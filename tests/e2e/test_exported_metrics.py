@@ -90,7 +90,7 @@ def total(seen: list[Sample], name: str, **labels: str) -> float:
     )
 
 
-def test_the_page_names_what_the_processes_export(running: Standalone, tmp_path: Path) -> None:
+def test_the_metrics_page_lists_the_exported_metrics(running: Standalone, tmp_path: Path) -> None:
     with controlled_group(tmp_path) as group:
         group.await_in_sync()
         group.transfer(1)
@@ -111,7 +111,7 @@ def test_the_page_names_what_the_processes_export(running: Standalone, tmp_path:
     }, f"see what {WRITE}=1 makes of docs/metrics.md"
 
 
-def test_the_load_is_what_the_metrics_say(seen: list[Sample]) -> None:
+def test_the_metrics_match_the_load(seen: list[Sample]) -> None:
     pair = {"topic": "parcels", "consumer_group": "depot"}
     assert total(seen, "messages_in_total", topic="parcels") == MESSAGES + 1
     assert total(seen, "messages_out_total", **pair, is_retry="false") == MESSAGES + 1
@@ -138,7 +138,7 @@ def test_delayed_messages_are_counted(seen: list[Sample]) -> None:
     assert total(seen, "metrics_overflow_total") == 0
 
 
-def test_what_is_known_begins_at_zero(running: Standalone) -> None:
+def test_known_label_values_start_at_zero(running: Standalone) -> None:
     running.put("topics/untouched", messageType="MIXED", queues=1)
     begun = {
         "rocketmq_messages_in_total",

@@ -1,8 +1,8 @@
 """A disk that fails one write, or one sync, of a replica under load: row 23 of the fault matrix.
 
-The kernel returns EIO to the broker or to its sync process once. A second call would succeed, but
-the broker does not repeat the call. It ends, another broker takes over, and no acknowledged message
-is lost.
+The kernel returns EIO or EROFS to the broker or to its sync process once. A second call would
+succeed, but the broker does not repeat the call. It ends, another broker takes over, and no
+acknowledged message is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.processes.processes import descendants, is_running
 from tidemill.controller.election.failure import Failure
 
 pytestmark = pytest.mark.heavy
-FAILED = "[Errno 5]", "Input/output error"
+FAILED = "[Errno 5]", "Input/output error", "[Errno 30]", "Read-only file system"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,9 +38,13 @@ def process_of(broker: int, calls: frozenset[int]) -> int:
 
 
 @pytest.mark.parametrize("whose", ["the master", "a replica"])
-@pytest.mark.parametrize("calls", [WRITE, SYNC], ids=["a write", "a sync"])
-def test_whose_disk_fails_ends_and_another_one_goes_on(
-    tmp_path: Path, whose: str, calls: frozenset[int]
+@pytest.mark.parametrize(
+    ("calls", "error"),
+    [(WRITE, errno.EIO), (SYNC, errno.EIO), (WRITE, errno.EROFS)],
+    ids=["a write", "a sync", "read-only"],
+)
+def test_a_replica_with_a_failed_disk_is_replaced(
+    tmp_path: Path, whose: str, calls: frozenset[int], error: int
 ) -> None:
     async def fail(group: ControlledGroup, load: Load) -> None:
         before = await asyncio.to_thread(group.await_in_sync)
@@ -48,7 +52,7 @@ def test_whose_disk_fails_ends_and_another_one_goes_on(
         victim = master if whose == "the master" else (master + 1) % 3
         run = next(one for one in before.view.sss if one.replica_id == victim)
         broker = group.replicas[victim].broker_pid
-        await asyncio.to_thread(fail_once, process_of(broker, calls), calls, errno.EIO)
+        await asyncio.to_thread(fail_once, process_of(broker, calls), calls, error)
         if victim == master:
             after = await asyncio.to_thread(group.led_by_another, before)
             assert reasons_since(before, after)[0] == Failure.DIED.value

@@ -64,7 +64,7 @@ def test_an_operator_moves_the_master(group: ControlledGroup) -> None:
     group.await_in_sync()
 
 
-def test_a_master_that_stands_still_is_replaced_while_its_supervisor_is_heard(
+def test_a_frozen_master_is_replaced_although_its_supervisor_reports(
     group: ControlledGroup,
 ) -> None:
     before = group.group()
@@ -80,7 +80,7 @@ def test_a_master_that_stands_still_is_replaced_while_its_supervisor_is_heard(
     assert master in whole.view.sss
 
 
-def test_replicas_go_on_without_controllers_and_are_known_to_the_next_one(
+def test_replicas_serve_without_controllers_and_register_with_the_next_one(
     group: ControlledGroup,
 ) -> None:
     before = group.group()

@@ -49,9 +49,9 @@ def write_at_the_master_alone(group: ControlledGroup) -> None:
         with grpc.insecure_channel(group.replicas[0].grpc) as channel:
             stub = broker_pb2_grpc.BrokerAdminStub(channel)
             request = pb.PutTopicRequest(name=f"t-{next(names)}", queues=1)
-            with pytest.raises(grpc.RpcError) as told:
+            with pytest.raises(grpc.RpcError) as failure:
                 stub.PutTopic(request, timeout=CALL_S, wait_for_ready=True)
-        if told.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        if failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return True
         signal_followers(group, signal.SIGCONT)
         return False
@@ -60,7 +60,7 @@ def write_at_the_master_alone(group: ControlledGroup) -> None:
     signal_followers(group, signal.SIGKILL)
 
 
-def test_what_nobody_was_told_ok_for_is_cut_and_said_so(group: ControlledGroup) -> None:
+def test_unacknowledged_records_are_cut_and_logged_after_a_failover(group: ControlledGroup) -> None:
     write_at_the_master_alone(group)
     master = group.replicas[0].broker_pid
     os.kill(master, signal.SIGSTOP)
@@ -70,20 +70,20 @@ def test_what_nobody_was_told_ok_for_is_cut_and_said_so(group: ControlledGroup) 
     after = group.await_group(lambda found: found.view.epoch >= 2)
     assert after.view.master.replica_id in {1, 2}
     os.kill(master, signal.SIGCONT)
-    told = group.await_group(lambda found: bool(cuts_of(found) and away_of(found)))
-    [cut] = cuts_of(told)
+    group_status = group.await_group(lambda found: bool(cuts_of(found) and away_of(found)))
+    [cut] = cuts_of(group_status)
     assert (cut.replica_id, cut.confirmed_bytes) == (0, 0)
     assert cut.epoch >= 2
     assert cut.records >= 1
     assert cut.size_bytes > 0
-    assert all(each.away_ms >= each.detected_ms for each in away_of(told))
+    assert all(each.away_ms >= each.detected_ms for each in away_of(group_status))
     group.await_in_sync()
 
 
-def cuts_of(group: wire.Group) -> list[wire.Cut]:
+def cuts_of(group: wire.BrokerGroupStatus) -> list[wire.Cut]:
     return [cut for transition in group.history for cut in transition.cuts]
 
 
-def away_of(group: wire.Group) -> list[wire.Transition]:
+def away_of(group: wire.BrokerGroupStatus) -> list[wire.Transition]:
     """Return the transitions with a known duration without sends."""
     return [each for each in group.history if each.HasField("away_ms")]

@@ -17,13 +17,17 @@ import pytest
 
 from tests.support.clients.api import Api, api, message
 from tests.support.processes.controlled_group import (
+    GROUP,
     WITHIN_MS,
     ControlledGroup,
     controlled_group,
     proxy_of,
+    reasons_since,
 )
 from tests.support.processes.processes import descendants
+from tidemill.controller.election.history import HANDED_OVER
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2
 
 MIB = 1 << 20
 SMALL, LARGE = 40 * MIB, 160 * MIB
@@ -91,7 +95,7 @@ async def received(client: Api, count: int) -> set[str]:
     return found
 
 
-def test_a_replica_whose_disk_is_full_is_done_without_and_comes_back(tmp_path: Path) -> None:
+def test_a_replica_with_a_full_disk_leaves_the_sync_state_set_and_returns(tmp_path: Path) -> None:
     async def play(group: ControlledGroup, endpoint: str) -> None:
         async with api(endpoint, call_s=CALL_S) as client:
             for number in range(SENDS):
@@ -115,7 +119,33 @@ def test_a_replica_whose_disk_is_full_is_done_without_and_comes_back(tmp_path: P
         group.end()
 
 
-def test_a_group_whose_disks_are_all_full_refuses_sends_and_takes_acks(tmp_path: Path) -> None:
+def test_a_full_master_hands_over_once_to_a_replica_with_room(tmp_path: Path) -> None:
+    async def play(group: ControlledGroup, endpoint: str) -> None:
+        async with api(endpoint, call_s=CALL_S) as client, asyncio.timeout(WITHIN_MS / 1000):
+            for number in range(SENDS):
+                while not await send(client, f"m{number}"):
+                    pass  # The disk is full until the transfer.
+            assert len(await received(client, SENDS)) == SENDS
+
+    with small_disks(tmp_path, 0), controlled_group(tmp_path, flags=FLAGS) as group:
+        group.await_in_sync()
+        group.move_master(0)
+        before = group.await_in_sync()
+        with proxy_of(group) as proxy:
+            asyncio.run(play(group, proxy.grpc))
+        after = group.group()
+        assert after.view.master.replica_id != 0
+        assert reasons_since(before, after) == [HANDED_OVER]
+        assert after.replicas[0].heartbeat.health == controller_pb2.HEALTH_FULL
+        assert not after.alarm, "two replicas have room"
+        assert group.controller.metric("rocketmq_controller_full_replicas", broker_set=GROUP) == 1
+        enlarge(tmp_path, 0)
+        group.await_group(lambda one: one.replicas[0].heartbeat.health == controller_pb2.HEALTH_OK)
+        assert reasons_since(before, group.await_in_sync()) == [HANDED_OVER]
+        group.end()
+
+
+def test_a_group_with_full_disks_rejects_sends_and_accepts_acks(tmp_path: Path) -> None:
     async def play(group: ControlledGroup, endpoint: str) -> None:
         stored = []
         async with api(endpoint, call_s=CALL_S) as client:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.clients.client_process import GO_PROGRAM, needs, run_go_client
 from tests.support.processes.processes import Standalone, standalone
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVALID_RECEIPT_HANDLE = 40013
 
@@ -42,9 +43,7 @@ def test_messages_of_every_kind_and_size_come_as_they_were_sent(
     assert running.lag("round") == 0
 
 
-def test_a_message_that_is_not_acked_comes_back_and_so_does_one_that_is_given_back(
-    tmp_path: Path, running: Standalone
-) -> None:
+def test_unacked_and_released_messages_are_redelivered(tmp_path: Path, running: Standalone) -> None:
     facts = run_go_client(tmp_path, "redelivery", running.grpc, topic="again", group="again")
     assert [fact["attempt"] for fact in facts.of("received")] == [1, 2, 3]
     assert {fact["id"] for fact in facts.of("received")} == {facts.the("sent")["id"]}
@@ -53,7 +52,16 @@ def test_a_message_that_is_not_acked_comes_back_and_so_does_one_that_is_given_ba
     assert running.lag("again") == 0
 
 
-def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
+@pytest.mark.parametrize("namespace", ["", "shop"])
+def test_a_repeated_send_is_rejected_for_the_first_reason(
+    tmp_path: Path, running: Standalone, namespace: str
+) -> None:
+    """This client adds its metadata again for each retry of a send."""
+    facts = run_go_client(tmp_path, "rejected", running.grpc, topic="rejected", namespace=namespace)
+    assert facts.the("error")["code"] == v2.MESSAGE_PROPERTIES_TOO_LARGE, facts.the("error")
+
+
+def test_a_push_consumer_acks_successes_and_gets_failures_again(
     tmp_path: Path, running: Standalone
 ) -> None:
     running.put("groups/push", retry={"customized": {"nextMs": [1000]}})

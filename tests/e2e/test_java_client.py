@@ -47,9 +47,7 @@ def test_messages_of_every_kind_and_size_come_as_they_were_sent(
     assert running.lag("round") == 0
 
 
-def test_a_message_that_is_not_acked_comes_back_and_so_does_one_that_is_given_back(
-    tmp_path: Path, running: Standalone
-) -> None:
+def test_unacked_and_released_messages_are_redelivered(tmp_path: Path, running: Standalone) -> None:
     facts = run_java_client(tmp_path, "redelivery", running.grpc, topic="again", group="again")
     assert [fact["attempt"] for fact in facts.of("received")] == [1, 2, 3]
     assert {fact["id"] for fact in facts.of("received")} == {facts.the("sent")["id"]}
@@ -57,7 +55,7 @@ def test_a_message_that_is_not_acked_comes_back_and_so_does_one_that_is_given_ba
     assert running.lag("again") == 0
 
 
-def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
+def test_a_push_consumer_acks_successes_and_gets_failures_again(
     tmp_path: Path, running: Standalone
 ) -> None:
     running.put("groups/push", retry={"customized": {"nextMs": [1000]}})
@@ -73,3 +71,16 @@ def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
     ]
     # The process may have ended before its ack of the last one.
     assert running.lag("push") <= 1
+
+
+def test_a_fifo_push_consumer_goes_on_after_a_repeated_forward(
+    tmp_path: Path, running: Standalone
+) -> None:
+    """The client repeats a forward until its answer is OK; the message group waits meanwhile."""
+    running.put("topics/forwarded", messageType="FIFO", queues=1)
+    running.put("groups/forwarding", deliveryOrder="FIFO", maxAttempts=1)
+    names = {"topic": "forwarded", "group": "forwarding"}
+    facts = run_java_client(tmp_path, "repeatedForward", running.grpc, **names)
+    assert "OK" in facts.the("forwarded")["answer"]
+    assert facts.the("done")["is_done"]
+    assert [fact["body"] for fact in facts.of("received")] == ["first", "last"]

@@ -22,7 +22,7 @@ from tests.support.clients.load import Load
 from tests.support.eventually import eventually
 from tests.support.processes.controlled_group import (
     WITHIN_MS,
-    Announced,
+    AnnouncedProcess,
     ControlledGroup,
     controlled_group,
     proxy_of,
@@ -68,7 +68,7 @@ async def work(*loads: Load) -> None:
     await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads))
 
 
-async def is_held(master: Announced, *, is_so: bool) -> None:
+async def is_held(master: AnnouncedProcess, *, is_so: bool) -> None:
     """Wait until the timers of a master hold after a jump, or run again."""
 
     def look() -> bool:
@@ -78,7 +78,7 @@ async def is_held(master: Announced, *, is_so: bool) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "back"])
-def test_a_clock_that_jumps_moves_nobody_and_holds_timers(tmp_path: Path, ahead_s: int) -> None:
+def test_a_clock_jump_causes_no_election_and_holds_timers(tmp_path: Path, ahead_s: int) -> None:
     jumped_s: list[float] = []
     sent_before_right: set[str] = set()
 
@@ -117,7 +117,7 @@ def test_a_clock_that_jumps_moves_nobody_and_holds_timers(tmp_path: Path, ahead_
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "back"])
-def test_a_master_whose_clock_is_another_one_takes_over(tmp_path: Path, ahead_s: int) -> None:
+def test_a_replica_with_a_different_clock_takes_over(tmp_path: Path, ahead_s: int) -> None:
     async def jumps(
         group: ControlledGroup, clocks: WrongClocks, plain: Load, delayed: Load
     ) -> None:

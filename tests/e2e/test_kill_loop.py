@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients.api import api
-from tests.support.clients.history_against_audit import Failed
+from tests.support.clients.history_against_audit import LostAnswerSpan
 from tests.support.clients.load import Load
-from tests.support.processes.killing import RECOVERY_S, Stuck, kill_and_note, until
+from tests.support.processes.killing import RECOVERY_S, NoProgress, kill_and_note, until
 from tests.support.processes.processes import Standalone, standalone
 from tests.support.seeds import seed_base
 
@@ -45,9 +45,9 @@ def test_no_promise_is_broken_by_kills_under_load(
         ordered = Load(running.grpc, "ordered", "ordered", rng, message_groups=6)
         try:
             kills = asyncio.run(kill_under_load(running, [plain, ordered], rng))
-        except* Stuck:
-            told = f"{plain.status}\n{ordered.status}\n{running.log.read_text()[-5000:]}"
-            pytest.fail(f"seed {SEED}: no progress within {RECOVERY_S:.0f} s\n{told}")
+        except* NoProgress:
+            statuses = f"{plain.status}\n{ordered.status}\n{running.log.read_text()[-5000:]}"
+            pytest.fail(f"seed {SEED}: no progress within {RECOVERY_S:.0f} s\n{statuses}")
         if SOAK_S:
             differences = audit(running, [plain, ordered], kills, tmp_path)
             assert not differences, "\n".join([f"seed {SEED}", *map(str, kills), *differences])
@@ -69,7 +69,7 @@ def test_no_promise_is_broken_by_kills_under_load(
 
 
 def audit(
-    running: Standalone, loads: list[Load], kills: list[Failed], folder: Path
+    running: Standalone, loads: list[Load], kills: list[LostAnswerSpan], folder: Path
 ) -> Sequence[str]:
     """Return the differences between an audit of the log and the clients' history."""
     # Needs Spark, which only a soak requires.
@@ -83,7 +83,7 @@ def audit(
 
 async def kill_under_load(
     running: Standalone, loads: list[Load], rng: random.Random
-) -> list[Failed]:
+) -> list[LostAnswerSpan]:
     """Run the loads and kill processes; return the times at which kills lost answers."""
     kills = []
     loop = asyncio.get_running_loop()

@@ -27,7 +27,7 @@ async def start(group: ControlledGroup, *numbers: int) -> None:
         await asyncio.to_thread(group.start_replica, number)
 
 
-def test_one_of_three_confirms_nothing_and_goes_on_when_another_is_back(tmp_path: Path) -> None:
+def test_one_of_three_replicas_confirms_nothing_until_another_returns(tmp_path: Path) -> None:
     async def faults(group: ControlledGroup, load: Load) -> None:
         for number in (0, 1):
             await asyncio.to_thread(group.replicas[number].end)

@@ -27,12 +27,12 @@ def running(tmp_path: Path) -> Iterator[Standalone]:
 
 
 def progress(running: Standalone) -> dict[str, Any]:
-    told = tidemill(running, "--output=json", "group", "progress", GROUP).stdout
-    found: dict[str, Any] = json.loads(told)
+    output = tidemill(running, "--output=json", "group", "progress", GROUP).stdout
+    found: dict[str, Any] = json.loads(output)
     return found
 
 
-def test_a_locked_queue_is_told_and_released(running: Standalone) -> None:
+def test_a_locked_queue_is_listed_and_released(running: Standalone) -> None:
     tidemill(running, "topic", "create", TOPIC, "--type=fifo", "--queues=1")
     tidemill(running, "group", "create", GROUP, "--order=fifo")
     assert "not locked" in tidemill(running, *RELEASE, "--yes").stderr
@@ -41,7 +41,7 @@ def test_a_locked_queue_is_told_and_released(running: Standalone) -> None:
         for body in (b"a", b"b", b"c"):
             await client.send(message(TOPIC, body, message_group="one"))
         [held] = await client.receive(TOPIC, GROUP, batch_size=1, invisible_ms=HIDDEN_MS)
-        check_told(running, held.system_properties.message_id)
+        check_listed(running, held.system_properties.message_id)
         assert not await client.receive(TOPIC, GROUP)
         waits = asyncio.create_task(client.receive(TOPIC, GROUP, batch_size=1, poll_ms=20_000))
         await asyncio.to_thread(check_release, running)
@@ -58,12 +58,12 @@ def test_a_locked_queue_is_told_and_released(running: Standalone) -> None:
 
     asyncio.run(main())
     [line] = [line for line in running.log.read_text().splitlines() if "lock released" in line]
-    told = json.loads(line)
-    assert (told["holder"], told["queue_id"]) == ("tests", 0)
-    assert told["by"].endswith("127.0.0.1")
+    released = json.loads(line)
+    assert (released["holder"], released["queue_id"]) == ("tests", 0)
+    assert released["by"].endswith("127.0.0.1")
 
 
-def check_told(running: Standalone, message_id: str) -> None:
+def check_listed(running: Standalone, message_id: str) -> None:
     found = progress(running)
     total = found["total"]
     assert [total[key] for key in ("lag", "ready", "blocked", "inFlight")] == [3, 0, 2, 1]
@@ -96,7 +96,7 @@ def check_release(running: Standalone) -> None:
     )
 
 
-def test_what_cannot_be_locked_is_said(running: Standalone) -> None:
+def test_releasing_an_impossible_lock_fails_with_the_reason(running: Standalone) -> None:
     tidemill(running, "topic", "create", TOPIC, "--queues=2")
     tidemill(running, "group", "create", GROUP)
     assert "is not FIFO" in tidemill(running, *RELEASE, "--yes").stderr

@@ -53,7 +53,7 @@ async def received(client: Client, count: int) -> list[str]:
     return bodies
 
 
-def told(folder: Path, number: int) -> list[str]:
+def logged_events(folder: Path, number: int) -> list[str]:
     """Return the log lines of a replica."""
     lines = (folder / f"replica-{number}.log").read_text().splitlines(keepends=True)
     return [json.loads(line)["event"] for line in lines if line.endswith("\n")]
@@ -64,7 +64,7 @@ def was_mended(folder: Path, number: int) -> bool:
     text = (folder / f"replica-{number}.log").read_text()
     whole = text[: text.rfind("\n") + 1].splitlines()
     cut = [fields.get("cut_bytes", 0) for fields in map(json.loads, whole)]
-    return MENDED in told(folder, number) and not any(cut)
+    return MENDED in logged_events(folder, number) and not any(cut)
 
 
 async def popped(client: Client, *, hidden_ms: int) -> list[str]:
@@ -87,7 +87,7 @@ async def popped(client: Client, *, hidden_ms: int) -> list[str]:
     return bodies
 
 
-def test_a_master_mends_what_rots_while_it_is_out(tmp_path: Path) -> None:
+def test_a_master_mends_messages_damaged_during_their_delivery(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with replica_group(tmp_path) as group:
             client = await sent(group)
@@ -97,13 +97,13 @@ def test_a_master_mends_what_rots_while_it_is_out(tmp_path: Path) -> None:
             flip(tmp_path, 0, "m7")
             bodies = await received(client, len(client.acknowledged))
             assert sorted(bodies) == sorted(client.acknowledged)
-            assert MENDED in told(tmp_path, 0)
+            assert MENDED in logged_events(tmp_path, 0)
 
     run(scenario)
 
 
 @pytest.mark.heavy
-def test_what_all_have_lost_is_given_up_and_nothing_else(tmp_path: Path) -> None:
+def test_only_messages_damaged_at_every_replica_are_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with replica_group(tmp_path) as group:
             client = await sent(group)
@@ -113,14 +113,16 @@ def test_what_all_have_lost_is_given_up_and_nothing_else(tmp_path: Path) -> None
             bodies = await received(client, len(client.acknowledged) - 1)
             assert sorted(bodies) == sorted(client.acknowledged - {"m7"})
             await asyncio.to_thread(
-                eventually, lambda: GIVEN_UP in told(tmp_path, 0), within_ms=WITHIN_MS
+                eventually, lambda: GIVEN_UP in logged_events(tmp_path, 0), within_ms=WITHIN_MS
             )
-            assert told(tmp_path, 0).count("replica does not have the damaged records") >= 2
+            assert (
+                logged_events(tmp_path, 0).count("replica does not have the damaged records") >= 2
+            )
 
     run(scenario)
 
 
-def test_a_replica_whose_log_is_damaged_starts_with_what_others_have(tmp_path: Path) -> None:
+def test_a_replica_mends_its_damaged_log_from_others_at_start(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with replica_group(tmp_path) as group:
             client = await sent(group)

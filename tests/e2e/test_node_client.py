@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.clients.api import api, message
 from tests.support.clients.client_process import NODE_PACKAGES, needs, run_node_client
 from tests.support.processes.processes import Standalone, standalone
+from tidemill.common.item_bytes import DELIVERY_BYTES, ITEM_BYTES_MAX
+from tidemill.proxy.clients.settings import PROPERTIES_BYTES
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVALID_RECEIPT_HANDLE = 40013
 MESSAGE_NOT_FOUND = 40401
+SEND_S = 60.0  # for 4 MiB on a busy machine
 LATE_MS_MAX = 1_500  # on the slowest machine, the client's own time included
 
 pytestmark = needs("node", NODE_PACKAGES)
@@ -40,9 +46,7 @@ def test_messages_of_every_kind_come_as_they_were_sent(tmp_path: Path, running: 
     assert facts.the("left")["count"] == 0
 
 
-def test_a_message_that_is_not_acked_comes_back_and_so_does_one_that_is_given_back(
-    tmp_path: Path, running: Standalone
-) -> None:
+def test_unacked_and_released_messages_are_redelivered(tmp_path: Path, running: Standalone) -> None:
     facts = run_node_client(tmp_path, "redelivery", running.grpc, topic="again", group="again")
     assert [fact["attempt"] for fact in facts.of("received")] == [1, 2, 3]
     assert len({fact["id"] for fact in facts.of("received")}) == 1
@@ -58,7 +62,7 @@ def test_a_client_with_several_topics_starts_at_once(tmp_path: Path, running: St
     assert sorted(fact["body"] for fact in facts.of("received")) == topics
 
 
-def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
+def test_a_push_consumer_acks_successes_and_gets_failures_again(
     tmp_path: Path, running: Standalone
 ) -> None:
     facts = run_node_client(tmp_path, "push", running.grpc, topic="push", group="push", messages=5)
@@ -89,7 +93,7 @@ def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
     assert numbers == {f"group-{n}": list(range(n, 30, 3)) for n in range(3)}
 
 
-def test_an_ordered_push_consumer_forwards_what_fails_to_the_dead_letter_topic_and_goes_on(
+def test_an_ordered_push_consumer_dead_letters_a_failing_message_and_continues(
     tmp_path: Path, running: Standalone
 ) -> None:
     running.put("topics/ordered-dead", messageType="FIFO", queues=4)
@@ -161,3 +165,30 @@ def test_a_delayed_message_comes_when_it_is_due_unless_it_is_recalled(
     assert 0 <= received["atMs"] - sent["dueMs"] < LATE_MS_MAX
     assert str(MESSAGE_NOT_FOUND) in facts.the("error")["text"]
     assert facts.the("left")["count"] == 0
+
+
+def test_the_largest_message_arrives_and_the_small_ones_beside_it(
+    tmp_path: Path, running: Standalone
+) -> None:
+    body_bytes = ITEM_BYTES_MAX - DELIVERY_BYTES - PROPERTIES_BYTES
+
+    async def send() -> None:
+        async with api(running.grpc, call_s=SEND_S) as client:
+            for body in (b"small", b"x" * body_bytes, b"another"):
+                sent = await client.send(message("largest", body))
+                assert sent.status.code == v2.OK, sent
+
+    asyncio.run(send())
+    facts = run_node_client(
+        tmp_path,
+        "consumeAll",
+        running.grpc,
+        topic="largest",
+        group="largest",
+        messages=3,
+        receivers=1,
+        wait_s=SEND_S,
+    )
+    consumed = facts.the("consumed")
+    assert (consumed["messages"], consumed["bytes"]) == (3, body_bytes + len("smallanother"))
+    assert not [name for name in consumed["ended"] if "RESOURCE_EXHAUSTED" in name]

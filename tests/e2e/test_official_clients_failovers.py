@@ -16,7 +16,7 @@ import pytest
 from tests.support.clients.disturbed_clients import CALLS, DisturbedClients, disturbed_clients
 from tests.support.clients.looping_clients import judge
 from tests.support.processes.processes import standalone
-from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.processes.replicated_standalone import FLAGS, ReplicatedStandalone, send_signal
 
 pytestmark = pytest.mark.large
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.large
 def test_official_clients_keep_their_promises_when_masters_go(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", *FLAGS) as running:
         with disturbed_clients(tmp_path, running) as disturbed:
-            Failovers(Replicated(running), disturbed).run()
+            Failovers(ReplicatedStandalone(running), disturbed).run()
             statuses = disturbed.end()
         log = running.log.read_text()
         assert running.stop() == 0
@@ -37,7 +37,7 @@ def test_official_clients_keep_their_promises_when_masters_go(tmp_path: Path) ->
 class Failovers:
     """Faults of replicas, one after the other, while the clients work."""
 
-    def __init__(self, group: Replicated, disturbed: DisturbedClients) -> None:
+    def __init__(self, group: ReplicatedStandalone, disturbed: DisturbedClients) -> None:
         self._group = group
         self._disturbed = disturbed
 

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.clients.client_process import GO_PROGRAM, JAVA_CLASSES, NODE_PACKAGES, needs
@@ -32,7 +31,7 @@ from tests.support.clients.disturbed_clients import (
     disturbed_clients,
 )
 from tests.support.clients.looping_clients import ROLES, judge
-from tests.support.processes.killing import child_pid
+from tests.support.processes.killing import child_pid, is_back
 from tests.support.processes.processes import Standalone, broker, command, environment, standalone
 from tests.support.seeds import seed_base
 
@@ -48,7 +47,6 @@ SEED = seed_base()
 FLAGS = ("--groups=3", "--proxies=2")
 BROKERS = ("broker-0", "broker-1", "broker-2")
 PROXIES = ("proxy-0", "proxy-1")
-READY_S = 5.0  # Timeout of a readiness probe.
 COMMAND_S = DRAIN_S  # Also the time for a broker group to become empty.
 # After the removal of a broker group: later acks cannot be in its log. The audit's tolerance for an
 # ack, and a margin.
@@ -81,8 +79,8 @@ def test_every_official_client_keeps_its_promises_whatever_happens_to_the_server
     assert statuses == [0] * len(clients)
     for client in clients:
         # Each client had each role, so these claims hold for each.
-        assert set(client.told.received) == set(ROLES), client.status
-        assert all(client.told.stored.values()), client.status
+        assert set(client.report.received) == set(ROLES), client.status
+        assert all(client.report.stored.values()), client.status
     assert "Traceback" not in log
 
 
@@ -153,17 +151,8 @@ class Loop:
             for pid in pids.values():
                 os.kill(pid, number)
             for name, pid in pids.items():
-                self._disturbed.eventually(partial(self._is_back, name, pid))
+                self._disturbed.eventually(partial(is_back, self._running, name, pid))
         self._disturbed.progress()
-
-    def _is_back(self, name: str, former_pid: int) -> bool:
-        if child_pid(self._running, name) in (0, former_pid):
-            return False
-        ready = self._running.processes[name].metrics.replace("/metrics", "/readyz")
-        try:
-            return httpx.get(ready, trust_env=False, timeout=READY_S).is_success
-        except httpx.TransportError:
-            return False
 
     def _add_and_drain(self) -> None:
         """Add a broker group, wait until it has messages, drain it and remove it."""

@@ -22,7 +22,7 @@ from tests.support.clients.load import Load
 from tests.support.eventually import eventually
 from tests.support.processes.controlled_group import (
     WITHIN_MS,
-    Announced,
+    AnnouncedProcess,
     ControlledGroup,
     controlled_group,
     proxy_of,
@@ -88,7 +88,7 @@ def test_a_master_that_no_replica_reaches_gives_way(tmp_path: Path) -> None:
     play(tmp_path, faults)
 
 
-def test_a_master_that_controllers_do_not_hear_goes_on(tmp_path: Path) -> None:
+def test_a_master_unreachable_for_controllers_keeps_its_role(tmp_path: Path) -> None:
     async def faults(group: ControlledGroup, load: Load) -> None:
         for link in group.to_controllers[0]:
             link.cut()
@@ -118,7 +118,7 @@ def test_a_master_that_is_cut_off_from_all_is_replaced_and_cuts_its_tail(tmp_pat
     play(tmp_path, faults)
 
 
-def test_a_replica_that_controllers_do_not_hear_acks_and_is_not_elected(tmp_path: Path) -> None:
+def test_a_replica_unreachable_for_controllers_acks_and_is_not_elected(tmp_path: Path) -> None:
     async def faults(group: ControlledGroup, load: Load) -> None:
         for link in group.to_controllers[1]:
             link.cut()
@@ -139,7 +139,7 @@ def test_a_replica_that_controllers_do_not_hear_acks_and_is_not_elected(tmp_path
 
 
 @pytest.mark.parametrize("direction", [FORTH, BACK], ids=["to the master", "from the master"])
-def test_what_passes_one_way_only_is_as_good_as_nothing(tmp_path: Path, direction: int) -> None:
+def test_a_link_cut_in_one_direction_causes_a_failover(tmp_path: Path, direction: int) -> None:
     async def faults(group: ControlledGroup, load: Load) -> None:
         group.to_replica[0].cut(direction)
         await asyncio.to_thread(group.await_group, lambda one: one.view.epoch >= 2)
@@ -150,7 +150,7 @@ def test_what_passes_one_way_only_is_as_good_as_nothing(tmp_path: Path, directio
     play(tmp_path, faults)
 
 
-def test_a_slow_network_is_no_reason_for_an_election(tmp_path: Path) -> None:
+def test_a_slow_network_causes_no_election(tmp_path: Path) -> None:
     async def faults(group: ControlledGroup, load: Load) -> None:
         links = [*group.to_replica.values(), *chain(*group.to_controllers.values())]
         for link in links:
@@ -186,7 +186,7 @@ def test_a_leading_controller_that_stands_still_is_followed_by_another(tmp_path:
 
 
 def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_path: Path) -> None:
-    async def reports(controller: Announced, count: int) -> None:
+    async def reports(controller: AnnouncedProcess, count: int) -> None:
         """Wait until the controller has `count` more reports of unreachable masters."""
 
         def heard() -> float:
@@ -197,7 +197,9 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
         wanted = await asyncio.to_thread(heard) + count
         await asyncio.to_thread(eventually, lambda: heard() >= wanted, within_ms=WITHIN_MS)
 
-    async def faults(group: ControlledGroup, proxies: list[Announced], loads: list[Load]) -> None:
+    async def faults(
+        group: ControlledGroup, proxies: list[AnnouncedProcess], loads: list[Load]
+    ) -> None:
         before = await asyncio.to_thread(group.await_in_sync)
         to_master = group.to_replica[before.view.master.replica_id]
         to_master.cut_off(proxies[0].pid)
@@ -217,7 +219,7 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
         last = await asyncio.to_thread(group.group)
         assert last.view.epoch == after.view.epoch, "a second election took place"
 
-    async def run(group: ControlledGroup, proxies: list[Announced]) -> list[Load]:
+    async def run(group: ControlledGroup, proxies: list[AnnouncedProcess]) -> list[Load]:
         loads = [
             Load(one.grpc, f"orders-{n}", f"billing-{n}", random.Random(n))
             for n, one in enumerate(proxies)

@@ -17,7 +17,7 @@ import pytest
 from tests.support.clients.api import Api, api, message
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, command, environment, standalone
-from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.processes.replicated_standalone import FLAGS, ReplicatedStandalone, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
@@ -60,7 +60,7 @@ async def receive(client: Api, *, invisible_ms: int = 60_000) -> v2.Message:
     return got
 
 
-def told(events: list[pb.Event]) -> list[tuple[object, ...]]:
+def event_facts(events: list[pb.Event]) -> list[tuple[object, ...]]:
     """Return the kind of each event, with details of some."""
     return [
         (
@@ -73,7 +73,7 @@ def told(events: list[pb.Event]) -> list[tuple[object, ...]]:
     ]
 
 
-def test_a_message_that_nobody_takes_ends_among_the_dead_letters(
+def test_a_message_without_acks_becomes_a_dead_letter(
     running: Standalone, stub: pipeline_pb2_grpc.PipelineSourceStub
 ) -> None:
     """Delayed, moved to another time, fired, popped, renewed, given back, revived, dead."""
@@ -96,7 +96,7 @@ def test_a_message_that_nobody_takes_ends_among_the_dead_letters(
 
     run(running, act)
     events, end = events_of(stub, message_id="LATE")
-    assert told(events) == [
+    assert event_facts(events) == [
         ("SCHEDULED", 0, "", ""),
         ("FIRED", 0, "", ""),
         ("DELIVERED", 1, "", GROUP),
@@ -136,16 +136,16 @@ def test_a_recalled_message_and_an_acked_one(
 
     run(running, act)
     never, _ = events_of(stub, message_id="NEVER")
-    assert [row[0] for row in told(never)] == ["SCHEDULED", "RECALLED"]
+    assert [row[0] for row in event_facts(never)] == ["SCHEDULED", "RECALLED"]
     assert {event.topic for event in never} == {TOPIC}
     now, _ = events_of(stub, message_id="NOW")
-    assert [row[0] for row in told(now)] == ["STORED", "DELIVERED", "ACKED"]
+    assert [row[0] for row in event_facts(now)] == ["STORED", "DELIVERED", "ACKED"]
     assert now[0].body_size == len(b"now")
     assert now[2].delivery_id == now[1].position
     assert now[2].delivery_index == now[1].index
 
 
-def test_events_go_on_where_an_answer_ended(
+def test_event_reads_continue_at_the_end_of_a_reply(
     running: Standalone, stub: pipeline_pb2_grpc.PipelineSourceStub
 ) -> None:
     everything, end = events_of(stub)
@@ -194,7 +194,7 @@ def test_the_journey_is_a_timeline_in_rest_and_on_the_command_line(running: Stan
 
 
 @pytest.mark.heavy
-def test_another_master_tells_the_same_and_goes_on(tmp_path: Path) -> None:
+def test_a_new_master_returns_the_same_events_and_appends_more(tmp_path: Path) -> None:
     held: list[str] = []
 
     async def before(client: Api) -> None:
@@ -213,14 +213,14 @@ def test_another_master_tells_the_same_and_goes_on(tmp_path: Path) -> None:
         grpc.insecure_channel(replicated.grpc) as channel,
     ):
         source = pipeline_pb2_grpc.PipelineSourceStub(channel)
-        group = Replicated(replicated)
+        group = ReplicatedStandalone(replicated)
         asyncio.run(group.in_sync())
         replicated.put(f"topics/{TOPIC}", queues=1)
         run(replicated, before)
         events, end = events_of(source)
         asyncio.run(group.in_sync())
         send_signal(group.pids(group.master()), signal.SIGKILL)
-        eventually(lambda: told_by(source), within_ms=30_000)
+        eventually(lambda: has_master(source), within_ms=30_000)
         again, _ = events_of(source, until_position=end.next_position, log_id=end.log_id)
         assert again == events
         run(replicated, after)
@@ -234,7 +234,7 @@ def test_another_master_tells_the_same_and_goes_on(tmp_path: Path) -> None:
         ]
 
 
-def told_by(source: pipeline_pb2_grpc.PipelineSourceStub) -> bool:
+def has_master(source: pipeline_pb2_grpc.PipelineSourceStub) -> bool:
     """Return whether there is a master."""
     try:
         return bool(events_of(source))
@@ -259,7 +259,7 @@ async def take_all(client: Api) -> None:
     await client.ack(TOPIC, GROUP, [one.system_properties.receipt_handle for one in got])
 
 
-def test_what_makes_no_sense_is_refused_and_no_failure_of_the_server(
+def test_invalid_arguments_are_rejected_without_a_server_error(
     running: Standalone, stub: pipeline_pb2_grpc.PipelineSourceStub
 ) -> None:
     broker = next(iter(stub.GetQueues(pb.GetQueuesRequest(topic_pattern="*")))).groups[0].broker

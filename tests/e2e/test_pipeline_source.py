@@ -63,7 +63,7 @@ def error_name(error: grpc.RpcError) -> str:
     return {each.key: str(each.value) for each in error.trailing_metadata()}["tidemill-error"]
 
 
-def test_queues_of_all_broker_groups_are_told_by_name_and_by_pattern(
+def test_queues_of_all_broker_groups_are_listed_by_name_and_pattern(
     running: Standalone, stub: pipeline_pb2_grpc.PipelineSourceStub
 ) -> None:
     running.put("topics/orders", queues=2)
@@ -116,7 +116,7 @@ def test_the_service_is_reflected_and_healthy(running: Standalone) -> None:
     asyncio.run(ask())
 
 
-def test_what_is_delayed_is_listed_in_pages_of_each_broker_group(
+def test_delayed_messages_are_listed_in_pages_of_each_broker_group(
     running: Standalone, client: PullClient, stub: pipeline_pb2_grpc.PipelineSourceStub
 ) -> None:
     running.put("topics/later", queues=2, messageType="DELAY")
@@ -152,7 +152,7 @@ def test_what_is_delayed_is_listed_in_pages_of_each_broker_group(
     assert {item.message_id for item in first} == {"later-0", "later-1"}
 
 
-def test_what_is_in_flight_and_how_far_groups_are_is_listed(
+def test_deliveries_in_flight_and_group_progress_are_listed(
     running: Standalone, client: PullClient, stub: pipeline_pb2_grpc.PipelineSourceStub
 ) -> None:
     running.put("topics/worked", queues=1)
@@ -211,10 +211,10 @@ def test_what_is_in_flight_and_how_far_groups_are_is_listed(
     assert worked.pull_offset == 2
     assert worked.in_flight_count == len(in_flight("workers"))
     # The same for the command line.
-    told = running.get("groups/copiers/progress")
+    listed = running.get("groups/copiers/progress")
     behind = copied.max_offset - 3
-    assert told["pulled"] == [{"topic": "copied", "queues": 1, "behind": behind}]
-    assert told["total"]["lag"] == 0
+    assert listed["pulled"] == [{"topic": "copied", "queues": 1, "behind": behind}]
+    assert listed["total"]["lag"] == 0
     shown = subprocess.run(
         command("--admin", running.admin, "group", "progress", "copiers"),
         env=environment(),

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.support.processes.processes import (
     descendants,
     environment,
 )
-from tidemill.proxy.keeper import LIVES_MAX
+from tidemill.proxy.keeper import SHORT_LIFE_S, SHORT_LIVES_MAX
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
@@ -54,8 +55,8 @@ class KeptProxy:
 
     def serving(self, life: int = 0) -> tuple[int, str]:
         """Return id and address of the process of a life, once it serves."""
-        told = eventually(lambda: self.events("proxy serving")[life], within_ms=WITHIN_MS)
-        return self.pid(), str(told["grpc"])
+        event = eventually(lambda: self.events("proxy serving")[life], within_ms=WITHIN_MS)
+        return self.pid(), str(event["grpc"])
 
     def pid(self) -> int:
         """Return the id of the serving or starting process."""
@@ -87,7 +88,9 @@ def kept(tmp_path: Path) -> Iterator[KeptProxy]:
 def kept_proxy(folder: Path, *more: str, **started: Any) -> Iterator[KeptProxy]:
     """Run a proxy and its broker for the block, with the options of subprocess.Popen."""
     with contextlib.ExitStack() as running:
-        stored, address, _ = running.enter_context(broker(folder / "data", "--auto-create"))
+        stored, address, _ = running.enter_context(
+            broker(folder / "data", "--auto-create-topics", "--auto-create-groups")
+        )
         log = folder / "proxy.log"
         stderr = running.enter_context(log.open("w"))
         flags = [f"--brokers={address}", "--grpc-port=0", "--metrics-port=0", "--drain-delay-ms=0"]
@@ -130,12 +133,14 @@ def send(address: str) -> int:
     return int(answer.status.code)
 
 
-def test_who_connects_while_a_proxy_is_dead_is_served_by_its_next_life(kept: KeptProxy) -> None:
+def test_a_client_that_connects_to_a_dead_proxy_is_served_after_its_restart(
+    kept: KeptProxy,
+) -> None:
     for life in range(KILLS):
         address = kept.kill(life)
         assert not refuses(address)
         assert send(address) == v2.OK
-    ends = [told["ended"] for told in kept.events("the proxy died, and was started again")]
+    ends = [event["ended"] for event in kept.events("the proxy died, and was started again")]
     assert ends == ["signal 9"] * KILLS
     metrics = kept.events("proxy serving")[-1]["metrics"]
     with httpx.Client(trust_env=False) as client:
@@ -144,7 +149,7 @@ def test_who_connects_while_a_proxy_is_dead_is_served_by_its_next_life(kept: Kep
     assert line.endswith(f" {KILLS}.0")
 
 
-def test_one_that_is_stopped_ends_with_its_port_closed(kept: KeptProxy) -> None:
+def test_a_stopped_keeper_closes_its_port(kept: KeptProxy) -> None:
     kept.kill()
     _, address = kept.serving(1)
     kept.process.terminate()
@@ -160,17 +165,28 @@ def test_a_reload_is_handed_on(kept: KeptProxy) -> None:
     assert kept.process.poll() is None
 
 
-def test_one_that_keeps_dying_is_given_up(kept: KeptProxy) -> None:
-    """The platform then sees it. Each life is shorter than the counted period."""
-    for life in range(LIVES_MAX):
+def test_a_proxy_that_dies_repeatedly_is_given_up(kept: KeptProxy) -> None:
+    """The platform then sees it."""
+    for life in range(SHORT_LIVES_MAX):
         address = kept.kill(life)
     assert kept.process.wait(STOP_S) == 128 + signal.SIGKILL
     assert refuses(address)
-    [told] = kept.events("the proxy ends again and again, and is given up")
-    assert told["ended"] == "signal 9"
+    [line] = kept.events("the proxy ends again and again, and is given up")
+    assert line["ended"] == "signal 9"
 
 
-def test_one_that_dies_before_it_serves_again_is_started_once_more(kept: KeptProxy) -> None:
+def test_a_proxy_that_is_killed_while_it_serves_is_never_given_up(kept: KeptProxy) -> None:
+    for life in range(SHORT_LIVES_MAX + 1):
+        kept.serving(life)
+        since_s = time.monotonic()
+        eventually(lambda: time.monotonic() - since_s >= SHORT_LIFE_S)  # noqa: B023  # It is called in this turn.
+        address = kept.kill(life)
+    assert not refuses(address)
+    kept.serving(SHORT_LIVES_MAX + 1)
+    assert kept.process.poll() is None
+
+
+def test_a_proxy_that_dies_before_serving_is_restarted(kept: KeptProxy) -> None:
     pid, address = kept.serving()
     for _ in range(2):
         os.kill(pid, signal.SIGKILL)
@@ -179,7 +195,7 @@ def test_one_that_dies_before_it_serves_again_is_started_once_more(kept: KeptPro
     assert send(address) == v2.OK
 
 
-def test_one_that_does_not_serve_in_time_closes_the_port_and_goes_on(kept: KeptProxy) -> None:
+def test_a_slow_restart_closes_the_port_until_the_proxy_serves(kept: KeptProxy) -> None:
     """New clients then use another proxy while the brokers are down."""
     pid, address = kept.serving()
     os.kill(kept.broker_pid, signal.SIGSTOP)
@@ -212,7 +228,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert kept.process.wait(STOP_S) == SECOND_SIGNAL_STATUS
 
 
-def test_a_terminal_that_is_gone_ends_it(tmp_path: Path) -> None:
+def test_a_closed_terminal_ends_the_keeper(tmp_path: Path) -> None:
     ours, terminal = pty.openpty()
     with kept_proxy(
         tmp_path,
@@ -239,14 +255,14 @@ def test_the_proxy_ends_with_its_keeper(kept: KeptProxy) -> None:
     assert eventually(lambda: not Path(f"/proc/{pid}/cmdline").exists(), within_ms=WITHIN_MS)
 
 
-def test_one_that_stands_still_ends_with_its_keeper(kept: KeptProxy) -> None:
+def test_a_frozen_proxy_ends_with_its_keeper(kept: KeptProxy) -> None:
     pid, address = kept.serving()
     os.kill(pid, signal.SIGSTOP)
     kept.process.kill()
     assert eventually(lambda: refuses(address), within_ms=WITHIN_MS)
 
 
-def test_what_the_proxy_says_of_its_settings_and_its_status_are_the_keepers(tmp_path: Path) -> None:
+def test_the_keeper_passes_on_usage_errors_and_the_exit_status(tmp_path: Path) -> None:
     line = command("proxy", "--grpc-port=99999")
     ended = subprocess.run(line, env=environment(), capture_output=True, timeout=START_S)  # noqa: PLW1510
     assert ended.returncode == EXIT_USAGE

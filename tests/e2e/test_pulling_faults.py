@@ -16,11 +16,11 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.clients.pulling import PullClient, Pulled
+from tests.support.clients.pulling import PullAnswer, PullClient
 from tests.support.eventually import eventually
 from tests.support.processes.killing import child_pid
 from tests.support.processes.processes import Standalone, standalone
-from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.processes.replicated_standalone import FLAGS, ReplicatedStandalone, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
@@ -72,7 +72,7 @@ class Reader:
         self.found: dict[int, bytes] = {}
         self.offset = 0
 
-    def pull(self) -> Pulled | None:
+    def pull(self) -> PullAnswer | None:
         try:
             pulled = self._client.pull(TOPIC, self.offset, batch_size=16)
         except grpc.RpcError:
@@ -80,7 +80,7 @@ class Reader:
         if pulled.code not in {v2.OK, v2.MESSAGE_NOT_FOUND}:
             return None  # The broker is down, or its successor is about to take over.
         for offset, body in zip(pulled.offsets, pulled.bodies, strict=True):
-            assert offset not in self.found, "an offset is told once"
+            assert offset not in self.found, "an offset is returned once"
             self.found[offset] = body
         assert pulled.next_offset >= self.offset
         self.offset = pulled.next_offset
@@ -111,21 +111,21 @@ def check_faults(running: Standalone, fault: Callable[[], None], *, times: int) 
     running.put(f"topics/{TOPIC}", queues=1)
     running.put(f"groups/{GROUP}")
     with connected(running) as client:
-        reader, told = Reader(client), 0
+        reader, marked = Reader(client), 0
         with Sender(running) as sender:
             for _ in range(times):
                 reader.read_on()
-                told = reader.offset
-                mark(client, told)
+                marked = reader.offset
+                mark(client, marked)
                 fault()
                 reader.read_on()
-                assert client.get_offset(GROUP, TOPIC).offset == told
+                assert client.get_offset(GROUP, TOPIC).offset == marked
         reader.until(lambda: reader.offset > max(sender.stored))
         assert {offset: reader.found[offset] for offset in sender.stored} == sender.stored
         assert sorted(reader.found) == list(range(len(reader.found))), "no offset is left out"
 
 
-def test_pulls_go_on_where_they_were_when_a_broker_was_killed(tmp_path: Path) -> None:
+def test_pulls_continue_at_their_offset_after_a_broker_kill(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
         check_faults(
             running, lambda: send_signal([child_pid(running, "broker-0")], signal.SIGKILL), times=2
@@ -133,9 +133,9 @@ def test_pulls_go_on_where_they_were_when_a_broker_was_killed(tmp_path: Path) ->
 
 
 @pytest.mark.heavy
-def test_pulls_go_on_with_another_replica(tmp_path: Path) -> None:
+def test_pulls_continue_after_a_failover(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", *FLAGS, start_s=STARTS_S) as running:
-        group = Replicated(running)
+        group = ReplicatedStandalone(running)
         asyncio.run(group.in_sync())
 
         def kill_master() -> None:
@@ -145,7 +145,7 @@ def test_pulls_go_on_with_another_replica(tmp_path: Path) -> None:
         check_faults(running, kill_master, times=2)
 
 
-def test_what_retention_took_is_told_with_where_the_queue_begins(tmp_path: Path) -> None:
+def test_a_pull_of_expired_messages_returns_the_first_offset(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("segment_bytes: 16777216\nretention_bytes: 33554432\n")
     with (
@@ -156,7 +156,7 @@ def test_what_retention_took_is_told_with_where_the_queue_begins(tmp_path: Path)
     ):
         running.put(f"topics/{TOPIC}", queues=1)
         client, source = PullClient(channel), pipeline_pb2_grpc.PipelineSourceStub(channel)
-        number, body, gone = 0, bytes(1 << 20), Pulled()
+        number, body, gone = 0, bytes(1 << 20), PullAnswer()
         deadline_s = time.monotonic() + PATIENCE_S
         while gone.code != v2.OFFSET_NOT_FOUND:
             assert time.monotonic() < deadline_s, "nothing is retired"
@@ -177,7 +177,7 @@ def test_what_retention_took_is_told_with_where_the_queue_begins(tmp_path: Path)
 def test_a_pull_that_waits_is_answered_when_everything_stops(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running, connected(running) as client:
         running.put(f"topics/{TOPIC}", queues=1)
-        answers: list[Pulled] = []
+        answers: list[PullAnswer] = []
         waiting = threading.Thread(
             target=lambda: answers.append(client.pull(TOPIC, 0, wait_s=25)), daemon=True
         )

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.clients.client_process import Facts, run_python_client
 from tests.support.processes.children import two_proxies
-from tests.support.processes.processes import Standalone, standalone
+from tests.support.processes.processes import LARGEST_MESSAGES, Standalone, standalone
 
 INVALID_RECEIPT_HANDLE = 40013
 BAD_REQUEST = 40000
@@ -21,7 +21,7 @@ LATE_MS_MAX = 1_500  # on the slowest machine, the client's own time included
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     data_dir = tmp_path_factory.mktemp("python") / "data"
-    with standalone(data_dir, "--proxies=2") as started:
+    with standalone(data_dir, "--proxies=2", LARGEST_MESSAGES) as started:
         yield started
 
 
@@ -79,9 +79,7 @@ def test_a_prolonged_delivery_outlives_its_first_duration(
     assert facts.the("error")["text"] == ""
 
 
-def test_a_tag_filter_passes_what_it_names_and_nothing_else(
-    tmp_path: Path, running: Standalone
-) -> None:
+def test_a_tag_filter_passes_only_the_named_tags(tmp_path: Path, running: Standalone) -> None:
     facts = run_python_client(tmp_path, "tag_filter", running.grpc, topic="tags", group="tags")
     assert sorted(fact["tag"] for fact in facts.of("received")) == ["blue", "red"]
     assert facts.the("left")["count"] == 0
@@ -104,7 +102,7 @@ def test_message_groups_are_received_in_the_order_in_which_they_were_sent(
     assert skipped["attempt"] == 2
 
 
-def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
+def test_a_push_consumer_acks_successes_and_gets_failures_again(
     tmp_path: Path, running: Standalone
 ) -> None:
     running.put("groups/push", retry={"customized": {"nextMs": [1000]}})
@@ -151,7 +149,21 @@ def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
     assert dead["properties"] == {"a": "b"}
 
 
-def test_what_one_proxy_delivers_is_prolonged_and_acked_at_any(tmp_path: Path) -> None:
+def test_a_push_consumer_goes_on_after_a_repeated_forward(
+    tmp_path: Path, running: Standalone
+) -> None:
+    """The client repeats a forward until it succeeds, and its thread consumes nothing meanwhile."""
+    names = {"topic": "forwarded", "group": "forwarding"}
+    running.put("topics/forwarded", messageType="FIFO")
+    running.put("groups/forwarding", deliveryOrder="FIFO", maxAttempts=1)
+    facts = run_python_client(tmp_path, "repeated_dead_letter", running.grpc, **names)
+    assert facts.the("forwarded")["is_forwarded"]
+    assert facts.the("done")["is_done"]
+    assert [fact["body"] for fact in facts.of("received")] == ["first", "last"]
+    assert running.lag("forwarding") == 0
+
+
+def test_any_proxy_extends_and_acks_a_delivery(tmp_path: Path) -> None:
     with two_proxies(tmp_path) as (first, second):
         facts = run_python_client(
             tmp_path, "two_endpoints", first.grpc, second.grpc, topic="both", group="both"
@@ -177,7 +189,9 @@ def test_a_producer_and_a_push_consumer_outlive_killed_processes(tmp_path: Path)
 
 
 def test_an_unknown_topic_is_refused_where_use_does_not_create_it(tmp_path: Path) -> None:
-    with standalone(tmp_path / "data", "--no-auto-create") as running:
+    with standalone(
+        tmp_path / "data", "--no-auto-create-topics", "--no-auto-create-groups"
+    ) as running:
         facts = run_python_client(
             tmp_path, "unknown_topic", running.grpc, topic="unknown", group="unknown"
         )

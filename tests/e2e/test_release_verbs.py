@@ -36,13 +36,13 @@ def test_a_trial_sends_delays_pops_and_acks(running: Standalone) -> None:
     assert "the trial passed" in done.stdout
 
 
-def test_a_trial_of_nobody_says_so(running: Standalone) -> None:
+def test_a_trial_without_a_proxy_fails_with_its_address(running: Standalone) -> None:
     done = release(running, "trial", "--endpoint=127.0.0.1:1", "--patience-s=5")
     assert done.returncode == 3
     assert "127.0.0.1:1 does not answer as a proxy does" in done.stderr
 
 
-def test_what_values_name_is_there_afterwards_and_may_be_said_again(
+def test_provisioning_creates_the_named_objects_and_is_idempotent(
     running: Standalone, tmp_path: Path
 ) -> None:
     [(name, address)] = groups(running)

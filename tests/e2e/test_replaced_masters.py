@@ -66,9 +66,7 @@ def send(group: ControlledGroup, replicas: set[int], number: signal.Signals) -> 
         os.kill(pid, number)
 
 
-def test_what_is_lost_by_a_replacement_is_told_and_no_more_is_acknowledged(
-    group: ControlledGroup,
-) -> None:
+def test_a_replacement_reports_its_loss_and_stops_the_old_master(group: ControlledGroup) -> None:
     master = group.master
     behind = (master + 2) % 3
     complete = {0, 1, 2} - {behind}
@@ -98,6 +96,6 @@ def test_what_is_lost_by_a_replacement_is_told_and_no_more_is_acknowledged(
     group.await_in_sync()
 
 
-def cuts_of(found: wire.Group, epoch: int) -> list[wire.Cut]:
+def cuts_of(found: wire.BrokerGroupStatus, epoch: int) -> list[wire.Cut]:
     """Return the cuts after the election of an epoch."""
     return [cut for one in found.history if one.epoch == epoch for cut in one.cuts]

@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 FLAGS = ("--groups=2", "--scaler-port=0")
 
 
-class Scaled:
+class ScaledGroup:
     """A consumer group under KEDA's control, and its scaler."""
 
     def __init__(self, running: Standalone, name: str) -> None:
@@ -83,13 +83,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @pytest.fixture
-def scaled(running: Standalone, request: pytest.FixtureRequest) -> Iterator[Scaled]:
+def scaled(running: Standalone, request: pytest.FixtureRequest) -> Iterator[ScaledGroup]:
     name = request.node.name.removeprefix("test_").split("[")[0][:40]
-    with contextlib.closing(Scaled(running, name)) as scaled:
+    with contextlib.closing(ScaledGroup(running, name)) as scaled:
         yield scaled
 
 
-def test_a_backlog_is_the_value_at_all_broker_groups(scaled: Scaled) -> None:
+def test_a_backlog_is_the_value_at_all_broker_groups(scaled: ScaledGroup) -> None:
     assert not scaled.is_active()
     scaled.send(7)
     eventually(lambda: scaled.value() == 7)
@@ -99,7 +99,7 @@ def test_a_backlog_is_the_value_at_all_broker_groups(scaled: Scaled) -> None:
     assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == ("tidemill-messages", 10, 10)
 
 
-def test_a_wave_within_the_horizon_makes_it_active_before_it_is_due(scaled: Scaled) -> None:
+def test_a_wave_within_the_horizon_makes_it_active_before_it_is_due(scaled: ScaledGroup) -> None:
     scaled.send(5, delayMs=HOUR_MS)
     eventually(lambda: scaled.value(scheduledHorizonSeconds="7200") == 5)
     assert scaled.is_active(scheduledHorizonSeconds="7200")
@@ -113,10 +113,10 @@ def test_a_wave_within_the_horizon_makes_it_active_before_it_is_due(scaled: Scal
     assert (hint["value"], hint["replicas"]) == (5, 3)
 
 
-def test_a_stream_tells_of_a_wave_at_once_and_ends_well_with_the_process(tmp_path: Path) -> None:
+def test_a_scaler_stream_reports_a_wave_at_once_and_ends_with_the_process(tmp_path: Path) -> None:
     with (
         standalone(tmp_path / "data", *FLAGS) as running,
-        contextlib.closing(Scaled(running, "told")) as scaled,
+        contextlib.closing(ScaledGroup(running, "told")) as scaled,
         ThreadPoolExecutor(1) as thread,
     ):
         stream = scaled.stub.StreamIsActive(scaled.ref(), timeout=120)
@@ -139,17 +139,17 @@ def test_a_stream_tells_of_a_wave_at_once_and_ends_well_with_the_process(tmp_pat
         ({"topic": ""}, "FAILED_PRECONDITION", "name its topic"),
     ],
 )
-def test_what_is_wrong_with_a_trigger_is_said(
-    scaled: Scaled, metadata: dict[str, str], code: str, reason: str
+def test_an_invalid_trigger_is_rejected_with_the_reason(
+    scaled: ScaledGroup, metadata: dict[str, str], code: str, reason: str
 ) -> None:
-    told, details = scaled.refusal(**metadata)
-    assert told.name == code
+    code_name, details = scaled.refusal(**metadata)
+    assert code_name.name == code
     assert reason in details
     # KEDA does not show reasons. The log has one line per minute and kind with the reason.
     assert "default/consumer: " in scaled.running.log.read_text()
 
 
-def test_an_operator_sees_what_keda_is_told(scaled: Scaled) -> None:
+def test_the_cli_shows_the_value_that_keda_gets(scaled: ScaledGroup) -> None:
     scaled.send(3)
     eventually(lambda: scaled.value() == 3)
     shown = subprocess.run(
@@ -183,16 +183,16 @@ def test_an_operator_sees_what_keda_is_told(scaled: Scaled) -> None:
     assert "rocketmq_scaler_requests_total{" in metrics
 
 
-def test_there_is_no_number_while_a_broker_group_cannot_be_asked(scaled: Scaled) -> None:
+def test_the_scaler_returns_unavailable_while_a_broker_group_hangs(scaled: ScaledGroup) -> None:
     scaled.send(2)
     eventually(lambda: scaled.value() == 2)
     pid = scaled.running.processes["broker-1"].pid
     os.kill(pid, signal.SIGSTOP)
     try:
         # The last answer is valid for a short time.
-        told = eventually(lambda: refused(scaled), within_ms=60_000)
-        assert told is not None
-        code, details = told
+        refusal = eventually(lambda: refused(scaled), within_ms=60_000)
+        assert refusal is not None
+        code, details = refusal
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "broker-1" in details
         with pytest.raises(grpc.RpcError) as unknown:
@@ -204,7 +204,7 @@ def test_there_is_no_number_while_a_broker_group_cannot_be_asked(scaled: Scaled)
     assert scaled.value() == 2
 
 
-def refused(scaled: Scaled) -> tuple[grpc.StatusCode, str] | None:
+def refused(scaled: ScaledGroup) -> tuple[grpc.StatusCode, str] | None:
     """Return the error of the value's request, None on success."""
     try:
         scaled.value()

@@ -61,7 +61,7 @@ class Filler(Client):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["left behind", "new volume"])
-def test_what_retention_took_meanwhile_is_no_obstacle(tmp_path: Path, is_emptied: bool) -> None:
+def test_a_replica_behind_retention_catches_up(tmp_path: Path, is_emptied: bool) -> None:
     async def scenario() -> None:
         async with replica_group(tmp_path, *FLAGS) as group:
             client = Filler(group)

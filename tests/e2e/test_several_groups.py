@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.clients.api import POLL_MS_MIN, Api, api, message
 from tests.support.clients.load import Load
-from tests.support.processes.killing import RECOVERY_S, Stuck, kill, until
+from tests.support.processes.killing import RECOVERY_S, NoProgress, kill, until
 from tests.support.processes.processes import ADMIN_S, Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -46,10 +46,10 @@ def test_no_promise_is_broken_when_any_broker_group_is_killed(tmp_path: Path) ->
         ]
         try:
             asyncio.run(kill_under_load(running, loads, rng))
-        except* Stuck:
-            told = "\n".join(load.status for load in loads)
+        except* NoProgress:
+            statuses = "\n".join(load.status for load in loads)
             pytest.fail(
-                f"no progress in {RECOVERY_S:.0f} s\n{told}\n{running.log.read_text()[-5000:]}"
+                f"no progress in {RECOVERY_S:.0f} s\n{statuses}\n{running.log.read_text()[-5000:]}"
             )
         log = running.log.read_text()
         assert running.stop() == 0
@@ -121,7 +121,7 @@ def test_a_restart_finds_the_same_cluster_on_other_ports(tmp_path: Path) -> None
     assert running.log.read_text().count("cluster founded") == 1
 
 
-def test_without_the_home_traffic_goes_on_and_nothing_new_is_made(tmp_path: Path) -> None:
+def test_without_the_home_traffic_continues_and_nothing_is_created(tmp_path: Path) -> None:
     async def scenario(client: Api) -> None:
         running.put("topics/orders", messageType="NORMAL", queues=2)
         running.put("groups/billing")

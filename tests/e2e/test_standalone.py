@@ -182,8 +182,8 @@ def test_the_admin_api_reaches_the_broker(tmp_path: Path) -> None:
         assert answer.json()["code"] == 40402
 
 
-def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
-    for told in ("MIXED, 3 queues", "is there, unchanged: MIXED, 3 queues"):
+def test_stored_topics_survive_a_restart(tmp_path: Path) -> None:
+    for description in ("MIXED, 3 queues", "is there, unchanged: MIXED, 3 queues"):
         with standalone(tmp_path / "data") as running:
             shown = subprocess.run(
                 command("topic", "create", "orders", "--queues=3", f"--admin={running.admin}"),
@@ -193,4 +193,4 @@ def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
                 timeout=30,
                 check=True,
             )
-            assert shown.stdout == f"topic orders: {told}\n"
+            assert shown.stdout == f"topic orders: {description}\n"

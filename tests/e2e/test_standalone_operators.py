@@ -154,7 +154,7 @@ def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path: Path) -> None:
+def test_a_blocked_group_reports_it_and_continues_with_one_replica(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", "--replicas=3") as running:
         await_in_sync(running)
         running.put("topics/orders", queues=1)
@@ -173,10 +173,10 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
             os.kill(pid, signal.SIGSTOP)
         try:
             # At first the API may know only one of the two states.
-            told = f"replicas {still[0]} and {still[1]} are down"
-            eventually(lambda: told in group_of(running).get("alarm", ""), within_ms=WITHIN_MS)
+            alarm = f"replicas {still[0]} and {still[1]} are down"
+            eventually(lambda: alarm in group_of(running).get("alarm", ""), within_ms=WITHIN_MS)
             assert "`tidemill cluster min-in-sync broker-0 1`" in group_of(running)["alarm"]
-            assert told in cluster(running, "status", "-o", "json")
+            assert alarm in cluster(running, "status", "-o", "json")
             assert "add --yes" in cluster(running, "min-in-sync", "broker-0", "1")
             said = cluster(running, "min-in-sync", "broker-0", "1", "--yes")
             assert "1 of its replicas must have a message" in said
@@ -192,7 +192,7 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
 
 
 @pytest.mark.heavy
-def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: Path) -> None:
+def test_replicas_started_once_with_other_folders_keep_their_data(tmp_path: Path) -> None:
     data, aside = tmp_path / "data", tmp_path / "aside"
     with standalone(data, "--replicas=3") as running:
         await_in_sync(running)

@@ -17,9 +17,9 @@ import pytest
 
 from tests.support.clients.api import POLL_MS_MIN, Api, api, message
 from tests.support.clients.load import Load
-from tests.support.processes.killing import RECOVERY_S, Stuck, until
+from tests.support.processes.killing import RECOVERY_S, NoProgress, until
 from tests.support.processes.processes import ADMIN_S, Standalone, standalone
-from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.processes.replicated_standalone import FLAGS, ReplicatedStandalone, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SENDS_BETWEEN = 50  # Messages of each load between two faults.
@@ -30,7 +30,7 @@ DUE_IN_MS = 6_000  # Time for a failover after the send.
 NS_PER_MS = 1_000_000
 PATIENT_S = 60.0  # Timeout of a client. It includes an election, with other tests on the machine.
 
-Fault = Callable[[Replicated, list[Load]], Awaitable[None]]
+Fault = Callable[[ReplicatedStandalone, list[Load]], Awaitable[None]]
 
 
 async def stored(loads: list[Load], count: int = SENDS_BETWEEN) -> None:
@@ -39,7 +39,9 @@ async def stored(loads: list[Load], count: int = SENDS_BETWEEN) -> None:
     await until(lambda: all(load.sent_ok >= goal for load, goal in goals))
 
 
-async def kill_master(group: Replicated, loads: list[Load], *, with_supervisor: bool) -> None:
+async def kill_master(
+    group: ReplicatedStandalone, loads: list[Load], *, with_supervisor: bool
+) -> None:
     """Kill the master twice; each time another one takes over and the killed one comes back."""
     for _ in range(2):
         epoch = group.led()["epoch"]
@@ -49,7 +51,9 @@ async def kill_master(group: Replicated, loads: list[Load], *, with_supervisor: 
         await group.in_sync(after_epoch=epoch)
 
 
-async def freeze_master(group: Replicated, loads: list[Load], *, with_supervisor: bool) -> None:
+async def freeze_master(
+    group: ReplicatedStandalone, loads: list[Load], *, with_supervisor: bool
+) -> None:
     """Freeze the master until the others have elected a new one."""
     epoch = group.led()["epoch"]
     pids = group.pids(group.master())
@@ -62,21 +66,21 @@ async def freeze_master(group: Replicated, loads: list[Load], *, with_supervisor
     await group.in_sync(after_epoch=epoch)
 
 
-async def kill_controller(group: Replicated, loads: list[Load]) -> None:
+async def kill_controller(group: ReplicatedStandalone, loads: list[Load]) -> None:
     """Kill the controller. All work continues while it is down and afterwards."""
     send_signal(group.pids("controller-0"), signal.SIGKILL)
     await stored(loads)
     await group.in_sync()
 
 
-async def kill_replica(group: Replicated, loads: list[Load]) -> None:
+async def kill_replica(group: ReplicatedStandalone, loads: list[Load]) -> None:
     """Kill a replica that is not the master."""
     send_signal(group.pids(group.follower()), signal.SIGKILL)
     await stored(loads)
     await group.in_sync()
 
 
-async def transfer(group: Replicated, loads: list[Load]) -> None:
+async def transfer(group: ReplicatedStandalone, loads: list[Load]) -> None:
     """Move the master by plan."""
     epoch = group.led()["epoch"]
     group.transfer()
@@ -84,7 +88,7 @@ async def transfer(group: Replicated, loads: list[Load]) -> None:
     await group.in_sync(after_epoch=epoch)
 
 
-async def drain_master(group: Replicated, loads: list[Load]) -> None:
+async def drain_master(group: ReplicatedStandalone, loads: list[Load]) -> None:
     """Drain the master and end the drain."""
     epoch, master = group.led()["epoch"], group.led()["master"]
     group.drain(master)
@@ -122,7 +126,7 @@ def loads_of(running: Standalone, seed: int) -> list[Load]:
     ]
 
 
-async def under_load(group: Replicated, loads: list[Load], fault: Fault) -> None:
+async def under_load(group: ReplicatedStandalone, loads: list[Load], fault: Fault) -> None:
     stop = asyncio.Event()
     await group.in_sync()
     async with asyncio.TaskGroup() as tasks:
@@ -141,13 +145,13 @@ async def under_load(group: Replicated, loads: list[Load], fault: Fault) -> None
 def test_no_promise_is_broken_by_a_fault_of_replicas(tmp_path: Path, name: str) -> None:
     with standalone(tmp_path / "data", *FLAGS) as running:
         loads = loads_of(running, seed=1)
-        group = Replicated(running)
+        group = ReplicatedStandalone(running)
         try:
             asyncio.run(under_load(group, loads, FAULTS[name]))
-        except* Stuck:
-            told = "\n".join(load.status for load in loads)
+        except* NoProgress:
+            statuses = "\n".join(load.status for load in loads)
             log = running.log.read_text()[-5000:]
-            pytest.fail(f"no progress in {RECOVERY_S:.0f} s\n{told}\n{group.status()}\n{log}")
+            pytest.fail(f"no progress in {RECOVERY_S:.0f} s\n{statuses}\n{group.status()}\n{log}")
         log = running.log.read_text()
         assert running.stop() == 0
     for load in loads:
@@ -158,7 +162,7 @@ def test_no_promise_is_broken_by_a_fault_of_replicas(tmp_path: Path, name: str) 
 
 def test_replicas_are_shown_with_their_broker_group(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", *FLAGS) as running:
-        asyncio.run(Replicated(running).in_sync())
+        asyncio.run(ReplicatedStandalone(running).in_sync())
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
             [group] = client.get(f"{running.admin}/api/v1/broker-groups").json()["items"]
     names = [f"broker-0-{number}" for number in range(3)]
@@ -190,10 +194,8 @@ async def send_all(client: Api, topic: str, bodies: Sequence[str], *, due_at_ms:
 
 
 @pytest.mark.heavy
-def test_what_is_in_flight_when_a_master_dies_is_not_delivered_again_and_is_acked(
-    tmp_path: Path,
-) -> None:
-    async def play(group: Replicated) -> None:
+def test_deliveries_in_flight_stay_valid_after_a_failover(tmp_path: Path) -> None:
+    async def play(group: ReplicatedStandalone) -> None:
         bodies = [str(number) for number in range(100)]
         async with api(group.running.grpc, call_s=PATIENT_S) as client:
             await send_all(client, "plain", bodies)
@@ -215,11 +217,11 @@ def test_what_is_in_flight_when_a_master_dies_is_not_delivered_again_and_is_acke
 
     with standalone(tmp_path / "data", *FLAGS) as running:
         running.put("topics/plain", messageType="NORMAL", queues=2)
-        asyncio.run(play(Replicated(running)))
+        asyncio.run(play(ReplicatedStandalone(running)))
 
 
 def test_timers_of_a_dead_master_come_once_and_not_early(tmp_path: Path) -> None:
-    async def play(group: Replicated) -> None:
+    async def play(group: ReplicatedStandalone) -> None:
         bodies = [str(number) for number in range(100)]
         due_at_ms = time.time_ns() // NS_PER_MS + DUE_IN_MS
         async with api(group.running.grpc, call_s=PATIENT_S) as client:
@@ -234,11 +236,11 @@ def test_timers_of_a_dead_master_come_once_and_not_early(tmp_path: Path) -> None
 
     with standalone(tmp_path / "data", *FLAGS) as running:
         running.put("topics/delayed", messageType="DELAY", queues=2)
-        asyncio.run(play(Replicated(running)))
+        asyncio.run(play(ReplicatedStandalone(running)))
 
 
 @pytest.mark.heavy
-def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(tmp_path: Path) -> None:
+def test_a_restart_keeps_all_messages_and_shares_those_of_one_replica(tmp_path: Path) -> None:
     async def send(running: Standalone, *bodies: str) -> None:
         async with api(running.grpc, call_s=PATIENT_S) as client:
             await send_all(client, "plain", bodies)
@@ -256,13 +258,13 @@ def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(tmp_
     ) as running:  # Its second epoch: a broker group does not begin at the first.
         asyncio.run(send(running, "b"))
     with standalone(data, *FLAGS) as running:
-        asyncio.run(Replicated(running).in_sync())
+        asyncio.run(ReplicatedStandalone(running).in_sync())
         asyncio.run(send(running, "c"))
     with standalone(data, *FLAGS) as running:
-        asyncio.run(Replicated(running).in_sync())
+        asyncio.run(ReplicatedStandalone(running).in_sync())
         send_signal(running.pids(), signal.SIGKILL)
     with standalone(data, *FLAGS) as running:
-        group = Replicated(running)
+        group = ReplicatedStandalone(running)
         asyncio.run(group.in_sync())
         # The other replicas have all messages, also those that one replica had alone.
         send_signal(group.pids(group.master()), signal.SIGKILL)
@@ -270,8 +272,8 @@ def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(tmp_
 
 
 @pytest.mark.heavy
-def test_several_groups_with_replicas_go_on_behind_several_proxies(tmp_path: Path) -> None:
-    async def play(groups: list[Replicated], load: Load) -> None:
+def test_several_replicated_groups_survive_failovers_behind_several_proxies(tmp_path: Path) -> None:
+    async def play(groups: list[ReplicatedStandalone], load: Load) -> None:
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             run = tasks.create_task(load.run(producers=4, consumers=4, stop=stop))
@@ -294,7 +296,9 @@ def test_several_groups_with_replicas_go_on_behind_several_proxies(tmp_path: Pat
         running.put("topics/plain", messageType="NORMAL", queues=2)
         running.put("groups/plain", maxAttempts=1000)
         load = Load(running.grpc, "plain", "plain", random.Random(1))
-        asyncio.run(play([Replicated(running), Replicated(running, "broker-1")], load))
+        asyncio.run(
+            play([ReplicatedStandalone(running), ReplicatedStandalone(running, "broker-1")], load)
+        )
         assert running.stop() == 0
     verdict = load.history.judge()
     assert verdict.is_clean, str(verdict)

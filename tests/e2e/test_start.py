@@ -27,7 +27,7 @@ def events(log: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(("process", "flag"), [("proxy", "--brokers"), ("admin", "--broker")])
-def test_a_missing_broker_is_told_and_the_process_stops_cleanly(
+def test_a_missing_broker_is_logged_and_the_process_stops_cleanly(
     tmp_path: Path, process: str, flag: str
 ) -> None:
     log = tmp_path / "log"

@@ -129,8 +129,8 @@ def test_a_check_reports_damage_and_a_mend_restores_it_from_a_copy(
         file.write(b"?")
     found = tidemill("check", data)
     assert found.returncode == 1
-    for told in (log.name, "kind MESSAGE", f"topic {TOPIC}, queue 0, offset 1", "remedy"):
-        assert told in found.stdout, told
+    for text in (log.name, "kind MESSAGE", f"topic {TOPIC}, queue 0, offset 1", "remedy"):
+        assert text in found.stdout, text
     (finding,) = json.loads(tidemill("check", data, "--output=json").stdout)["findings"]
     assert (finding["damage"], finding["concerns"][0]["queueOffset"]) == ("record", 1)
     assert tidemill("rebuild", data).returncode == 1
@@ -152,11 +152,11 @@ def test_a_check_writes_nothing(stopped: Path) -> None:
     assert state() == before
 
 
-def test_what_cannot_be_done_is_said_and_has_status_2(stopped: Path, tmp_path: Path) -> None:
+def test_an_impossible_command_exits_with_2_and_the_reason(stopped: Path, tmp_path: Path) -> None:
     data = stopped / "data"
     empty = tmp_path / "empty"
     empty.mkdir()
-    for arguments, told in (
+    for arguments, text in (
         (("check", tmp_path / "none"), "is not a folder"),
         (("check", empty), "there is no store"),
         (("copy", data, stopped / "backup"), "is not empty"),
@@ -166,7 +166,7 @@ def test_what_cannot_be_done_is_said_and_has_status_2(stopped: Path, tmp_path: P
     ):
         refused = tidemill(*arguments)
         assert (refused.returncode, refused.stdout) == (2, ""), arguments
-        assert told in refused.stderr, arguments
+        assert text in refused.stderr, arguments
     assert not (data / "inside").exists()
 
 

@@ -19,7 +19,7 @@ from tests.support.clients.history import Outcome
 from tests.support.clients.timed_load import TimedLoad
 from tests.support.disk.log_checker import LogChecker, records_of
 from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED
-from tests.support.processes.killing import RECOVERY_S, Stuck, kill, until
+from tests.support.processes.killing import RECOVERY_S, NoProgress, kill, until
 from tests.support.processes.processes import Standalone, standalone
 from tests.support.seeds import seed_base
 from tidemill.broker.posix_disk import PosixDisk
@@ -49,7 +49,7 @@ def test_every_timer_ends_in_one_way_whatever_is_killed(
         load = TimedLoad(running.grpc, "timed", "timed", rng, DELAY_MS_MAX)
         try:
             asyncio.run(kill_under_load(running, load, rng))
-        except* Stuck:
+        except* NoProgress:
             log = running.log.read_text()[-5000:]
             pytest.fail(f"seed {SEED}: no progress within {RECOVERY_S:.0f} s\n{load.status}\n{log}")
         if SOAK_S:
@@ -110,8 +110,8 @@ def second_opinion(running: Standalone, load: TimedLoad, folder: Path) -> set[tu
     fired_twice = [
         each for each in findings if each["kind"] == "duplicate" and not each["consumer_group"]
     ]
-    told = [each for each in findings if each["kind"] in OPINIONS]
-    return {(each["kind"], each["message_id"]) for each in (*told, *fired_twice)}
+    opinions = [each for each in findings if each["kind"] in OPINIONS]
+    return {(each["kind"], each["message_id"]) for each in (*opinions, *fired_twice)}
 
 
 def audit(data_dir: Path, load: TimedLoad) -> None:

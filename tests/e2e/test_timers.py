@@ -164,7 +164,7 @@ def test_a_delayed_message_comes_when_it_is_due(
     ("level", "delay_ms"),
     [(2, 5_000), (5, 60_000), (14, 600_000), (18, 7_200_000), (99, 7_200_000)],
 )
-def test_the_delay_levels_are_those_of_older_clients(
+def test_the_delay_levels_match_older_clients(
     rest: httpx.Client, level: int, delay_ms: int
 ) -> None:
     before_ms = now_ms()
@@ -174,7 +174,7 @@ def test_the_delay_levels_are_those_of_older_clients(
 
 
 @pytest.mark.parametrize("fields", [{"deliverAtMs": 1}, {"delayMs": 0}])
-def test_what_is_due_already_comes_at_once(
+def test_a_message_with_a_past_due_time_is_delivered_at_once(
     running: Standalone, rest: httpx.Client, fields: dict[str, int]
 ) -> None:
     topic = f"past-{next(iter(fields))}"
@@ -242,13 +242,13 @@ def test_a_message_has_to_fit_its_topic(rest: httpx.Client) -> None:
     rest.put("/topics/only-normal", json={"messageType": "NORMAL"})
     rest.put("/topics/only-delay", json={"messageType": "DELAY"})
     delayed, plain = {"body": "a", "delayMs": HOUR_MS}, {"body": "a"}
-    assert problem(rest.post("/topics/only-normal/messages", json=delayed)) == (400, 40014)
-    assert problem(rest.post("/topics/only-delay/messages", json=plain)) == (400, 40014)
+    assert problem(rest.post("/topics/only-normal/messages", json=delayed)) == (409, 40014)
+    assert problem(rest.post("/topics/only-delay/messages", json=plain)) == (409, 40014)
     sent = send(rest, "only-delay", delayMs=HOUR_MS)
     assert act(rest, sent["timerId"], "cancel").status_code == 200
 
 
-def test_the_topic_of_the_timers_is_for_nobody(rest: httpx.Client) -> None:
+def test_the_timer_topic_is_hidden_and_rejects_requests(rest: httpx.Client) -> None:
     hidden = "%25SYS%25TIMER"
     topics = rest.get("/topics", params={"includeSystem": True}).json()["topics"]
     assert not [topic for topic in topics if topic["name"].startswith("%SYS%")]
@@ -352,7 +352,7 @@ def test_a_fired_timer_comes_at_once(running: Standalone, rest: httpx.Client) ->
     assert timer(rest, sent["timerId"])["state"] == "DELIVERED"
 
 
-def test_what_rest_sent_a_client_recalls(running: Standalone, rest: httpx.Client) -> None:
+def test_a_client_recalls_a_message_sent_by_rest(running: Standalone, rest: httpx.Client) -> None:
     sent = send(rest, "recalled", delayMs=HOUR_MS)
 
     async def scenario(client: Api) -> None:
@@ -389,7 +389,7 @@ def test_bad_requests_for_timers_are_refused(running: Standalone, rest: httpx.Cl
     assert problem(rest.get("/timers", params={"topic": "none"})) == (404, 40402)
     sent = send(rest, "bad-move", delayMs=HOUR_MS)
     for due in ({"delayMs": 401 * DAY_MS}, {"dueAtMs": -1}):
-        assert problem(act(rest, sent["timerId"], "reschedule", **due)) == (400, 40012)
+        assert problem(act(rest, sent["timerId"], "reschedule", **due)) == (409, 40012)
     assert timer(rest, sent["timerId"])["dueAtMs"] == sent["deliverAtMs"]
     foreign = {"origin": "http://elsewhere.example"}
     refused = rest.post(f"/timers/{sent['timerId']}:cancel", headers=foreign)
@@ -484,7 +484,7 @@ def test_wrong_usage_has_status_2(running: Standalone, arguments: str) -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
 
 
-def test_a_list_that_is_cut_says_so(running: Standalone, rest: httpx.Client) -> None:
+def test_a_limited_list_warns_about_more_items(running: Standalone, rest: httpx.Client) -> None:
     ids = [send(rest, "cut", delayMs=HOUR_MS + n)["timerId"] for n in range(3)]
     listed = tidemill(running, "timer", "ls", "--topic=cut", "--limit=2", "-o", "json")
     assert [each["timerId"] for each in json.loads(listed.stdout)] == ids[:2]

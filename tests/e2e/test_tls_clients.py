@@ -18,7 +18,7 @@ from tests.support.clients.client_process import (
     run_java_client,
     run_python_client,
 )
-from tests.support.processes.processes import Standalone, standalone
+from tests.support.processes.processes import LARGEST_MESSAGES, Standalone, standalone
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def running(
 ) -> Iterator[Standalone]:
     served = [f"--{name.replace('_', '-')}={file}" for name, file in certificates.served.items()]
     data_dir = tmp_path_factory.mktemp("tls") / "data"
-    with standalone(data_dir, "--tls=optional", *served) as started:
+    with standalone(data_dir, "--tls=optional", LARGEST_MESSAGES, *served) as started:
         yield started
 
 

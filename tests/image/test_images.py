@@ -56,7 +56,7 @@ def image() -> Iterator[str]:
     docker("image", "rm", "--force", tag)
 
 
-def test_the_image_serves_from_a_root_that_nobody_may_write(image: str) -> None:
+def test_the_image_serves_with_a_read_only_root(image: str) -> None:
     name = f"tidemill-test-{secrets.token_hex(4)}"
     answered(
         "run",
@@ -78,6 +78,7 @@ def test_the_image_serves_from_a_root_that_nobody_may_write(image: str) -> None:
         [state] = json.loads(answered("inspect", name))
         assert state["State"]["ExitCode"] == 0, answered("logs", name)
         assert state["Config"]["User"] not in ("", "0", "root")
+        assert not state["Config"].get("Volumes"), "each pod would have a writable folder"
     finally:
         docker("rm", "--force", name)
 

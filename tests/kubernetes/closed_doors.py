@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from tests.chaos.cluster import LOOK_EVERY_S, Cluster, told_by
+from tests.chaos.cluster import LOOK_EVERY_S, Cluster, output_of
 from tests.support.eventually import eventually
 
 ENFORCED_S = 60.0  # For the enforcement of policies and the start of pods.
@@ -113,10 +113,10 @@ def tried(opened: Cluster, closed: Cluster, other: Cluster) -> int:
         for name in OUTSIDERS:
             where = other if name == "foreigner" else opened
             where.kubectl("apply", "-f", "-", given=json.dumps(outsider(name, opened.image)))
-        wrong = told("the chart's own values", doors_are(opened, other, DEFAULT))
+        wrong = print_table("the chart's own values", doors_are(opened, other, DEFAULT))
         closed.helm("upgrade")
-        wrong += told("all that networkPolicy closes", doors_are(closed, other, SHUT))
-        told_by(["helm", "-n", closed.namespace, "test", "tidemill"], within_s=120)
+        wrong += print_table("all that networkPolicy closes", doors_are(closed, other, SHUT))
+        output_of(["helm", "-n", closed.namespace, "test", "tidemill"], within_s=120)
         sys.stdout.write("helm test: passed with all of it closed\n")
     return int(wrong > 0)
 
@@ -222,7 +222,7 @@ def differences(found: Mapping[str, Mapping[str, bool]], wanted: Doors) -> list[
     ]
 
 
-def told(what: str, found: Mapping[str, Mapping[str, bool]]) -> int:
+def print_table(what: str, found: Mapping[str, Mapping[str, bool]]) -> int:
     """Print a table; return 1 if a result is wrong."""
     is_wrong = "WRONG" in found
     doors = list(next(iter(found.values())))

@@ -68,7 +68,7 @@ def main() -> int:
                 loaded.progress()
                 disturbance = Disturbance("scaled", begun, loaded.now_us())
                 loaded.end()
-                found = figures(loaded.told.facts, [disturbance])
+                found = figures(loaded.report.facts, [disturbance])
             wait_for(cluster, lambda proxies: proxies == 1)
             say(cluster, "without clients")
         finally:
@@ -93,16 +93,16 @@ def wait_for(cluster: Cluster, check: Callable[[int], bool]) -> None:
 
 def say(cluster: Cluster, what: str) -> None:
     """Print the state of the autoscaler."""
-    told = json.loads(
+    status = json.loads(
         cluster.kubectl("get", "horizontalpodautoscaler", "tidemill-proxy", "-o", "json")
     )["status"]
     metrics = [
         metric["resource"]["current"].get("averageUtilization")
-        for metric in told.get("currentMetrics") or []
+        for metric in status.get("currentMetrics") or []
         if metric and metric.get("type") == "Resource"
     ]
     sys.stdout.write(
-        f"{what}: {len(cluster.pods('proxy'))} proxies, wanted {told.get('desiredReplicas')},"
+        f"{what}: {len(cluster.pods('proxy'))} proxies, wanted {status.get('desiredReplicas')},"
         f" CPU {metrics} %\n"
     )
     sys.stdout.flush()

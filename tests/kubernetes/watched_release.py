@@ -79,12 +79,12 @@ def configure(namespace: str, folder: Path, kubeconfig: str = "") -> None:
 
 def found(kind: str, namespace: str) -> list[Object]:
     """Return the objects of a kind."""
-    told = subprocess.run(
+    output = subprocess.run(
         ["kubectl", "get", kind, "--namespace", namespace, "--output", "json"],
         capture_output=True,
         check=True,
     ).stdout
-    items: list[Object] = json.loads(told)["items"]
+    items: list[Object] = json.loads(output)["items"]
     return items
 
 

@@ -26,15 +26,15 @@ judged = needs("go", PROMTOOL)
 
 def promtool(*arguments: object) -> str:
     """Run promtool; if it rejects the input, fail with its output."""
-    told = subprocess.run(
+    result = subprocess.run(
         [str(PROMTOOL), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=CHECK_S,
         check=False,
     )
-    assert told.returncode == 0, told.stdout + told.stderr
-    return told.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def cases_of(alert: str) -> dict[str, Any]:

@@ -34,13 +34,13 @@ def rules(*arguments: str) -> dict[str, list[Object]]:
     return found
 
 
-def test_nothing_is_watched_unless_told() -> None:
+def test_monitoring_is_off_by_default() -> None:
     assert not [one for one in objects() if one["apiVersion"] == OPERATOR]
     assert not [one for one in objects() if "dashboard" in one["metadata"]["name"]]
 
 
 @pytest.mark.parametrize("monitor", ["podMonitor", "serviceMonitor"])
-def test_all_of_it_is_what_the_api_takes(monitor: str) -> None:
+def test_monitoring_objects_match_the_api_types(monitor: str) -> None:
     wanted = ("alerts", "dashboards", monitor)
     enabled = ",".join(f"monitoring.{name}.enabled=true" for name in wanted)
     types = KubernetesTypes()
@@ -49,7 +49,7 @@ def test_all_of_it_is_what_the_api_takes(monitor: str) -> None:
         assert not types.errors(one)
 
 
-def test_the_alerts_are_those_that_promtool_has_judged() -> None:
+def test_chart_alerts_match_the_generated_rules() -> None:
     values = alerts.default_values()
     assert rules() == {name: alerts.rules_of(name, values) for name in alerts.names()}
 
@@ -60,7 +60,7 @@ def test_a_threshold_is_a_value() -> None:
     assert rule == alerts.rules_of("LagGrowing", values)[0]
 
 
-def test_an_alert_is_left_out_or_changed_by_its_name() -> None:
+def test_overrides_remove_and_change_alerts_by_name() -> None:
     override = "monitoring.alerts.overrides"
     found = rules(
         "--set",
@@ -133,7 +133,7 @@ def test_runbooks_are_where_the_values_say() -> None:
     assert RUNBOOKS_URL not in text
 
 
-def test_nothing_leads_to_runbooks_that_are_nowhere() -> None:
+def test_no_object_links_to_missing_runbooks() -> None:
     text = json.dumps(objects(*ALERTS, "--set", "monitoring.dashboards.enabled=true"))
     assert "runbook_url" not in text
     assert "TimerLate.md" not in text

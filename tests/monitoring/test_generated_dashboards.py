@@ -26,7 +26,7 @@ PARTS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 
 
 @pytest.mark.parametrize("path", generate_dashboards.documents(), ids=lambda path: path.name)
-def test_what_is_kept_is_what_is_generated(path: Path) -> None:
+def test_committed_dashboards_match_the_generator(path: Path) -> None:
     made = generate_dashboards.documents()[path]
     assert path.read_text("utf-8") == made, "run `make dashboards`"
 
@@ -37,7 +37,7 @@ def test_no_other_dashboard_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("page", "panel"), PANELS)
-def test_a_panel_says_what_it_shows(page: Page, panel: Panel) -> None:
+def test_a_panel_has_a_description_and_queries(page: Page, panel: Panel) -> None:
     assert panel.description.endswith(".")
     assert panel.queries
 
@@ -90,7 +90,7 @@ def test_no_runbook_is_of_an_alert_that_is_none() -> None:
 
 
 @pytest.mark.parametrize("alert", alerts.names())
-def test_an_alert_says_how_bad_it_is_and_where_help_is(alert: str) -> None:
+def test_an_alert_has_a_severity_and_a_runbook(alert: str) -> None:
     values = {**alerts.default_values(), "runbooksUrl": "https://wiki.example"}
     for rule in alerts.rules_of(alert, values):
         assert rule["alert"] == alert

@@ -31,7 +31,7 @@ def test_every_dashboard_is_one_by_grafanas_types() -> None:
     assert checked.returncode == 0
 
 
-def test_a_field_that_grafana_does_not_know_is_told(tmp_path: Path) -> None:
+def test_the_check_reports_a_field_unknown_to_grafana(tmp_path: Path) -> None:
     text = (DASHBOARDS / "overview.json").read_text("utf-8")
     broken = tmp_path / "broken.json"
     broken.write_text(text.replace('"gridPos"', '"gridPosition"', 1), "utf-8")

@@ -57,7 +57,7 @@ def test_a_laptops_prometheus_scrapes_the_ports_of_a_standalone() -> None:
     assert targets == [f"127.0.0.1:{first + n}" for n in range(3)]
 
 
-def test_what_a_laptop_mounts_is_there() -> None:
+def test_mounted_files_of_the_compose_file_exist() -> None:
     compose = yaml.safe_load((OBSERVABILITY / "compose.yaml").read_text("utf-8"))
     for service in compose["services"].values():
         for volume in service["volumes"]:

@@ -13,7 +13,7 @@ import promql_parser as promql
 import pytest
 
 from tests.support import queries
-from tests.support.processes.exposed import COMMON, Exposed, parse
+from tests.support.processes.exposed import COMMON, ExposedMetric, parse
 from tools.monitoring import alerts
 from tools.monitoring.pages import PAGES
 
@@ -21,8 +21,8 @@ METRICS = parse((Path(__file__).resolve().parents[2] / "docs" / "metrics.md").re
 # Labels and metrics that Prometheus adds for its targets.
 OF_TARGETS = frozenset({"namespace", "pod", "instance", "job"})
 OF_PROMETHEUS = {
-    "up": Exposed("up", "gauge", ""),
-    "ALERTS": Exposed("ALERTS", "gauge", "", {"alertname", "alertstate", "service"}),
+    "up": ExposedMetric("up", "gauge", ""),
+    "ALERTS": ExposedMetric("ALERTS", "gauge", "", {"alertname", "alertstate", "service"}),
 }
 HISTOGRAM = ("_bucket", "_count", "_sum")
 OTHERS = tuple(prefix for page in PAGES for prefix in page.needs)
@@ -70,7 +70,7 @@ def grouped(expression: promql.Expr) -> Iterator[tuple[list[str], promql.Expr]]:
 
 
 @pytest.mark.parametrize("query", ASKED)
-def test_a_query_names_what_is_exported(query: str) -> None:
+def test_a_query_uses_exported_labels_only(query: str) -> None:
     expression = promql.parse(query)
     for selector in selectors(expression):
         if selector.name is None or selector.name.startswith(OTHERS):
@@ -85,6 +85,6 @@ def test_a_query_names_what_is_exported(query: str) -> None:
         assert set(labels) <= set().union(*of_parts) | COMMON | OF_TARGETS, labels
 
 
-def test_a_metric_that_nobody_exports_is_told() -> None:
+def test_an_unexported_metric_is_an_error() -> None:
     with pytest.raises(KeyError):
         labels_of("rocketmq_messages_inn_total")

@@ -29,7 +29,7 @@ from tests.support.clients.everything import measuring, quick_start, touch_every
 from tests.support.eventually import eventually
 from tests.support.processes.processes import ADMIN_S, Standalone, standalone
 from tests.support.processes.prometheus import PROMETHEUS, Prometheus, prometheus
-from tests.support.processes.replicated_standalone import FLAGS, REPLICAS, Replicated
+from tests.support.processes.replicated_standalone import FLAGS, REPLICAS, ReplicatedStandalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tools.generate_dashboards import RULES
 
@@ -106,7 +106,7 @@ def test_every_panel_and_every_alert_of_replicas_has_data(tmp_path: Path) -> Non
         standalone(tmp_path / "data", *FLAGS) as running,
         prometheus(tmp_path, targets(running), RULES) as asked,
     ):
-        group = Replicated(running)
+        group = ReplicatedStandalone(running)
         asyncio.run(group.in_sync())
         running.put("topics/orders", queues=4)
         epoch = group.led()["epoch"]

@@ -220,21 +220,21 @@ def _audit(running: Standalone, folder: Path, kills: list[int]) -> dict[str, Any
 def _differences(spark: Any, folder: Path, events: Any, kills: list[int]) -> dict[str, int]:
     """Compare the findings with the clients' records; return the differences of each kind."""
     findings = spark.read.parquet(f"{folder}/audit/findings")
-    told = events.where("event = 'delivered'").select(
+    delivered = events.where("event = 'delivered'").select(
         "message_id", "attempt", F.unix_millis("event_ts").alias("at")
     )
     seen = spark.read.schema("message_id string, attempt int").json(f"{folder}/receives.jsonl")
     missing = {row.message_id for row in findings.where("kind = 'missing'").collect()}
     # Delivered, but no client got the answer: only a kill may cause that.
     unseen = [
-        row["at"] for row in told.join(seen, ["message_id", "attempt"], "left_anti").collect()
+        row["at"] for row in delivered.join(seen, ["message_id", "attempt"], "left_anti").collect()
     ]
     before_ms, after_ms = AROUND_KILL_MS
     unexplained = [
         at for at in unseen if not any(-before_ms <= at - kill_ms <= after_ms for kill_ms in kills)
     ]
     # Each repeat of a delivery is a finding.
-    repeats = told.groupBy("message_id").count().where("count > 1")
+    repeats = delivered.groupBy("message_id").count().where("count > 1")
     found = (
         findings.where("kind in ('duplicate', 'redelivered')")
         .withColumn("times", F.split("detail", " ")[1].cast("long"))
@@ -245,7 +245,7 @@ def _differences(spark: Any, folder: Path, events: Any, kills: list[int]) -> dic
     return {
         "missing": len(missing ^ set(PHANTOMS)),
         "of_other_kinds": others.count(),
-        "seen_and_not_told": seen.join(told, ["message_id", "attempt"], "left_anti").count(),
+        "seen_and_not_told": seen.join(delivered, ["message_id", "attempt"], "left_anti").count(),
         "told_and_not_seen": len(unseen),
         "of_these_unexplained": len(unexplained),
         "repeats": repeats.join(found, "message_id", "full")

@@ -45,7 +45,12 @@ def start_broker(data_dir: Path) -> tuple[subprocess.Popen[str], str, float]:
     began = time.perf_counter()
     process = subprocess.Popen(
         command(
-            "broker", f"--data-dir={data_dir}", "--grpc-port=0", "--metrics-port=0", "--auto-create"
+            "broker",
+            f"--data-dir={data_dir}",
+            "--grpc-port=0",
+            "--metrics-port=0",
+            "--auto-create-topics",
+            "--auto-create-groups",
         ),
         env=environment(),
         stderr=subprocess.PIPE,
@@ -180,7 +185,7 @@ async def measure_in_flight(address: str, pid: int, messages: int) -> dict[str, 
             (await admin.PutGroup(pb.PutGroupRequest(name=name))).group
             for name in ("by32", "by1", "all")
         ]
-        # What the first pops need once (buffers of gRPC, above all) is not theirs.
+        # The first pops allocate buffers of gRPC once. The figures leave these out.
         await take(link, by_32.id, topic.id, 10_000, 32)
         await take(link, by_1.id, topic.id, 10_000, 1)
         count = min(100_000, messages // 4)
@@ -197,7 +202,7 @@ async def measure_in_flight(address: str, pid: int, messages: int) -> dict[str, 
         results["all_in_flight_anonymous_mib"] = round(anonymous_mib(pid), 1)
         stop = asyncio.Event()
         probing = asyncio.create_task(probe(other, small.id, stop))
-        # Enough for a checkpoint or more, in short rounds: what is long then is a pause.
+        # Enough for a checkpoint or more, in short rounds. A long span is then a pause.
         await fill(link, topic.id, 100 * 1024, requests=16)
         stop.set()
         spans = sorted(await probing)

@@ -35,7 +35,7 @@ import grpc
 from tests.perf.bench_end_to_end import cpu_seconds, h2load, send_request
 from tests.support.clients.api import Api, api, message
 from tests.support.processes.processes import Standalone, standalone
-from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.processes.replicated_standalone import FLAGS, ReplicatedStandalone, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SEND: Final = "/apache.rocketmq.v2.MessagingService/SendMessage"
@@ -90,7 +90,7 @@ class Senders:
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
-async def fault(group: Replicated, kind: str) -> list[int]:
+async def fault(group: ReplicatedStandalone, kind: str) -> list[int]:
     """Apply a fault to the master; return the processes that are stopped."""
     if kind == "transfer":
         await asyncio.to_thread(group.transfer)
@@ -108,7 +108,7 @@ async def fault(group: Replicated, kind: str) -> list[int]:
 
 
 async def measure_faults(running: Standalone, kind: str, count: int) -> dict[str, Any]:
-    group = Replicated(running)
+    group = ReplicatedStandalone(running)
     senders = Senders(running.grpc)
     gaps_s: list[float] = []
     await group.in_sync()
@@ -145,7 +145,7 @@ async def measure_faults(running: Standalone, kind: str, count: int) -> dict[str
     }
 
 
-async def until_epoch(group: Replicated, epoch: int) -> None:
+async def until_epoch(group: ReplicatedStandalone, epoch: int) -> None:
     """Wait for an epoch, which only the controller reports."""
     while (await asyncio.to_thread(group.status)).get("epoch", 0) < epoch:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
@@ -214,7 +214,7 @@ def measure_rates(messages: int, turns: int, folder: Path) -> dict[str, Any]:
         standalone(folder / "one", start_s=START_S) as one,
         standalone(folder / "three", *FLAGS, start_s=START_S) as three,
     ):
-        asyncio.run(Replicated(three).in_sync())
+        asyncio.run(ReplicatedStandalone(three).in_sync())
         servers = {1: one, 3: three}
         for server in servers.values():
             server.put("topics/bench", queues=4)

@@ -131,10 +131,10 @@ def _start_neighbours(endpoint: str) -> Neighbours:
     return round_of_work
 
 
-def _work(endpoint: str, told: Any) -> None:
+def _work(endpoint: str, pipe: Any) -> None:
     with contextlib.suppress(EOFError):  # After the last round.
-        while told.recv():
-            told.send(asyncio.run(_clients(endpoint)))
+        while pipe.recv():
+            pipe.send(asyncio.run(_clients(endpoint)))
 
 
 async def _clients(endpoint: str) -> dict[str, Any]:

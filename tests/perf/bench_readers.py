@@ -57,7 +57,7 @@ RUST_PROGRAM = RUST / "target" / "release" / "reader"
 LIMITS_OF_TIME = frozenset({"age", "idle", "keepalive"})
 FINE = frozenset({"OK", "MESSAGE_NOT_FOUND"})
 
-Told = dict[str, Any]
+BenchResult = dict[str, Any]
 
 
 class Reader(NamedTuple):
@@ -173,7 +173,7 @@ async def reached(server: Standalone, bytes_per_s: int | None) -> AsyncIterator[
         yield address
 
 
-async def read(server: Standalone, name: str, bytes_per_s: int | None, home: Path) -> Told:
+async def read(server: Standalone, name: str, bytes_per_s: int | None, home: Path) -> BenchResult:
     """Run one reader; return its counts and those of the proxy."""
     group = f"{name}-{'full' if bytes_per_s is None else 'slow'}"
     limits_before, answers_before = counted(server)
@@ -193,17 +193,19 @@ async def read(server: Standalone, name: str, bytes_per_s: int | None, home: Pat
                 await process.wait()
     limits, answers = counted(server)
     facts = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
-    told = next((fact for fact in facts if fact["fact"] == "consumed"), None)
-    if told is None:
+    consumed = next((fact for fact in facts if fact["fact"] == "consumed"), None)
+    if consumed is None:
         raise SystemExit(f"{name} failed:\n{output.decode()}\n{errors.decode()}")
-    ended = told["ended"]
+    ended = consumed["ended"]
     hits = dict(limits - limits_before)
     return {
-        "messages": told["messages"],
-        "missing": sum(MESSAGES.values()) - told["messages"],
-        "repeated_bytes": told["bytes"] - sum(size * count for size, count in MESSAGES.items()),
-        "took_s": round(told["tookS"], 1),
-        "mb_per_s": round(told["bytes"] / 1e6 / told["tookS"], 1) if told["tookS"] else 0.0,
+        "messages": consumed["messages"],
+        "missing": sum(MESSAGES.values()) - consumed["messages"],
+        "repeated_bytes": consumed["bytes"] - sum(size * count for size, count in MESSAGES.items()),
+        "took_s": round(consumed["tookS"], 1),
+        "mb_per_s": round(consumed["bytes"] / 1e6 / consumed["tookS"], 1)
+        if consumed["tookS"]
+        else 0.0,
         "ended": ended,
         "ended_by_us": sum(
             count for outcome, count in ended.items() if outcome.partition(": ")[2] not in FINE
@@ -214,13 +216,13 @@ async def read(server: Standalone, name: str, bytes_per_s: int | None, home: Pat
     }
 
 
-def write(file: Path, results: Told) -> None:
+def write(file: Path, results: BenchResult) -> None:
     file.write_text(json.dumps(results, indent=2) + "\n")
 
 
-async def measure(names: list[str], home: Path, file: Path) -> Told:
+async def measure(names: list[str], home: Path, file: Path) -> BenchResult:
     """Run all readers, one after the other; write the results so far to `file`."""
-    results: Told = {
+    results: BenchResult = {
         "bench": "readers",
         "slow_bytes_per_s": SLOW_BYTES_PER_S,
         "polls_at_a_time": RECEIVERS,
@@ -233,9 +235,9 @@ async def measure(names: list[str], home: Path, file: Path) -> Told:
         await fill(server)
         for name in names:
             for pace, bytes_per_s in (("full", None), ("slow", SLOW_BYTES_PER_S)):
-                told = await read(server, name, bytes_per_s, home)
-                results.setdefault(name, {})[pace] = told
-                print(name, pace, json.dumps(told), file=sys.stderr, flush=True)
+                result = await read(server, name, bytes_per_s, home)
+                results.setdefault(name, {})[pace] = result
+                print(name, pace, json.dumps(result), file=sys.stderr, flush=True)
                 write(file, results)
     return results
 

@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -79,6 +79,7 @@ class Watch:
         self._longest: dict[str, tuple[float, float]] = {}  # In ms, with the collector's share.
         self._counts: Counter[str] = Counter()
         self._over: Counter[str] = Counter()
+        self._sum_ms: defaultdict[str, float] = defaultdict(float)
         self._collected_s = self._collecting_since_s = 0.0
         gc.callbacks.append(self._note_collection)
 
@@ -98,6 +99,7 @@ class Watch:
         self._longest[kind] = max(self._longest.get(kind, (0.0, 0.0)), found)
         self._counts[kind] += 1
         self._over[kind] += took_ms > WANTED_MS
+        self._sum_ms[kind] += took_ms
         return result
 
     def figures(self) -> Figures:
@@ -112,6 +114,7 @@ class Watch:
                     "longest_ms_cpu": round(took_ms, 2),
                     "of_it_collector_ms": round(collected_ms, 2),
                     "slices": self._counts[name],
+                    "sum_ms_cpu": round(self._sum_ms[name], 1),
                     f"over_{WANTED_MS}_ms": self._over[name],
                 }
                 for name, (took_ms, collected_ms) in self._longest.items()
@@ -300,11 +303,13 @@ class Owner:
         for group_id, topic_id, queue_id in keys:
             if not queue_id:
                 traffic.polled(topic_id, group_id)
+                traffic.waits.observe((topic_id, group_id, 1), 5)
                 lag.of_topics[group_id, topic_id, False] = TopicLag()
         rounds = SimpleNamespace(
             engine=engine,
             now_ms=self.now_ms,
             pending_count=0,
+            failed_read_count=0,
             disk_full_in_s=1.0,
             revive_latencies=Histogram((1, 10)),
             append_times_us=Histogram(),
@@ -352,6 +357,19 @@ def large(folder: Path) -> Figures:
     owner.advance(30_001)
     owner.run_due()
     owner.background()
+    return owner.watch.figures()
+
+
+def pairs(folder: Path) -> Figures:
+    """Measure a scrape of 20 consumer groups that have read 200 topics."""
+    owner = Owner(folder, **NEVER)
+    groups = [owner.group(f"group-{n}") for n in range(20)]
+    for n in range(200):
+        topic = owner.topic(f"topic-{n}", type_=TopicType.NORMAL)
+        owner.send_many(20, topic)
+        for group in groups:
+            owner.pop(group, topic)
+    owner.scrape()
     return owner.watch.figures()
 
 
@@ -556,6 +574,7 @@ SCENARIOS: dict[str, Callable[[Path], Figures]] = {
     for one in (
         revive,
         large,
+        pairs,
         topics,
         ordered,
         in_flight,

@@ -55,11 +55,11 @@ WIDE_OPEN = (
 )
 _UNKNOWN_FIELD = 15  # In any request: skipped by the parser, but inflated.
 
-Told = dict[str, Any]
-Scenario = Callable[[Standalone], Told]
+BenchResult = dict[str, Any]
+Scenario = Callable[[Standalone], BenchResult]
 
 
-def told(stranger: Stranger) -> Told:
+def result_of(stranger: Stranger) -> BenchResult:
     return {
         "sent_kb": stranger.sent_bytes // 1000,
         "answers": dict(stranger.answers()),
@@ -67,11 +67,11 @@ def told(stranger: Stranger) -> Told:
     }
 
 
-def hold(stranger: Stranger, calls: list[bytes], hold_s: float = HOLD_S) -> Told:
+def hold(stranger: Stranger, calls: list[bytes], hold_s: float = HOLD_S) -> BenchResult:
     """Start all calls at once and read for a while."""
     stranger.begin(*calls)
     stranger.read_for(hold_s)
-    return told(stranger)
+    return result_of(stranger)
 
 
 def padding(size: int) -> bytes:
@@ -81,7 +81,7 @@ def padding(size: int) -> bytes:
 # ---------------------------------------------------------------- memory
 
 
-def gzip_polls(server: Standalone) -> Told:
+def gzip_polls(server: Standalone) -> BenchResult:
     """Poll a hundred times, each poll with 8 KB of gzip for 8 MB of zeros."""
     with Stranger(server.grpc) as stranger:
         raw = poll().SerializeToString() + padding(8_300_000)
@@ -89,7 +89,7 @@ def gzip_polls(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def gzip_telemetry(server: Standalone) -> Told:
+def gzip_telemetry(server: Standalone) -> BenchResult:
     """Open a hundred telemetry streams with a command of 8 MB of zeros each."""
     with Stranger(server.grpc) as stranger:
         raw = service.TelemetryCommand(
@@ -104,7 +104,7 @@ def gzip_telemetry(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def gzip_sends(server: Standalone) -> Told:
+def gzip_sends(server: Standalone) -> BenchResult:
     """Send a hundred messages of 4 MB of zeros each, and a hundred of 1 MB."""
     with Stranger(server.grpc) as stranger:
         large, small = send_of(message(bytes(4_000_000))), send_of(message(bytes(1_000_000)))
@@ -116,7 +116,7 @@ def gzip_sends(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def closed_windows(server: Standalone) -> Told:
+def closed_windows(server: Standalone) -> BenchResult:
     """Receive 80 times 8 MB without a window, and sometimes give each stream one byte."""
     with Stranger(server.grpc, CLOSED) as stranger:
         pops = poll(wait_s=5)
@@ -126,7 +126,7 @@ def closed_windows(server: Standalone) -> Told:
             stranger.read_for(1.0)
             windows = b"".join(peer.window_update(2 * n + 1, 1) for n in range(80))
             stranger.begin(windows)
-        return told(stranger)
+        return result_of(stranger)
 
 
 def _fill(server: Standalone) -> None:
@@ -141,7 +141,7 @@ def _fill(server: Standalone) -> None:
             send(request, metadata=(("x-mq-client-id", "bench"),), timeout=30)
 
 
-def cancelled_sends(server: Standalone) -> Told:
+def cancelled_sends(server: Standalone) -> BenchResult:
     """Start sends of 4 MB of zeros and cancel each at once."""
     with Stranger(server.grpc) as stranger:
         request = send_of(message(bytes(4_000_000)))
@@ -152,7 +152,7 @@ def cancelled_sends(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def cancelled_polls(server: Standalone) -> Told:
+def cancelled_polls(server: Standalone) -> BenchResult:
     """Poll with 8 MB of zeros and cancel half a second later, repeatedly."""
     with Stranger(server.grpc) as stranger:
         raw = poll().SerializeToString() + padding(8_300_000)
@@ -171,7 +171,7 @@ def cancelled_polls(server: Standalone) -> Told:
 # ---------------------------------------------------------------- fields and counts
 
 
-def attempt_ids(server: Standalone) -> Told:
+def attempt_ids(server: Standalone) -> BenchResult:
     """Poll twenty times with an attempt id of 8 MB."""
     with Stranger(server.grpc) as stranger:
         request = poll(attempt_id="a" * 8_000_000)
@@ -179,7 +179,7 @@ def attempt_ids(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def messages_a_send(server: Standalone) -> Told:
+def messages_a_send(server: Standalone) -> BenchResult:
     """Send 150,000 messages in one request of some kilobytes, ten times."""
     with Stranger(server.grpc) as stranger:
         one = message()
@@ -193,7 +193,7 @@ def messages_a_send(server: Standalone) -> Told:
         return hold(stranger, calls + empty)
 
 
-def message_keys(server: Standalone) -> Told:
+def message_keys(server: Standalone) -> BenchResult:
     """Send messages of two million empty keys."""
     with Stranger(server.grpc) as stranger:
         properties = message().system_properties.SerializeToString() + b"\x12\x00" * 2_000_000
@@ -207,7 +207,7 @@ def message_keys(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def route_endpoints(server: Standalone) -> Told:
+def route_endpoints(server: Standalone) -> BenchResult:
     """Request a route with 200,000 endpoints, 30 times."""
     with Stranger(server.grpc) as stranger:
         request = service.QueryRouteRequest(
@@ -220,7 +220,7 @@ def route_endpoints(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def route_namespace(server: Standalone) -> Told:
+def route_namespace(server: Standalone) -> BenchResult:
     """Request a route in a namespace of 4 MB, which every queue repeats."""
     with Stranger(server.grpc) as stranger:
         request = service.QueryRouteRequest(
@@ -231,7 +231,7 @@ def route_namespace(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def tag_filters(server: Standalone) -> Told:
+def tag_filters(server: Standalone) -> BenchResult:
     """Park a thousand polls with filters of four thousand tags each."""
     with Stranger(server.grpc) as stranger:
         calls = []
@@ -242,7 +242,7 @@ def tag_filters(server: Standalone) -> Told:
         return hold(stranger, calls)
 
 
-def heartbeat_groups(server: Standalone) -> Told:
+def heartbeat_groups(server: Standalone) -> BenchResult:
     """Send heartbeats as 800 clients with ids of 30 KB, in groups with names of a megabyte."""
     with Stranger(server.grpc) as stranger:
         for n in range(400):
@@ -255,7 +255,7 @@ def heartbeat_groups(server: Standalone) -> Told:
         return hold(stranger, [])
 
 
-def client_ids(server: Standalone) -> Told:
+def client_ids(server: Standalone) -> BenchResult:
     """Send heartbeats as 4,000 clients with ids of 15 KB; the stranger pays the same cost."""
     with Stranger(server.grpc) as stranger:
         for n in range(4_000):
@@ -264,7 +264,7 @@ def client_ids(server: Standalone) -> Told:
         return hold(stranger, [], 3.0)
 
 
-def born_hosts(server: Standalone) -> Told:
+def born_hosts(server: Standalone) -> BenchResult:
     """Send 400 messages with born host names of a megabyte."""
     with Stranger(server.grpc) as stranger:
         for n in range(400):
@@ -276,7 +276,7 @@ def born_hosts(server: Standalone) -> Told:
 # ---------------------------------------------------------------- turns of the loop
 
 
-def flood_of_calls(server: Standalone) -> Told:
+def flood_of_calls(server: Standalone) -> BenchResult:
     """Keep a thousand heartbeats in flight, as fast as the proxy takes them."""
     with Stranger(server.grpc) as stranger:
         request = service.HeartbeatRequest(client_type=v2.PRODUCER)
@@ -290,10 +290,10 @@ def flood_of_calls(server: Standalone) -> Told:
                 left -= sum(one.kind == 1 and one.is_last for one in stranger.read())
             answered += 900 - left
             stranger.frames.clear()
-        return {**told(stranger), "answered": answered}
+        return {**result_of(stranger), "answered": answered}
 
 
-def flood_of_frames(server: Standalone) -> Told:
+def flood_of_frames(server: Standalone) -> BenchResult:
     """Write megabytes of frames of one byte of data, on one stream."""
     with Stranger(server.grpc) as stranger:
         stranger.begin(stranger.call_of("Telemetry", b"", is_last=False)[:-14])
@@ -305,10 +305,10 @@ def flood_of_frames(server: Standalone) -> Told:
             if stranger.answers():
                 break
         stranger.read_for(0.5)
-        return told(stranger)
+        return result_of(stranger)
 
 
-def bad_header(server: Standalone) -> Told:
+def bad_header(server: Standalone) -> BenchResult:
     """Poll, and send a header list of 40 KB on another stream; check that the poll continues."""
     with Stranger(server.grpc) as stranger:
         stranger.begin(stranger.call_of("ReceiveMessage", poll(wait_s=5)))
@@ -320,21 +320,21 @@ def bad_header(server: Standalone) -> Told:
             peer.continuation(3, pieces[-1], is_complete=True),
         )
         stranger.read_for(7.0)
-        return told(stranger)
+        return result_of(stranger)
 
 
 # ---------------------------------------------------------------- pulls
 
 
-def unread_pulls(server: Standalone) -> Told:
+def unread_pulls(server: Standalone) -> BenchResult:
     """Pull a megabyte 400 times without a window, from the first message on."""
     with Stranger(server.grpc, CLOSED) as stranger:
         stranger.begin(*[stranger.call_of("PullMessage", pull(0)) for _ in range(400)])
         stranger.read_for(HOLD_S)
-        return told(stranger)
+        return result_of(stranger)
 
 
-def pulls_without_end(server: Standalone) -> Told:
+def pulls_without_end(server: Standalone) -> BenchResult:
     """Keep 32 pulls of a megabyte in flight and read them."""
     with Stranger(server.grpc, WIDE_OPEN) as stranger:
         end_s, answered, read_bytes = time.monotonic() + HOLD_S, 0, 0
@@ -347,7 +347,7 @@ def pulls_without_end(server: Standalone) -> Told:
             answered, read_bytes = answered + ended, read_bytes + size
             again = [stranger.call_of("PullMessage", pull(0)) for _ in range(ended)]
             stranger.begin(*again, *([peer.window_update(0, size)] if size else []))
-        return {**told(stranger), "answered": answered, "read_mb": read_bytes // 1_000_000}
+        return {**result_of(stranger), "answered": answered, "read_mb": read_bytes // 1_000_000}
 
 
 def pull(offset: int, topic: str = TOPIC) -> service.PullMessageRequest:
@@ -370,13 +370,13 @@ def _fill_small(server: Standalone) -> None:
 # ---------------------------------------------------------------- crowds
 
 
-def burst_of_polls(server: Standalone) -> Told:
+def burst_of_polls(server: Standalone) -> BenchResult:
     """Park 20,000 polls of twenty connections on twenty topics at once."""
     with contextlib.ExitStack() as opened:
-        return told(_park(server, opened, HOLD_S)[0])
+        return result_of(_park(server, opened, HOLD_S)[0])
 
 
-def parked_polls(server: Standalone) -> Told:
+def parked_polls(server: Standalone) -> BenchResult:
     """Measure an honest client while 20,000 polls are parked."""
     with contextlib.ExitStack() as opened:
         before = {name: memory_mib(child.pid) for name, child in server.processes.items()}
@@ -386,7 +386,7 @@ def parked_polls(server: Standalone) -> Told:
             calm = beside.stop()
         after = {name: memory_mib(child.pid) for name, child in server.processes.items()}
         added = {name: round(after[name] - before[name], 1) for name in before}
-        return {**told(strangers[0]), "added_mib": added, "honest_beside": calm}
+        return {**result_of(strangers[0]), "added_mib": added, "honest_beside": calm}
 
 
 def _park(server: Standalone, opened: contextlib.ExitStack, hold_s: float) -> list[Stranger]:
@@ -400,14 +400,14 @@ def _park(server: Standalone, opened: contextlib.ExitStack, hold_s: float) -> li
     return strangers
 
 
-def overload(server: Standalone) -> Told:
+def overload(server: Standalone) -> BenchResult:
     """Send messages of 4 MB from 64 honest clients: one in flight each, then five, then twenty.
 
     `cpu_ms_per_mb` is the CPU time per stored megabyte and process, also on a shared machine.
     """
     pids = {name: child.pid for name, child in server.processes.items() if name != "admin"}
     pids["clients"] = os.getpid()
-    levels: Told = {}
+    levels: BenchResult = {}
 
     def used_s() -> dict[str, float]:
         # The server's processes are children of the client process.
@@ -433,7 +433,7 @@ OVERLOAD_S = 6.0
 RETRY_MIN_S, RETRY_MAX_S = 0.01, 1.0
 
 
-async def _send_large(address: str, in_flight: int) -> Told:
+async def _send_large(address: str, in_flight: int) -> BenchResult:
     request = send_of(message(bytes(LARGE_BYTES))).SerializeToString()
     outcomes: Counter[str] = Counter()
     end_s = time.monotonic() + OVERLOAD_S
@@ -505,7 +505,7 @@ PREPARED: dict[Scenario, Callable[[Standalone], None]] = {
 }
 
 
-def measure(scenario: Scenario, folder: Path) -> Told:
+def measure(scenario: Scenario, folder: Path) -> BenchResult:
     with standalone(folder) as server:
         with Stranger(server.grpc) as first:
             first.send(first.call_of("SendMessage", send_of(message())))
@@ -528,7 +528,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=SCENARIOS, default=list(SCENARIOS))
     arguments = parser.parse_args()
-    results: Told = {"bench": "strangers"}
+    results: BenchResult = {"bench": "strangers"}
     for name in arguments.only:
         with tempfile.TemporaryDirectory(dir=".") as folder:
             results[name] = measure(SCENARIOS[name], Path(folder).resolve() / "data")

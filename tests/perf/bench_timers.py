@@ -152,7 +152,10 @@ def measure_burst(folder: Path, load: Path, messages: int) -> dict[str, Any]:
 def seed(folder: Path, count: int) -> float:
     """Fill a store with timers due within 300 days; return the CPU us of each."""
     engine, _ = open_engine(
-        PosixDisk(folder), EngineConfig(auto_create=True), now_ms=now_ms(), entropy=os.urandom(32)
+        PosixDisk(folder),
+        EngineConfig(auto_create_topics=True, auto_create_groups=True),
+        now_ms=now_ms(),
+        entropy=os.urandom(32),
     )
     topic = engine.administration.put_topic(
         "seeded", type_=TopicType.MIXED, queues=8, now_ms=now_ms()

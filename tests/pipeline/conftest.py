@@ -20,7 +20,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.worlds.archiving import Archived
+    from tests.support.worlds.archiving import ArchiveWorld
 
 # Two tasks at a time, as CI has cores; small plans.
 SETTINGS = {
@@ -89,11 +89,11 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def archive(cluster: FakeCluster, tmp_path: Path) -> Archived:
+def archive(cluster: FakeCluster, tmp_path: Path) -> ArchiveWorld:
     """An archive of that cluster, without anything in it yet."""
-    from tests.support.worlds.archiving import Archived
+    from tests.support.worlds.archiving import ArchiveWorld
 
-    return Archived(cluster, tmp_path / "archive")
+    return ArchiveWorld(cluster, tmp_path / "archive")
 
 
 def reading(spark: SparkSession, cluster: FakeCluster, **options: object) -> Any:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_an_archive_has_what_the_broker_had_and_is_read_without_it(
+def test_an_archive_is_complete_and_readable_without_the_broker(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     to = str(tmp_path / "archive")

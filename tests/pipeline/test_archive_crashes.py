@@ -30,7 +30,7 @@ from tidemill_pipeline.options import SourceOptions, parse_source
 HOUR_MS = 3_600_000
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """The process died."""
 
 
@@ -44,7 +44,7 @@ class DyingStore(ArchiveStore):
     def _step(self) -> None:
         self._left -= 1
         if self._left == 0:
-            raise Killed
+            raise ProcessKilled
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[Any]:
@@ -153,7 +153,7 @@ def test_manifest_archive_and_broker_agree_after_any_crashes(
                     # Some batches cross an hour.
                     step_ms=HOUR_MS // 40,
                 )
-            with contextlib.suppress(Killed):
+            with contextlib.suppress(ProcessKilled):
                 work(a_job(cluster, path, dies_at=dies_at))
         a_job(cluster, path).append()
         assert sorted(archived_rows(path)) == sorted(stored_rows(cluster))
@@ -196,7 +196,7 @@ def test_damage_is_named_by_a_verification_and_not_sealed() -> None:
         assert queue.sealed == 0
 
 
-def test_what_retention_took_fails_or_is_written_down() -> None:
+def test_expired_messages_fail_the_archive_or_are_recorded_as_lost() -> None:
     with FakeCluster().serving() as cluster, tempfile.TemporaryDirectory() as path:
         cluster.add("orders", "a", 0, 30)
         a_job(cluster, path).append()

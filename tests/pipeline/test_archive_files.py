@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.archiving import NOW_MS, ArchiveWorld
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.common.times import utc
@@ -47,7 +47,9 @@ def put_noise(cluster: FakeCluster, count: int, size: int, *, seed: int = 1) -> 
         cluster.put(message, "a")
 
 
-def test_a_batch_of_large_bodies_has_few_of_them(cluster: FakeCluster, archive: Archived) -> None:
+def test_a_batch_of_large_bodies_has_few_of_them(
+    cluster: FakeCluster, archive: ArchiveWorld
+) -> None:
     """The memory of a reader does not depend on the size of bodies."""
     put_noise(cluster, 40, 1 << 20)
     archive.append()
@@ -69,7 +71,7 @@ def test_a_batch_of_large_bodies_has_few_of_them(cluster: FakeCluster, archive: 
 
 
 def test_a_few_large_bodies_behind_many_small_ones_are_no_large_batch(
-    cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, archive: ArchiveWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The average row of a file does not show a few large bodies."""
     monkeypatch.setattr(writing, "GROUP_ROWS", 100)
@@ -85,7 +87,7 @@ def test_a_few_large_bodies_behind_many_small_ones_are_no_large_batch(
     assert max(batch.nbytes for batch in batches) < 2 * BATCH_BYTES
 
 
-class Beside(ArchiveStore):
+class ExtendedArchiveStore(ArchiveStore):
     """An archive that another process extends before the second read."""
 
     def __init__(self, path: str, append: Callable[[], object]) -> None:
@@ -100,8 +102,8 @@ class Beside(ArchiveStore):
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_what_is_archived_while_it_is_verified_is_not_behind_the_end_of_its_queue(
-    cluster: FakeCluster, archive: Archived, *, is_gone: bool
+def test_messages_archived_during_a_verification_do_not_count_as_beyond_the_end(
+    cluster: FakeCluster, archive: ArchiveWorld, *, is_gone: bool
 ) -> None:
     def append() -> None:
         cluster.add("orders", "a", 0, 20)
@@ -109,7 +111,9 @@ def test_what_is_archived_while_it_is_verified_is_not_behind_the_end_of_its_queu
 
     cluster.add("orders", "a", 0, 100)
     archive.append()
-    verified = verify(archive.job(store=Beside(archive.path, append), store_is_gone=is_gone))
+    verified = verify(
+        archive.job(store=ExtendedArchiveStore(archive.path, append), store_is_gone=is_gone)
+    )
     assert (verified.wrong, verified.closed) == ([], [])
     (queue,) = archive.manifest().queues.values()
     assert (queue.end, queue.sealed) == (120, 100)
@@ -120,7 +124,7 @@ def test_what_is_archived_while_it_is_verified_is_not_behind_the_end_of_its_queu
 
 @pytest.mark.parametrize("place", ["middle", "header", "zeros"])
 def test_a_body_that_the_disk_changed_is_neither_sealed_nor_handed_out(
-    cluster: FakeCluster, archive: Archived, place: str
+    cluster: FakeCluster, archive: ArchiveWorld, place: str
 ) -> None:
     put_noise(cluster, 20, 2_000)
     archive.append()
@@ -145,8 +149,8 @@ def test_a_body_that_the_disk_changed_is_neither_sealed_nor_handed_out(
         archive.read()
 
 
-def test_a_file_of_which_any_column_was_changed_is_not_sealed(
-    cluster: FakeCluster, archive: Archived
+def test_a_file_with_a_changed_column_is_not_sealed(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 20)
     archive.append()
@@ -165,8 +169,8 @@ def test_a_file_of_which_any_column_was_changed_is_not_sealed(
     assert archive.sealed() == [("orders", 20, 20)]
 
 
-def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
-    cluster: FakeCluster, archive: Archived
+def test_verification_finds_a_body_of_another_row_in_intact_pages(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """Pages and footer have the right checksums."""
     put_noise(cluster, 20, 100)
@@ -186,7 +190,7 @@ def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
 
 @pytest.mark.parametrize("first", [0, 700])
 def test_rows_that_a_footer_hides_are_missed(
-    cluster: FakeCluster, archive: Archived, first: int
+    cluster: FakeCluster, archive: ArchiveWorld, first: int
 ) -> None:
     """If the statistics exclude the range, a reader skips the row group."""
     cluster.add("orders", "a", 0, 778)
@@ -209,7 +213,7 @@ def test_rows_that_a_footer_hides_are_missed(
 
 
 def test_a_file_goes_a_day_after_the_entry_that_let_it_go(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     archive.append()
@@ -223,22 +227,22 @@ def test_a_file_goes_a_day_after_the_entry_that_let_it_go(
     assert len(archive.bodies()[0]) == 40
 
 
-def test_a_vacuum_says_how_many_files_wait_and_until_when_the_first_does(
-    cluster: FakeCluster, archive: Archived
+def test_a_vacuum_reports_young_files_and_the_first_due_time(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """Count released files and files without an entry."""
     cluster.add("orders", "a", 0, 40)
     archive.append()
     assert look_waiting(archive.job()) == YoungFiles(files=0, first_due_at_ms=None)
 
-    def told() -> str:
+    def vacuum_output() -> str:
         return CliRunner().invoke(app, ["archive-vacuum", "--to", archive.path]).output
 
-    assert told() == "0 files deleted\n"
+    assert vacuum_output() == "0 files deleted\n"
     files = archive.files()
     compact(archive.job(now_ms=FAR_MS))
     due_at_ms = max(archive.manifest().released_at_ms.values()) + DAY_MS
-    assert told() == (
+    assert vacuum_output() == (
         f"0 files deleted; {len(files)} files wait for a day, the first of them until"
         f" {utc(due_at_ms)}\n"
     )
@@ -257,12 +261,12 @@ def test_a_vacuum_says_how_many_files_wait_and_until_when_the_first_does(
 # ---------------------------------------------------------------- order
 
 
-def offsets(archive: Archived) -> list[int]:
+def offsets(archive: ArchiveWorld) -> list[int]:
     return [row["queue_offset"] for row in archive.read()]
 
 
 def test_a_compaction_around_a_large_file_keeps_the_order_and_ends(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
 
     def append() -> None:
@@ -288,7 +292,9 @@ def test_a_compaction_around_a_large_file_keeps_the_order_and_ends(
     assert compact(archive.job(), bytes_max=400_000) == (0, 0)
 
 
-def test_what_compresses_well_is_compacted_once(cluster: FakeCluster, archive: Archived) -> None:
+def test_well_compressed_files_are_compacted_once(
+    cluster: FakeCluster, archive: ArchiveWorld
+) -> None:
     for _ in range(4):
         cluster.add("orders", "a", 0, 50, body_size=20_000)
         archive.append()
@@ -301,7 +307,7 @@ def test_what_compresses_well_is_compacted_once(cluster: FakeCluster, archive: A
 
 
 def test_a_clock_that_went_back_an_hour_does_not_change_the_order(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for hour in (1, 2, 1, 2, 3):
         cluster.add("orders", "a", 0, 10, stored_at_ms=FIRST_STORED_AT_MS + hour * HOUR_MS)
@@ -316,7 +322,7 @@ def test_a_clock_that_went_back_an_hour_does_not_change_the_order(
 
 
 def test_two_topics_of_a_name_are_not_mixed_by_a_compaction(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     archive.append()
@@ -337,7 +343,9 @@ def by_offset(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["queue_offset"])
 
 
-def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, archive: Archived) -> None:
+def test_a_packed_body_is_the_same_by_both_roads(
+    cluster: FakeCluster, archive: ArchiveWorld
+) -> None:
     texts = [b"plain text" * 9, b"not packed at all", b"more" * 50]
     for number, text in enumerate(texts):
         body = text if number == 1 else gzip.compress(text)
@@ -360,7 +368,7 @@ def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, archive: 
 # ---------------------------------------------------------------- options
 
 
-def test_a_job_that_is_to_archive_a_part_is_refused(archive: Archived) -> None:
+def test_a_job_that_is_to_archive_a_part_is_refused(archive: ArchiveWorld) -> None:
     with pytest.raises(BadOption, match="remove startingOffsets or startingTimestamp and filter"):
         archive.job(startingOffsets="latest", filter="a")
 
@@ -380,7 +388,7 @@ class CountingStore(ArchiveStore):
 
 
 def test_a_manifest_is_read_from_its_last_snapshot_on_and_each_entry_once(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     entries = SNAPSHOT_ENTRIES + 10
     job = archive.job()
@@ -413,7 +421,7 @@ class FullStore(ArchiveStore):
 
 
 def test_a_snapshot_that_cannot_be_written_takes_nothing_with_it(
-    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
+    cluster: FakeCluster, archive: ArchiveWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("orders", "a", 0, 1)
     archive.append()
@@ -422,7 +430,7 @@ def test_a_snapshot_that_cannot_be_written_takes_nothing_with_it(
     assert caplog.text == ""
     cluster.delete("orders")
     done = archive.job(store=FullStore(archive.path)).append()
-    assert len(done.over) == 1, "what is told once is told"
+    assert len(done.over) == 1, "the report names it once"
     assert "cannot write a snapshot of the manifest: [Errno 28] No space" in caplog.text
     assert archive.manifest().next_number == SNAPSHOT_ENTRIES
     archive.job().commit("append")
@@ -430,7 +438,7 @@ def test_a_snapshot_that_cannot_be_written_takes_nothing_with_it(
 
 
 def test_another_archive_at_the_same_place_is_not_taken_for_the_one_before(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 3)
     archive.append()
@@ -457,7 +465,7 @@ def test_a_folder_that_is_away_is_an_error_and_nothing_is_read_twice_when_it_is_
     cluster.add("orders", "a", 0, 30)
     with pytest.raises(ArchiveError, match="there is no archive at"):
         read_batch(cluster, **given)
-    job = Archived(cluster, to).job()
+    job = ArchiveWorld(cluster, to).job()
     job.append()
     stream = Stream(cluster, **given)
     assert len(stream.run()) == 30
@@ -485,7 +493,7 @@ class StoppedStore(ArchiveStore):
 
 
 def test_entries_before_a_snapshot_are_deleted_and_their_numbers_are_not_given_again(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     store = StoppedStore(archive.path)
     stopped = archive.job(store=store)
@@ -508,9 +516,7 @@ def test_entries_before_a_snapshot_are_deleted_and_their_numbers_are_not_given_a
     assert archive.append().rows == 0
 
 
-def test_what_is_sealed_is_read_again_where_all_is_asked_for(
-    cluster: FakeCluster, archive: Archived
-) -> None:
+def test_verify_all_reads_sealed_ranges_again(cluster: FakeCluster, archive: ArchiveWorld) -> None:
     cluster.add("orders", "a", 0, 30, body_size=500)
     archive.append()
     first = verify(archive.job())

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill_pipeline.errors import DataLoss, QueueLoss
@@ -15,18 +15,18 @@ from tidemill_pipeline.offsets import Offsets
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000
 
 
-def read_auto(archive: Archived, **options: str) -> list[int]:
+def read_auto(archive: ArchiveWorld, **options: str) -> list[int]:
     rows = read_batch(archive.cluster, topic="orders", archivePath=archive.path, **options)
     return [row["queue_offset"] for row in rows]
 
 
-def auto_stream(archive: Archived, **options: str) -> Stream:
+def auto_stream(archive: ArchiveWorld, **options: str) -> Stream:
     return Stream(archive.cluster, topic="orders", archivePath=archive.path, **options)
 
 
 @pytest.mark.parametrize("away", ["removed", "deleted", "anew"])
-def test_a_batch_has_what_no_broker_has_any_more(
-    cluster: FakeCluster, archive: Archived, away: str, caplog: pytest.LogCaptureFixture
+def test_a_batch_includes_messages_that_only_the_archive_has(
+    cluster: FakeCluster, archive: ArchiveWorld, away: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("orders", "a", 0, 30)
     cluster.add("others", "b", 0, 10)
@@ -49,8 +49,8 @@ def test_a_batch_has_what_no_broker_has_any_more(
     assert read_auto(archive, startingTimestamp=str(FIRST_STORED_AT_MS)) == [*range(30), *behind]
 
 
-def test_who_names_a_place_gets_nothing_of_a_topic_of_before(
-    cluster: FakeCluster, archive: Archived
+def test_an_explicit_start_offset_excludes_the_previous_topic(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 100)
     archive.append()
@@ -62,8 +62,8 @@ def test_who_names_a_place_gets_nothing_of_a_topic_of_before(
     assert read_auto(archive, startingOffsets=before) == [98, 99, 16, 17]
 
 
-def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
-    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
+def test_a_stream_reads_archived_messages_of_a_removed_broker_group(
+    cluster: FakeCluster, archive: ArchiveWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("orders", "a", 0, 20)
     cluster.add("orders", "b", 0, 10)
@@ -88,8 +88,8 @@ def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_that_a_queue_is_over_silences_nobody_who_knows_of_more(
-    cluster: FakeCluster, archive: Archived, *, is_read: bool
+def test_a_closed_queue_is_data_loss_for_readers_with_later_offsets(
+    cluster: FakeCluster, archive: ArchiveWorld, *, is_read: bool
 ) -> None:
     """A stream that has read more than is archived, and a run that has seen more."""
     cluster.add("orders", "a", 0, 20)
@@ -116,7 +116,7 @@ def test_that_a_queue_is_over_silences_nobody_who_knows_of_more(
 
 
 def test_a_stream_that_was_behind_gets_the_rest_from_the_archive(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 20)
     cluster.add("orders", "b", 0, 10)
@@ -130,8 +130,8 @@ def test_a_stream_that_was_behind_gets_the_rest_from_the_archive(
     assert sorted(stream.run()) == sorted(read_bodies(archive)[20:40])
 
 
-def test_a_stream_whose_checkpoint_knew_no_archive_does_not_read_what_was_deleted(
-    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
+def test_a_stream_with_a_checkpoint_without_archive_skips_deleted_topics(
+    cluster: FakeCluster, archive: ArchiveWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The earlier query read the queue that only the archive has, or began behind it."""
     cluster.add("orders", "a", 0, 30)
@@ -159,7 +159,7 @@ def test_a_stream_whose_checkpoint_knew_no_archive_does_not_read_what_was_delete
 
 
 def test_a_stream_that_asked_for_nothing_of_a_deleted_topic_loses_nothing_with_it(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """The archive has no entry about the end of the topic."""
     cluster.add("orders", "a", 0, 10)
@@ -186,8 +186,8 @@ def test_a_stream_that_asked_for_nothing_of_a_deleted_topic_loses_nothing_with_i
     assert [len(stream.run()) for stream in (latest, named)] == [3, 3]
 
 
-def test_a_queue_that_a_topic_is_given_is_not_of_a_topic_that_was_made_anew(
-    cluster: FakeCluster, archive: Archived
+def test_an_added_queue_is_not_confused_with_a_topic_created_again(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """The archive has an earlier topic of the same name."""
     cluster.add("orders", "a", 0, 10)
@@ -203,8 +203,8 @@ def test_a_queue_that_a_topic_is_given_is_not_of_a_topic_that_was_made_anew(
     assert len(stream.run()) == 7
 
 
-def test_a_new_queue_that_was_planned_without_an_archive_is_read_whole_from_it(
-    cluster: FakeCluster, archive: Archived
+def test_a_new_queue_planned_without_an_archive_is_read_whole_from_it(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """The topic existed at the time of the plan and is deleted now."""
     cluster.add("orders", "a", 0, 10)
@@ -221,12 +221,12 @@ def test_a_new_queue_that_was_planned_without_an_archive_is_read_whole_from_it(
     assert len(stream.run()) == 50
 
 
-def read_bodies(archive: Archived) -> list[bytes]:
+def read_bodies(archive: ArchiveWorld) -> list[bytes]:
     return [body for queue in archive.bodies() for body in queue]
 
 
-def test_what_is_planned_is_read_from_the_archive_while_its_broker_is_away(
-    cluster: FakeCluster, archive: Archived
+def test_a_planned_range_is_read_from_the_archive_while_its_broker_is_down(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """Retention deleted the messages at the broker. Only the archive has them."""
     cluster.add("orders", "a", 0, 30)
@@ -240,9 +240,7 @@ def test_what_is_planned_is_read_from_the_archive_while_its_broker_is_away(
     assert len(stream.run(go_away)) == 30
 
 
-def test_the_beginning_of_a_new_queue_that_is_gone_before_it_is_read_is_told(
-    cluster: FakeCluster,
-) -> None:
+def test_expiry_at_the_beginning_of_an_unread_new_queue_is_data_loss(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 5)
     stream = Stream(cluster, topic="orders")
     assert len(stream.run()) == 5
@@ -258,7 +256,7 @@ def test_the_beginning_of_a_new_queue_that_is_gone_before_it_is_read_is_told(
 
 
 def test_a_restored_queue_that_is_longer_again_does_not_follow_its_archive(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 100)
     archive.append()
@@ -278,8 +276,8 @@ def test_a_restored_queue_that_is_longer_again_does_not_follow_its_archive(
     assert other in wrong
 
 
-def test_what_is_there_again_that_an_archive_lacks_does_not_keep_it_from_being_sealed(
-    cluster: FakeCluster, archive: Archived
+def test_messages_that_reappear_at_the_broker_do_not_prevent_sealing(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """For example, a damaged message that was mended from a replica later."""
     cluster.add("orders", "a", 0, 40)
@@ -295,8 +293,8 @@ def test_what_is_there_again_that_an_archive_lacks_does_not_keep_it_from_being_s
     assert archive.sealed() == [("orders", 40, 40)]
 
 
-def test_another_body_is_wrong_whatever_else_is_there_again(
-    cluster: FakeCluster, archive: Archived
+def test_a_changed_body_is_wrong_although_lost_messages_reappeared(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     messages = cluster.brokers["a"].queues["orders", 0].messages
@@ -310,8 +308,8 @@ def test_another_body_is_wrong_whatever_else_is_there_again(
     assert "the archive has 19 rows, but the broker 20" in wrong
 
 
-def test_tasks_of_a_batch_are_the_same_when_the_archive_has_gone_on(
-    cluster: FakeCluster, archive: Archived
+def test_tasks_of_a_batch_do_not_change_when_the_archive_grows(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """A row is identified by its task and its number in the task, like the ids of the sink."""
     cluster.add("orders", "a", 0, 40)

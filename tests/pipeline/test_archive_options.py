@@ -24,13 +24,13 @@ GIVEN = {"endpoints": "a:1", "topic": "orders", "archivePath": "/a", "readMode":
         ("includeBody", "false"),
     ],
 )
-def test_a_part_of_a_queue_is_no_archive(name: str, value: str) -> None:
+def test_archive_options_reject_a_part_of_a_queue(name: str, value: str) -> None:
     options = parse_source({**GIVEN, name: value}, is_stream=False)
     with pytest.raises(BadOption, match=rf"contains whole queues; remove .*{name}"):
         check_options(options)
 
 
-def test_what_says_only_how_it_is_read_is_taken() -> None:
+def test_archive_options_accept_reading_options() -> None:
     more = {
         "startingOffsets": "earliest",
         "endingOffsets": "latest",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tidemill.common.clock import SystemClock
 from tidemill_pipeline.jobs.archive_commands import ArchiveRounds
@@ -12,10 +12,10 @@ from tidemill_pipeline.jobs.running import RunRecord
 from tidemill_pipeline.metrics import PipelineMetrics
 
 
-class Going:
+class ContinuousArchiver:
     """A continuous archiver."""
 
-    def __init__(self, archive: Archived, *, then_verify: bool, **options: str) -> None:
+    def __init__(self, archive: ArchiveWorld, *, then_verify: bool, **options: str) -> None:
         self.run = RunRecord(job="archive", run="1")
         self.metrics = PipelineMetrics("archive")
         self.said: list[str] = []
@@ -42,12 +42,12 @@ class Going:
 
 
 @pytest.mark.parametrize("then_verify", [False, True])
-def test_what_is_over_is_said_once_a_round_and_is_in_the_record_once(
-    cluster: FakeCluster, archive: Archived, then_verify: bool
+def test_closed_queues_are_reported_once_per_round_and_recorded_once(
+    cluster: FakeCluster, archive: ArchiveWorld, then_verify: bool
 ) -> None:
     for broker in ("a", "b"):
         cluster.add("orders", broker, 0, 5)
-    going = Going(archive, then_verify=then_verify)
+    going = ContinuousArchiver(archive, then_verify=then_verify)
     going.round()
     assert going.metrics.succeeded_at_ms
     assert "over" not in str(going.said)
@@ -63,44 +63,42 @@ def test_what_is_over_is_said_once_a_round_and_is_in_the_record_once(
     assert going.metrics.succeeded_at_ms == 0
 
 
-def test_a_round_of_which_the_verification_finds_something_is_no_success(
-    cluster: FakeCluster, archive: Archived
+def test_a_round_with_verification_findings_is_not_a_success(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 5, body_size=500)
     archive.append()
     (path,) = archive.files()
     path.write_bytes(path.read_bytes()[:-100])
-    going = Going(archive, then_verify=True)
+    going = ContinuousArchiver(archive, then_verify=True)
     going.round()
     assert going.metrics.succeeded_at_ms == 0
     assert path.name in "".join(going.said)
 
 
-def test_what_kept_all_from_being_archived_is_no_lag_of_none(
-    cluster: FakeCluster, archive: Archived
-) -> None:
+def test_a_failed_round_exports_no_lag(cluster: FakeCluster, archive: ArchiveWorld) -> None:
     cluster.add("orders", "a", 0, 10)
     archive.append()
     cluster.add("orders", "a", 0, 10)
-    going = Going(archive, then_verify=True, topicPattern="", topics="orders,nosuch")
+    going = ContinuousArchiver(archive, then_verify=True, topicPattern="", topics="orders,nosuch")
     going.round()
     assert going.sample("archive_lag_seconds") is None
     assert going.sample("success_timestamp_seconds") is None
     assert archive.sealed() == [("orders", 10, 10)]
 
 
-def test_the_lag_is_told_while_some_wait_also_where_nothing_was_archived(
-    cluster: FakeCluster, archive: Archived
+def test_the_lag_is_exported_while_queues_are_blocked(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 10)
-    going = Going(archive, then_verify=False)
+    going = ContinuousArchiver(archive, then_verify=False)
     assert going.sample("archive_lag_seconds") is None
     going.round()
     assert (going.sample("archive_lag_seconds"), going.sample("lag_messages")) == (0, 0)
     # Retention deletes some of the new messages. The queue is blocked, and its lag grows.
     cluster.add("orders", "a", 0, 10)
     cluster.expire("orders", "a", 0, 15)
-    stuck = Going(archive, then_verify=False)
+    stuck = ContinuousArchiver(archive, then_verify=False)
     stuck.round()
     lag_s = stuck.sample("archive_lag_seconds")
     assert lag_s is not None

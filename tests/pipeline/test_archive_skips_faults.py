@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.errors import ArchiveError
 from tidemill_pipeline.jobs.archive_commands import closing_text
 
 
-def ends(archive: Archived) -> dict[str, int]:
+def ends(archive: ArchiveWorld) -> dict[str, int]:
     """Return how far each topic is archived."""
     return {key.topic: queue.end for key, queue in archive.manifest().queues.items()}
 
@@ -21,7 +21,7 @@ def damage(cluster: FakeCluster, topic: str, offset: int) -> None:
 
 @pytest.mark.parametrize(("batch_rows", "end"), [(50, 33), (1000, 40)])
 def test_a_damaged_message_keeps_its_own_queue_alone(
-    cluster: FakeCluster, archive: Archived, batch_rows: int, end: int
+    cluster: FakeCluster, archive: ArchiveWorld, batch_rows: int, end: int
 ) -> None:
     """And what tasks made of that queue behind it does not count."""
     for topic in ("bills", "orders", "payments"):
@@ -40,24 +40,24 @@ def test_a_damaged_message_keeps_its_own_queue_alone(
     assert ends(archive)["orders"] == 100
 
 
-def test_a_run_says_how_much_it_has_archived_and_whether_it_has_caught_up(
-    cluster: FakeCluster, archive: Archived
+def test_a_run_reports_archived_messages_and_whether_it_caught_up(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for topic in ("orders", "payments"):
         cluster.add(topic, "a", 0, 600, body_size=1_000)
-    told = "messages, {} MB of bodies; the archive has caught up"
+    ending = "messages, {} MB of bodies; the archive has caught up"
     done = archive.job(batch_rows=500).append()
-    assert closing_text(done) == f"archived 1,200 {told.format('1.2')}"
+    assert closing_text(done) == f"archived 1,200 {ending.format('1.2')}"
     for topic in ("orders", "payments"):
         cluster.add(topic, "a", 0, 200, body_size=1_000)
     damage(cluster, "orders", 600)
     assert closing_text(archive.append()) == (
-        f"archived 200 {told.format('0.2')} except for the queues with errors"
+        f"archived 200 {ending.format('0.2')} except for the queues with errors"
     )
 
 
-def test_what_retention_took_keeps_its_own_queue_alone(
-    cluster: FakeCluster, archive: Archived
+def test_expired_messages_block_only_their_own_queue(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for topic in ("orders", "payments"):
         cluster.add(topic, "a", 0, 10)
@@ -71,7 +71,7 @@ def test_what_retention_took_keeps_its_own_queue_alone(
 
 
 def test_a_topic_that_is_refused_keeps_its_own_queue_alone(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for topic in ("bills", "orders", "payments"):
         cluster.add(topic, "a", 0, 10)
@@ -96,7 +96,7 @@ def test_a_topic_that_is_refused_keeps_its_own_queue_alone(
 
 
 def test_a_queue_that_brokers_do_not_keep_is_not_archived_and_others_are(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for topic in ("orders", "payments"):
         cluster.add(topic, "a", 0, 10)
@@ -109,7 +109,7 @@ def test_a_queue_that_brokers_do_not_keep_is_not_archived_and_others_are(
 
 
 def test_a_restored_store_keeps_its_own_queues_alone(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for topic, broker in (("orders", "a"), ("payments", "a"), ("bills", "b")):
         cluster.add(topic, broker, 0, 20)
@@ -123,7 +123,9 @@ def test_a_restored_store_keeps_its_own_queues_alone(
     assert ends(archive) == {"orders": 20, "payments": 20, "bills": 30}
 
 
-def test_a_rotten_file_keeps_its_own_folder_alone(cluster: FakeCluster, archive: Archived) -> None:
+def test_a_rotten_file_keeps_its_own_folder_alone(
+    cluster: FakeCluster, archive: ArchiveWorld
+) -> None:
     for _ in range(3):
         for topic in ("orders", "payments"):
             cluster.add(topic, "a", 0, 10)

@@ -20,15 +20,9 @@ from tidemill_pipeline.jobs.events import check_any, complete_from_ms, read_even
 from tidemill_pipeline.jobs.sends import SENDS, of_topics, read_sends
 from tidemill_pipeline.jobs.verdict import SENTENCES_MAX, AuditVerdict, SendCounts, count_of
 from tidemill_pipeline.schema import EVENTS
-from tidemill_pipeline.transforms.audit import (
-    ACK_MS,
-    KINDS,
-    AuditRules,
-    audit,
-    lateness,
-    never_stored,
-)
+from tidemill_pipeline.transforms.audit import audit, lateness
 from tidemill_pipeline.transforms.delay_accuracy import by_band, by_minute, fired
+from tidemill_pipeline.transforms.findings import ACK_MS, KINDS, AuditRules, never_stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +38,7 @@ class Story:
         self.topic = topic
         self.rows: list[dict[str, Any]] = []
 
-    def tell(self, event: str, offset: int, at_ms: int, **more: Any) -> int:
+    def add(self, event: str, offset: int, at_ms: int, **more: Any) -> int:
         """Add an event and return its position, which identifies a delivery."""
         position = (len(self.rows) + 1) * 100
         due = more.pop("due_ms", None)
@@ -69,7 +63,7 @@ class Story:
     def delivered(
         self, offset: int, at_ms: int, *, attempt: int = 1, group: str = "g", **more: Any
     ) -> str:
-        position = self.tell(
+        position = self.add(
             "delivered", offset, at_ms, consumer_group=group, attempt=attempt, **more
         )
         self.rows[-1]["delivery"] = delivery = f"{self.broker}:{position}:0"
@@ -78,7 +72,7 @@ class Story:
     def acked(
         self, offset: int, at_ms: int, delivery: str, *, group: str = "g", **more: Any
     ) -> None:
-        self.tell("acked", offset, at_ms, consumer_group=group, delivery=delivery, **more)
+        self.add("acked", offset, at_ms, consumer_group=group, delivery=delivery, **more)
 
     def consumed(self, offset: int, at_ms: int, *, group: str = "g", **more: Any) -> None:
         delivery = self.delivered(offset, at_ms, group=group, **more)
@@ -100,12 +94,12 @@ def a_day() -> Story:
     """100 messages to two consumer groups, with ten faults."""
     story = Story()
     for i in range(100):
-        story.tell("stored", i, i)
+        story.add("stored", i, i)
     for i in range(100):
         if i != 7:  # Group g never receives 7.
             delivery = story.delivered(i, 1000 + i)
             if i == 20:  # Delivered again without an ack: through the retry topic.
-                story.tell("revived", i, 1030, consumer_group="g")
+                story.add("revived", i, 1030, consumer_group="g")
                 again = story.delivered(
                     3,
                     1040,
@@ -116,7 +110,7 @@ def a_day() -> Story:
                     topic="%RETRY%g",
                     message_id="m20",
                 )
-                story.tell(
+                story.add(
                     "acked",
                     3,
                     1041,
@@ -129,7 +123,7 @@ def a_day() -> Story:
                     message_id="m20",
                 )
             elif i == 90:
-                story.tell(
+                story.add(
                     "dead-lettered",
                     i,
                     1095,
@@ -148,11 +142,11 @@ def a_day() -> Story:
     for i in range(50, 60):  # Group h began in the middle and is not at the end.
         story.consumed(i, 1400 + i, group="h")
     for timer, (due, at) in enumerate([(5000, 5002), (5000, 4990), (5000, 9000), (6000, 0)], 1):
-        story.tell("scheduled", timer, 100, due_ms=due, timer_id=timer, message_id=f"t{timer}")
+        story.add("scheduled", timer, 100, due_ms=due, timer_id=timer, message_id=f"t{timer}")
         if at:
-            story.tell("fired", 99 + timer, at, due_ms=due, timer_id=timer, message_id=f"t{timer}")
-    story.tell("scheduled", 5, 100, due_ms=6000, timer_id=5, message_id="t5")
-    story.tell("recalled", 5, 200, timer_id=5, message_id="t5")
+            story.add("fired", 99 + timer, at, due_ms=due, timer_id=timer, message_id=f"t{timer}")
+    story.add("scheduled", 5, 100, due_ms=6000, timer_id=5, message_id="t5")
+    story.add("recalled", 5, 200, timer_id=5, message_id="t5")
     return story
 
 
@@ -172,13 +166,13 @@ def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession
     story = Story()
     for topic_id, at_ms in ((7, 0), (8, 1000)):
         for i in range(5):
-            story.tell("stored", i, at_ms + i, topic_id=topic_id)
+            story.add("stored", i, at_ms + i, topic_id=topic_id)
         for i in range(5):
             # No group receives 3 of the second topic.
             if (topic_id, i) != (8, 3):
                 story.consumed(i, at_ms + 10 + i, topic_id=topic_id)
         # The event of a copy has only the name of its topic.
-        story.tell(
+        story.add(
             "revived",
             0,
             at_ms + 20,
@@ -192,10 +186,10 @@ def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession
 
     again = Story("b")
     for i in range(5):
-        again.tell("stored", i, i)
+        again.add("stored", i, i)
     for i in range(5):
         again.consumed(i, 100 + i)
-    again.tell("reset", 0, 200, topic="", consumer_group="g", reason="group_deleted")
+    again.add("reset", 0, 200, topic="", consumer_group="g", reason="group_deleted")
     for i in range(1, 5):
         if i != 2:
             again.consumed(i, 300 + i)
@@ -248,7 +242,7 @@ def test_a_send_of_before_the_first_event_is_not_missing(spark: SparkSession) ->
     story = Story()
     # For a message that was stored earlier, only the later events are known.
     story.consumed(3, 1_000_000)
-    story.tell("stored", 4, 1_000_001)
+    story.add("stored", 4, 1_000_001)
     named = {
         "m3": 0,  # milliseconds from the start
         "m4": 1_000_001,
@@ -277,10 +271,10 @@ def test_a_send_of_before_the_first_event_is_not_missing(spark: SparkSession) ->
     assert found(0) == {"missing": {"after", "before", "about then", "sometime"}}
 
 
-def test_who_reads_dead_letters_is_not_held_to_their_topics(spark: SparkSession) -> None:
+def test_a_dead_letter_reader_is_not_audited_for_the_original_topics(spark: SparkSession) -> None:
     story = Story()
     for i in range(20):
-        story.tell("stored", i, i)
+        story.add("stored", i, i)
         if i in {3, 15}:
             story.delivered(i, 100 + i)
             copy: dict[str, Any] = {
@@ -289,7 +283,7 @@ def test_who_reads_dead_letters_is_not_held_to_their_topics(spark: SparkSession)
                 "origin_queue_id": 0,
                 "origin_queue_offset": i,
             }
-            story.tell("dead-lettered", i, 200 + i, consumer_group="g", reason="attempts", **copy)
+            story.add("dead-lettered", i, 200 + i, consumer_group="g", reason="attempts", **copy)
             story.consumed(i, 300 + i, group="handler", **copy)
         elif i != 9:
             story.consumed(i, 100 + i)
@@ -297,7 +291,7 @@ def test_who_reads_dead_letters_is_not_held_to_their_topics(spark: SparkSession)
     assert [(r.kind, r.consumer_group, r.queue_offset) for r in found] == [("missing", "g", 9)]
 
 
-def test_findings_of_a_topic_are_those_of_all_its_groups() -> None:
+def test_findings_of_a_topic_sum_over_its_groups() -> None:
     one = dict.fromkeys((kind.replace("-", "_") for kind in KINDS), 0)
     totals: list[dict[str, Any]] = [
         {**one, "topic": "orders", "consumer_group": None, "late": 5},
@@ -346,12 +340,12 @@ def test_an_audit_of_some_topics_leaves_out_no_send_without_one(
         judge(spark, Story().frame(spark), settings, now_ms=START_MS)
 
 
-def test_what_is_due_after_the_end_of_what_is_read_is_not_missing(
+def test_a_timer_due_after_the_end_of_the_events_is_not_missing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     story = Story()
     for timer, due_ms in enumerate((1_000, 5_000), 1):
-        story.tell("scheduled", timer, 100, due_ms=due_ms, timer_id=timer, message_id=f"t{timer}")
+        story.add("scheduled", timer, 100, due_ms=due_ms, timer_id=timer, message_id=f"t{timer}")
     given = {"endpoints": "127.0.0.1:1", "endingTimestamp": str(START_MS + 3_000)}
     settings = AuditSettings(to=str(tmp_path), given=given, grace_s=0)
     rules = rules_of(settings, now_ms=START_MS + 60_000)
@@ -363,7 +357,7 @@ def test_what_is_due_after_the_end_of_what_is_read_is_not_missing(
     assert audit(story.frame(spark), rules).findings.collect() == []
 
 
-def test_a_send_of_nobody_knows_when_may_be_behind_what_was_read(
+def test_a_send_without_a_time_is_unknown_instead_of_missing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     given = {"endpoints": "127.0.0.1:1", "endingTimestamp": str(START_MS + 3_000)}
@@ -389,7 +383,7 @@ def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster)
     assert complete_from_ms({**given, "startingTimestamp": "700"}) == 700
 
 
-def test_what_was_sent_before_a_broker_group_was_removed_may_have_been_told_there(
+def test_sends_before_a_broker_group_removal_may_be_in_its_lost_events(
     spark: SparkSession, cluster: FakeCluster
 ) -> None:
     given = {"endpoints": cluster.endpoint, "topicPattern": "or.*"}
@@ -426,11 +420,11 @@ def test_expired_ranges_filters_and_open_windows_are_no_losses(spark: SparkSessi
     story = Story()
     for queue_id, at_ms in ((0, 0), (1, 1000)):
         for i in range(10):
-            story.tell("stored", i, at_ms + i, queue_id=queue_id)
+            story.add("stored", i, at_ms + i, queue_id=queue_id)
         for group in ("g", "filtered"):
             for i in (0, 9):
                 story.consumed(i, at_ms + 100, group=group, queue_id=queue_id)
-        story.tell(
+        story.add(
             "expired",
             1,
             at_ms + 200,
@@ -468,7 +462,7 @@ def counted(verdict: AuditVerdict, group: str | None) -> dict[str, int | None]:
     return {name: count_of(row, name) for name in ("produced", "fired", "recalled", "acked")}
 
 
-def test_an_audit_says_how_many_sends_it_has_compared(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_audit_reports_the_number_of_compared_sends(spark: SparkSession, tmp_path: Path) -> None:
     """One message more than the list's limit is missing."""
     lost, closed_ms = SENTENCES_MAX + 1, START_MS + 10_000_000
     sends = tmp_path / "sends.jsonl"
@@ -482,7 +476,7 @@ def test_an_audit_says_how_many_sends_it_has_compared(spark: SparkSession, tmp_p
         to=str(tmp_path), given={"topic": "orders"}, sends=str(sends), grace_s=0
     )
     story = Story()
-    story.tell("stored", 0, 0)
+    story.add("stored", 0, 0)
     verdict = judge(spark, story.frame(spark), settings, now_ms=closed_ms)
     assert verdict.sends == SendCounts(compared=lost, young=1, elsewhere=1)
     assert len(verdict.broken) == SENTENCES_MAX + 1
@@ -495,7 +489,7 @@ def test_an_audit_says_how_many_sends_it_has_compared(spark: SparkSession, tmp_p
     )
 
 
-def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
+def test_an_audit_writes_tables_and_a_page_and_reports_broken_promises(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     settings = AuditSettings(to=str(tmp_path), given={}, grace_s=0)
@@ -514,7 +508,7 @@ def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     }
     text = (tmp_path / "audit" / "index.html").read_text()
     assert "Something was lost or early." in text
-    assert [told.split(":")[0] for told in verdict.broken] == ["early", "missing", "missing"]
+    assert [reason.split(":")[0] for reason in verdict.broken] == ["early", "missing", "missing"]
     assert "early: t2, orders/0/101: fired 10 ms before it was due" in verdict.broken
     # Findings of groups and findings of topics are separate.
     assert counted(verdict, None) == {"produced": 103, "fired": 3, "recalled": 1, "acked": None}
@@ -523,7 +517,7 @@ def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     assert text.count("<svg") == 2
     assert "<script" not in text
     clean = Story()
-    clean.tell("stored", 0, 0)
+    clean.add("stored", 0, 0)
     clean.consumed(0, 10)
     again = judge(spark, clean.frame(spark), settings, now_ms=START_MS + 10_000_000)
     assert not again.is_broken

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.pipeline.test_audit import START_MS, Story
-from tidemill_pipeline.transforms.audit import ACK_MS, AuditRules, audit
+from tidemill_pipeline.transforms.audit import audit
+from tidemill_pipeline.transforms.findings import ACK_MS, AuditRules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -13,19 +14,19 @@ if TYPE_CHECKING:
 LATER_MS = 2 * ACK_MS
 
 
-def test_what_an_unreadable_part_may_have_told_is_unknown(spark: SparkSession) -> None:
+def test_messages_near_an_unreadable_part_have_an_unknown_state(spark: SparkSession) -> None:
     story = Story()
     for i in range(4):
-        story.tell("stored", i, i)
+        story.add("stored", i, i)
     # The unreadable part had events of m1 and m2, and the delivery that is acked below.
-    story.tell("unreadable", 0, 0, body_size=9, end_offset=900, detail="a: 9 bytes")
+    story.add("unreadable", 0, 0, body_size=9, end_offset=900, detail="a: 9 bytes")
     for column in ("topic", "queue_id", "queue_offset", "message_id", "event_ts"):
         story.rows[-1][column] = None
     story.consumed(0, 20)
     story.acked(2, 25, "a:150:0")
     story.consumed(3, 30)
     for i in range(4, 7):
-        story.tell("stored", i, LATER_MS + i)
+        story.add("stored", i, LATER_MS + i)
     story.consumed(4, LATER_MS + 20)
     story.consumed(6, LATER_MS + 30)
     rows: list[tuple[str, str, int | None]] = [

@@ -8,7 +8,8 @@ import pytest
 
 from tests.pipeline.test_audit import Story
 from tidemill_pipeline.jobs.audit import AuditSettings, rules_of
-from tidemill_pipeline.transforms.audit import AuditRules, audit
+from tidemill_pipeline.transforms.audit import audit
+from tidemill_pipeline.transforms.findings import AuditRules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,24 +23,24 @@ class Letters:
     def __init__(self) -> None:
         self.story = Story()
         for i in range(LETTERS):
-            self.story.tell("stored", 10 + i, i)
+            self.story.add("stored", 10 + i, i)
             self.story.delivered(10 + i, 100 + i)
         for i in range(LETTERS):
-            self._tell("dead-lettered", i, 200 + i, group="g", reason="attempts")
+            self._add("dead-lettered", i, 200 + i, group="g", reason="attempts")
 
-    def _tell(self, event: str, letter: int, at_ms: int, *, group: str, **more: Any) -> None:
+    def _add(self, event: str, letter: int, at_ms: int, *, group: str, **more: Any) -> None:
         where = {"topic": "%DLQ%g", "topic_id": 50, "message_id": f"m{10 + letter}"}
         origin = {
             "origin_topic": "orders",
             "origin_queue_id": 0,
             "origin_queue_offset": 10 + letter,
         }
-        self.story.tell(event, letter, at_ms, consumer_group=group, **where, **origin, **more)
+        self.story.add(event, letter, at_ms, consumer_group=group, **where, **origin, **more)
 
     def given(self, at_ms: int, *letters: int, group: str) -> None:
         for letter in letters:
-            self._tell("delivered", letter, at_ms + letter, group=group, attempt=1)
-            self._tell("acked", letter, at_ms + letter + 1, group=group)
+            self._add("delivered", letter, at_ms + letter, group=group, attempt=1)
+            self._add("acked", letter, at_ms + letter + 1, group=group)
 
 
 def found(spark: SparkSession, letters: Letters, **rules: Any) -> dict[tuple[str, int], str]:
@@ -52,7 +53,9 @@ def found(spark: SparkSession, letters: Letters, **rules: Any) -> dict[tuple[str
     return {(row.consumer_group, row.queue_offset): row.journey for row in rows}
 
 
-def test_who_was_given_dead_letters_is_held_to_those_between(spark: SparkSession) -> None:
+def test_a_dead_letter_reader_is_audited_between_its_first_and_last_delivery(
+    spark: SparkSession,
+) -> None:
     letters = Letters()
     # Offsets 1 to 6 without 3 and 4; g itself with all messages; and one dead letter.
     letters.given(300, 1, 2, 5, 6, group="handler")
@@ -71,10 +74,10 @@ def test_dead_letters_that_expired_or_were_passed_by_a_reset_are_no_losses(
     letters = Letters()
     for group in ("reader", "handler", "again"):
         letters.given(300, 0, group=group)
-    letters.story.tell("expired", 1, 350, consumer_group="reader", end_offset=4, **where)
-    letters.story.tell("reset", 4, 350, consumer_group="handler", **where)
+    letters.story.add("expired", 1, 350, consumer_group="reader", end_offset=4, **where)
+    letters.story.add("reset", 4, 350, consumer_group="handler", **where)
     # A consumer group that is deleted and created again is a different group.
-    letters.story.tell("reset", 0, 350, topic="", consumer_group="again", reason="group_deleted")
+    letters.story.add("reset", 0, 350, topic="", consumer_group="again", reason="group_deleted")
     letters.given(400, 4, 6, group="reader")
     letters.given(400, 4, 5, 7, group="handler")
     letters.given(400, 5, 6, group="again")

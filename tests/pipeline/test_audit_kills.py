@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.clients.audited_loads import second_opinion
 from tests.support.clients.history import Outcome
-from tests.support.clients.history_against_audit import Failed
+from tests.support.clients.history_against_audit import LostAnswerSpan
 from tests.support.clients.load import Load
 from tests.support.processes.killing import kill_and_note, until
 from tests.support.processes.processes import Standalone, standalone
@@ -66,7 +66,7 @@ def test_an_audit_after_kills_agrees_with_the_clients(
 
 async def kill_under_load(
     running: Standalone, loads: list[Load], rng: random.Random
-) -> list[Failed]:
+) -> list[LostAnswerSpan]:
     """Kill during the loads, drain them and return the times at which kills lost answers."""
     kills = []
     victims = rng.sample(VICTIMS, len(VICTIMS))

@@ -24,7 +24,7 @@ POLL_MS = 10_000
 LATER_MS = 600_000  # From run to audit, by the audit's clock. Brokers answer between them.
 
 
-def test_who_is_behind_began_late_or_gives_up_has_lost_nothing(
+def test_groups_behind_late_or_without_attempts_left_have_lost_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with standalone(tmp_path / "data") as running:

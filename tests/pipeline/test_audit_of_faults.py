@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.chaos.audit import audited
 from tests.chaos.figures import DISTURBED
 from tests.support.clients.api import api, message
-from tests.support.clients.history_against_audit import Compared
+from tests.support.clients.history_against_audit import Comparison
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -87,7 +87,7 @@ def disturbance_of(fact: dict[str, Any]) -> dict[str, Any]:
     return {"fact": DISTURBED, "what": "a kill", "begun": begun, "ended": fact["at"], "fails": []}
 
 
-def test_what_clients_told_and_the_audit_agree_and_a_lie_is_seen(
+def test_client_histories_agree_with_the_audit_and_a_forged_entry_differs(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with standalone(tmp_path / "data") as running:
@@ -99,13 +99,13 @@ def test_what_clients_told_and_the_audit_agree_and_a_lie_is_seen(
         whole = audited(
             spark, [*facts, phantom], to=str(tmp_path / "whole"), endpoints=running.grpc
         )
-        assert whole == Compared(differences=[], lost_answers=[])
+        assert whole == Comparison(differences=[], lost_answers=[])
         # A client does not report a delivery: the audit counts the answer as lost in a disturbance.
         silent = next(fact for fact in facts if fact["fact"] == "received")
-        told = [fact for fact in facts if fact is not silent]
+        reported = [fact for fact in facts if fact is not silent]
         judged = [
             audited(spark, facts, to=str(tmp_path / name), endpoints=running.grpc)
-            for name, facts in (("lie", told), ("loss", [*told, disturbance_of(silent)]))
+            for name, facts in (("lie", reported), ("loss", [*reported, disturbance_of(silent)]))
         ]
     lie, loss = judged
     assert (len(lie.differences), lie.lost_answers) == (len(silent["keys"]), [])

@@ -10,7 +10,8 @@ from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.jobs.group_progress import read_progress
 from tidemill_pipeline.jobs.verdict import AuditVerdict, headlines
-from tidemill_pipeline.transforms.audit import BROKEN, KINDS, AuditRules, AuditTables, audit
+from tidemill_pipeline.transforms.audit import AuditTables, audit
+from tidemill_pipeline.transforms.findings import BROKEN, KINDS, AuditRules
 from tidemill_pipeline.transforms.owed import CLOCKS_MS, PROGRESS
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Case(Story):
         self.said: list[tuple[Any, ...]] = []
 
     def stored(self, offset: int, at_ms: int, queue_id: int = 0) -> None:
-        self.tell("stored", offset, at_ms, queue_id=queue_id)
+        self.add("stored", offset, at_ms, queue_id=queue_id)
 
     def begin(self) -> None:
         """Deliver the first message of queue 0 to g."""
@@ -43,7 +44,7 @@ class Case(Story):
 
     def copy(self, event: str, at_ms: int, *, at: int = 7, offset: int = 0, **more: Any) -> int:
         """Add an event of a message's copy in the retry topic."""
-        return self.tell(
+        return self.add(
             event,
             at,
             at_ms,
@@ -149,7 +150,7 @@ def head(name: str, *, is_late: bool) -> Case:
     return case
 
 
-def test_what_a_group_was_never_given_is_missing_once_it_has_passed_it(spark: SparkSession) -> None:
+def test_an_undelivered_message_before_the_group_position_is_missing(spark: SparkSession) -> None:
     made = audited(
         spark,
         tail(pop=2)("last"),
@@ -166,18 +167,18 @@ def test_what_a_group_was_never_given_is_missing_once_it_has_passed_it(spark: Sp
         ("whole", "missing", 1, 2),
     ]
     assert counted(made, "waiting") == {}
-    told = {row.broker: row.detail for row in made.findings.collect()}
+    details = {row.broker: row.detail for row in made.findings.collect()}
     assert (
-        told["last"]
+        details["last"]
         == "the group's next pop begins after it, but it was not delivered to the group"
     )
 
 
-def test_what_waits_for_a_group_is_counted_and_is_no_finding(spark: SparkSession) -> None:
+def test_the_backlog_of_a_group_is_counted_and_is_not_a_finding(spark: SparkSession) -> None:
     expired = tail(pop=2)("expired")
-    expired.tell("expired", 1, 40, consumer_group="g", end_offset=2, message_id=None)
+    expired.add("expired", 1, 40, consumer_group="g", end_offset=2, message_id=None)
     reset = tail(pop=9)("reset")
-    reset.tell("reset", 9, 40, consumer_group="g", message_id=None)
+    reset.add("reset", 9, 40, consumer_group="g", message_id=None)
     young = Case("young")  # Stored after the broker's answer, in a new store.
     young.begin()
     young.stored(1, TOLD_MS - CLOCKS_MS)
@@ -187,7 +188,7 @@ def test_what_waits_for_a_group_is_counted_and_is_no_finding(spark: SparkSession
     there.begin()
     for i, at_ms in enumerate((10, LONG_MS, LONG_MS)):
         elsewhere.stored(i, at_ms)
-    elsewhere.tell("reset", 1, LONG_MS + 1, consumer_group="g", queue_id=1, message_id=None)
+    elsewhere.add("reset", 1, LONG_MS + 1, consumer_group="g", queue_id=1, message_id=None)
     elsewhere.says(0, 2)
     made = audited(
         spark,
@@ -213,9 +214,7 @@ def test_what_waits_for_a_group_is_counted_and_is_no_finding(spark: SparkSession
     }
 
 
-def test_what_was_there_before_a_group_began_waits_where_its_broker_says_so(
-    spark: SparkSession,
-) -> None:
+def test_earlier_messages_are_backlog_if_the_broker_reports_them(spark: SparkSession) -> None:
     next_, skipped = Case("next"), Case("skipped")
     for case in (next_, skipped):
         for i in range(3):
@@ -224,7 +223,7 @@ def test_what_was_there_before_a_group_began_waits_where_its_broker_says_so(
     next_.says(1, 1)
     # After the broker's answer, a reset set the offset behind all messages.
     skipped.says(1, 0)
-    skipped.tell("reset", 3, 40, queue_id=1, consumer_group="g", message_id=None)
+    skipped.add("reset", 3, 40, queue_id=1, consumer_group="g", message_id=None)
     skipped.stored(3, 50, queue_id=1)
     skipped.consumed(3, 60, queue_id=1)
     made = audited(spark, next_, skipped)
@@ -242,12 +241,12 @@ def test_a_group_with_a_filter_is_owed_nothing(spark: SparkSession) -> None:
     assert counted(made, "overdue") == {"last": 1}
 
 
-def test_what_came_neither_back_nor_to_an_end_is_missing(spark: SparkSession) -> None:
+def test_an_unsettled_delivery_without_redelivery_is_missing(spark: SparkSession) -> None:
     ended, given_back, revived = Case("ended"), Case("given back"), Case("revived")
     ended.out()
     ended.says(0, 1)
     given_back.out()
-    given_back.tell("nacked", 0, 40, consumer_group="g", due_ms=40)
+    given_back.add("nacked", 0, 40, consumer_group="g", due_ms=40)
     given_back.says(0, 1)
     revived.out()
     revived.copy("revived", DUE_MS)
@@ -264,13 +263,15 @@ def test_what_came_neither_back_nor_to_an_end_is_missing(spark: SparkSession) ->
     ]
     for name in ("waiting", "in_flight", "overdue"):
         assert counted(made, name) == {}
-    told = {row.broker: row.detail for row in made.findings.collect() if row.kind == "missing"}
-    assert told["ended"].startswith("its invisible duration ended at 2023-11-14 ")
-    assert told["ended"].endswith(", and it did not come back")
-    assert told["revived"].startswith("it was revived, and the group's next pop begins behind it")
+    details = {row.broker: row.detail for row in made.findings.collect() if row.kind == "missing"}
+    assert details["ended"].startswith("its invisible duration ended at 2023-11-14 ")
+    assert details["ended"].endswith(", and it did not come back")
+    assert details["revived"].startswith(
+        "it was revived, and the group's next pop begins behind it"
+    )
 
 
-def test_what_is_held_or_was_settled_is_not_missing(spark: SparkSession) -> None:
+def test_held_and_settled_messages_are_not_missing(spark: SparkSession) -> None:
     """The messages of an ordered group keep their offsets. Other messages are revived."""
     held, unasked, renewed = Case("held"), Case("unasked"), Case("renewed")
     held.out()
@@ -278,25 +279,25 @@ def test_what_is_held_or_was_settled_is_not_missing(spark: SparkSession) -> None
     unasked.out()
     # A client extended this delivery. The message lies before the commit offset.
     renewed.out()
-    renewed.tell("renewed", 0, 40, consumer_group="g", due_ms=DUE_MS)
+    renewed.add("renewed", 0, 40, consumer_group="g", due_ms=DUE_MS)
     renewed.says(0, 1, in_flight=1)
     lasting = Case("lasting")
     lasting.out(until_ms=TOLD_MS)
     lasting.says(0, 1)
     reset, expired, placeless = Case("reset"), Case("expired"), Case("placeless")
     reset.out()
-    reset.tell("reset", 0, 40, consumer_group="g", message_id=None)
+    reset.add("reset", 0, 40, consumer_group="g", message_id=None)
     expired.out()
-    expired.tell("expired", 0, 40, consumer_group="g", end_offset=1)
+    expired.add("expired", 0, 40, consumer_group="g", end_offset=1)
     delivery = placeless.out()
-    placeless.tell("acked", 0, 40, topic="", message_id=None, delivery=delivery)
+    placeless.add("acked", 0, 40, topic="", message_id=None, delivery=delivery)
     waits, taken, through = Case("waits"), Case("taken"), Case("through")
     for case in (waits, taken, through):
         case.out()
         case.copy("revived", DUE_MS)
     waits.says(0, 7, is_retry=True)
     # For an expired message, an event reports only its last offset.
-    taken.tell(
+    taken.add(
         "expired",
         7,
         DUE_MS + 10,
@@ -340,7 +341,7 @@ def timer(name: str, *events: str) -> Case:
             continue
         is_fired = event == "fired"
         due = {} if event == "recalled" else {"due_ms": 5_000}
-        case.tell(
+        case.add(
             event,
             places if is_fired else 1,
             5_000 if is_fired else 10,
@@ -375,17 +376,17 @@ def test_a_timer_fires_once_and_not_in_spite_of_its_recall(spark: SparkSession) 
     assert rows["came"].detail == "it was recalled, and delivered all the same"
 
 
-def test_the_head_of_the_page_says_what_is_not_through() -> None:
+def test_the_page_header_reports_unfinished_messages() -> None:
     row = {"waiting": 1_200, "in_flight": 3, "overdue": 1}
     counts = dict.fromkeys(KINDS, 0)
     left = AuditVerdict(counts=counts, totals=[row, row], findings=[], unreadable=[])
-    told = (
+    text = (
         "2,400 wait to be delivered, 6 are in flight, 2 of these for longer than their invisible"
         " duration"
     )
     assert headlines(left) == [
         ("good", "No message was lost or early among the settled messages."),
-        ("", f"Not settled yet, counted per group: {told}."),
+        ("", f"Not settled yet, counted per group: {text}."),
     ]
     unexpected = AuditVerdict(
         counts=counts | {"unexpected": 2}, totals=[], findings=[], unreadable=[]
@@ -394,7 +395,7 @@ def test_the_head_of_the_page_says_what_is_not_through() -> None:
     assert headlines(unexpected) == [("bad", "Delivered or fired after a recall: 2.")]
 
 
-def test_progress_is_of_the_topic_that_is_there_and_of_who_answers(
+def test_progress_covers_the_current_topic_and_reachable_brokers(
     spark: SparkSession, cluster: FakeCluster
 ) -> None:
     given = {"endpoints": cluster.endpoint}

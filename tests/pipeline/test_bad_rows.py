@@ -89,7 +89,7 @@ def test_an_attempt_that_fails_leaves_nothing(cluster: FakeCluster, table: Path)
     assert list(table.iterdir()) == []
 
 
-def test_what_is_not_to_count_is_deleted(cluster: FakeCluster, table: Path) -> None:
+def test_uncommitted_bad_rows_are_deleted(cluster: FakeCluster, table: Path) -> None:
     keep(str(table), [done(cluster, table, BAD, write="before").bad])
     done(cluster, table, b"a", BAD)
     drop(str(table), "w")
@@ -98,9 +98,7 @@ def test_what_is_not_to_count_is_deleted(cluster: FakeCluster, table: Path) -> N
     drop(str(table / "nowhere"), "w")
 
 
-def test_a_batch_that_is_done_again_takes_the_place_of_what_it_wrote(
-    cluster: FakeCluster, table: Path
-) -> None:
+def test_a_repeated_batch_replaces_its_earlier_bad_rows(cluster: FakeCluster, table: Path) -> None:
     """One that was committed here, and not in Spark's checkpoint, and has fewer bad rows now."""
     keep(str(table), [done(cluster, table, BAD, BAD, partition=n).bad for n in range(2)])
     assert numbers(table) == [0, 0, 1, 1]
@@ -109,7 +107,7 @@ def test_a_batch_that_is_done_again_takes_the_place_of_what_it_wrote(
     assert numbers(table) == [1]
 
 
-def test_a_folder_that_the_driver_has_not_is_told(cluster: FakeCluster, table: Path) -> None:
+def test_a_folder_missing_at_the_driver_is_an_error(cluster: FakeCluster, table: Path) -> None:
     of_another_machine = done(cluster, table, BAD).bad
     (file,) = table.iterdir()
     file.unlink()
@@ -123,6 +121,7 @@ def test_a_batch_of_a_stream_that_failed_leaves_its_bad_rows_out(
     """One task has bad rows and is done; another one fails, and with it the batch."""
     for queue_id in range(2):
         cluster.add("orders", "a", queue_id, 4)
+    cluster.create("copies")
     frame = streaming(spark, cluster, topic="orders", startingOffsets="earliest").load()
     bad_first = frame.selectExpr("if(queue_id = 0 and queue_offset < 2, null, body) as body")
 

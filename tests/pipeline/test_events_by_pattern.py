@@ -31,7 +31,7 @@ def read(cluster: FakeCluster, **options: str) -> list[str | None]:
 
 
 @pytest.mark.parametrize("chosen", [{"topicPattern": "ord.*"}, {"topic": "orders"}])
-def test_a_broker_that_cannot_say_its_topics_has_its_events_read(
+def test_events_of_a_broker_with_unknown_topics_are_read(
     cluster: FakeCluster, chosen: dict[str, str]
 ) -> None:
     cluster.add("orders", "a", 0, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.archive.reading import read_footer
 from tidemill_pipeline.archive.store import ArchiveStore
@@ -14,14 +14,14 @@ from tidemill_pipeline.errors import ArchiveError
 
 
 @pytest.fixture
-def archive(cluster: FakeCluster, tmp_path: Path) -> Archived:
-    made = Archived(cluster, tmp_path)
+def archive(cluster: FakeCluster, tmp_path: Path) -> ArchiveWorld:
+    made = ArchiveWorld(cluster, tmp_path)
     cluster.add("orders", "a", 0, 20)
     made.append()
     return made
 
 
-def test_no_byte_of_a_footer_changes_without_an_error(archive: Archived) -> None:
+def test_no_byte_of_a_footer_changes_without_an_error(archive: ArchiveWorld) -> None:
     assert archive.verify().wrong == []
     (path,) = archive.files()
     whole = path.read_bytes()
@@ -44,7 +44,7 @@ def test_no_byte_of_a_footer_changes_without_an_error(archive: Archived) -> None
 
 
 def test_a_damaged_footer_is_not_sealed_nor_compacted(
-    archive: Archived, cluster: FakeCluster
+    archive: ArchiveWorld, cluster: FakeCluster
 ) -> None:
     (path,) = archive.files()
     cluster.add("orders", "a", 0, 20)

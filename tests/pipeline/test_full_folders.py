@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from tests.support.processes.processes import command, environment
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import read_batch
-from tidemill.common.prompts import EXIT_REFUSED
+from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.archive import writing
 from tidemill_pipeline.archive.manifest import ManifestEntry
@@ -50,7 +50,7 @@ def full() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("full")
-def test_a_full_folder_is_named_with_the_file(cluster: FakeCluster, archive: Archived) -> None:
+def test_a_full_folder_is_named_with_the_file(cluster: FakeCluster, archive: ArchiveWorld) -> None:
     put_noise(cluster, 40)
     job = archive.job(batch_rows=1000, task_rows=1000)
     with pytest.raises(
@@ -64,8 +64,8 @@ def test_a_full_folder_is_named_with_the_file(cluster: FakeCluster, archive: Arc
 
 
 @pytest.mark.usefixtures("full")
-def test_what_a_full_folder_has_refused_halfway_is_told_and_leaves_nothing(
-    cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPatch
+def test_a_partial_write_to_a_full_folder_is_reported_and_removed(
+    cluster: FakeCluster, archive: ArchiveWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it neither hides the reason behind a file that is closed nor keeps the folder full."""
     monkeypatch.setattr(writing, "GROUP_BYTES", 1 << 18)
@@ -77,7 +77,7 @@ def test_what_a_full_folder_has_refused_halfway_is_told_and_leaves_nothing(
 
 @pytest.mark.usefixtures("full")
 def test_a_compaction_without_room_leaves_no_half_of_a_file(
-    cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, archive: ArchiveWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "GROUP_BYTES", 1 << 18)
     put_noise(cluster, 40)
@@ -101,7 +101,7 @@ def test_a_table_of_bad_rows_without_room_is_named_and_leaves_nothing(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(cluster: FakeCluster, archive: Archived) -> None:
+def test_a_folder_that_cannot_be_made_is_named(cluster: FakeCluster, archive: ArchiveWorld) -> None:
     cluster.add("orders", "a", 0, 5)
     Path(archive.path).mkdir()
     (Path(archive.path) / "messages").touch()
@@ -142,7 +142,7 @@ def test_a_job_finds_out_before_it_begins_that_its_folder_cannot_be_written(
         ("tls.certificateFile", {"tls.enabled": "true"}),
     ],
 )
-def test_a_file_of_credentials_that_is_not_there_is_named(
+def test_an_error_names_a_missing_credentials_file(
     cluster: FakeCluster, option: str, more: dict[str, str]
 ) -> None:
     cluster.add("orders", "a", 0, 5)
@@ -153,7 +153,7 @@ def test_a_file_of_credentials_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "reason"),
     [
         (
             [TASK, "OSError: [Errno 28] Error writing bytes to file. Detail: No space left"],
@@ -184,20 +184,20 @@ def test_a_file_of_credentials_that_is_not_there_is_named(
         (["Caused by: java.nio.file.AccessDeniedException: /a/b"], "AccessDeniedException: /a/b"),
     ],
 )
-def test_what_a_file_refused_is_found_in_what_spark_says(lines: list[str], told: str) -> None:
-    assert error_summary(RuntimeError("\n".join(lines))) == ("OSError", told)
+def test_file_errors_are_found_in_spark_errors(lines: list[str], reason: str) -> None:
+    assert error_summary(RuntimeError("\n".join(lines))) == ("OSError", reason)
 
 
 @pytest.mark.parametrize(
     "text",
     ["java.io.IOException: Connection reset by peer", "ValueError: [Errno 1] is no number", "at a"],
 )
-def test_what_is_of_no_file_is_left_as_it_is(text: str) -> None:
+def test_an_error_without_a_file_is_unchanged(text: str) -> None:
     assert error_summary(RuntimeError(text)) is None
 
 
 @pytest.mark.large
-def test_a_job_whose_folder_is_full_ends_with_a_sentence(
+def test_a_job_with_a_full_folder_ends_with_an_error_text(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     put_noise(cluster, 40)
@@ -211,8 +211,8 @@ def test_a_job_whose_folder_is_full_ends_with_a_sentence(
         timeout=RUN_S,
         check=False,
     )
-    told = done.stdout + done.stderr
-    assert done.returncode == EXIT_REFUSED, told
-    assert ".parquet cannot be written: " in told
-    assert "Traceback" not in told
-    assert "ERROR" not in told
+    output = done.stdout + done.stderr
+    assert done.returncode == EXIT_REFUSED, output
+    assert ".parquet cannot be written: " in output
+    assert "Traceback" not in output
+    assert "ERROR" not in output

@@ -21,7 +21,7 @@ def a_job(cluster: FakeCluster, to: Path, **options: Any) -> ArchiveJob:
     return archive_job(cluster, str(to), gate_group=GATE, **options)
 
 
-def told(cluster: FakeCluster) -> dict[str, int]:
+def reported_offsets(cluster: FakeCluster) -> dict[str, int]:
     return {each.topic: each.pull_offset for each in cluster.brokers["a"].progress}
 
 
@@ -32,7 +32,7 @@ def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path).append()
     assert verify(a_job(cluster, tmp_path)).wrong == []
-    assert told(cluster) == {"orders": 40}
+    assert reported_offsets(cluster) == {"orders": 40}
     cluster.restore("orders", "a", 0, 20)
     cluster.brokers["a"].progress.clear()
     cluster.add("zebras", "a", 0, 10)
@@ -40,14 +40,16 @@ def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
     assert done.rows == 0, "other queues of that store may be as long as they were"
     assert "ends at 20" in done.wrong[0]
     assert len(done.wrong) == 1
-    assert told(cluster) == {"orders": 0, "zebras": 0}, "nobody knows what it has"
+    assert reported_offsets(cluster) == {"orders": 0, "zebras": 0}, (
+        "the contents of the restored store are unknown"
+    )
     a_job(cluster, tmp_path, topicPattern="zebras").append()
     (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert "ends at 20" in wrong
-    assert told(cluster) == {"orders": 0, "zebras": 10}
+    assert reported_offsets(cluster) == {"orders": 0, "zebras": 10}
 
 
-def test_what_a_shorter_queue_has_that_was_archived_nowhere_is_kept(
+def test_unarchived_messages_of_a_shorter_queue_are_kept(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     """Before the end of the old archive, the store of a message is unknown."""
@@ -60,12 +62,12 @@ def test_what_a_shorter_queue_has_that_was_archived_nowhere_is_kept(
     of.pull_offset = 10
     (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert "ends at 25" in wrong
-    assert told(cluster) == {"orders": 10}
+    assert reported_offsets(cluster) == {"orders": 10}
     assert verify(a_job(cluster, tmp_path, store_is_gone=True)).wrong == []
-    assert told(cluster) == {"orders": 10}
+    assert reported_offsets(cluster) == {"orders": 10}
 
 
-def test_what_a_restored_store_has_behind_its_backup_is_kept(
+def test_messages_of_a_restored_store_after_its_backup_are_kept(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     """The queue is as long as before, and longer than the sealed part of the other store."""
@@ -78,10 +80,10 @@ def test_what_a_restored_store_has_behind_its_backup_is_kept(
     cluster.add("orders", "a", 0, 20, stored_at_ms=LATER_MS)
     cluster.brokers["a"].progress.clear()
     assert a_job(cluster, tmp_path).append().rows == 0
-    assert told(cluster) == {"orders": 0, "zebras": 10}
+    assert reported_offsets(cluster) == {"orders": 0, "zebras": 10}
     (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert "its message at offset 39 has another store time than in the archive" in wrong
-    assert told(cluster) == {"orders": 0, "zebras": 10}
+    assert reported_offsets(cluster) == {"orders": 0, "zebras": 10}
 
 
 def test_a_restored_store_is_found_out_though_all_of_the_archive_has_expired(
@@ -97,7 +99,7 @@ def test_a_restored_store_is_found_out_though_all_of_the_archive_has_expired(
     assert "its message at offset 39 has another store time than in the archive" in wrong
     (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert "its message at offset 39 has another store time" in wrong
-    assert told(cluster) == {"orders": 40}
+    assert reported_offsets(cluster) == {"orders": 40}
 
 
 def test_a_topic_that_was_lifted_from_the_gate_is_held_when_it_is_archived_again(
@@ -114,73 +116,73 @@ def test_a_topic_that_was_lifted_from_the_gate_is_held_when_it_is_archived_again
     cluster.add("zebras", "a", 0, 10)
     a_job(cluster, tmp_path, topicPattern="zebras").append()
     assert verify(a_job(cluster, tmp_path)).wrong == []
-    assert told(cluster) == {"zebras": 20}
+    assert reported_offsets(cluster) == {"zebras": 20}
     a_job(cluster, tmp_path).append()
-    assert told(cluster) == {"orders": 10, "zebras": 20}
+    assert reported_offsets(cluster) == {"orders": 10, "zebras": 20}
 
 
-def test_another_archive_has_brokers_keep_what_it_has_not_sealed(
+def test_brokers_keep_messages_that_another_archive_has_not_sealed(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path / "first").append()
     assert verify(a_job(cluster, tmp_path / "first")).wrong == []
-    assert told(cluster) == {"orders": 40}
+    assert reported_offsets(cluster) == {"orders": 40}
     a_job(cluster, tmp_path / "second").append()
-    assert told(cluster) == {"orders": 0}
+    assert reported_offsets(cluster) == {"orders": 0}
     assert verify(a_job(cluster, tmp_path / "second")).wrong == []
-    assert told(cluster) == {"orders": 40}
+    assert reported_offsets(cluster) == {"orders": 40}
 
 
 @pytest.mark.parametrize("topic", ["%DLQ%copies", "%RETRY%copies"])
-def test_dead_letters_and_retries_that_are_sealed_are_let_go_of(
+def test_sealed_dead_letters_and_retries_are_released(
     cluster: FakeCluster, tmp_path: Path, topic: str
 ) -> None:
     """A verification asks for all topics except system topics."""
     cluster.add(topic, "a", 0, 10)
     a_job(cluster, tmp_path, topicPattern="", topic=topic).append()
-    assert told(cluster) == {topic: 0}
+    assert reported_offsets(cluster) == {topic: 0}
     assert verify(a_job(cluster, tmp_path)).wrong == []
-    assert told(cluster) == {topic: 10}
+    assert reported_offsets(cluster) == {topic: 10}
 
 
-def test_what_expired_before_it_was_sealed_is_let_go_of(
+def test_messages_that_expired_before_sealing_are_released(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     for topic in ("orders", "zebras"):
         cluster.add(topic, "a", 0, 10)
     a_job(cluster, tmp_path).append()
     assert expire(a_job(cluster, tmp_path), before_ms=LATER_MS, topics=["orders"]) == 1
-    assert told(cluster) == {"orders": 0, "zebras": 0}
+    assert reported_offsets(cluster) == {"orders": 0, "zebras": 0}
     assert verify(a_job(cluster, tmp_path)).wrong == []
-    assert told(cluster) == {"orders": 10, "zebras": 10}
+    assert reported_offsets(cluster) == {"orders": 10, "zebras": 10}
     # After the next run, brokers keep only later messages.
     a_job(cluster, tmp_path).append()
     cluster.add("orders", "a", 0, 5)
     a_job(cluster, tmp_path).append()
-    assert told(cluster) == {"orders": 10, "zebras": 10}
+    assert reported_offsets(cluster) == {"orders": 10, "zebras": 10}
 
 
-def test_another_namespace_is_verified_and_let_go_of_by_who_says_so(
+def test_another_namespace_is_verified_and_released_only_if_named(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    cluster.add("orders", "a", 0, 10)
+    cluster.add("mill%orders", "a", 0, 10)
     a_job(cluster, tmp_path, namespace="mill").append()
     for _ in range(2):
         (wrong,) = verify(a_job(cluster, tmp_path)).wrong
         assert "of the namespace 'mill'" in wrong
         assert wrong.endswith("use --option namespace=mill to do so")
-        assert told(cluster) == {"orders": 0}
+        assert reported_offsets(cluster) == {"mill%orders": 0}
     # Sealed, but not reported to brokers.
     assert verify(archive_job(cluster, str(tmp_path), namespace="mill")).wrong == []
     (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert wrong.endswith("use --option namespace=mill to do so")
     assert verify(a_job(cluster, tmp_path, namespace="mill")).wrong == []
-    assert told(cluster) == {"orders": 10}
+    assert reported_offsets(cluster) == {"mill%orders": 10}
     assert verify(a_job(cluster, tmp_path)).wrong == []
 
 
-def test_what_is_archived_of_no_namespace_is_not_verified_as_of_one(
+def test_an_archive_without_namespace_is_not_verified_with_one(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 10)
@@ -203,6 +205,6 @@ def test_a_topic_that_may_not_be_read_holds_no_other_one_up(
     assert wrong.startswith(
         "queue 0 of orders at a is not archived, as its broker refused the gate: "
     )
-    assert told(cluster) == {"others": 5}
+    assert reported_offsets(cluster) == {"others": 5}
     cluster.refused = set()
     assert a_job(cluster, tmp_path).append().rows == 5

@@ -68,7 +68,9 @@ def first_offset(running: Standalone) -> int:
     return int(shown(running)[0]["minOffset"])
 
 
-def test_what_is_not_sealed_is_kept_until_it_is_or_the_gate_is_lifted(tmp_path: Path) -> None:
+def test_the_broker_keeps_messages_until_they_are_sealed_or_the_gate_is_lifted(
+    tmp_path: Path,
+) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     with standalone(tmp_path / "data", f"--config={config}") as running:
@@ -107,7 +109,7 @@ def test_what_is_not_sealed_is_kept_until_it_is_or_the_gate_is_lifted(tmp_path: 
         assert metric(running, "archive_gate_passed_total") == 0
 
 
-def test_without_the_group_a_job_says_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_gate_group_names_the_command_that_creates_it(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
         running.put(f"topics/{TOPIC}", queues=1)
         with pytest.raises(ClusterRejection, match=f"tidemill group create {GATE}"):

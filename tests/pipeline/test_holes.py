@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, PAGE_ROWS, FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill_pipeline.errors import DataLoss
@@ -23,7 +23,7 @@ def damage(cluster: FakeCluster, *offsets: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("holes", "told"),
+    ("holes", "text"),
     [
         ((0,), "from 0 to 1"),
         ((5, 6), "from 5 to 7"),
@@ -32,12 +32,12 @@ def damage(cluster: FakeCluster, *offsets: int) -> None:
         (tuple(range(PAGE_ROWS, 2 * PAGE_ROWS)), f"from {PAGE_ROWS} to {2 * PAGE_ROWS}"),
     ],
 )
-def test_what_is_damaged_is_data_loss(
-    cluster: FakeCluster, holes: tuple[int, ...], told: str
+def test_a_damaged_message_is_data_loss(
+    cluster: FakeCluster, holes: tuple[int, ...], text: str
 ) -> None:
     cluster.add("orders", "a", 0, COUNT, tag="a")
     damage(cluster, *holes)
-    with pytest.raises(DataLoss, match=f"offsets {told} are lost: the broker cannot read them"):
+    with pytest.raises(DataLoss, match=f"offsets {text} are lost: the broker cannot read them"):
         read_batch(cluster, topic="orders")
     rows = read_batch(cluster, topic="orders", failOnDataLoss="false")
     assert [row["queue_offset"] for row in rows] == sorted(set(range(COUNT)) - set(holes))
@@ -45,7 +45,7 @@ def test_what_is_damaged_is_data_loss(
     assert len(read_batch(cluster, topic="orders", filter="a")) == COUNT - len(holes)
 
 
-def test_what_is_damaged_and_gone_is_told_as_either(
+def test_a_damaged_and_expired_range_is_reported_as_data_loss(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("orders", "a", 0, 30)
@@ -61,10 +61,10 @@ def test_what_is_damaged_and_gone_is_told_as_either(
     assert caplog.text.count("are lost") == 2
 
 
-def test_an_archive_knows_what_was_damaged_before_it_had_it(
+def test_an_archive_records_messages_damaged_before_archiving(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    archive = Archived(cluster, tmp_path)
+    archive = ArchiveWorld(cluster, tmp_path)
     cluster.add("orders", "a", 0, 20)
     damage(cluster, 5, 6)
     (wrong,) = archive.append().wrong
@@ -82,8 +82,8 @@ def test_an_archive_knows_what_was_damaged_before_it_had_it(
 
 @pytest.mark.parametrize("holes", [(3,), (38,), (39,), tuple(range(20, 39)), tuple(range(30, 40))])
 @pytest.mark.parametrize("left", [5, 28])
-def test_a_restored_store_is_found_out_beside_what_was_lost_before_it_was_archived(
-    cluster: FakeCluster, archive: Archived, holes: tuple[int, ...], left: int
+def test_a_restored_store_is_detected_beside_earlier_losses(
+    cluster: FakeCluster, archive: ArchiveWorld, holes: tuple[int, ...], left: int
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     damage(cluster, *holes)

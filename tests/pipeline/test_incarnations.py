@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import COLUMNS, Stream, read_batch
 from tidemill_pipeline.errors import DataLoss, NoAnswer, QueueLoss
@@ -27,7 +27,7 @@ def bodies(*offsets: range) -> list[bytes]:
     return [f"orders/a/0/{i}".encode().ljust(10, b".") for each in offsets for i in each]
 
 
-def make_anew(cluster: FakeCluster, count: int) -> None:
+def recreate(cluster: FakeCluster, count: int) -> None:
     """Delete the topic, create it again and send `count` messages with other bodies."""
     cluster.delete("orders")
     cluster.add("orders", "a", 0, count, body_size=20, stored_at_ms=LATER_MS)
@@ -41,7 +41,7 @@ def new_bodies(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("count", [20, 60])
-def test_a_store_that_was_made_anew_is_another_one_though_its_ids_are_the_same(
+def test_a_recreated_store_differs_although_its_ids_are_equal(
     cluster: FakeCluster, count: int
 ) -> None:
     cluster.add("orders", "a", 0, 30)
@@ -50,7 +50,7 @@ def test_a_store_that_was_made_anew_is_another_one_though_its_ids_are_the_same(
         Stream(cluster, topic="orders", failOnDataLoss="false"),
     )
     assert strict.run() == lax.run() == bodies(range(30))
-    cluster.make_store_anew("a")
+    cluster.recreate_store("a")
     cluster.add("orders", "a", 0, count)
     with pytest.raises(QueueLoss, match="store of the broker group was created again"):
         strict.run()
@@ -58,7 +58,7 @@ def test_a_store_that_was_made_anew_is_another_one_though_its_ids_are_the_same(
     assert lax.run() == []
 
 
-def test_a_topic_that_was_deleted_with_what_nobody_read_is_told(cluster: FakeCluster) -> None:
+def test_deleting_a_topic_with_unread_messages_is_data_loss(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 30)
     cluster.add("others", "a", 0, 1)
     stream = Stream(cluster, topic="orders")
@@ -69,41 +69,39 @@ def test_a_topic_that_was_deleted_with_what_nobody_read_is_told(cluster: FakeClu
     with pytest.raises(QueueLoss, match="read up to offset 30"):
         stream.run()
     assert lax.run() == []
-    make_anew(cluster, 20)
+    recreate(cluster, 20)
     assert lax.run() == new_bodies(20)
 
 
-def test_a_topic_that_is_made_anew_under_a_planned_batch_does_not_stop_the_stream(
-    cluster: FakeCluster,
-) -> None:
+def test_recreating_a_topic_during_a_batch_does_not_stop_the_stream(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 30)
     lax = Stream(cluster, topic="orders", failOnDataLoss="false", newQueues="latest")
     strict = Stream(cluster, topic="orders")
     with pytest.raises(QueueLoss):
-        strict.run(lambda: make_anew(cluster, 20))
+        strict.run(lambda: recreate(cluster, 20))
     with pytest.raises(QueueLoss):
         strict.run()  # The plan is in the checkpoint.
-    assert lax.run(lambda: make_anew(cluster, 25)) == []
+    assert lax.run(lambda: recreate(cluster, 25)) == []
     # The stream already read this name, so it reads the new topic from its start.
     assert lax.run() == new_bodies(25)
 
 
-def make_anew_at_the_next_pull(cluster: FakeCluster, count: int) -> None:
+def recreate_at_next_pull(cluster: FakeCluster, count: int) -> None:
     def once(request: object) -> None:
         del request
         cluster.on_pull = lambda _request: None
-        make_anew(cluster, count)
+        recreate(cluster, count)
 
     cluster.on_pull = once
 
 
-def test_a_pull_never_gives_what_another_topic_of_the_name_has(cluster: FakeCluster) -> None:
+def test_a_pull_never_returns_messages_of_a_recreated_topic(cluster: FakeCluster) -> None:
     """The topic is deleted and created again after the tasks are planned."""
     cluster.add("orders", "a", 0, 30)
-    make_anew_at_the_next_pull(cluster, 60)
+    recreate_at_next_pull(cluster, 60)
     with pytest.raises(DataLoss, match="offsets from 0 to 30 are lost"):
         read_batch(cluster, topic="orders")
-    make_anew_at_the_next_pull(cluster, 90)
+    recreate_at_next_pull(cluster, 90)
     assert read_batch(cluster, topic="orders", failOnDataLoss="false") == []
 
 
@@ -129,13 +127,13 @@ def test_a_broker_group_that_is_away_has_lost_nothing(cluster: FakeCluster) -> N
 
 
 def test_a_stream_over_an_archive_reads_each_topic_of_a_name_once(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 30)
     archive.append()
     stream = Stream(cluster, topic="orders", archivePath=archive.path, readMode="archive")
     assert stream.run() == bodies(range(30))
-    make_anew(cluster, 50)
+    recreate(cluster, 50)
     archive.append()
     assert stream.run() == new_bodies(50)
     both = archive.read()
@@ -149,31 +147,31 @@ def test_a_stream_over_an_archive_reads_each_topic_of_a_name_once(
     assert [row["body"] for row in some] == bodies(range(28, 30)) + new_bodies(50)[49:]
 
 
-def made_anew_after(batches: int, cluster: FakeCluster) -> Callable[[ArchiveProgress], None]:
+def recreate_after(batches: int, cluster: FakeCluster) -> Callable[[ArchiveProgress], None]:
     def progress(done: ArchiveProgress) -> None:
         if done.batches == batches:
-            make_anew(cluster, 60)
+            recreate(cluster, 60)
 
     return progress
 
 
 def test_an_archive_run_never_files_one_topic_under_another(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     job = archive.job(batch_rows=10)
-    (wrong,) = job.append(made_anew_after(2, cluster)).wrong
+    (wrong,) = job.append(recreate_after(2, cluster)).wrong
     assert "from 20 to 40 were lost before they were archived" in wrong
     archive.append()
     assert archive.bodies() == [bodies(range(20)), new_bodies(60)]
 
 
-def test_an_archive_run_that_may_lose_says_what_it_lost(
-    cluster: FakeCluster, archive: Archived
+def test_an_archive_run_with_allowed_loss_records_it(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     job = archive.job(batch_rows=10, failOnDataLoss="false")
-    job.append(made_anew_after(2, cluster))
+    job.append(recreate_after(2, cluster))
     archive.append()
     assert archive.bodies() == [bodies(range(20)), new_bodies(60)]
     old = next(iter(archive.manifest().queues.values()))
@@ -181,27 +179,27 @@ def test_an_archive_run_that_may_lose_says_what_it_lost(
 
 
 def test_a_task_of_an_archive_run_takes_nothing_of_another_topic(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
-    make_anew_at_the_next_pull(cluster, 60)
+    recreate_at_next_pull(cluster, 60)
     (wrong,) = archive.append().wrong
     assert "from 0 to 20 were lost before they were archived" in wrong
-    make_anew_at_the_next_pull(cluster, 30)
+    recreate_at_next_pull(cluster, 30)
     archive.job(failOnDataLoss="false").append()
     assert archive.bodies() == [[]]
     (lost,) = archive.manifest().queues.values()
     assert (lost.end, sum(each.lost for each in lost.ranges)) == (60, 60)
 
 
-def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
-    cluster: FakeCluster, archive: Archived
+def test_messages_missing_at_all_brokers_are_sealed_once_by_their_files(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     cluster.add("gone", "a", 0, 5)
     cluster.add("others", "a", 0, 5)
     archive.append()
-    make_anew(cluster, 40)
+    recreate(cluster, 40)
     cluster.delete("gone")
     archive.append()
     verified = archive.verify()
@@ -219,12 +217,12 @@ def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
 
 
 def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for broker in ("a", "b", "c"):
         cluster.add("orders", broker, 0, 5)
     archive.append()
-    cluster.make_store_anew("a")
+    cluster.recreate_store("a")
     del cluster.brokers["b"]
     verified = archive.verify()
     assert [sentence.partition(": ")[2] for sentence in verified.wrong] == [
@@ -242,8 +240,8 @@ def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
     assert [at for _, at, _ in archive.sealed()] == [5, 5, 5]
 
 
-def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
-    cluster: FakeCluster, archive: Archived
+def test_expired_messages_do_not_prevent_sealing_of_later_ones(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 30)
     archive.append()
@@ -266,8 +264,8 @@ def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
 
 
 @pytest.mark.parametrize("batch_rows", [10, 1000])
-def test_a_store_that_was_restored_from_a_backup_is_not_archived_behind_what_it_had(
-    cluster: FakeCluster, archive: Archived, tmp_path: Path, batch_rows: int
+def test_a_store_restored_from_a_backup_is_not_archived_further(
+    cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path, batch_rows: int
 ) -> None:
     """Its log has the same id and assigns the offsets behind the backup again."""
     cluster.add("orders", "a", 0, 40)
@@ -286,11 +284,11 @@ def test_a_store_that_was_restored_from_a_backup_is_not_archived_behind_what_it_
     assert "message at offset 39 has another store time" in wrong
     assert archive.bodies()[0] == bodies(range(40))
     # An archive in another folder gets the whole store.
-    assert Archived(cluster, tmp_path / "new").append().rows == 55
+    assert ArchiveWorld(cluster, tmp_path / "new").append().rows == 55
 
 
-def test_what_a_restored_store_has_not_is_sealed_on_an_operators_word(
-    cluster: FakeCluster, archive: Archived
+def test_messages_missing_in_a_restored_store_are_sealed_after_confirmation(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     archive.append()
@@ -304,8 +302,8 @@ def test_what_a_restored_store_has_not_is_sealed_on_an_operators_word(
     assert archive.sealed() == [("orders", 40, 40)]
 
 
-def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
-    cluster: FakeCluster, archive: Archived
+def test_deleting_a_topic_with_unarchived_messages_is_reported_once(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for topic in ("orders", "others"):
         cluster.add(topic, "a", 0, 5)
@@ -313,9 +311,9 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     cluster.add("orders", "a", 0, 10)
     cluster.delete("orders")
     assert archive.job(topicPattern="", topic="others").append().over == (), "it is not asked for"
-    (told,) = archive.append().over
-    assert told.startswith("queue 0 of orders at a does not exist any more: its topic was deleted")
-    assert "after offset 5, if there were any, are lost" in told
+    (text,) = archive.append().over
+    assert text.startswith("queue 0 of orders at a does not exist any more: its topic was deleted")
+    assert "after offset 5, if there were any, are lost" in text
     (queue, other) = archive.manifest().queues.values()
     assert (queue.closed, other.closed) == ([(5, 5)], [])
     assert archive.append().over == ()
@@ -326,8 +324,8 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     assert archive.append().over == ()
     cluster.delete("orders")
     done = archive.append()
-    (told,) = done.over
-    assert "after offset 20, if there were any, are lost" in told
+    (text,) = done.over
+    assert "after offset 20, if there were any, are lost" in text
     assert not done.is_over_allowed
     cluster.add("orders", "a", 0, 1)
     archive.append()
@@ -336,23 +334,23 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     assert (len(done.over), done.is_over_allowed) == (1, True)
 
 
-def test_queues_of_another_store_are_told_until_an_operator_says_that_they_are_gone(
-    cluster: FakeCluster, archive: Archived
+def test_queues_of_a_previous_store_are_reported_until_an_operator_confirms_the_loss(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """The archiver may be connected to the wrong cluster."""
     for broker in ("a", "b"):
         cluster.add("orders", broker, 0, 5)
     archive.append()
-    cluster.make_store_anew("a")
+    cluster.recreate_store("a")
     del cluster.brokers["b"]
     for lax in ("false", "true"):
         done = archive.job(failOnDataLoss=lax).append()
-        assert ["--store-is-gone" in told for told in done.over] == [True, True]
+        assert ["--store-is-gone" in text for text in done.over] == [True, True]
         assert not done.is_over_allowed
     done = archive.job(store_is_gone=True).append()
     over = done.over
     assert done.is_over_allowed
-    assert [told.partition(": ")[2].partition(";")[0] for told in over] == [
+    assert [text.partition(": ")[2].partition(";")[0] for text in over] == [
         "a has another store than the one that was archived",
         "there is no broker group b",
     ]

@@ -70,7 +70,7 @@ def filled(cluster: FakeCluster) -> FakeCluster:
 
 
 @pytest.mark.parametrize("chosen", [{"topicPattern": ".*"}, {"topics": "orders,bills"}])
-def test_a_topic_that_is_deleted_meanwhile_is_left_out_and_told(
+def test_a_listing_omits_and_reports_a_deleted_topic(
     filled: FakeCluster, caplog: pytest.LogCaptureFixture, chosen: dict[str, str]
 ) -> None:
     reader = reader_of(filled, "pending", **chosen)
@@ -84,7 +84,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out_and_told(
 
 
 @pytest.mark.parametrize("dataset", ["inflight", "groups"])
-def test_a_group_that_is_deleted_meanwhile_is_left_out_and_told(
+def test_a_listing_omits_and_reports_a_deleted_consumer_group(
     filled: FakeCluster, caplog: pytest.LogCaptureFixture, dataset: str
 ) -> None:
     reader = reader_of(filled, dataset, groups="billing,shipping")
@@ -109,12 +109,12 @@ def test_a_group_that_is_nowhere_is_refused_with_the_nearest_one(
     assert len(list(rows_of(reader_of(filled, dataset, groups="shipping,shipping")))) == 1
 
 
-def test_a_message_whose_topic_is_gone_has_none(filled: FakeCluster) -> None:
+def test_a_message_of_a_deleted_topic_has_no_topic(filled: FakeCluster) -> None:
     filled.brokers["a"].pending = [pb.Pending(timer_id=1, message_id="m", due_at_ms=5)]
     assert list(rows_of(reader_of(filled, "pending"))) == [(None, "m")]
 
 
-def test_timers_that_nobody_can_say_anything_of_are_counted(
+def test_unreadable_timers_are_counted(
     filled: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert len(list(rows_of(reader_of(filled, "pending")))) == 10
@@ -136,7 +136,7 @@ def due(cluster: FakeCluster, **options: str) -> list[int]:
     return [int(name[1:]) for _, name in found if name]
 
 
-def test_timestamps_of_what_waits_are_those_at_which_it_is_due(filled: FakeCluster) -> None:
+def test_timestamp_options_of_pending_timers_select_due_times(filled: FakeCluster) -> None:
     assert due(filled, startingTimestamp="1003", endingTimestamp="1006") == [3, 4, 5]
     assert due(filled, startingTimestamp="1008") == [8, 9]
     for nothing in (
@@ -152,9 +152,7 @@ def test_timestamps_of_what_waits_are_those_at_which_it_is_due(filled: FakeClust
 
 
 @pytest.mark.parametrize("us", ["5001", "5400", "5600", "5999"])
-def test_instants_within_a_millisecond_leave_what_is_due_before_them(
-    filled: FakeCluster, us: str
-) -> None:
+def test_instants_within_a_millisecond_exclude_earlier_timers(filled: FakeCluster, us: str) -> None:
     at = f"1970-01-01T00:00:01.00{us}Z"
     assert due(filled, startingTimestamp=at) == [6, 7, 8, 9]
     assert due(filled, endingTimestamp=at) == [0, 1, 2, 3, 4, 5]
@@ -172,7 +170,7 @@ def pushed(cluster: FakeCluster, *filters: Any, **options: str) -> list[str | No
     return [name for _, name in rows_of(reader)]
 
 
-def test_topics_and_brokers_of_predicates_are_those_that_are_asked_for(filled: FakeCluster) -> None:
+def test_predicates_limit_the_requested_topics_and_brokers(filled: FakeCluster) -> None:
     is_bills = EqualTo(("topic",), "bills")
     for chosen in ({}, {"topics": "orders,bills"}, {"topicPattern": ".*"}):
         assert pushed(filled, is_bills, **chosen) == ["m3", "m7"]
@@ -189,7 +187,7 @@ def test_topics_and_brokers_of_predicates_are_those_that_are_asked_for(filled: F
     assert pushed(filled, EqualTo(("broker",), "c")) == []
 
 
-def test_due_times_of_predicates_are_those_that_are_asked_for(filled: FakeCluster) -> None:
+def test_predicates_limit_the_requested_due_times(filled: FakeCluster) -> None:
     column = ("due_timestamp",)
     assert pushed(filled, In(column, (instant(1_007), instant(1_003)))) == [
         f"m{n}" for n in (3, 4, 5, 6, 7)

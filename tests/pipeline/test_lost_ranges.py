@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream
 from tidemill_pipeline.errors import DataLoss
@@ -20,7 +20,7 @@ GONE = "are lost: they were lost before they were archived"
 
 
 @pytest.fixture
-def lossy(cluster: FakeCluster, archive: Archived) -> Archived:
+def lossy(cluster: FakeCluster, archive: ArchiveWorld) -> ArchiveWorld:
     """Return an archive without the expired offsets 10 to 20 and the damaged offset 25."""
     cluster.add("orders", "a", 0, 10)
     archive.append()
@@ -31,7 +31,7 @@ def lossy(cluster: FakeCluster, archive: Archived) -> Archived:
     return archive
 
 
-def offsets(archive: Archived, start: int = 0, **options: str) -> list[int]:
+def offsets(archive: ArchiveWorld, start: int = 0, **options: str) -> list[int]:
     first = json.dumps({"orders": {"a": {"0": start}}})
     rows = archive.read(startingOffsets=first, **options)
     return sorted(row["queue_offset"] for row in rows)
@@ -39,8 +39,8 @@ def offsets(archive: Archived, start: int = 0, **options: str) -> list[int]:
 
 @pytest.mark.parametrize("is_sealed", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_is_told_what_its_archive_lost(
-    lossy: Archived, caplog: pytest.LogCaptureFixture, mode: str, is_sealed: bool
+def test_a_batch_reports_the_losses_of_its_archive(
+    lossy: ArchiveWorld, caplog: pytest.LogCaptureFixture, mode: str, is_sealed: bool
 ) -> None:
     if is_sealed:
         assert lossy.verify().wrong == [], "it knows what was lost"
@@ -57,14 +57,14 @@ def test_a_batch_is_told_what_its_archive_lost(
     assert caplog.text.count(GONE) == 2
 
 
-def test_what_ends_before_it_or_lies_around_it_is_whole(lossy: Archived) -> None:
+def test_ranges_outside_a_lost_range_are_complete(lossy: ArchiveWorld) -> None:
     end = json.dumps({"orders": {"a": {"0": 10}}})
     assert offsets(lossy, endingOffsets=end) == list(range(10))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stream_is_told_what_its_archive_lost(
-    cluster: FakeCluster, lossy: Archived, caplog: pytest.LogCaptureFixture, mode: str
+def test_a_stream_reports_the_losses_of_its_archive(
+    cluster: FakeCluster, lossy: ArchiveWorld, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
     def stream(**options: str) -> Stream:
         return Stream(cluster, topic="orders", archivePath=lossy.path, readMode=mode, **options)
@@ -79,8 +79,8 @@ def test_a_stream_is_told_what_its_archive_lost(
     assert lax.run() == []
 
 
-def test_what_is_lost_at_the_end_of_a_range_and_whole_ranges_are_told(
-    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
+def test_losses_at_the_end_of_a_range_and_whole_ranges_are_reported(
+    cluster: FakeCluster, archive: ArchiveWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("orders", "a", 0, 20)
     messages = cluster.brokers["a"].queues["orders", 0].messages
@@ -95,7 +95,7 @@ def test_what_is_lost_at_the_end_of_a_range_and_whole_ranges_are_told(
         offsets(archive, 18)
 
 
-def test_nothing_is_read_for_what_is_lost_whole(lossy: Archived) -> None:
+def test_a_completely_lost_range_is_not_read(lossy: ArchiveWorld) -> None:
     given = {
         "topic": "orders",
         "archivePath": lossy.path,
@@ -110,8 +110,8 @@ def test_nothing_is_read_for_what_is_lost_whole(lossy: Archived) -> None:
 
 
 @pytest.mark.parametrize("rows", [5, 50])
-def test_what_was_lost_and_is_there_again_is_told_when_it_is_sealed(
-    cluster: FakeCluster, archive: Archived, rows: int
+def test_sealing_reports_lost_messages_that_reappeared(
+    cluster: FakeCluster, archive: ArchiveWorld, rows: int
 ) -> None:
     """For a range that was lost as a whole and for a range that was lost in part."""
     cluster.add("orders", "a", 0, 15)
@@ -127,16 +127,14 @@ def test_what_was_lost_and_is_there_again_is_told_when_it_is_sealed(
     assert archive.sealed() == [("orders", 15, 15)]
 
 
-def test_what_is_lost_for_good_is_sealed_without_a_word(
-    cluster: FakeCluster, archive: Archived
-) -> None:
+def test_a_permanent_loss_is_sealed_silently(cluster: FakeCluster, archive: ArchiveWorld) -> None:
     cluster.add("orders", "a", 0, 10)
     archive.append()
     cluster.add("orders", "a", 0, 10)
     cluster.expire("orders", "a", 0, 15)
     archive.job(failOnDataLoss="false").append()
     cluster.expire("orders", "a", 0, 16)
-    told = archive.verify()
-    assert told.wrong == []
-    assert not any("from 10 to 15" in each for each in told.closed)
+    verified = archive.verify()
+    assert verified.wrong == []
+    assert not any("from 10 to 15" in each for each in verified.closed)
     assert archive.sealed() == [("orders", 20, 20)]

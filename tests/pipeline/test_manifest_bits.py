@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.archiving import NOW_MS, ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill_pipeline.errors import ArchiveError
@@ -26,7 +26,7 @@ def check_every_bit(path: Path, store: str) -> None:
 
 
 def test_no_bit_of_an_entry_changes_without_an_error(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 3)
     archive.append()
@@ -40,7 +40,7 @@ def test_no_bit_of_an_entry_changes_without_an_error(
 
 
 def test_no_bit_of_a_snapshot_changes_without_an_error(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 3)
     archive.append()
@@ -52,8 +52,8 @@ def test_no_bit_of_a_snapshot_changes_without_an_error(
     assert archive.manifest() == before
 
 
-def test_an_archive_whose_first_entries_are_gone_is_found_again_by_who_saw_it_away(
-    cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_a_reader_finds_a_vacuumed_archive_again_after_it_was_unavailable(
+    cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 3)
     archive.append()
@@ -70,8 +70,8 @@ def test_an_archive_whose_first_entries_are_gone_is_found_again_by_who_saw_it_aw
     assert store.archive() == before
 
 
-def test_a_manifest_that_cannot_be_read_is_no_empty_one(
-    cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_an_unreadable_manifest_is_an_error(
+    cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 3)
     archive.append()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -65,16 +65,16 @@ def test_a_topic_that_is_nowhere_is_refused_with_the_nearest_one(
 
 
 @both_reads
-def test_nobody_says_so_while_a_broker_group_is_away(cluster: FakeCluster, read: Read) -> None:
+def test_a_missing_topic_is_not_reported_while_a_broker_group_is_down(
+    cluster: FakeCluster, read: Read
+) -> None:
     cluster.add("orders", "a", 0, 5)
     cluster.brokers["a"].error = "it is away"
     with pytest.raises(NoAnswer):
         read(cluster, topic="orders")
 
 
-def test_a_topic_that_goes_in_the_middle_of_a_stream_is_told_as_deleted(
-    cluster: FakeCluster,
-) -> None:
+def test_a_topic_deleted_during_a_stream_is_reported(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 5)
     stream = Stream(cluster, topic="orders")
     stream.run()
@@ -83,7 +83,7 @@ def test_a_topic_that_goes_in_the_middle_of_a_stream_is_told_as_deleted(
         stream.run()
 
 
-def test_a_topic_that_a_stream_does_not_ask_for_any_more_keeps_its_place_and_is_told(
+def test_a_topic_removed_from_a_stream_keeps_its_offsets_and_is_reported(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("orders", "a", 0, 2)
@@ -102,8 +102,8 @@ def test_a_topic_that_a_stream_does_not_ask_for_any_more_keeps_its_place_and_is_
 
 
 @pytest.mark.parametrize("mode", ["archive", "auto"])
-def test_what_was_planned_of_a_topic_that_a_stream_has_left_is_read(
-    cluster: FakeCluster, archive: Archived, mode: str
+def test_a_planned_range_of_a_removed_topic_is_read(
+    cluster: FakeCluster, archive: ArchiveWorld, mode: str
 ) -> None:
     """Also if only the archive has it by then."""
     for topic in ("orders", "others"):
@@ -127,7 +127,7 @@ def test_what_was_planned_of_a_topic_that_a_stream_has_left_is_read(
 
 @both_reads
 def test_a_topic_that_an_archive_has_is_one(
-    cluster: FakeCluster, archive: Archived, read: Read
+    cluster: FakeCluster, archive: ArchiveWorld, read: Read
 ) -> None:
     cluster.add("orders", "a", 0, 5)
     cluster.add("others", "a", 0, 5)
@@ -144,47 +144,49 @@ def test_a_topic_that_an_archive_has_is_one(
         read(cluster, topic="oders", **of)
 
 
-def test_a_replay_says_that_its_topic_is_new_or_misspelt(cluster: FakeCluster) -> None:
-    cluster.add("again", "a", 0, 1)
+def test_a_dry_run_of_a_replay_reports_a_missing_or_misspelt_topic(cluster: FakeCluster) -> None:
+    cluster.create("again")
 
-    def told(topic: str, *, endpoint: str = cluster.endpoint) -> str:
+    def warning_for(topic: str, *, endpoint: str = cluster.endpoint, **more: str) -> str:
         sink = {"endpoints": endpoint, "topic": topic, "maxRetries": "0"}
-        settings = ReplaySettings(archive="a", given={}, sink=sink, state="s")
+        settings = ReplaySettings(archive="a", given={}, sink=sink, state="s", more=more)
         return topic_warning(settings)
 
-    assert told("again") == ""
-    assert told("agian").startswith("there is no topic agian; did you mean again? The first")
-    assert told("else").startswith("there is no topic else. The first message creates it")
-    assert "topic again exists: no answer" in told("again", endpoint="127.0.0.1:1")
+    assert warning_for("again") == ""
+    remedy = "Create it with `tidemill topic create`, or set createTopics=true"
+    assert warning_for("agian") == f"there is no topic agian; did you mean again? {remedy}"
+    assert warning_for("else") == f"there is no topic else. {remedy}"
+    assert warning_for("else", createTopics="true") == ""
+    assert "topic again exists: no answer" in warning_for("again", endpoint="127.0.0.1:1")
     cluster.add("orders", "b", 0, 1)
     cluster.brokers["b"].error = "it is away"
-    assert told("again") == ""
-    assert told("orders") == "cannot check whether topic orders exists: b is unreachable"
+    assert warning_for("again") == ""
+    assert warning_for("orders").startswith("cannot check whether topic orders exists: no answer")
 
 
-def test_topics_whose_events_are_asked_for_and_that_are_nowhere_are_told_at_once(
+def test_a_missing_topic_of_an_event_query_is_an_immediate_error(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The topics may have been deleted, but the read searches for them."""
     cluster.add("orders", "a", 0, 1)
 
-    def told(**options: str) -> str:
+    def warning_for(**options: str) -> str:
         say = progress_line()
         return report_missing(say, {"endpoints": cluster.endpoint, "maxRetries": "0", **options})
 
-    assert told() == told(topic="orders") == told(topicPattern="o.*") == ""
+    assert warning_for() == warning_for(topic="orders") == warning_for(topicPattern="o.*") == ""
     # The topic is created on first use.
-    assert told(topics="orders,%DLQ%g") == ""
+    assert warning_for(topics="orders,%DLQ%g") == ""
     assert capsys.readouterr().err == ""
     sentence = "there is no topic oders; did you mean orders?"
-    assert told(topics="orders,oders") == sentence
+    assert warning_for(topics="orders,oders") == sentence
     assert capsys.readouterr().err.startswith(f"{sentence} Events of a deleted topic")
-    assert told(topic="else") == "there is no topic else."
+    assert warning_for(topic="else") == "there is no topic else."
     with pytest.raises(NoAnswer):
-        told(topic="oders", endpoints="127.0.0.1:1")
+        warning_for(topic="oders", endpoints="127.0.0.1:1")
     cluster.add("orders", "b", 0, 1)
     cluster.brokers["b"].error = "it is away"
-    assert told(topic="oders") == ""
+    assert warning_for(topic="oders") == ""
 
 
 def test_a_pattern_without_a_match_is_a_warning_of_a_batch_alone(
@@ -204,7 +206,7 @@ def test_a_pattern_without_a_match_is_a_warning_of_a_batch_alone(
 
 
 @pytest.mark.parametrize("dataset", ["pending", "inflight", "groups"])
-def test_a_listing_asks_those_who_have_the_topics(
+def test_a_listing_queries_the_brokers_with_the_topics(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture, dataset: str
 ) -> None:
     cluster.add("orders", "a", 0, 5)
@@ -225,7 +227,7 @@ def test_a_listing_asks_those_who_have_the_topics(
         listed(cluster, dataset, topic="oders")
 
 
-def test_a_listing_that_breaks_off_goes_on_where_it_was(cluster: FakeCluster) -> None:
+def test_an_interrupted_listing_continues_at_its_cursor(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 1)
     cluster.brokers["a"].pending = [pb.Pending(topic="orders", timer_id=n) for n in range(6)]
     cluster.breaks_after = 2
@@ -244,9 +246,7 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(cluster: FakeCluster) ->
     assert cluster.calls.count("ListPending") == 2
 
 
-def test_what_waits_of_more_topics_than_a_call_may_name_is_asked_for_in_parts(
-    cluster: FakeCluster,
-) -> None:
+def test_listings_of_many_topics_are_split_into_several_calls(cluster: FakeCluster) -> None:
     names = [f"topic-{n}" for n in range(NAMES_MAX + 1)]
     cluster.add(names[0], "a", 0, 1)
     for name in names:
@@ -258,7 +258,7 @@ def test_what_waits_of_more_topics_than_a_call_may_name_is_asked_for_in_parts(
     assert cluster.calls.count("ListPending") == 2
 
 
-def test_a_batch_of_events_says_that_its_topics_are_not_there(
+def test_a_batch_of_events_warns_about_missing_topics(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The read still works: the log may have events of a deleted topic."""
@@ -294,7 +294,7 @@ def test_a_start_behind_the_end_of_its_queue_is_refused(cluster: FakeCluster, re
 
 
 def test_an_end_behind_the_end_of_its_queue_is_refused_at_once(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     for more in ({}, {"failOnDataLoss": "false"}):

@@ -97,19 +97,19 @@ def test_bad_rows_count_there_as_in_a_folder(path: str) -> None:
     assert list(ArchiveStore(path).names()) == [bad.staged.final_name]
 
 
-def test_what_is_not_there_is_told(path: str) -> None:
+def test_a_missing_object_is_an_error(path: str) -> None:
     with pytest.raises(ArchiveError, match="there is no archive at s3a://"):
         ArchiveStore(path).existing()
 
 
-def test_a_bucket_that_is_not_there_is_told(cluster: FakeCluster, path: str) -> None:
+def test_a_missing_bucket_is_an_error(cluster: FakeCluster, path: str) -> None:
     cluster.add("orders", "a", 0, 10)
     missing = path.replace("s3a://", "s3a://no-")
     with pytest.raises(ArchiveError, match=f"^{missing}/messages/.*NO_SUCH_BUCKET"):
         archive_job(cluster, missing).append()
 
 
-def test_an_object_store_that_does_not_answer_is_told(
+def test_an_unreachable_object_store_is_an_error(
     cluster: FakeCluster, path: str, server: ThreadedMotoServer
 ) -> None:
     cluster.add("orders", "a", 0, 10)

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.message.encoding import encode_stored
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -24,7 +24,9 @@ COUNT = 10
 
 
 @pytest.fixture
-def filled(cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+def filled(
+    cluster: FakeCluster, archive: ArchiveWorld, monkeypatch: pytest.MonkeyPatch
+) -> FakeCluster:
     """Ten messages of 100 KB that take 100 bytes each, stored, archived, and waiting."""
     monkeypatch.setattr(bodies, "PART_BYTES", 250_000)
     for n in range(COUNT):
@@ -53,7 +55,7 @@ def batches(reader: DataSourceReader) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-By = Callable[[FakeCluster, Archived], dict[str, str]]
+By = Callable[[FakeCluster, ArchiveWorld], dict[str, str]]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,8 @@ By = Callable[[FakeCluster, Archived], dict[str, str]]
     ],
     ids=["messages", "pending", "archive"],
 )
-def test_a_batch_is_bounded_by_what_is_unpacked_of_it(
-    filled: FakeCluster, archive: Archived, by: By
+def test_a_batch_is_limited_by_its_unpacked_bytes(
+    filled: FakeCluster, archive: ArchiveWorld, by: By
 ) -> None:
     source = RocketMQDataSource({"topic": "orders", **by(filled, archive)})
     found = list(batches(source.reader(COLUMNS)))

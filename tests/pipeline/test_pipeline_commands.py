@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from tests.support.eventually import eventually
 from tests.support.processes.processes import command, descendants, environment, is_running
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.common.prompts import EXIT_UNREACHABLE, EXIT_USAGE
+from tidemill.common.exit_codes import EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.cli import app
 from tidemill_pipeline.commands.shared import (
@@ -208,21 +208,21 @@ def test_a_job_that_is_ended_says_so_in_a_sentence_and_in_its_record(
         text=True,
     )
     assert job.stderr is not None
-    told = []
+    lines = []
     try:
         for each in job.stderr:
-            told.append(each)
+            lines.append(each)
             if '"rows": 20' in each:
                 if not options:
                     eventually(metrics.exists, within_ms=600_000)
                 os.killpg(job.pid, by)  # The JVM, too, as a terminal and `timeout` do.
-        assert job.wait(RUN_S) == status, told
+        assert job.wait(RUN_S) == status, lines
     finally:
         job.kill()
         job.wait()
         job.stderr.close()
-    assert told[-1] == f"error: {sentence}: start it again, and it goes on where it was\n"
-    assert not any("Traceback" in each for each in told)
+    assert lines[-1] == f"error: {sentence}: start it again, and it goes on where it was\n"
+    assert not any("Traceback" in each for each in lines)
     record = record_of(tmp_path / "a")
     assert record["status"].startswith("failed: ")
     assert offsets_of(record, "start") == 0
@@ -274,10 +274,10 @@ def test_a_job_that_is_ended_while_spark_starts_does_not_wait_for_it(
         for java in javas:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(java, signal.SIGCONT)
-        _, told = job.communicate()
-    assert job.returncode == EXIT_TERMINATED, told
-    assert told.splitlines()[-1].startswith("error: ended by SIGTERM: start it again")
-    assert "Traceback" not in told
+        _, output = job.communicate()
+    assert job.returncode == EXIT_TERMINATED, output
+    assert output.splitlines()[-1].startswith("error: ended by SIGTERM: start it again")
+    assert "Traceback" not in output
     assert record_of(tmp_path / "a")["status"] == "failed: Termination"
     eventually(lambda: not any(map(is_running, javas)), within_ms=60_000)
 
@@ -304,7 +304,7 @@ def test_a_command_that_is_ended_while_it_loads_a_job_says_so(
 )
 def test_a_replay_that_is_ended_sends_no_more(
     cluster: FakeCluster,
-    archive: Archived,
+    archive: ArchiveWorld,
     tmp_path: Path,
     by: signal.Signals,
     *,
@@ -326,14 +326,14 @@ def test_a_replay_that_is_ended_sends_no_more(
     try:
         eventually(lambda: len(cluster.sent) >= 30, within_ms=600_000)
         (os.killpg if is_whole_group else os.kill)(job.pid, by)
-        _, told = job.communicate(timeout=RUN_S)
+        _, output = job.communicate(timeout=RUN_S)
     finally:
         job.kill()
         job.wait()
     is_terminated = by == signal.SIGTERM
-    assert job.returncode == (EXIT_TERMINATED if is_terminated else EXIT_INTERRUPTED), told
+    assert job.returncode == (EXIT_TERMINATED if is_terminated else EXIT_INTERRUPTED), output
     assert len(cluster.sent) < 3000
-    assert "Traceback" not in told
+    assert "Traceback" not in output
     record = record_of(tmp_path / "s")
     assert record["status"].startswith("failed: ")
     # Of its only batch nothing is through.
@@ -346,11 +346,12 @@ def run_command(line: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.mark.heavy
 def test_jobs_leave_their_metrics_and_the_example_runs(
-    cluster: FakeCluster, archive: Archived, tmp_path: Path
+    cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
-    """Two jobs run at a time: Spark gives up if its Python process does not start within 10 s."""
+    """Two jobs run at a time: Spark starts a Python process again if it is later than 10 s."""
     cluster.add("orders", "a", 0, 30)
     archive.append()
+    cluster.create("again")
     fired = pb.Event(
         kind=pb.EVENT_KIND_FIRED, topic="orders", timer_id=1, at_ms=1_000, due_at_ms=990
     )
@@ -381,17 +382,18 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
     example = [sys.executable, str(EXAMPLE), *at.split()]
     with ThreadPoolExecutor(2) as two_at_a_time:
         ended = list(two_at_a_time.map(run_command, (*jobs, example)))
-    assert [each.returncode for each in ended] == [0, 0, EXIT_FOUND, 0], ended
+    for each, expected in zip(ended, (0, 0, EXIT_FOUND, 0), strict=True):
+        assert each.returncode == expected, each.stderr.decode()
     said = [(each.stdout, each.stderr) for each in ended]
     # No terminal, so of each batch there is a line of JSON.
     (batch,) = [line for line in said[0][1].decode().splitlines() if line.startswith("{")]
     assert json.loads(batch).items() >= {"event": "batch", "job": "replay", "rows": 30}.items()
-    told = {}
+    figures = {}
     for job in lines:
         found = re.search(r"rows_total\{(.*)\} (\d+)\.0", (tmp_path / f"{job}.prom").read_text())
         assert found is not None
-        told[job] = (f'work="{job}"' in found[1], found[2])
-    assert told == {"replay": (True, "30"), "delay-accuracy": (True, "1"), "audit": (True, "1")}
+        figures[job] = (f'work="{job}"' in found[1], found[2])
+    assert figures == {"replay": (True, "30"), "delay-accuracy": (True, "1"), "audit": (True, "1")}
     head, row, *_, sentence = said[2][0].decode().rstrip().splitlines()
     counts = dict(zip(re.split("  +", head), row.split(), strict=True))
     # Of a topic's row nothing is of a group.
@@ -412,11 +414,10 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
     assert re.search(r" WARN |log4j|log level", said[-1][1].decode()) is None, "of the start"
 
 
-def test_topics_that_are_let_go_of_are_those_of_one_namespace(
-    cluster: FakeCluster, archive: Archived
-) -> None:
+def test_archive_expire_affects_one_namespace(cluster: FakeCluster, archive: ArchiveWorld) -> None:
     cluster.add("orders", "a", 0, 5)
     archive.append()
+    cluster.add("tenant%orders", "a", 0, 5)
     archive.job(namespace="tenant").append()
     line = f"archive-expire --to {archive.path} --days 1 -t orders"
 
@@ -435,8 +436,8 @@ def test_topics_that_are_let_go_of_are_those_of_one_namespace(
 
 
 @pytest.mark.large
-def test_a_status_says_whether_the_archive_is_wrong_or_the_cluster_away(
-    cluster: FakeCluster, archive: Archived
+def test_the_exit_status_distinguishes_damage_from_an_unreachable_cluster(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 20, body_size=500)
     archive.append()
@@ -455,9 +456,9 @@ def test_a_status_says_whether_the_archive_is_wrong_or_the_cluster_away(
         )
         return done.returncode, done.stdout + done.stderr
 
-    status, told = verified(cluster.endpoint)
-    assert status == EXIT_DAMAGED, told
-    assert path.name in told
-    status, told = verified("127.0.0.1:1")
-    assert status == EXIT_UNREACHABLE, told
-    assert "no answer from 127.0.0.1:1" in told
+    status, output = verified(cluster.endpoint)
+    assert status == EXIT_DAMAGED, output
+    assert path.name in output
+    status, output = verified("127.0.0.1:1")
+    assert status == EXIT_UNREACHABLE, output
+    assert "no answer from 127.0.0.1:1" in output

@@ -77,7 +77,7 @@ def test_a_load_that_is_asked_with_a_second_predicate_is_refused(
     reason="Spark keeps one read of a load: that of its last predicates", strict=True
 )
 @both_datasets
-def test_a_load_is_whole_where_it_was_asked_with_a_predicate_before(
+def test_a_load_after_a_load_with_a_predicate_is_complete(
     spark: SparkSession,
     filled: FakeCluster,
     dataset: str,
@@ -129,7 +129,7 @@ def test_every_predicate_is_looked_at_by_spark_too(filled: FakeCluster) -> None:
         assert reader.pushFilters(filters) == filters
 
 
-def test_who_asks_for_predicates_to_be_handed_over_is_warned(
+def test_the_pushdown_option_logs_a_warning(
     filled: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {"endpoints": filled.endpoint, "topic": "orders"}

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.archiving import NOW_MS, ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.replaying import FIRST_MS, breaks_off, replaying, stored
-from tidemill.common.prompts import EXIT_USAGE
+from tidemill.common.exit_codes import EXIT_USAGE
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.cli import app
 from tidemill_pipeline.errors import BadOption
@@ -110,10 +110,10 @@ def test_a_due_time_may_be_set_where_no_timing_says_it(spark: SparkSession) -> N
         ("tag", "*", "column tag cannot be set to *: "),
     ],
 )
-def test_what_is_no_expression_of_its_column_is_told_before_anything_is_sent(
+def test_an_invalid_set_expression_fails_before_the_first_send(
     spark: SparkSession,
     cluster: FakeCluster,
-    archive: Archived,
+    archive: ArchiveWorld,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     column: str,
@@ -147,7 +147,7 @@ def test_what_is_no_expression_of_its_column_is_told_before_anything_is_sent(
     ],
 )
 def test_columns_that_cannot_be_set_are_a_sentence_before_spark_is_started(
-    cluster: FakeCluster, archive: Archived, tmp_path: Path, options: str, sentence: str
+    cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path, options: str, sentence: str
 ) -> None:
     cluster.add("orders", "a", 0, 3)
     archive.append()
@@ -166,7 +166,7 @@ def pack(cluster: FakeCluster, text: bytes) -> None:
 
 
 def test_a_packed_body_is_unpacked_for_an_expression_alone(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     pack(cluster, b"plain")
     archive.append()
@@ -191,8 +191,8 @@ def test_a_packed_body_is_unpacked_for_an_expression_alone(
     }
 
 
-def test_a_replay_that_goes_on_sets_what_it_set_when_it_began(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_a_continued_replay_keeps_its_set_expressions(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 5, tag="secret")
     archive.append()
@@ -207,8 +207,8 @@ def test_a_replay_that_goes_on_sets_what_it_set_when_it_began(
     assert {len(each.system_properties.tag) for each in cluster.sent} == {64}
 
 
-def test_a_replay_of_a_program_that_could_set_nothing_goes_on(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_a_replay_from_a_version_without_set_expressions_continues(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 5)
     archive.append()
@@ -224,8 +224,8 @@ def test_a_replay_of_a_program_that_could_set_nothing_goes_on(
     assert replay.send(spark, settings, now_ms=lambda: NOW_MS).sent == 5
 
 
-def test_a_dry_run_says_what_becomes_of_messages(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_a_dry_run_describes_the_changed_messages(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 3, tag="paid")
     cluster.add("orders", "a", 0, 2)
@@ -257,8 +257,8 @@ def test_a_dry_run_says_what_becomes_of_messages(
     assert found["keys"].sentences() == ["keys would change in 0 of them"]
 
 
-def test_a_value_of_which_nothing_can_be_made_is_a_sentence(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_a_failed_cast_of_a_value_is_a_short_error(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 3, tag="no number")
     archive.append()
@@ -273,7 +273,7 @@ def test_a_value_of_which_nothing_can_be_made_is_a_sentence(
     assert cluster.sent == []
 
 
-def test_what_may_be_set_is_what_is_sent() -> None:
+def test_settable_columns_are_the_sent_fields() -> None:
     from tidemill_pipeline.schema import MESSAGES
     from tidemill_pipeline.sink.messages import COLUMNS
 
@@ -281,8 +281,8 @@ def test_what_may_be_set_is_what_is_sent() -> None:
     assert SETTABLE.keys() <= {column.name for column in MESSAGES}
 
 
-def test_what_could_not_be_sent_is_counted_apart(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_unsent_messages_are_counted_separately(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 3)
     archive.append()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
-from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.archiving import NOW_MS, ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.replaying import FIRST_MS, breaks_off, replaying, stored
 from tidemill.common.clock import SystemClock
@@ -47,7 +47,7 @@ def sent(frame: DataFrame, timing: ReplaySchedule | None = None) -> list[Row]:
 
 
 @pytest.mark.parametrize(("speed", "span_ms"), [(1.0, 90_000), (10.0, 9_000), (0.5, 180_000)])
-def test_messages_are_as_far_apart_as_they_were_or_as_the_speed_says(
+def test_due_times_keep_the_spacing_divided_by_the_speed(
     spark: SparkSession, speed: float, span_ms: int
 ) -> None:
     frame = stored(spark, {}, {"stored_ms": FIRST_MS + 1}, {"stored_ms": FIRST_MS + 90_000})
@@ -56,7 +56,7 @@ def test_messages_are_as_far_apart_as_they_were_or_as_the_speed_says(
     assert due_ms == [0, int(1 / speed), span_ms]
 
 
-def test_a_message_group_is_kept_or_told_by_a_property(spark: SparkSession) -> None:
+def test_a_replay_keeps_the_message_group_or_stores_it_in_a_property(spark: SparkSession) -> None:
     frame = stored(spark, {"message_group": "g", "tag": "t", "keys": ["k"]}, {})
     at_once, without = sent(frame)
     assert (at_once.message_group, at_once.tag, at_once["keys"]) == ("g", "t", ["k"])
@@ -118,12 +118,12 @@ def test_messages_are_of_the_times_that_were_asked_for(spark: SparkSession) -> N
 # ---------------------------------------------------------------- a run, and one that goes on
 
 
-def timed(cluster: FakeCluster, archive: Archived, state: Path) -> replay_plan.ReplaySettings:
+def timed(cluster: FakeCluster, archive: ArchiveWorld, state: Path) -> replay_plan.ReplaySettings:
     return replaying(cluster, archive, state, timing="original")
 
 
 def broken_off(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, state: Path, *, after: int = 0
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, state: Path, *, after: int = 0
 ) -> replay_plan.ReplaySettings:
     """Return a replay of ten messages that stopped after `after` sends."""
     cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
@@ -143,8 +143,8 @@ def spaced(begin_ms: int, count: int, *, first: int = 0) -> list[int]:
     return [begin_ms + i * STEP_MS for i in range(first, count)]
 
 
-def test_what_nobody_sent_in_time_keeps_its_spacing(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_late_messages_keep_their_spacing(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     settings = broken_off(spark, cluster, archive, tmp_path)
     cluster.sent.clear()
@@ -161,7 +161,7 @@ def test_what_nobody_sent_in_time_keeps_its_spacing(
 
 
 def test_a_schedule_that_lies_ahead_is_kept(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     settings = broken_off(spark, cluster, archive, tmp_path)
     soon_ms = NOW_MS + replay_plan.LEAD_MS - 1
@@ -172,7 +172,7 @@ def test_a_schedule_that_lies_ahead_is_kept(
 def test_of_a_part_that_was_sent_the_rest_alone_is_shifted(
     spark: SparkSession,
     cluster: FakeCluster,
-    archive: Archived,
+    archive: ArchiveWorld,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,8 +191,8 @@ def test_of_a_part_that_was_sent_the_rest_alone_is_shifted(
     assert due_ms(cluster) == spaced(later_ms + replay_plan.LEAD_MS, 6)
 
 
-def test_sending_that_is_slower_than_what_is_replayed_is_told(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_a_replay_slower_than_its_source_is_reported(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
     archive.append()
@@ -214,7 +214,7 @@ def test_sending_that_is_slower_than_what_is_replayed_is_told(
         (400, 1_000, 600),
     ],
 )
-def test_a_batch_is_late_where_it_begins_or_ends_behind_what_is_due(
+def test_a_batch_is_late_if_it_begins_or_ends_after_its_due_time(
     first_due_ms: int, last_due_ms: int, late_ms: int
 ) -> None:
     found = replay.late_of(
@@ -224,8 +224,8 @@ def test_a_batch_is_late_where_it_begins_or_ends_behind_what_is_due(
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingtimestamp", "bodyEncoding"])
-def test_what_a_replay_chooses_itself_is_refused(
-    cluster: FakeCluster, archive: Archived, tmp_path: Path, name: str
+def test_options_that_a_replay_sets_itself_are_rejected(
+    cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path, name: str
 ) -> None:
     cluster.add("orders", "a", 0, 1)
     archive.append()
@@ -234,8 +234,8 @@ def test_what_a_replay_chooses_itself_is_refused(
         replay.run(settings, is_dry=True)
 
 
-def test_what_is_wrong_with_a_replay_is_known_before_spark_starts(
-    cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_replay_options_are_checked_before_spark_starts(
+    cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     """A dry run fails in the same way."""
     cluster.add("orders", "a", 0, 1)
@@ -254,8 +254,8 @@ def test_what_is_wrong_with_a_replay_is_known_before_spark_starts(
         replay.run(settings, is_dry=True)
 
 
-def test_an_earlier_plan_without_its_filter_goes_on_with_the_one_that_is_given(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_an_earlier_plan_without_a_filter_continues_with_the_given_one(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 3, tag="x")
     cluster.add("orders", "a", 0, 3, tag="y")
@@ -281,7 +281,9 @@ def send(broker: Standalone, rows: list[dict[str, Any]]) -> None:
         client.close()
 
 
-def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_replay_accepts_all_messages_that_brokers_accept(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Packed bodies that are too large when unpacked, many properties, and due times."""
     packed = gzip.compress(bytes(6_000_000))
     rows: list[dict[str, Any]] = [
@@ -305,7 +307,7 @@ def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -
             archive=to,
             given={"topics": "orders"},
             state=str(tmp_path / "state"),
-            sink={"endpoints": broker.grpc, "topic": "again"},
+            sink={"endpoints": broker.grpc, "topic": "again", "createTopics": "true"},
             timing="original",
         )
         before_ms = SystemClock().wall_ms()
@@ -330,7 +332,7 @@ def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -
 
 
 def test_a_broker_gives_nothing_earlier_than_its_spacing(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     """The archive comes from a cluster in memory, as its messages need no pauses."""
     cluster.add("orders", "a", 0, 5, step_ms=500)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tidemill_pipeline.jobs.archive_verify import verify
 
@@ -19,8 +19,8 @@ def grow_past(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("gate", ["", GATE])
-def test_what_a_restored_store_had_is_sealed_by_its_files_alone_though_it_has_grown(
-    cluster: FakeCluster, archive: Archived, gate: str
+def test_messages_of_a_restored_and_grown_store_are_sealed_by_their_files(
+    cluster: FakeCluster, archive: ArchiveWorld, gate: str
 ) -> None:
     cluster.add("orders", "a", 0, 10)
     archive.job(gate_group=gate).append()
@@ -40,8 +40,8 @@ def test_what_a_restored_store_had_is_sealed_by_its_files_alone_though_it_has_gr
 
 
 @pytest.mark.parametrize("gate", ["", GATE])
-def test_what_was_sealed_so_stays_so_when_the_store_has_grown(
-    cluster: FakeCluster, archive: Archived, gate: str
+def test_seals_by_files_remain_after_the_store_has_grown(
+    cluster: FakeCluster, archive: ArchiveWorld, gate: str
 ) -> None:
     cluster.add("orders", "a", 0, 10)
     archive.job(gate_group=gate).append()
@@ -54,7 +54,7 @@ def test_what_was_sealed_so_stays_so_when_the_store_has_grown(
 
 
 def test_other_messages_with_the_same_bodies_are_not_sealed(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 10)
     archive.append()
@@ -70,7 +70,7 @@ def test_other_messages_with_the_same_bodies_are_not_sealed(
 
 
 def test_a_restored_store_is_found_out_where_its_clock_is_behind(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     """The message at the last archived offset has the time of other archived messages."""
     hour_ms = FIRST_STORED_AT_MS // 3_600_000 * 3_600_000
@@ -86,17 +86,17 @@ def test_a_restored_store_is_found_out_where_its_clock_is_behind(
     assert archive.sealed() == [("orders", 10, 10)]
 
 
-def test_a_store_that_is_made_anew_while_it_is_compared_takes_a_word(
-    cluster: FakeCluster, archive: Archived
+def test_a_store_recreated_during_the_comparison_needs_confirmation(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 5)
     archive.append()
 
-    def made_anew(_request: object) -> None:
+    def recreate(_request: object) -> None:
         cluster.on_pull = lambda _: None
-        cluster.make_store_anew("a")
+        cluster.recreate_store("a")
 
-    cluster.on_pull = made_anew
+    cluster.on_pull = recreate
     (wrong,) = archive.verify().wrong
     assert "another store than the one that was archived" in wrong
     assert archive.sealed() == [("orders", 0, 5)]

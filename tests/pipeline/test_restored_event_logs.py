@@ -43,7 +43,7 @@ def test_a_log_that_ends_before_where_a_stream_is_was_restored(cluster: FakeClus
     assert lax.run() == ["n6"]
 
 
-def test_a_log_that_is_restored_under_a_planned_batch_is_told(cluster: FakeCluster) -> None:
+def test_restoring_a_log_during_a_batch_is_data_loss(cluster: FakeCluster) -> None:
     strict, lax = streams(cluster)
     happen(cluster, *numbered("m", 10, first=10))
     with pytest.raises(DataLoss, match="ends at 1200 but should be read up to 2000"):
@@ -56,34 +56,34 @@ def test_a_log_that_is_restored_under_a_planned_batch_is_told(cluster: FakeClust
     assert lax.run() == ["n12"]
 
 
-def test_a_store_that_is_made_anew_under_a_planned_batch_does_not_stop_the_stream(
-    cluster: FakeCluster,
-) -> None:
+def test_recreating_a_store_during_a_batch_does_not_stop_the_stream(cluster: FakeCluster) -> None:
     strict, lax = streams(cluster)
     happen(cluster, "m10")
 
-    def make_anew() -> None:
-        cluster.make_store_anew("a")
+    def recreate() -> None:
+        cluster.recreate_store("a")
         happen(cluster, "n0", "n1")
 
     with pytest.raises(DataLoss, match="a has another log than before"):
-        strict.run(make_anew)
+        strict.run(recreate)
     with pytest.raises(DataLoss, match="a has another log than before"):
         strict.run()
     assert lax.run() == ["n0", "n1"]
     happen(cluster, "n2")
-    assert lax.run(make_anew) == ["n0", "n1"], "and not what was planned of the one before"
+    assert lax.run(recreate) == ["n0", "n1"], "and not what was planned of the one before"
 
 
 @pytest.mark.parametrize("is_anew", [True, False])
-def test_a_task_whose_log_goes_is_told(cluster: FakeCluster, *, is_anew: bool) -> None:
+def test_a_task_with_a_deleted_log_reports_data_loss(
+    cluster: FakeCluster, *, is_anew: bool
+) -> None:
     """The log is replaced after the tasks are planned."""
     strict, lax = streams(cluster)
 
     def lose() -> None:
         cluster.on_events = lambda: None
         if is_anew:
-            cluster.make_store_anew("a")
+            cluster.recreate_store("a")
         else:
             cluster.restore_log("a", 7)
 
@@ -97,7 +97,7 @@ def test_a_task_whose_log_goes_is_told(cluster: FakeCluster, *, is_anew: bool) -
     assert batch.to_pylist() == [{"message_id": None, "log_position": 8 * EVENT_BYTES}], "the gap"
 
 
-def test_a_log_that_is_told_short_for_a_moment_has_lost_nothing(cluster: FakeCluster) -> None:
+def test_a_briefly_shorter_log_is_not_data_loss(cluster: FakeCluster) -> None:
     """For example, a new master does not yet know the log ends of the other replicas."""
     _, lax = streams(cluster)
     lax.short_s = SHORT_S

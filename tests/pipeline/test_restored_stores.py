@@ -49,7 +49,7 @@ def test_a_queue_that_ends_before_where_a_stream_is_was_restored(cluster: FakeCl
     assert lax.run() == []
 
 
-def test_a_store_that_is_restored_under_a_planned_batch_is_told(cluster: FakeCluster) -> None:
+def test_restoring_a_store_during_a_batch_is_data_loss(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 100)
     strict = Stream(cluster, topic="orders")
     lax = Stream(cluster, topic="orders", failOnDataLoss="false")
@@ -62,7 +62,7 @@ def test_a_store_that_is_restored_under_a_planned_batch_is_told(cluster: FakeClu
     assert lax.start["o"]["orders"]["a"]["log-of-a/1"]["0"] == 60
 
 
-def test_a_queue_that_is_told_short_for_a_moment_has_lost_nothing(cluster: FakeCluster) -> None:
+def test_a_briefly_shorter_queue_is_not_data_loss(cluster: FakeCluster) -> None:
     """As by a master that was replaced and has not heard of it."""
     cluster.add("orders", "a", 0, 30)
     stream = Stream(cluster, topic="orders", failOnDataLoss="false")
@@ -103,7 +103,7 @@ def test_auto_says_so_where_the_archive_has_more_than_the_broker(
     assert lax.run() == bodies(range(100, 110), size=20)
 
 
-def test_auto_reads_from_the_broker_what_the_archive_has_let_go_of(
+def test_auto_reads_expired_archive_ranges_from_the_broker(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     to = str(tmp_path)

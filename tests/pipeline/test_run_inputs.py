@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.jobs.archive_verify import verify
@@ -28,7 +28,7 @@ def spans(inputs: InputRanges) -> dict[int, tuple[int, int]]:
     return {queue.queue_id: (start[queue], end[queue]) for queue in start}
 
 
-def test_a_record_is_bounded_and_says_what_it_leaves_out() -> None:
+def test_a_run_record_is_bounded_and_counts_its_omissions() -> None:
     inputs = InputRanges()
     for queue_id in reversed(range(QUEUES_MAX + 5)):
         inputs.note(
@@ -44,8 +44,8 @@ def test_a_run_that_reads_nothing_has_nothing_to_say() -> None:
     assert InputRanges().as_document() == {}
 
 
-def test_an_archiver_has_read_what_its_batches_have_and_what_was_lost_before(
-    cluster: FakeCluster, archive: Archived
+def test_run_inputs_of_an_archiver_include_earlier_losses(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 100)
     cluster.add("orders", "a", 1, 10)
@@ -59,7 +59,9 @@ def test_an_archiver_has_read_what_its_batches_have_and_what_was_lost_before(
     assert spans(job.inputs) == {0: (100, 200)}
 
 
-def test_a_verification_has_read_what_it_compared(cluster: FakeCluster, archive: Archived) -> None:
+def test_run_inputs_of_a_verification_are_the_compared_ranges(
+    cluster: FakeCluster, archive: ArchiveWorld
+) -> None:
     cluster.add("orders", "a", 0, 30)
     archive.append()
     archive.verify()
@@ -73,7 +75,7 @@ def test_a_verification_has_read_what_it_compared(cluster: FakeCluster, archive:
     assert job.inputs.as_document() == {}
 
 
-def test_who_reads_events_has_read_the_logs_and_what_came_meanwhile(
+def test_run_inputs_of_events_include_logs_and_later_appends(
     spark: SparkSession, cluster: FakeCluster
 ) -> None:
     def stored(count: int) -> list[Any]:

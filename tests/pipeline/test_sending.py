@@ -14,11 +14,12 @@ from tests.support.processes.processes import standalone
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.client import ClusterClient
-from tidemill_pipeline.errors import ClusterRejection
+from tidemill_pipeline.errors import ClusterRejection, NoAnswer
 from tidemill_pipeline.options import TopicSelection, parse_sink
+from tidemill_pipeline.sink.bad_rows import TaskAttempt
 from tidemill_pipeline.sink.messages import RowIds
 from tidemill_pipeline.sink.sending import Sender, SendResult
-from tidemill_pipeline.sink.writer import rows_of
+from tidemill_pipeline.sink.writer import rows_of, send_rows
 
 NOW_MS = 1_800_000_000_000
 DEAD_LETTERS = {"onError": "dead-letter", "deadLetterPath": "/nowhere"}
@@ -32,6 +33,91 @@ def send(cluster: FakeCluster, rows: Iterable[Mapping[str, Any]], **given: str) 
         return Sender(client, options, max_retries=2, ids=ids, now_ms=lambda: NOW_MS).send(rows)
     finally:
         client.close()
+
+
+@pytest.fixture(autouse=True)
+def topics(cluster: FakeCluster) -> None:
+    cluster.create("orders")
+
+
+def test_an_error_names_the_row_and_its_columns(cluster: FakeCluster) -> None:
+    good: list[dict[str, Any]] = [{"body": b"%d" % i} for i in range(40)]
+    bad = {"body": b"refuse me", "keys": ["o-7\n", "x" * 200], "tag": "eu", "message_id": None}
+    rows = [*good, bad, *good]
+    named = r'^row 40 of partition 0 \(keys \["o-7\\n", "x+\.\.\., tag "eu"\) cannot be sent: '
+    with pytest.raises(
+        ClusterRejection, match=f"{named}MESSAGE_BODY_TOO_LARGE: too large; onError=dead"
+    ):
+        send(cluster, rows)
+    spoilt = {"body": b"spoil the call", "message_group": "g"}
+    with pytest.raises(
+        ClusterRejection, match=r'^row 2 of partition 0 \(message_group "g"\) cannot'
+    ):
+        send(cluster, [*good[:2], spoilt])
+
+
+def test_a_row_is_numbered_in_its_task(cluster: FakeCluster) -> None:
+    """Spark passes the rows of a task in several batches."""
+    batches = [pa.record_batch({"body": [b"a", b"b"]}), pa.record_batch({"body": [b"c", None]})]
+    options = parse_sink({"endpoints": cluster.endpoint, "topic": "orders"})
+    with pytest.raises(ClusterRejection, match=r"^row 3 of partition 5 cannot be sent: it has no"):
+        send_rows(options, iter(batches), TaskAttempt("write", 5, 0))
+
+
+def test_an_unanswered_send_names_its_rows(cluster: FakeCluster) -> None:
+    cluster.failing = {"SendMessage": 100}
+    rows = [{"body": b"%d" % i} for i in range(3)]
+    sentence = r"^a send failed 3 times: .*; rows 0 to 2 of partition 0 may not be stored$"
+    with pytest.raises(NoAnswer, match=sentence):
+        send(cluster, rows)
+
+
+def test_a_null_property_and_a_null_key_are_not_dropped(cluster: FakeCluster) -> None:
+    rows: list[dict[str, Any]] = [
+        {"body": b"a", "properties": [("k", "v"), ("n", None)]},
+        {"body": b"b", "keys": ["k", None]},
+        {"body": b"c", "properties": None, "keys": None},
+        {"body": b"d", "properties": [("k", "")], "keys": []},
+    ]
+    sent = send(cluster, rows, **DEAD_LETTERS)
+    assert [message.body for message in cluster.sent] == [b"c", b"d"]
+    assert [number for number, _ in sent.bad] == [0, 1]
+    assert sent.bad[0][1].startswith("its property n is null; use map_filter(properties, (name, va")
+    assert sent.bad[1][1] == "one of its keys is null; use array_compact(keys)"
+
+
+def test_an_empty_message_group_does_not_lose_the_order_of_its_rows(cluster: FakeCluster) -> None:
+    rows = [{"body": b"%d" % i, "message_group": group} for i, group in enumerate(("", None, "g"))]
+    sent = send(cluster, rows, **DEAD_LETTERS)
+    # A message without a group and one of a group go in separate sends, whose order is open.
+    assert {message.body for message in cluster.sent} == {b"1", b"2"}
+    assert sent.bad == [
+        (0, "its message_group is empty, which would give up its order; use null for none")
+    ]
+
+
+def test_rows_of_missing_topics_are_bad_rows(cluster: FakeCluster) -> None:
+    cluster.create("payments")
+    names = ["orders", "oders", "payments", "oders", None]
+    rows = [{"body": b"%d" % i, "topic": name} for i, name in enumerate(names)]
+    sent = send(cluster, rows, topic="", **DEAD_LETTERS)
+    assert sorted(message.topic.name for message in cluster.sent) == ["orders", "payments"]
+    missing = (
+        "there is no topic oders; did you mean orders? Create it with `tidemill topic create`, or"
+        " set createTopics=true"
+    )
+    assert sent.bad == [(1, missing), (3, missing), (4, "it has no topic")]
+    assert cluster.calls.count("GetQueues") == 2, "one for the topics, one for the suggestion"
+    sent = send(cluster, rows[:4], topic="", createTopics="true")
+    assert sent.rows == 4
+
+
+def test_a_topic_is_not_missing_while_a_broker_group_is_down(cluster: FakeCluster) -> None:
+    cluster.add("elsewhere", "b", 0, 1)
+    cluster.brokers["b"].error = "it is away"
+    assert send(cluster, [{"body": b"a", "topic": "orders"}], topic="").rows == 1
+    with pytest.raises(NoAnswer, match="b: it is away"):
+        send(cluster, [{"body": b"a", "topic": "elsewhere"}], topic="", maxRetries="1")
 
 
 def test_a_row_that_spoils_its_send_goes_alone(cluster: FakeCluster) -> None:
@@ -48,7 +134,7 @@ def test_a_row_that_spoils_its_send_goes_alone(cluster: FakeCluster) -> None:
         send(cluster, rows)
 
 
-def test_a_proxy_refuses_a_row_and_keeps_those_beside_it(tmp_path: Path) -> None:
+def test_a_rejected_row_does_not_affect_others_of_its_call(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"body": b"%d" % i} for i in range(8)]
     rows[3]["tag"] = "|"
     rows[6]["properties"] = {"large": "x" * 40_000}
@@ -149,7 +235,7 @@ def test_bodies_are_packed_once_and_the_same_each_time(cluster: FakeCluster) -> 
     ]
 
 
-def test_what_no_mode_honours_yet_is_a_bad_row(cluster: FakeCluster) -> None:
+def test_a_row_with_an_unsupported_column_is_a_bad_row(cluster: FakeCluster) -> None:
     rows: list[dict[str, Any]] = [
         {"body": b"a", "dedup_key": "k"},
         {"body": b"b", "priority": 3},
@@ -163,7 +249,7 @@ def test_what_no_mode_honours_yet_is_a_bad_row(cluster: FakeCluster) -> None:
     ]
 
 
-def test_a_packed_body_is_sent_as_one(cluster: FakeCluster) -> None:
+def test_a_packed_body_is_sent_with_its_encoding(cluster: FakeCluster) -> None:
     rows = [{"body": b"a", "body_encoding": name} for name in ("GZIP", "gzip", None, "ZSTD")]
     sent = send(cluster, rows, **DEAD_LETTERS)
     assert (sent.rows, sent.bad) == (

@@ -28,7 +28,7 @@ def pull_all(cluster: FakeCluster, *, told_end: int, short_s: float, **given: st
     ]
 
 
-def test_what_is_not_there_in_time_is_told_as_lost(
+def test_messages_missing_after_the_timeout_are_data_loss(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("orders", "a", 0, 30)
@@ -39,7 +39,7 @@ def test_what_is_not_there_in_time_is_told_as_lost(
     assert found == list(range(30))
 
 
-def test_what_comes_in_time_is_read(cluster: FakeCluster) -> None:
+def test_messages_that_appear_within_the_timeout_are_read(cluster: FakeCluster) -> None:
     """For example, a replaced master lacks the messages, but its successor has them."""
     cluster.add("orders", "a", 0, 30)
 

@@ -14,9 +14,10 @@ from tests.support.worlds.streaming_queries import run_to_end
 from tidemill.common.clock import SystemClock
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.archive.spark_tasks import SparkRunner
+from tidemill_pipeline.client import connect, ordinary_topics
 from tidemill_pipeline.jobs import replay, replay_plan
 from tidemill_pipeline.jobs.archive import ArchiveJob
-from tidemill_pipeline.options import parse_source
+from tidemill_pipeline.options import ConnectionOptions, parse_source
 from tidemill_pipeline.sink.messages import COLUMNS
 from tidemill_pipeline.transforms.replay import ORIGINAL_ID
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tests.support.worlds.fake_cluster import FakeCluster
+
+
+TOPICS = ("orders", "later", "alarms")
+
+
+@pytest.fixture(autouse=True)
+def topics(cluster: FakeCluster) -> None:
+    cluster.create(*TOPICS)
 
 
 def write(frame: DataFrame, cluster: FakeCluster, **options: object) -> None:
@@ -79,8 +88,12 @@ def test_bad_rows_fail_or_go_to_a_table(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     frame = spark.sql("select explode(array('one', 'refuse me', null, 'two')) as body")
-    with pytest.raises(Exception, match="a row cannot be sent"):
-        write(frame, cluster, topic="orders")
+    with pytest.raises(
+        Exception, match=r"row 1 of partition 0 cannot be sent: it has no body; onE"
+    ):
+        write(frame.where("body is null or body = 'one'").coalesce(1), cluster, topic="orders")
+    with pytest.raises(Exception, match=r"row 1 of partition 0 cannot be sent: MESSAGE_BODY_TOO"):
+        write(frame.where("body is not null").coalesce(1), cluster, topic="orders")
     cluster.sent.clear()
     table = str(tmp_path / "bad")
     write(frame, cluster, topic="orders", onError="dead-letter", deadLetterPath=table)
@@ -116,6 +129,29 @@ def test_bad_rows_are_kept_whole_so_that_they_can_be_sent_again(
     assert (sent.topic.name, sent.body, dict(sent.user_properties)) == ("orders", b"1", {"a": "b"})
     assert (system.message_group, list(system.keys)) == ("eu", ["k"])
     assert later.system_properties.message_type == v2.DELAY
+
+
+@pytest.mark.parametrize("columns", ["'one' as body", "'one' as body, 'ordres' as topic"])
+def test_a_misspelt_topic_is_an_error_and_is_not_created(
+    spark: SparkSession, tmp_path: Path, columns: str
+) -> None:
+    """Clusters create topics on first use, as this one does."""
+    given = {} if "topic" in columns else {"topic": "ordres"}
+    with standalone(tmp_path / "data") as broker:
+        broker.put("topics/orders", queues=1)
+        writer = spark.sql(f"select {columns}").write.format("rocketmq").mode("append")
+        writer = writer.options(endpoints=broker.grpc, **given)
+        with pytest.raises(
+            Exception, match=r"no topic ordres; did you mean orders\? Create it with"
+        ):
+            writer.save()
+        assert topic_names(broker.grpc) == {"orders"}
+        writer.option("createTopics", "true").save()
+        assert topic_names(broker.grpc) == {"orders", "ordres"}
+
+
+def topic_names(endpoint: str) -> set[str]:
+    return ordinary_topics(connect(ConnectionOptions(endpoints=(endpoint,))))
 
 
 def test_a_delayed_row_has_one_due_time(spark: SparkSession, cluster: FakeCluster) -> None:
@@ -182,6 +218,7 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
             return list(frame.collect())
 
         first = archived("orders")
+        broker.put("topics/again", queues=4)
         settings = replay_plan.ReplaySettings(
             archive=str(tmp_path / "archive-orders"),
             given={"topics": "orders"},
@@ -190,9 +227,9 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
         )
         now_ms = SystemClock().wall_ms()
         assert replay_plan.plan(spark, settings).rows == 300
-        told: list[replay.ReplayBatch] = []
-        done = replay.send(spark, settings, now_ms=lambda: now_ms, report=told.append)
-        assert (done.plan.rows, done.sent, [each.sent for each in told]) == (300, 300, [300])
+        batches: list[replay.ReplayBatch] = []
+        done = replay.send(spark, settings, now_ms=lambda: now_ms, report=batches.append)
+        assert (done.plan.rows, done.sent, [each.sent for each in batches]) == (300, 300, [300])
         # The replay is finished. A second run sends nothing.
         again = replay.send(spark, settings, now_ms=lambda: now_ms)
         assert (again.plan, again.sent) == (done.plan, 0)
@@ -204,9 +241,7 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
     assert {r.message_id for r in first}.isdisjoint(r.message_id for r in second)
 
 
-def test_a_replay_is_of_what_was_archived_when_it_began(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_replay_covers_the_archive_at_its_begin(spark: SparkSession, tmp_path: Path) -> None:
     to = str(tmp_path / "archive")
     with standalone(tmp_path / "data") as broker:
         connection = {"endpoints": broker.grpc, "namespace": "tenant"}
@@ -227,8 +262,13 @@ def test_a_replay_is_of_what_was_archived_when_it_began(
             given={"topicPattern": ".*"},
             state=str(tmp_path / "state"),
             sink={"endpoints": broker.grpc, "topic": "again"},
-            # One option for both sides, one for the source, one for the sink.
-            more={"namespace": "tenant", "failOnDataLoss": "false", "batchSize": "8"},
+            # One option for both sides, one for the source, two for the sink.
+            more={
+                "namespace": "tenant",
+                "failOnDataLoss": "false",
+                "batchSize": "8",
+                "createTopics": "true",
+            },
         )
         now_ms = SystemClock().wall_ms()
         assert replay.send(spark, settings, now_ms=lambda: now_ms).sent == 20

@@ -69,7 +69,9 @@ def test_times_offsets_tags_holes_and_subschemas(spark: SparkSession, cluster: F
     assert {tuple(r) for r in tail.collect()} == {(i, "orders") for i in range(190, 200)}
 
 
-def test_what_is_asked_wrongly_is_said(spark: SparkSession, cluster: FakeCluster) -> None:
+def test_invalid_options_are_rejected_with_the_reason(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
     cluster.add("orders", "a", 0, 1)
     with pytest.raises(Exception, match="did you mean startingOffsets"):
         reading(spark, cluster, topic="orders", startingOffset="latest").load()
@@ -102,7 +104,7 @@ def test_columns_that_no_read_has_are_refused(
         (source.streamReader if is_stream else source.reader)(StructType(columns))
 
 
-def test_what_may_be_null_is_not_believed_to_be_there(
+def test_a_not_null_column_in_a_schema_is_rejected(
     spark: SparkSession, cluster: FakeCluster
 ) -> None:
     """Spark would give `coalesce` of a column that it is told is NOT NULL another answer."""
@@ -126,7 +128,7 @@ def test_predicates_reach_the_source_where_they_may(
     assert {(queue, offset) for _, queue, offset in cluster.pulls} == {(1, 40)}
 
 
-def test_what_is_older_than_a_predicate_is_not_pulled(
+def test_messages_older_than_a_predicate_are_not_pulled(
     spark: SparkSession, cluster: FakeCluster
 ) -> None:
     cluster.add("orders", "a", 0, 50, step_ms=1_000)
@@ -215,7 +217,9 @@ def test_a_session_whose_timestamps_have_no_zone_reads_instants(
         spark.conf.unset("spark.sql.timestampType")
 
 
-def test_what_waits_is_out_and_how_far(spark: SparkSession, cluster: FakeCluster) -> None:
+def test_datasets_return_timers_deliveries_and_progress(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
     from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
     cluster.add("orders", "a", 0, 3)

@@ -38,9 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
         yield running
 
 
-def test_what_a_producer_stored_is_read_in_every_column(
-    spark: SparkSession, broker: Standalone
-) -> None:
+def test_stored_messages_are_read_in_every_column(spark: SparkSession, broker: Standalone) -> None:
     broker.put("topics/orders", queues=4)
     sent = send_some(broker.grpc, "orders", 400)
     frame = spark.read.format("rocketmq").option("endpoints", broker.grpc).option("topic", "orders")
@@ -155,7 +153,7 @@ def dead_bill(n: int) -> tuple[Any, ...]:
     )
 
 
-def test_what_became_of_messages_is_told_by_every_dataset(
+def test_every_dataset_reports_the_state_of_messages(
     spark: SparkSession, broker: Standalone, client: PullClient, tmp_path: Path
 ) -> None:
     work_on_bills(broker, client)
@@ -231,7 +229,7 @@ def test_what_became_of_messages_is_told_by_every_dataset(
     assert run() == [[dead_bill(5)]]
 
 
-def test_who_pulls_and_pops_nothing_is_behind_by_what_it_has_not_pulled(
+def test_the_lag_of_a_pulling_group_is_its_unpulled_messages(
     spark: SparkSession, broker: Standalone, client: PullClient
 ) -> None:
     broker.put("topics/copied", queues=1)
@@ -244,7 +242,7 @@ def test_who_pulls_and_pops_nothing_is_behind_by_what_it_has_not_pulled(
     assert (row.pull_offset, row.lag, row.oldest_unacked_ts) == (2, 3, None)
 
 
-def test_what_waits_for_its_time_is_told_once_with_it(
+def test_a_pending_timer_is_listed_once_with_its_due_time(
     spark: SparkSession, broker: Standalone, client: PullClient
 ) -> None:
     broker.put("topics/later", queues=2, messageType="DELAY")

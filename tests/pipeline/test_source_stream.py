@@ -41,7 +41,7 @@ def run_available(
     return batches
 
 
-def test_batches_are_bounded_end_at_the_frozen_target_and_go_on_after_a_restart(
+def test_batches_are_bounded_end_at_the_frozen_target_and_continue_after_a_restart(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     for queue_id in range(4):
@@ -62,7 +62,7 @@ def test_batches_are_bounded_end_at_the_frozen_target_and_go_on_after_a_restart(
     assert second == {*(("a", 0, i) for i in range(250, 265)), *(("b", 0, i) for i in range(30))}
 
 
-def test_a_gap_fails_a_stream_or_is_passed_over(
+def test_a_gap_fails_a_stream_or_is_skipped(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 20)
@@ -76,7 +76,7 @@ def test_a_gap_fails_a_stream_or_is_passed_over(
     assert set().union(*(rows for _, rows in batches)) == {("a", 0, i) for i in range(30, 40)}
 
 
-def test_calls_that_break_off_are_made_again_and_secrets_are_nowhere(
+def test_failed_calls_are_retried_and_secrets_do_not_leak(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 50)
@@ -160,7 +160,9 @@ def test_a_query_that_asks_for_it_publishes_its_progress(
         ({"readMode": "archive", "archivePath": "a"}, "does not connect to brokers"),
     ],
 )
-def test_what_has_no_progress_is_not_published(options: dict[str, str], why: str) -> None:
+def test_reporting_progress_requires_a_dataset_with_progress(
+    options: dict[str, str], why: str
+) -> None:
     given = {"endpoints": "a:1", "topic": "a", "reportProgressAs": "g", **options}
     with pytest.raises(BadOption, match=why):
         parse_source(given, is_stream=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ KEPT = bool(shared_classes.options_to_use(""))
 JAVA = """\
 #!/bin/sh
 case "$*" in *org.apache.spark.launcher.Main*) exec {java} "$@" ;; esac
-printf '%s\\n' "$@" > {told}
+printf '%s\\n' "$@" > {written}
 exit 1
 """
 PROGRAM = """\
@@ -41,6 +42,18 @@ try:
 except PipelineError:
     pass
 """
+
+
+def run_program(program: Sequence[str], variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", *program],
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout.decode()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +73,7 @@ except PipelineError:
         ("job", "", {}, "spark-defaults.conf", [QUIET]),
     ],
 )
-def test_spark_logs_what_its_user_says_and_else_little(
+def test_the_user_sets_the_log_level_of_spark(
     tmp_path: Path,
     of: str,
     options: str,
@@ -68,24 +81,18 @@ def test_spark_logs_what_its_user_says_and_else_little(
     conf: str | None,
     logs: list[str],
 ) -> None:
-    home, folder, told = tmp_path / "java", tmp_path / "conf", tmp_path / "told"
+    home, folder, written = tmp_path / "java", tmp_path / "conf", tmp_path / "written"
     (home / "bin").mkdir(parents=True)
     java = home / "bin" / "java"
     real = f"{os.environ['JAVA_HOME']}/bin/java" if "JAVA_HOME" in os.environ else "java"
-    java.write_text(JAVA.format(java=real, told=told))
+    java.write_text(JAVA.format(java=real, written=written))
     java.chmod(0o755)
     folder.mkdir()
     if conf is not None:
         (folder / conf).write_text(CONF if conf.startswith("spark") else "")
     given = {"JAVA_HOME": str(home), "SPARK_CONF_DIR": str(folder), **variables}
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, of, options],
-        env=os.environ | given,
-        capture_output=True,
-        timeout=RUN_S,
-        check=True,
-    )
-    words = told.read_text().splitlines()
+    run_program([PROGRAM, of, options], given)
+    words = written.read_text().splitlines()
     found = [word for word in words if word.startswith("-Dlog4j2")]
     assert [word.rpartition("/")[2].rpartition("=")[2] for word in found] == logs
     for word in found:
@@ -101,17 +108,11 @@ def test_spark_logs_what_its_user_says_and_else_little(
 )
 def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> None:
     """Otherwise each job finds, checks and loads them in all JARs: most of its start time."""
-    told = tmp_path / "loaded"
+    loaded = tmp_path / "loaded"
     program = "from tidemill_pipeline.session import build_spark; build_spark('p').stop()"
-    given = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={told} -XX:TieredStopAtLevel=1"}
-    subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | given,
-        capture_output=True,
-        timeout=RUN_S,
-        check=True,
-    )
-    lines = told.read_text().splitlines()
+    given = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={loaded} -XX:TieredStopAtLevel=1"}
+    run_program([program], given)
+    lines = loaded.read_text().splitlines()
     # Except the classes that Java creates for lambdas at run time.
     of_spark = [line for line in lines if "] org.apache.spark." in line and "Lambda$" not in line]
     kept = [line for line in of_spark if "shared objects file (top)" in line]
@@ -119,9 +120,7 @@ def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> Non
     assert len(kept) > len(of_spark) * 0.9
 
 
-def test_a_step_that_takes_long_says_so(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_step_reports_progress(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "REPORT_ELSEWHERE_S", 0.01)
     said: list[str] = []
     with running.watching(spark, said.append, "reading"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import COLUMNS, Stream
 from tidemill_pipeline.errors import BadOption
@@ -49,9 +49,7 @@ def test_a_stream_reads_nothing_behind_where_it_ends_and_nothing_of_other_queues
     assert sorted(Offsets.from_document(seen).at.values()) == [0, 0, 15, 20]
 
 
-def test_a_stream_that_is_to_end_in_a_queue_that_is_not_there_is_refused(
-    cluster: FakeCluster,
-) -> None:
+def test_ending_offsets_in_a_missing_queue_are_rejected(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 10)
     stream = Stream(cluster, topic="orders", endingOffsets='{"orders": {"b": {"0": 5}}}')
     with pytest.raises(BadOption, match="queue 0 of orders at b, which does not exist"):
@@ -59,7 +57,7 @@ def test_a_stream_that_is_to_end_in_a_queue_that_is_not_there_is_refused(
 
 
 def test_a_stream_ends_in_the_topic_that_was_meant_though_its_name_is_given_again(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 30)
     archive.append()
@@ -75,8 +73,8 @@ def test_a_stream_ends_in_the_topic_that_was_meant_though_its_name_is_given_agai
     assert stream.run() == []
 
 
-def test_a_name_is_of_no_topic_of_before_while_its_broker_is_away(
-    cluster: FakeCluster, archive: Archived
+def test_a_name_does_not_match_the_previous_topic_while_its_broker_is_down(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 30)
     archive.append()
@@ -107,7 +105,10 @@ def test_a_name_is_of_no_topic_of_before_while_its_broker_is_away(
         alone.run()
 
 
-def replaying(cluster: FakeCluster, archive: Archived, state: Path) -> replay_plan.ReplaySettings:
+def replaying(
+    cluster: FakeCluster, archive: ArchiveWorld, state: Path
+) -> replay_plan.ReplaySettings:
+    cluster.create("again")
     return replay_plan.ReplaySettings(
         archive=archive.path,
         given={"topics": "orders"},
@@ -116,8 +117,8 @@ def replaying(cluster: FakeCluster, archive: Archived, state: Path) -> replay_pl
     )
 
 
-def test_a_replay_is_not_of_what_came_later_to_a_topic_that_was_made_anew(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_a_replay_excludes_later_messages_of_a_recreated_topic(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 30)
     archive.append()
@@ -134,8 +135,8 @@ def test_a_replay_is_not_of_what_came_later_to_a_topic_that_was_made_anew(
     assert (again.plan, again.sent, len(cluster.sent)) == (done.plan, 0, 40)
 
 
-def test_a_replay_that_an_earlier_program_began_goes_on_or_says_why_not(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+def test_a_replay_begun_by_an_earlier_version_continues_or_fails_with_the_reason(
+    spark: SparkSession, cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 30)
     archive.append()

@@ -21,7 +21,7 @@ import pytest
 from tests.pipeline.conftest import streaming
 from tests.support.eventually import eventually
 from tests.support.processes.processes import command, descendants, environment
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import PAGE_ROWS, FakeCluster
 from tests.support.worlds.retried_tasks import BAD_ROWS, ROWS, TASKS
 from tests.support.worlds.streaming_queries import run_to_end
@@ -56,6 +56,7 @@ def test_a_task_that_is_done_again_loses_and_doubles_nothing(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, STORED)
+    cluster.create("copies")
     # After a batch that Spark already has.
     cluster.breaks_after = BATCH_ROWS // PAGE_ROWS + 1
     cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE}, {"SendMessage": 1}
@@ -94,13 +95,13 @@ def kill_workers(job: int) -> int:
     return killed
 
 
-def is_amid(archive: Archived, cluster: FakeCluster, entries: int) -> bool:
+def is_amid(archive: ArchiveWorld, cluster: FakeCluster, entries: int) -> bool:
     """Return whether a batch of 20 calls is in progress after `entries` committed batches."""
     return archive.manifest().next_number == entries and len(cluster.pulls) > 20 * entries + 5
 
 
 def test_an_archive_loses_and_doubles_nothing_where_workers_are_killed(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for queue_id in range(2):
         cluster.add("orders", "a", queue_id, 400)
@@ -119,13 +120,13 @@ def test_an_archive_loses_and_doubles_nothing_where_workers_are_killed(
         for entries in range(2):  # Amid the first batch, and amid the second.
             eventually(partial(is_amid, archive, cluster, entries), within_ms=600_000)
             assert kill_workers(job.pid) > 0
-        told, _ = job.communicate(timeout=RUN_S)
+        output, _ = job.communicate(timeout=RUN_S)
     finally:
         job.kill()
         job.wait()
-    assert job.returncode == 0, told
+    assert job.returncode == 0, output
     assert (
-        told.splitlines()[-1]
+        output.splitlines()[-1]
         == "archived 800 messages, 0.0 MB of bodies; the archive has caught up"
     )
     assert sorted(itertools.chain(*archive.bodies())) == sorted(
@@ -140,6 +141,7 @@ def test_a_batch_that_is_done_again_is_known_by_its_ids(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 200)
+    cluster.create("copies")
     bodies = {f"orders/a/0/{i}".encode() for i in range(200)}
     frame = streaming(spark, cluster, topic="orders", startingOffsets="earliest").load()
 

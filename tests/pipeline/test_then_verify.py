@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.support.processes.processes import command, environment
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.commands.shared import EXIT_DAMAGED
 from tidemill_pipeline.errors import BadOption, NoAnswer
@@ -23,8 +23,8 @@ def run_once(job: ArchiveJob) -> ArchiveRound:
     return append_once(job, lambda _: None, then_verify=True)
 
 
-def test_what_is_there_is_sealed_and_let_go_of_where_a_broker_group_is_gone(
-    cluster: FakeCluster, archive: Archived
+def test_existing_messages_are_sealed_and_released_after_a_broker_group_was_removed(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for broker in ("a", "b"):
         cluster.add("orders", broker, 0, 10)
@@ -37,8 +37,8 @@ def test_what_is_there_is_sealed_and_let_go_of_where_a_broker_group_is_gone(
     assert [each.pull_offset for each in cluster.brokers["a"].progress] == [20]
 
 
-def test_what_keeps_all_from_being_archived_does_not_keep_it_from_being_sealed(
-    cluster: FakeCluster, archive: Archived
+def test_a_failed_append_does_not_prevent_sealing(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 10)
     archive.append()
@@ -53,7 +53,7 @@ def test_what_keeps_all_from_being_archived_does_not_keep_it_from_being_sealed(
 
 
 def test_without_an_archive_or_an_answer_nothing_is_verified(
-    cluster: FakeCluster, archive: Archived
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     assert run_once(archive.job()).verified is None
     with pytest.raises(BadOption, match="there is no topic nosuch"):
@@ -65,8 +65,8 @@ def test_without_an_archive_or_an_answer_nothing_is_verified(
         run_once(archive.job())
 
 
-def test_what_is_told_once_is_told_though_its_verification_had_no_answer(
-    cluster: FakeCluster, archive: Archived
+def test_closed_queues_are_reported_although_the_verification_failed(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for topic in ("orders", "payments"):
         cluster.add(topic, "a", 0, 10)
@@ -86,27 +86,29 @@ def test_what_is_told_once_is_told_though_its_verification_had_no_answer(
     assert appended.verified is None
 
 
-def test_what_is_told_once_is_told_before_a_verification_that_may_be_ended(
-    cluster: FakeCluster, archive: Archived
+def test_closed_queues_are_reported_before_the_verification(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 10)
     cluster.add("payments", "a", 0, 10)
     archive.append()
     cluster.delete("orders")
-    told: list[ArchiveProgress] = []
+    reports: list[ArchiveProgress] = []
 
     def ending(done: ArchiveProgress) -> None:
-        told.append(done)
+        reports.append(done)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         append_once(archive.job(), lambda _: None, ending, then_verify=True)
-    assert "orders" in told[0].over[0]
+    assert "orders" in reports[0].over[0]
     assert archive.sealed() == [("orders", 0, 10), ("payments", 0, 10)], "it was not verified yet"
 
 
 @pytest.mark.large
-def test_the_command_ends_with_the_worse_status(cluster: FakeCluster, archive: Archived) -> None:
+def test_the_command_ends_with_the_worse_status(
+    cluster: FakeCluster, archive: ArchiveWorld
+) -> None:
     for topic in ("orders", "payments"):
         cluster.add(topic, "a", 0, 10)
     cluster.brokers["a"].queues["orders", 0].messages[5] = None
@@ -119,8 +121,8 @@ def test_the_command_ends_with_the_worse_status(cluster: FakeCluster, archive: A
         timeout=RUN_S,
         check=False,
     )
-    told = done.stdout + done.stderr
-    assert done.returncode == EXIT_DAMAGED, told
+    output = done.stdout + done.stderr
+    assert done.returncode == EXIT_DAMAGED, output
     assert "offsets from 5 to 6 were lost before they were archived" in done.stdout
     assert archive.sealed() == [("payments", 10, 10)]
     assert {each.topic: each.pull_offset for each in cluster.brokers["a"].progress} == {

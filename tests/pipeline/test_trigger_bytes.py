@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.worlds.archiving import Archived
+from tests.support.worlds.archiving import ArchiveWorld
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import Stream
 from tidemill_pipeline.jobs.archive_upkeep import expire
@@ -28,7 +28,7 @@ def rows_of_a_trigger(cluster: FakeCluster, **options: str) -> int:
 
 @pytest.mark.parametrize("mode", ["archive", "auto"])
 def test_a_trigger_over_an_archive_has_as_many_bytes_as_over_brokers(
-    cluster: FakeCluster, archive: Archived, mode: str
+    cluster: FakeCluster, archive: ArchiveWorld, mode: str
 ) -> None:
     cluster.add("orders", "a", 0, 100, body_size=BODY)
     cluster.add("orders", "a", 0, 100, body_size=BODY, stored_at_ms=LATER_MS)
@@ -43,8 +43,8 @@ def test_a_trigger_over_an_archive_has_as_many_bytes_as_over_brokers(
     assert rows_of_a_trigger(cluster, **given) == 20
 
 
-def test_what_is_archived_in_part_has_the_bytes_of_both(
-    cluster: FakeCluster, archive: Archived
+def test_the_size_of_a_partly_archived_queue_counts_archive_and_broker(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 100, body_size=BODY)
     archive.append()

@@ -23,7 +23,9 @@ WORKS: dict[str, Work] = {
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_who_must_know_all_asks_again(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
+def test_complete_listings_retry_unreachable_broker_groups(
+    cluster: FakeCluster, tmp_path: Path, name: str
+) -> None:
     cluster.add("orders", "a", 0, 5)
     cluster.add("orders", "b", 0, 5)
     cluster.away = {"b": 2}
@@ -33,7 +35,7 @@ def test_who_must_know_all_asks_again(cluster: FakeCluster, tmp_path: Path, name
         WORKS[name](cluster, tmp_path)
 
 
-def test_a_topic_that_is_nowhere_is_an_error_of_who_asks(
+def test_a_missing_topic_fails_only_the_job_that_names_it(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     cluster.add("orders", "a", 0, 5)

@@ -17,13 +17,13 @@ from tidemill_pipeline.jobs.verdict import AuditVerdict, headlines
 from tidemill_pipeline.options import parse_source
 from tidemill_pipeline.schema import of_dataset
 from tidemill_pipeline.source import events as source
-from tidemill_pipeline.transforms.audit import KINDS
+from tidemill_pipeline.transforms.findings import KINDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COUNT = 250  # More events than one response holds.
-TOLD = "a: 200 bytes of its log between 0 and "
+DAMAGE = "a: 200 bytes of its log between 0 and "
 
 
 def happen(cluster: FakeCluster) -> list[str]:
@@ -47,7 +47,7 @@ def happen(cluster: FakeCluster) -> list[str]:
     return [each for each in ids if each not in {"m7", "m8"}]
 
 
-def test_what_is_damaged_is_data_loss_to_a_stream(
+def test_an_unreadable_event_range_is_data_loss_for_a_stream(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add_events("a", pb.Event(kind=pb.EVENT_KIND_STORED, message_id="before"))
@@ -66,7 +66,7 @@ def test_what_is_damaged_is_data_loss_to_a_stream(
     assert found.count(None) == 1
 
 
-def test_a_row_says_what_a_batch_could_not_read(cluster: FakeCluster) -> None:
+def test_a_row_describes_the_unreadable_part_of_a_batch(cluster: FakeCluster) -> None:
     rest = happen(cluster)
     given = {"endpoints": cluster.endpoint, "dataset": "events"}
 
@@ -77,20 +77,20 @@ def test_a_row_says_what_a_batch_could_not_read(cluster: FakeCluster) -> None:
         parts = reader.partitions()
         return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
 
-    with pytest.raises(DataLoss, match=TOLD):
+    with pytest.raises(DataLoss, match=DAMAGE):
         rows()
     # For every filter: the content of the unreadable part is unknown.
     for more in ({}, {"topic": "other"}, {"startingTimestamp": "2026-01-01T00:00:00Z"}):
         found = rows(failOnDataLoss="false", **more)
-        (told,) = [row for row in found if row["event"] == "unreadable"]
-        assert (told["broker"], told["body_size"], told["event_ts"]) == ("a", 200, None)
+        (row,) = [row for row in found if row["event"] == "unreadable"]
+        assert (row["broker"], row["body_size"], row["event_ts"]) == ("a", 200, None)
         # The end of the page that contains the unreadable part.
-        assert told["end_offset"] in range(9 * EVENT_BYTES, COUNT * EVENT_BYTES + 1)
-        assert str(told["detail"]).startswith(TOLD)
-        assert [r["message_id"] for r in found if r is not told] == ([] if more else rest)
+        assert row["end_offset"] in range(9 * EVENT_BYTES, COUNT * EVENT_BYTES + 1)
+        assert str(row["detail"]).startswith(DAMAGE)
+        assert [r["message_id"] for r in found if r is not row] == ([] if more else rest)
 
 
-def test_an_audit_that_could_not_see_everything_says_so(
+def test_an_audit_reports_unreadable_events(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     happen(cluster)
@@ -102,12 +102,12 @@ def test_an_audit_that_could_not_see_everything_says_so(
     assert (verdict.is_incomplete, verdict.is_broken) == (True, False)
     assert verdict.counts["unreadable"] == 1
     assert verdict.by_topic()["", "unreadable"] == 1
-    assert [one.startswith(TOLD) for one in verdict.unreadable] == [True]
-    assert [one.startswith(TOLD) for one in unreadable_in(events)] == [True]
+    assert [one.startswith(DAMAGE) for one in verdict.unreadable] == [True]
+    assert [one.startswith(DAMAGE) for one in unreadable_in(events)] == [True]
     page = (tmp_path / "audit" / "index.html").read_text("utf-8")
     assert "This audit is incomplete: a part of the log cannot be read." in page
     assert "No message was lost" not in page
-    assert TOLD in page
+    assert DAMAGE in page
     # A report about an unreadable part does not belong to a topic.
     nobody = {**given, "topic": "nobody"}
     with pytest.raises(BadOption, match="no events of topic nobody"):
@@ -115,15 +115,15 @@ def test_an_audit_that_could_not_see_everything_says_so(
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "sentence"),
     [
         ({}, "No message was lost or early."),
         ({"unknown": 1_200}, "It is unknown whether 1,200 messages were lost."),
         ({"early": 1}, "Something was lost or early."),
     ],
 )
-def test_a_page_begins_with_what_an_audit_has_come_to(counts: dict[str, int], told: str) -> None:
+def test_the_audit_page_begins_with_the_verdict(counts: dict[str, int], sentence: str) -> None:
     verdict = AuditVerdict(
         counts=dict.fromkeys(KINDS, 0) | counts, totals=[], findings=[], unreadable=[]
     )
-    assert [sentence for _, sentence in headlines(verdict)] == [told]
+    assert [sentence for _, sentence in headlines(verdict)] == [sentence]

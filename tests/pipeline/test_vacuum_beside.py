@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.archiving import NOW_MS, ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.archive.manifest import DataFile, ManifestEntry
 from tidemill_pipeline.archive.reading import read_range
@@ -37,14 +37,14 @@ def stands_still(job: ArchiveJob, meanwhile: Callable[[], None]) -> ArchiveJob:
     return job
 
 
-def made_at(archive: Archived, at_ms: int) -> None:
+def made_at(archive: ArchiveWorld, at_ms: int) -> None:
     for path in Path(archive.path).rglob("*.parquet"):
         os.utime(path, (at_ms / 1000,) * 2)
 
 
 @pytest.mark.parametrize("work", [ArchiveJob.append, compact])
-def test_what_stood_still_while_its_files_were_deleted_does_not_count(
-    cluster: FakeCluster, archive: Archived, work: Callable[[ArchiveJob], object]
+def test_an_append_paused_during_a_vacuum_is_discarded(
+    cluster: FakeCluster, archive: ArchiveWorld, work: Callable[[ArchiveJob], object]
 ) -> None:
     for _ in range(3):
         cluster.add("orders", "a", 0, 5)
@@ -66,8 +66,8 @@ def test_what_stood_still_while_its_files_were_deleted_does_not_count(
     assert archive.verify().wrong == []
 
 
-def test_a_vacuum_that_was_killed_before_it_deleted_leaves_what_may_not_count(
-    cluster: FakeCluster, archive: Archived
+def test_a_vacuum_killed_before_deletion_leaves_discarded_files(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     cluster.add("orders", "a", 0, 5)
 
@@ -93,7 +93,9 @@ class DiesDeleting(ArchiveStore):
         raise KeyboardInterrupt(path)
 
 
-def test_a_file_that_is_not_whole_does_not_count(cluster: FakeCluster, archive: Archived) -> None:
+def test_a_file_that_is_not_whole_does_not_count(
+    cluster: FakeCluster, archive: ArchiveWorld
+) -> None:
     cluster.add("orders", "a", 0, 5)
 
     def is_cut() -> None:
@@ -105,8 +107,8 @@ def test_a_file_that_is_not_whole_does_not_count(cluster: FakeCluster, archive: 
     assert archive.append().rows == 5
 
 
-def test_who_planned_a_minute_ago_reads_whatever_a_clock_once_said(
-    cluster: FakeCluster, archive: Archived
+def test_a_recent_plan_is_readable_after_a_clock_was_ahead(
+    cluster: FakeCluster, archive: ArchiveWorld
 ) -> None:
     for number in range(2):
         cluster.add("orders", "a", 0, 5)
@@ -130,7 +132,9 @@ def test_who_planned_a_minute_ago_reads_whatever_a_clock_once_said(
     assert sum(batch.num_rows for batch in rows) == 15
 
 
-def test_what_a_vacuum_deletes_is_in_snapshots(cluster: FakeCluster, archive: Archived) -> None:
+def test_snapshots_record_the_files_deleted_by_a_vacuum(
+    cluster: FakeCluster, archive: ArchiveWorld
+) -> None:
     cluster.add("orders", "a", 0, 5)
     archive.append()
     job = archive.job()

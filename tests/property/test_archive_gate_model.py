@@ -32,7 +32,7 @@ STEPS = st.lists(
 )
 
 
-class Gated:
+class GatedWorld:
     """A world with the sealed offset of each topic."""
 
     def __init__(self, disk_segments: int) -> None:
@@ -50,7 +50,7 @@ class Gated:
         for topic in TOPICS:
             self.world.topic(topic)
         for topic in HELD:
-            self._tell(topic, 0)
+            self._report_offset(topic, 0)
 
     def bounds(self, topic: str) -> tuple[int, int]:
         queue = self.world.engine.catalog.queue(self.world.topic(topic), QueueId(0))
@@ -64,7 +64,7 @@ class Gated:
                 # `count` is a percentage of the unsealed messages.
                 end = self.bounds(topic)[1]
                 self.sealed[topic] += (end - self.sealed[topic]) * count // 100
-                self._tell(topic, self.sealed[topic])
+                self._report_offset(topic, self.sealed[topic])
             case "wait":
                 self.world.now_ms += count * DAY_MS
             case "start":
@@ -72,7 +72,7 @@ class Gated:
         self.world.engine.room.measure()
         self.world.background()
 
-    def _tell(self, topic: str, offset: int) -> None:
+    def _report_offset(self, topic: str, offset: int) -> None:
         self.world.engine.administration.update_pull_offset(
             self.group_id, self.world.topic(topic), QueueId(0), offset, self.world.now_ms
         )
@@ -91,7 +91,7 @@ class Gated:
 def test_nothing_goes_that_is_not_sealed_and_everything_goes_that_is(
     steps: list[tuple[str, str, int]],
 ) -> None:
-    gated = Gated(disk_segments=10_000)
+    gated = GatedWorld(disk_segments=10_000)
     for step in steps:
         gated.step(*step)
         for topic in HELD:
@@ -110,7 +110,7 @@ def test_nothing_goes_that_is_not_sealed_and_everything_goes_that_is(
 def test_on_a_small_disk_the_gate_gives_way_and_messages_are_taken(
     steps: list[tuple[str, str, int]],
 ) -> None:
-    gated = Gated(DISK_SEGMENTS)
+    gated = GatedWorld(DISK_SEGMENTS)
     # A segment and a half of unsealed messages per day: far more than the disk can hold.
     for _ in range(DISK_SEGMENTS):
         gated.step("send", HELD[0], 6)

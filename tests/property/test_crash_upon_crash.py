@@ -65,7 +65,7 @@ class Lives(Generic[W]):
         self.disk = disk.after_power_cut() if end == "power cut" else disk.after_kill()
 
 
-def lead_store(lives: Lives[World], answered: store.Answered) -> World:
+def lead_store(lives: Lives[World], answered: store.ClientReplies) -> World:
     """Run a store several times; return it after the last power cut."""
     random = lives.random
     whole = max(store.OPERATIONS.values())
@@ -84,7 +84,7 @@ def lead_store(lives: Lives[World], answered: store.Answered) -> World:
     return World(lives.disk.after_power_cut(), config=SMALL, now_ms=lives.now_ms)
 
 
-def serve(world: World, answered: store.Answered, name: str) -> None:
+def serve(world: World, answered: store.ClientReplies, name: str) -> None:
     """Send, pop and ack, as the scenario does, and write a checkpoint."""
     for n in range(3):
         store.send(world, answered, f"{name}-{n}", size=40_000 * (n % 2))
@@ -102,26 +102,28 @@ def serve(world: World, answered: store.Answered, name: str) -> None:
 def test_repeated_crashes_lose_no_answered_message(chunk: list[int]) -> None:
     for seed in each(chunk):
         lives: Lives[World] = Lives(Random(seed), now_ms=1_000_000)
-        answered = store.Answered()
+        answered = store.ClientReplies()
         try:
             store.check(lead_store(lives, answered), answered)
         except Exception as error:
             raise AssertionError(f"seed {seed}, {'; '.join(lives.story)}: {error}") from error
 
 
-def lead_timers(lives: Lives[TimerWorld], told: timers.Answered) -> TimerWorld:
+def lead_timers(lives: Lives[TimerWorld], replies: timers.TimerReplies) -> TimerWorld:
     """Run timers several times; return them after the last power cut."""
     random = lives.random
     whole = max(map(len, timers.OPERATIONS.values()))
     open_world = random.choice(list(timers.OPERATIONS))
     lives.live(
         lambda: open_world(lives.disk),
-        lambda world: timers.run_scenario(world, told),
+        lambda world: timers.run_scenario(world, replies),
         random.choice((SHORT, whole)),
     )
     for number in range(1, random.randint(2, LIVES_MAX)):
         lives.live(
-            lambda: open_timers(lives), partial(serve_timers, told=told, number=number), 3 * SHORT
+            lambda: open_timers(lives),
+            partial(serve_timers, replies=replies, number=number),
+            3 * SHORT,
         )
     lives.disk = lives.disk.after_power_cut()
     return open_timers(lives)
@@ -137,12 +139,12 @@ def open_timers(lives: Lives[TimerWorld]) -> TimerWorld:
     )
 
 
-def serve_timers(world: TimerWorld, told: timers.Answered, number: int) -> None:
+def serve_timers(world: TimerWorld, replies: timers.TimerReplies, number: int) -> None:
     """Cancel some timers, let others fire, and write all files."""
     world.sleep(2 * SECOND_MS)
     ids = sorted(world.timers.open)
     for timer_id in ids[number :: max(len(ids) // 3, 1)]:
-        timers.cancel(world, told, timer_id)
+        timers.cancel(world, replies, timer_id)
     world.background()
     world.sleep(SECOND_MS)
     world.background()
@@ -152,8 +154,8 @@ def serve_timers(world: TimerWorld, told: timers.Answered, number: int) -> None:
 def test_repeated_crashes_lose_or_double_no_timer(chunk: list[int]) -> None:
     for seed in each(chunk):
         lives: Lives[TimerWorld] = Lives(Random(seed), now_ms=START_MS)
-        told = timers.Answered()
+        replies = timers.TimerReplies()
         try:
-            timers.check(lead_timers(lives, told), told, with_twin=seed % 5 == 0)
+            timers.check(lead_timers(lives, replies), replies, with_twin=seed % 5 == 0)
         except Exception as error:
             raise AssertionError(f"seed {seed}, {'; '.join(lives.story)}: {error}") from error

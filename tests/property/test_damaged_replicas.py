@@ -112,7 +112,7 @@ def restart(group: Group, nodes: list[Node]) -> None:
         if isinstance(intent, RecordWrite):
             record = intent.record
         group.view = view_of(record)
-        group.tell()
+        group.share_view()
         group.settle(200)
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.seeds import examples
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, forget_event_lookups
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, forget_event_lookups
 from tests.support.worlds.timer_world import TimerWorld
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
@@ -34,10 +34,10 @@ NUMBERS = st.integers(0, 1 << 30)
 
 
 @dataclass
-class Known:
+class ModelMessage:
     """One message, as the test knows it."""
 
-    told: list[tuple[object, ...]] = field(default_factory=list)
+    events: list[tuple[object, ...]] = field(default_factory=list)
     state: str = "ready"
     attempt: int = 0
     until: int = 0
@@ -45,7 +45,7 @@ class Known:
     timer_id: int = -1
 
 
-def key_of(popped: Popped) -> tuple[int, int, int]:
+def key_of(popped: PoppedMessage) -> tuple[int, int, int]:
     return popped.delivery.slot, popped.delivery.delivery_id, popped.delivery.message_index
 
 
@@ -98,28 +98,28 @@ class Fold:
         )
         if event.delivery_id and kind is not EventKind.DELIVERED:
             assert self.by_delivery[event.delivery_id, event.delivery_index] == text
-        told: tuple[object, ...] = (kind.name,)
+        event_fields: tuple[object, ...] = (kind.name,)
         match kind:
             case EventKind.STORED | EventKind.FIRED | EventKind.REVIVED:
                 self.by_place[place], self.place_of[text] = text, place
                 if kind is EventKind.REVIVED:
-                    told = kind.name, event.attempt
+                    event_fields = kind.name, event.attempt
             case EventKind.DELIVERED:
                 assert self.place_of[text] == place
                 self.by_delivery[event.position, event.number] = text
-                told = kind.name, event.attempt, event.client_id, event.due_at_ms
+                event_fields = kind.name, event.attempt, event.client_id, event.due_at_ms
                 assert event.consumer_group == GROUP
             case EventKind.NACKED | EventKind.RENEWED:
                 self.by_delivery[event.position, 0] = text
-                told = kind.name, event.due_at_ms
+                event_fields = kind.name, event.due_at_ms
             case EventKind.SCHEDULED:
-                told = kind.name, event.due_at_ms
+                event_fields = kind.name, event.due_at_ms
             case EventKind.DEAD_LETTERED | EventKind.EXPIRED:
-                told = kind.name, event.reason
+                event_fields = kind.name, event.reason
             case EventKind.MOVED:
                 self.moved += 1
                 return
-        self.seen[text].append(told)
+        self.seen[text].append(event_fields)
 
 
 class EventModel(RuleBasedStateMachine):
@@ -134,8 +134,8 @@ class EventModel(RuleBasedStateMachine):
             checkpoint_log_bytes=8_000,
             is_followed=True,
         )
-        self.known: dict[str, Known] = {}
-        self.out: list[Popped] = []
+        self.known: dict[str, ModelMessage] = {}
+        self.out: list[PoppedMessage] = []
         self.fold = Fold()
         self.position = self.number = 0
         self.world.topic(TOPIC, queues=QUEUES)
@@ -146,14 +146,14 @@ class EventModel(RuleBasedStateMachine):
 
     def new(self, **fields: object) -> str:
         text = f"m{len(self.known)}"
-        self.known[text] = Known(**fields)  # type: ignore[arg-type]  # as in the class
+        self.known[text] = ModelMessage(**fields)  # type: ignore[arg-type]  # as in the class
         return text
 
     # ------------------------------------------------------------ actions
 
     @rule(count=st.integers(1, 12), queue_id=st.integers(0, QUEUES - 1), size=NUMBERS)
     def send(self, count: int, queue_id: int, size: int) -> None:
-        texts = [self.new(told=[("STORED",)]) for _ in range(count)]
+        texts = [self.new(events=[("STORED",)]) for _ in range(count)]
         self.world.send(*texts, queue_id=queue_id, size=size % 3_000)
         self.check()
 
@@ -162,10 +162,10 @@ class EventModel(RuleBasedStateMachine):
         text = self.new(state="scheduled", until=self.world.now_ms + delay_ms)
         known = self.known[text]
         known.timer_id = self.world.schedule(text, delay_ms=delay_ms, size=size).queue_offset
-        known.told.append(("SCHEDULED", known.until))
+        known.events.append(("SCHEDULED", known.until))
         self.check()
 
-    def scheduled(self, number: int) -> Known | None:
+    def scheduled(self, number: int) -> ModelMessage | None:
         waiting = [known for known in self.known.values() if known.state == "scheduled"]
         return waiting[number % len(waiting)] if waiting else None
 
@@ -174,7 +174,7 @@ class EventModel(RuleBasedStateMachine):
         if known := self.scheduled(number):
             self.world.cancel(known.timer_id)
             known.state = "recalled"
-            known.told.append(("RECALLED",))
+            known.events.append(("RECALLED",))
             self.check()
 
     @rule(number=NUMBERS)
@@ -183,7 +183,7 @@ class EventModel(RuleBasedStateMachine):
             # A different time: the same time is not a change.
             known.until += 1 + max(self.world.now_ms - known.until, 0) + 2_000_000 + number % 1_000
             self.world.reschedule(known.timer_id, known.until)
-            known.told.append(("SCHEDULED", known.until))
+            known.events.append(("SCHEDULED", known.until))
             self.check()
 
     @rule(want=st.integers(1, 32), duration=DURATIONS, client=st.sampled_from(["", "client-1"]))
@@ -194,14 +194,14 @@ class EventModel(RuleBasedStateMachine):
             assert (known.state, known.attempt) == ("ready", one.attempt)
             known.state, known.handle = "in flight", key_of(one)
             known.until = self.world.now_ms + duration
-            known.told.append(("DELIVERED", one.attempt, client, known.until))
+            known.events.append(("DELIVERED", one.attempt, client, known.until))
             self.out.append(one)
         self.check()
 
-    def some(self, number: int) -> Popped | None:
+    def some(self, number: int) -> PoppedMessage | None:
         return self.out[number % len(self.out)] if self.out else None
 
-    def live(self, one: Popped) -> Known | None:
+    def live(self, one: PoppedMessage) -> ModelMessage | None:
         known = self.known[one.body]
         return known if (known.state, known.handle) == ("in flight", key_of(one)) else None
 
@@ -217,7 +217,7 @@ class EventModel(RuleBasedStateMachine):
             assert (result is AckResult.APPLIED) == (known is not None)
             if known:
                 known.state = "acked"
-                known.told.append(("ACKED",))
+                known.events.append(("ACKED",))
         self.out = [one for one in self.out if self.live(one)]
         self.check()
 
@@ -234,7 +234,7 @@ class EventModel(RuleBasedStateMachine):
             return
         assert known is not None
         until = self.world.now_ms + duration
-        known.told.append(("RENEWED" if until > known.until else "NACKED", until))
+        known.events.append(("RENEWED" if until > known.until else "NACKED", until))
         known.until, known.handle = until, key_of(changed)
         self.out.append(changed)
         self.run_out()
@@ -253,8 +253,8 @@ class EventModel(RuleBasedStateMachine):
         assert known is not None
         known.state = "dead"
         self.world.run_due()  # The round settles expired messages.
-        is_gone = self.is_gone(one.body)
-        known.told.append(
+        is_gone = self.is_expired(one.body)
+        known.events.append(
             ("EXPIRED", "in_flight") if is_gone else ("DEAD_LETTERED", "forwarded_by_client")
         )
         self.check()
@@ -266,7 +266,7 @@ class EventModel(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ consequences
 
-    def is_gone(self, text: str) -> bool:
+    def is_expired(self, text: str) -> bool:
         topic_id, queue_id, offset = self.fold.place_of[text]
         queue = self.world.engine.catalog.queue(TopicId(topic_id), QueueId(queue_id))
         return offset < queue.min_offset
@@ -280,17 +280,17 @@ class EventModel(RuleBasedStateMachine):
                 continue
             if known.state == "scheduled":
                 known.state = "ready"
-                known.told.append(("FIRED",))
+                known.events.append(("FIRED",))
             elif known.state == "in flight":
-                if self.is_gone(text):
+                if self.is_expired(text):
                     known.state = "gone"
-                    known.told.append(("EXPIRED", "in_flight"))
+                    known.events.append(("EXPIRED", "in_flight"))
                 elif known.attempt >= MAX_ATTEMPTS:
                     known.state = "dead"
-                    known.told.append(("DEAD_LETTERED", "attempts_exhausted"))
+                    known.events.append(("DEAD_LETTERED", "attempts_exhausted"))
                 else:
                     known.state = "ready"
-                    known.told.append(("REVIVED", known.attempt))
+                    known.events.append(("REVIVED", known.attempt))
         self.check()
 
     # ------------------------------------------------------------ actions without events
@@ -304,9 +304,9 @@ class EventModel(RuleBasedStateMachine):
         self.world.background()
         self.check()
         for text, known in self.known.items():
-            if known.state == "ready" and self.is_gone(text):
+            if known.state == "ready" and self.is_expired(text):
                 known.state = "gone"
-                known.told.append(("EXPIRED", "retention"))
+                known.events.append(("EXPIRED", "retention"))
         self.compare()
 
     @rule(power_cut=st.booleans())
@@ -346,8 +346,8 @@ class EventModel(RuleBasedStateMachine):
         self.position, self.number = self.world.engine.log.committed_offset, 0
 
     def compare(self) -> None:
-        told = {text: known.told for text, known in self.known.items()}
-        assert {text: self.fold.seen[text] for text in told} == told
+        events = {text: known.events for text, known in self.known.items()}
+        assert {text: self.fold.seen[text] for text in events} == events
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

@@ -15,8 +15,15 @@ import pytest
 
 from tests.support.disk.faulty_disk import UNBOUNDED, FaultyDisk
 from tests.support.seeds import seeds
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped
-from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, START_MS, TIMERS, TimerWorld
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage
+from tests.support.worlds.timer_world import (
+    HOUR_MS,
+    SECOND_MS,
+    START_MS,
+    TIMERS,
+    TimerWorld,
+    UnjudgedWorld,
+)
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.metadata.catalog import Topic
 from tidemill.broker.engine.pop.deliveries import AckResult
@@ -31,13 +38,6 @@ SMALL_RESERVE_BYTES = 512 << 10
 STEPS = 400
 
 
-class UnjudgedWorld(TimerWorld):
-    """A world whose log is not checked: retention removes most of it unread."""
-
-    def judge(self) -> None:
-        pass
-
-
 def small_world(seed: int = 0) -> TimerWorld:
     world = UnjudgedWorld(
         FaultyDisk(Random(seed), capacity_bytes=CAPACITY_BYTES),
@@ -46,7 +46,8 @@ def small_world(seed: int = 0) -> TimerWorld:
         segment_bytes=256 << 10,
         checkpoint_log_bytes=512 << 10,
         disk_reserve_bytes=RESERVE_BYTES,
-        auto_create=True,
+        auto_create_topics=True,
+        auto_create_groups=True,
     )
     world.group(max_attempts=50)
     return world
@@ -67,7 +68,7 @@ def fill(world: TimerWorld) -> list[str]:
 def test_revive_waits_for_room_and_acks_do_not() -> None:
     world = small_world()
     sent = fill(world)
-    popped: list[Popped] = []
+    popped: list[PoppedMessage] = []
     with contextlib.suppress(DiskFull):
         while more := world.pop(invisible_ms=5 * SECOND_MS):
             popped += more
@@ -269,7 +270,8 @@ def world_of_small_messages(capacity_bytes: int) -> TimerWorld:
         checkpoint_log_bytes=64 << 10,
         files_merged=16,
         disk_reserve_bytes=SMALL_RESERVE_BYTES,
-        auto_create=True,
+        auto_create_topics=True,
+        auto_create_groups=True,
     )
 
 
@@ -293,7 +295,7 @@ def test_files_are_merged_only_with_room_above_the_reserve(capacity_kib: int) ->
     world.background()
 
 
-def test_a_merge_that_runs_out_of_room_leaves_no_file_and_starts_over() -> None:
+def test_a_merge_without_disk_space_leaves_no_file_and_restarts() -> None:
     world = world_of_small_messages(UNBOUNDED)
     merges = world.engine.background._merges
     while not merges.is_due:
@@ -352,7 +354,7 @@ def test_the_largest_file_is_rebuilt_on_a_full_disk() -> None:
 def test_no_write_fails_on_a_full_disk_in_any_history(seed: int) -> None:
     random, world = Random(seed), small_world(seed)
     fill(world)
-    popped: list[Popped] = []
+    popped: list[PoppedMessage] = []
     refused = (DiskFull, InvalidReceiptHandle, Overloaded, TopicNotFound)
 
     def pop() -> None:

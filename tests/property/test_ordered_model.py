@@ -1,8 +1,11 @@
 """An ordered group beside its model: one batch at a time per queue, in order.
 
-The model of a queue has its messages, their delivery counts and acks, and the live batch. A batch
-blocks its queue until each of its messages is acked or expired. Then the lowest unsettled message
-comes first. An acked message is never delivered again.
+The model of a queue has its messages, their attempts and acks, and the live batch. A batch blocks
+its queue until each of its messages is acked or expired. Then the lowest unsettled message comes
+first. An acked message is never delivered again.
+
+An attempt counts for each message that its client changed, and for the first message of the batch
+that the client did not settle. It does not count for the messages behind that one.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.disk.log_checker import judge
 from tests.support.seeds import examples
-from tests.support.worlds.engine_world import SMALL, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, PoppedMessage, World
 from tidemill.broker.engine.pop.deliveries import AckResult
+from tidemill.broker.engine.pop.state import RENEWED_HANDLE_MS
 from tidemill.common.errors import Conflict, InvalidReceiptHandle
 
 MAX_ATTEMPTS = 3
+CLIENT = "client-1"
 
 
 @dataclass
@@ -29,11 +34,31 @@ class QueueModel:
     sent: list[str] = field(default_factory=list)
     attempts: dict[str, int] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
-    batch: dict[str, tuple[Popped, int]] = field(default_factory=dict)  # body -> handle, until
+    batch: dict[str, tuple[PoppedMessage, int]] = field(
+        default_factory=dict
+    )  # body -> handle, until
+    unpassed: list[str] = field(default_factory=list)  # of the batch, without direct acks
+    changed: set[str] = field(default_factory=set)  # changed by the client and not delivered since
     attempt_id: str = ""
 
     def is_blocked(self, now_ms: int) -> bool:
         return any(until > now_ms for _, until in self.batch.values())
+
+    def begin_batch(self, batch: dict[str, tuple[PoppedMessage, int]], attempt_id: str) -> None:
+        self.batch, self.attempt_id = batch, attempt_id
+        self.unpassed = list(batch)
+        self.changed.difference_update(batch)
+
+    def settle(self, text: str) -> None:
+        """Settle a message of the batch at the request of its client."""
+        del self.batch[text]
+        self.settled.add(text)
+        if text not in self.changed:
+            self.unpassed.remove(text)
+
+    def failed(self) -> set[str]:
+        """Return the messages of the batch that count an attempt when the batch expires."""
+        return self.changed | {*self.unpassed[:1]} & self.batch.keys()
 
     def expected(self) -> list[str]:
         """Return the messages that may be delivered next, in order."""
@@ -50,6 +75,9 @@ class OrderedModel(RuleBasedStateMachine):
         self.world.group(is_ordered=True, max_attempts=MAX_ATTEMPTS)
         self.model = QueueModel()
         self.attempt_number = 0
+        self.ran_out: list[PoppedMessage] = []  # without an ack: replaced, or dead-lettered
+        self.first_answers: dict[str, PoppedMessage] = {}  # of repeated attempts of the batch
+        self.has_popped = False
 
     @rule(count=st.integers(1, 40), size=st.integers(1, 2000))
     def send(self, count: int, size: int) -> None:
@@ -62,7 +90,7 @@ class OrderedModel(RuleBasedStateMachine):
         duration=st.sampled_from([1_000, 5_000, 100_000]),
         repeats=st.booleans(),
     )
-    def pop(self, want: int, duration: int, repeats: bool) -> None:
+    def pop(self, want: int, duration: int, repeats: bool, client: str = "") -> None:
         model, now_ms = self.model, self.world.now_ms
         if not repeats or not model.attempt_id:
             self.attempt_number += 1
@@ -70,7 +98,14 @@ class OrderedModel(RuleBasedStateMachine):
         else:
             attempt_id = model.attempt_id
         is_repeat = attempt_id == model.attempt_id
-        popped = self.world.pop(want, invisible_ms=duration, attempt_id=attempt_id)
+        popped = self.world.pop(
+            want,
+            invisible_ms=duration,
+            attempt_id=attempt_id,
+            client_id=client,
+            renews=bool(client),
+        )
+        self.has_popped = True
         bodies = [one.body for one in popped]
         if model.is_blocked(now_ms):
             if is_repeat:
@@ -85,20 +120,80 @@ class OrderedModel(RuleBasedStateMachine):
         assert bodies == expected
         if not popped:
             return
-        was_delivered = set(model.attempts)
+        failed = model.changed if is_repeat else model.failed()
         for one in popped:
-            counts = 0 if is_repeat and one.body in was_delivered else 1
-            model.attempts[one.body] = model.attempts.get(one.body, 0) + counts
+            model.attempts[one.body] = model.attempts.get(one.body, 1) + (one.body in failed)
             assert one.attempt == model.attempts[one.body]
-        model.batch = {one.body: (one, now_ms + duration) for one in popped}
-        model.attempt_id = attempt_id
+        for text in list(model.batch):
+            self.run_out(text)
+        model.begin_batch({one.body: (one, now_ms + duration) for one in popped}, attempt_id)
 
     def settle_exhausted(self) -> None:
-        """Expect messages that have expired and have no attempt left in the dead-letter topic."""
+        """Expect messages that have failed and have no attempt left in the dead-letter topic."""
+        failed = self.model.failed()
         for text, (_, until) in list(self.model.batch.items()):
-            if until <= self.world.now_ms and self.model.attempts[text] >= MAX_ATTEMPTS:
+            is_last = text in failed and self.model.attempts[text] >= MAX_ATTEMPTS
+            if until <= self.world.now_ms and is_last:
                 self.model.settled.add(text)
-                del self.model.batch[text]
+                self.run_out(text)
+
+    def run_out(self, text: str) -> None:
+        """Remove a message of the batch that ran out, and remember all its handles."""
+        one, _ = self.model.batch.pop(text)
+        self.ran_out += [one, *filter(None, [self.first_answers.pop(text, None)])]
+
+    @rule(want=st.integers(1, 32))
+    def pop_for_a_client_that_ends(self, want: int) -> None:
+        """Pop for a push consumer that ends while it holds the batch."""
+        if self.model.is_blocked(self.world.now_ms):
+            return
+        self.world.alive(CLIENT)
+        self.pop(want=want, duration=RENEWED_HANDLE_MS, repeats=False, client=CLIENT)
+        self.end_the_client()
+
+    @rule(want=st.integers(1, 32), restarts=st.booleans())
+    def pop_for_a_client_that_repeats_its_attempt_and_ends(self, want: int, restarts: bool) -> None:
+        """Repeat the attempt of a push consumer after its deadline was extended.
+
+        A start extends it to give proxies time. The client then holds the handles of both answers.
+        """
+        model = self.model
+        if model.is_blocked(self.world.now_ms):
+            return
+        self.world.alive(CLIENT)
+        self.pop(want=want, duration=RENEWED_HANDLE_MS, repeats=False, client=CLIENT)
+        if restarts:
+            self.world.restart()
+        else:
+            self.world.advance(RENEWED_HANDLE_MS)
+        self.world.alive(CLIENT)
+        again = self.world.pop(
+            want,
+            invisible_ms=RENEWED_HANDLE_MS,
+            attempt_id=model.attempt_id,
+            client_id=CLIENT,
+            renews=True,
+        )
+        assert [one.body for one in again] == list(model.batch)
+        self.first_answers = {text: one for text, (one, _) in model.batch.items()}
+        model.batch = {one.body: (one, self.world.now_ms) for one in again}
+        if restarts:
+            self.world.advance(RENEWED_HANDLE_MS)
+        self.end_the_client()
+
+    def end_the_client(self) -> None:
+        self.world.end(CLIENT)
+        self.world.run_due()
+        now_ms = self.world.now_ms
+        self.model.batch = {text: (one, now_ms) for text, (one, _) in self.model.batch.items()}
+        self.settle_exhausted()
+
+    @rule()
+    def ack_deliveries_that_ran_out(self) -> None:
+        """An ack that is answered OK settles the message, whatever ended the delivery."""
+        self.world.run_due()
+        self.settle_exhausted()
+        assert set(self.world.ack(*self.ran_out)) <= {AckResult.GONE}
 
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
@@ -111,8 +206,7 @@ class OrderedModel(RuleBasedStateMachine):
             return
         one, _ = self.model.batch[text]
         assert self.world.ack(one) == [AckResult.APPLIED]
-        del self.model.batch[text]
-        self.model.settled.add(text)
+        self.model.settle(text)
 
     @rule(data=st.data(), duration=st.sampled_from([0, 2_000, 50_000]))
     def change(self, data: st.DataObject, duration: int) -> None:
@@ -126,6 +220,7 @@ class OrderedModel(RuleBasedStateMachine):
         one, _ = self.model.batch[text]
         changed = self.world.change(one, duration)
         self.model.batch[text] = changed, self.world.now_ms + duration
+        self.model.changed.add(text)
         assert self.world.ack(one) == [AckResult.GONE]
         self.world.run_due()
         self.settle_exhausted()
@@ -159,8 +254,7 @@ class OrderedModel(RuleBasedStateMachine):
             self.settle_exhausted()
             assert text in self.model.settled
             return
-        del self.model.batch[text]
-        self.model.settled.add(text)
+        self.model.settle(text)
 
     @rule(duration=st.sampled_from([1, 1_000, 6_000, 120_000]))
     def advance(self, duration: int) -> None:
@@ -188,6 +282,19 @@ class OrderedModel(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self.world.checkpoint()
 
+    @invariant()
+    def the_lag_is_what_the_group_will_be_given(self) -> None:
+        if not hasattr(self, "world") or not self.has_popped:
+            return
+        self.world.run_due()
+        self.settle_exhausted()
+        held = sum(until > self.world.now_ms for _, until in self.model.batch.values())
+        group = self.world.engine.catalog.find_group(GROUP)
+        assert group is not None
+        (progress,) = self.world.engine.inspection.group_progress(group)
+        assert progress.in_flight_count == held
+        assert progress.ready_count == len(self.model.expected()) - held
+
     def teardown(self) -> None:
         """Check at the end that everything was settled, in order."""
         if not hasattr(self, "world"):
@@ -202,7 +309,7 @@ class OrderedModel(RuleBasedStateMachine):
                 break
             self.world.ack(*popped)
             self.model.settled.update(one.body for one in popped)
-            self.model.batch.clear()
+            self.model.begin_batch({}, "")
         assert not self.model.expected()
         assert self.world.drain(group="auditor", topic=TOPIC) == self.model.sent
         judge(self.world)

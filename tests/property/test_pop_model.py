@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,7 +24,7 @@ from hypothesis.stateful import (
 
 from tests.support.disk.log_checker import judge
 from tests.support.seeds import examples
-from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, PoppedMessage, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
 from tidemill.broker.engine.pop.deliveries import AckResult
@@ -44,7 +45,7 @@ DURATIONS = st.sampled_from([1_000, 5_000, 70_000, 200_000])
 
 
 @dataclass
-class Known:
+class ModelMessage:
     """One message of the model."""
 
     attempt: int = 0
@@ -58,7 +59,7 @@ class Known:
     popped_at: int = 0
 
 
-def key_of(popped: Popped) -> tuple[int, int, int]:
+def key_of(popped: PoppedMessage) -> tuple[int, int, int]:
     return popped.delivery.slot, popped.delivery.delivery_id, popped.delivery.message_index
 
 
@@ -72,19 +73,19 @@ class PopModel(RuleBasedStateMachine):
         self.world = World(config=SMALL, checkpoint_log_bytes=20_000, is_followed=True)
         self.world.topic(TOPIC, queues=QUEUES)
         self.world.group(max_attempts=MAX_ATTEMPTS)
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, ModelMessage] = {}
         self.acked_under: dict[tuple[int, int, int], bool] = {}
         self.heard: dict[str, int] = {}  # the last sign of life of each client
-        # Deliveries of ended clients leave the table before their handles end. So an ack may return
-        # that the message is settled (ADR 0027).
-        self.ended: set[int] = set()
+        self.ended: set[int] = set()  # deliveries that were given back because their client ended
+        self.forwarded: set[tuple[int, int, int]] = set()  # by their clients to the dead letters
         self.popped_by: dict[int, str] = {}  # deliveries to clients that renew
+        self.has_popped = False
 
     @rule(count=st.integers(1, 40), queue_id=st.integers(0, QUEUES - 1), size=st.integers(1, 3000))
     def send(self, count: int, queue_id: int, size: int) -> None:
         texts = [f"m{len(self.known) + n}" for n in range(count)]
         self.world.send(*texts, queue_id=queue_id, size=size)
-        self.known.update({text: Known() for text in texts})
+        self.known.update({text: ModelMessage() for text in texts})
 
     @rule(target=handles, want=st.integers(1, 32), duration=DURATIONS, client=CLIENTS)
     def pop(self, want: int, duration: int, client: str) -> object:
@@ -92,6 +93,7 @@ class PopModel(RuleBasedStateMachine):
             self.live_on(client)
             duration = min(duration, RENEWED_HANDLE_MS)  # Proxies pop with at most this duration.
         popped = self.world.pop(want, invisible_ms=duration, client_id=client, renews=bool(client))
+        self.has_popped = True
         ready = [known for known in self.known.values() if known.state == "ready"]
         assert len(popped) <= want
         assert bool(popped) == bool(ready), "a pop is empty exactly when nothing is ready"
@@ -130,7 +132,7 @@ class PopModel(RuleBasedStateMachine):
         self.expire()
 
     @rule(one=handles)
-    def hand_over(self, one: Popped) -> None:
+    def hand_over(self, one: PoppedMessage) -> None:
         """Confirm a handover, maybe again, maybe late."""
         delivery = one.delivery.slot, one.delivery.delivery_id
         if delivery[1] not in self.popped_by:
@@ -145,7 +147,7 @@ class PopModel(RuleBasedStateMachine):
                 known.client, known.unproven = self.popped_by[delivery[1]], ""
 
     @rule(one=handles)
-    def ack(self, one: Popped) -> None:
+    def ack(self, one: PoppedMessage) -> None:
         known = self.known[one.body]
         is_live = known.state == "in flight" and known.handle == key_of(one)
         was_acked = self.acked_under.get(key_of(one), False)
@@ -154,15 +156,19 @@ class PopModel(RuleBasedStateMachine):
             assert result is AckResult.APPLIED
             known.state = "acked"
             self.acked_under[key_of(one)] = True
-        elif was_acked and one.delivery.visible_at_ms > self.world.now_ms:
-            assert result is AckResult.ALREADY
-        elif not was_acked and one.delivery.delivery_id in self.ended:
+        elif key_of(one) in self.forwarded:
             assert result is not AckResult.APPLIED
+        elif was_acked and one.delivery.visible_at_ms > self.world.now_ms:
+            # A start that read no record does not know whether its clock was set back.
+            catalog = self.world.engine.catalog
+            is_unknown = one.delivery.delivery_id < catalog.brought_back_before
+            assert result is (AckResult.GONE if is_unknown else AckResult.ALREADY)
         elif not was_acked:
+            # An ack that is answered OK settles the message, whatever ended the delivery.
             assert result is AckResult.GONE
 
     @rule(target=handles, one=consumes(handles), duration=DURATIONS | st.just(0))
-    def change(self, one: Popped, duration: int) -> object:
+    def change(self, one: PoppedMessage, duration: int) -> object:
         known = self.known[one.body]
         is_live = known.state == "in flight" and known.handle == key_of(one)
         try:
@@ -177,7 +183,7 @@ class PopModel(RuleBasedStateMachine):
         return multiple(one, changed)
 
     @rule(one=handles)
-    def forward_to_dead_letters(self, one: Popped) -> None:
+    def forward_to_dead_letters(self, one: PoppedMessage) -> None:
         known = self.known[one.body]
         is_live = known.state == "in flight" and known.handle == key_of(one)
         try:
@@ -188,7 +194,7 @@ class PopModel(RuleBasedStateMachine):
             return
         assert is_live
         known.state = "dead"
-        self.acked_under[key_of(one)] = True
+        self.forwarded.add(key_of(one))
 
     @rule(duration=st.sampled_from([1, 999, 4_000, 66_000, 130_000, 3_600_000]))
     def advance(self, duration: int) -> None:
@@ -203,7 +209,7 @@ class PopModel(RuleBasedStateMachine):
             if known.state == "in flight" and known.until <= self.world.now_ms:
                 known.state = "dead" if known.attempt >= MAX_ATTEMPTS else "ready"
 
-    def deadline_of(self, known: Known) -> int:
+    def deadline_of(self, known: ModelMessage) -> int:
         """Return the deadline of a renewed delivery. The engine decides it, within limits."""
         (slot, delivery_id, index), now_ms = known.handle, self.world.now_ms
         table = self.world.engine.state.table
@@ -271,6 +277,7 @@ class PopModel(RuleBasedStateMachine):
         self.world.engine.administration.reset_offset(GROUP, TOPIC, target, self.world.now_ms)
         self.world.commit()
         self.acked_under.clear()
+        self.forwarded.clear()
         for known in self.known.values():
             known.state = "ready" if to == "earliest" else "skipped"
             known.attempt = 0
@@ -285,11 +292,10 @@ class PopModel(RuleBasedStateMachine):
         progress = self.world.engine.inspection.group_progress(group)
         in_flight = sum(1 for known in self.known.values() if known.state == "in flight")
         assert sum(one.in_flight_count for one in progress) == in_flight
-        if progress:
+        if self.has_popped:
+            # The lag counts the messages that pops will deliver, also after pops without a message.
             ready = sum(1 for known in self.known.values() if known.state == "ready")
-            popped_from = {one.queue_id for one in progress if not one.is_retry}
-            if len(popped_from) == QUEUES:
-                assert sum(one.ready_count for one in progress) == ready
+            assert sum(one.ready_count for one in progress) == ready
         for one in progress:
             assert one.pop_offset >= one.consumer_offset
 
@@ -319,7 +325,7 @@ TestPopModel = PopModel.TestCase
 
 
 def begun() -> PopModel:
-    """Return a model in which a client that renews holds the only message."""
+    """Return a model: one message, held by a client that renews."""
     model = PopModel()
     model.begin()
     model.send(count=1, queue_id=0, size=1)
@@ -334,6 +340,30 @@ def test_a_client_may_end_right_after_a_start() -> None:
     model.counts_agree()
     assert model.known["m0"].state == "ready"
     model.teardown()
+
+
+@pytest.mark.parametrize("interruption", ["", "restart", "fail_over", "checkpoint"])
+def test_an_ack_after_the_end_of_a_client_is_applied_or_rejected(interruption: str) -> None:
+    model = PopModel()
+    model.begin()
+    model.send(count=3, queue_id=0, size=1)
+    model.live_on("client-1")
+    duration = RENEWED_HANDLE_MS
+    popped = model.world.pop(3, invisible_ms=duration, client_id="client-1", renews=True)
+    assert model.world.ack(popped[0]) == [AckResult.APPLIED]
+    model.world.end("client-1")
+    model.world.run_due()
+    if interruption == "restart":
+        model.world.restart(power_cut=True)
+    elif interruption:
+        getattr(model.world, interruption)()
+    assert model.world.ack(*popped) == [AckResult.ALREADY, AckResult.GONE, AckResult.GONE]
+    again = model.world.pop(3)
+    assert [one.body for one in again] == ["m1", "m2"]
+    model.world.ack(*again)
+    model.world.advance(duration)
+    assert model.world.engine.state.table.used_count == 0, "the handles have ended"
+    assert model.world.ack(popped[1]) == [AckResult.GONE]
 
 
 def test_a_snapshot_keeps_the_suspended_renewals_of_a_start() -> None:

@@ -34,7 +34,7 @@ OpenWorld: TypeAlias = Callable[[FaultyDisk], World]
 
 
 @dataclass
-class Answered:
+class ClientReplies:
     """The replies that the clients got."""
 
     sent: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Answered:
         return self.sending | self.acking
 
 
-def run_scenario(world: World, answered: Answered) -> None:
+def run_scenario(world: World, answered: ClientReplies) -> None:
     world.group(max_attempts=3)
     world.group(FIFO_GROUP, is_ordered=True)
     for step in range(7):
@@ -61,21 +61,21 @@ def run_scenario(world: World, answered: Answered) -> None:
         for text in texts:
             send(world, answered, text, size=40_000 if step % 2 else 200)
         popped = world.pop(8, invisible_ms=5_000)
-        world.tell(answered.hidden.update, {p.body: p.delivery.visible_at_ms for p in popped})
+        world.react(answered.hidden.update, {p.body: p.delivery.visible_at_ms for p in popped})
         acked = {one.body for one in popped[:4]}
         answered.acking.update(acked)
         world.ack(*popped[:4])
-        world.tell(answered.acked.update, acked)
-        world.tell(answered.acking.difference_update, acked)
+        world.react(answered.acked.update, acked)
+        world.react(answered.acking.difference_update, acked)
         if len(popped) > 4:
             changed = world.change(popped[4], 60_000)
-            world.tell(answered.hidden.update, {changed.body: changed.delivery.visible_at_ms})
+            world.react(answered.hidden.update, {changed.body: changed.delivery.visible_at_ms})
         ordered = world.pop(3, group=FIFO_GROUP, invisible_ms=4_000)
         for one in ordered[:2]:
             answered.ordered_unknown.add(one.body)
             world.ack(one)
-            world.tell(answered.ordered_acked.add, one.body)
-            world.tell(answered.ordered_unknown.discard, one.body)
+            world.react(answered.ordered_acked.add, one.body)
+            world.react(answered.ordered_unknown.discard, one.body)
         if step in (2, 4, 5):
             write_checkpoint(world, answered, step)
         if step == 5 and len(world.engine.log.segments) > 1:
@@ -84,20 +84,20 @@ def run_scenario(world: World, answered: Answered) -> None:
         world.run_due()
 
 
-def send(world: World, answered: Answered, text: str, size: int = 0) -> None:
+def send(world: World, answered: ClientReplies, text: str, size: int = 0) -> None:
     answered.sending.add(text)
     world.send(text, size=size)
-    world.tell(answered.sent.append, text)
-    world.tell(answered.sending.discard, text)
+    world.react(answered.sent.append, text)
+    world.react(answered.sending.discard, text)
 
 
-def write_checkpoint(world: World, answered: Answered, step: int) -> None:
+def write_checkpoint(world: World, answered: ClientReplies, step: int) -> None:
     """Write a checkpoint during sends."""
     texts = (f"c{step}-{n}" for n in itertools.count())
     world.checkpoint(lambda: send(world, answered, next(texts)))
 
 
-def retire(world: World, answered: Answered) -> None:
+def retire(world: World, answered: ClientReplies) -> None:
     """Retire the oldest segment. From here on its messages may be missing."""
     world.settle()
     queue = world.engine.catalog.queue(TopicId(world.topic(TOPIC)), QueueId(0))
@@ -107,7 +107,7 @@ def retire(world: World, answered: Answered) -> None:
     world.retire()
 
 
-def check(world: World, answered: Answered) -> None:
+def check(world: World, answered: ClientReplies) -> None:
     """Compare the recovered engine with the replies to the clients."""
     is_whole = world.engine.log.min_offset == 0
     if is_whole:
@@ -130,7 +130,7 @@ def check(world: World, answered: Answered) -> None:
         judge(world)
 
 
-def check_ordered(world: World, answered: Answered) -> None:
+def check_ordered(world: World, answered: ClientReplies) -> None:
     order: list[str] = []
     for _ in range(200):
         popped = world.pop(7, group=FIFO_GROUP, invisible_ms=1_000)
@@ -165,7 +165,7 @@ def cut_during_recovery(disk: FaultyDisk, *, now_ms: int, seed: int) -> FaultyDi
 
 def count_operations(open_world: OpenWorld) -> int:
     disk = FaultyDisk(Random(1))
-    answered = Answered()
+    answered = ClientReplies()
     world = open_world(disk)
     run_scenario(world, answered)
     recovered = World(disk.after_power_cut(), config=SMALL, now_ms=world.now_ms)
@@ -188,7 +188,7 @@ OPERATIONS: dict[OpenWorld, int] = {
 
 def test_rounds_of_the_scenario_overlap() -> None:
     world = overlapping(FaultyDisk(Random(1)))
-    run_scenario(world, Answered())
+    run_scenario(world, ClientReplies())
     assert world.overlaps > OVERLAPS_MIN
 
 
@@ -200,7 +200,7 @@ def test_a_power_cut_at_any_disk_operation_loses_no_answered_message(
     for cut_at in range(chunk, OPERATIONS[open_world], CHUNKS):
         disk = FaultyDisk(Random(f"{seed_base()} {cut_at}"))
         disk.cut_at = cut_at
-        answered = Answered()
+        answered = ClientReplies()
         world: World | None = None
         now_ms = 1_000_000
         try:

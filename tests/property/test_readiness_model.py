@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from tests.support.seeds import seeds
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, ReadyMessages
@@ -34,7 +34,7 @@ class Trial:
         self.topic_id = self.world.topic(TOPIC, queues=QUEUES)
         options = {"start_from_latest": self.random.random() < 0.5}
         self.group_id = self.world.group(GROUP, is_ordered=is_ordered, max_attempts=3, **options)
-        self.out: list[Popped] = []
+        self.out: list[PoppedMessage] = []
         self.sent = 0
 
     def step(self) -> None:

@@ -91,9 +91,17 @@ def test_a_relaxed_rule_shows_in_the_history(name: str) -> None:
     assert run.was_staged, "the failure is not the one of the situation"
 
 
-@pytest.mark.parametrize("whose", ["a master", "a replica"])
-def test_a_replica_with_a_slow_disk_is_removed_and_comes_back(whose: str) -> None:
-    runs = [run_seed(seed, trouble_s=0, situation=f"slow disk of {whose}") for seed in range(4)]
+@pytest.mark.parametrize(
+    "situation",
+    [
+        "slow disk of a master",
+        "slow disk of a replica",
+        "full disk of a master",
+        "full disk of an heir",
+    ],
+)
+def test_a_replica_with_a_slow_or_full_disk_is_removed_and_comes_back(situation: str) -> None:
+    runs = [run_seed(seed, trouble_s=0, situation=situation) for seed in range(4)]
     for run in runs:
         assert not run.findings, str(run)
         assert run.was_staged, "\n".join(run.notes)
@@ -116,6 +124,14 @@ def test_a_forgotten_group_is_led_again_by_the_replica_that_an_operator_names(
     situation: str,
 ) -> None:
     runs = [run_seed(seed, trouble_s=TROUBLE_S, situation=situation) for seed in range(4)]
+    assert not any(run.findings for run in runs), "\n".join(map(str, runs))
+    assert any(run.was_staged for run in runs)
+
+
+def test_a_restored_record_of_the_same_epoch_elects_nobody_until_an_operator_names_a_master() -> (
+    None
+):
+    runs = [run_seed(seed, trouble_s=0, situation="restored in an epoch") for seed in range(6)]
     assert not any(run.findings for run in runs), "\n".join(map(str, runs))
     assert any(run.was_staged for run in runs)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.seeds import seeds
-from tests.support.worlds.engine_world import ENTROPY, SMALL, Popped, World
+from tests.support.worlds.engine_world import ENTROPY, SMALL, PoppedMessage, World
 from tests.support.worlds.following import Follower
 from tidemill.broker.engine.pop.consumption import AckResult
 from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
@@ -80,7 +80,7 @@ class Group:
         self.replicas = [self._new(n) for n in range(3)]
         members = frozenset(one.member for one in self.replicas)
         self.view = ReplicationView(1, 1, self.replicas[0].member, members, frozenset(), 2)
-        self.tell()
+        self.share_view()
 
     def _new(self, replica_id: int) -> Replica:
         self._runs += 1
@@ -91,7 +91,7 @@ class Group:
         """The replica that leads."""
         return next(one for one in self.replicas if one.member == self.view.master)
 
-    def tell(self) -> None:
+    def share_view(self) -> None:
         """Give the record to all living replicas, and deliver their messages."""
         for one in self.replicas:
             one.machine.learn(self.view, self.now_ms)
@@ -166,9 +166,9 @@ class Group:
             master=self.random.choice(sorted(live)),
             sss=live,
         )
-        self.tell()
+        self.share_view()
         self.replicas.append(self._new(dead.member.replica_id))
-        self.tell()
+        self.share_view()
         self.pass_time(200)
         assert self.view.sss == {one.member for one in self.replicas}, "the new replica has joined"
 
@@ -180,7 +180,7 @@ class Clients:
         self.group = group
         self.waiting: set[str] = set()
         self.unknown: set[str] = set()  # sent without a reply
-        self.taken: dict[str, Popped] = {}
+        self.taken: dict[str, PoppedMessage] = {}
         self.count = 0
         self._world = World(FaultyDisk(Random(0)))
         self.go_on()

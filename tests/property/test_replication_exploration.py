@@ -11,7 +11,7 @@ import pytest
 from tests.support.seeds import each, seeds
 from tests.support.worlds.exploration import explore, walk
 from tests.support.worlds.replica_mutants import MUTANTS, mutated
-from tests.support.worlds.replica_world import Scope, beginning
+from tests.support.worlds.replica_world import Scope, beginning, beginning_alone
 
 WALKS = 40
 STEPS = 300
@@ -21,7 +21,13 @@ FSYNC = Scope(is_synced=True, epochs=9, appends=6, crashes=8, proposals=30)
 
 def small(*, is_synced: bool = False, **limits: int) -> Scope:
     """Return a scope without late views and commit news, which only multiply the states."""
-    return Scope(is_synced=is_synced, stale_views=False, tells_confirm=False, **limits)
+    return Scope(
+        is_synced=is_synced,
+        stale_views=False,
+        tells_confirm=False,
+        crashes_in_begin=False,
+        **limits,
+    )
 
 
 # The ack of an old run must arrive when its replica has lost the records and is a member again. Few
@@ -95,6 +101,14 @@ def test_a_small_scope_has_no_violation(scope: Scope, members: tuple[int, ...]) 
 def test_long_walks_have_no_violation(scope: Scope) -> None:
     for seed in each(seeds("walks", WALKS)):
         found = walk(beginning(scope), scope, seed=seed, length=STEPS)
+        assert not found.broken, f"seed {seed}: {found.broken}"
+
+
+@pytest.mark.parametrize("scope", [MEMORY, FSYNC], ids=["memory", "fsync"])
+def test_a_group_that_grows_from_one_replica_has_no_violation(scope: Scope) -> None:
+    scope = scope._replace(crashes_in_begin=True)
+    for seed in each(seeds("walks from one replica", WALKS)):
+        found = walk(beginning_alone(scope), scope, seed=seed, length=STEPS)
         assert not found.broken, f"seed {seed}: {found.broken}"
 
 

@@ -31,6 +31,14 @@ def test_no_promise_is_broken_with_several_broker_groups(chunk: list[int]) -> No
         assert run.received > 0
 
 
+@pytest.mark.parametrize("chunk", seed_chunks("simulation of moves", SEEDS // 4, chunks=CHUNKS))
+def test_no_promise_is_broken_while_masters_of_several_broker_groups_move(chunk: list[int]) -> None:
+    for seed in each(chunk):
+        run = run_seed(seed, trouble_s=TROUBLE_S, groups=3, has_replicas=True)
+        assert not run.findings, str(run)
+        assert run.received > 0
+
+
 @pytest.mark.parametrize("seed", seeds("simulation of push consumers", 2))  # of ten minutes each
 def test_no_consumer_receives_a_message_that_a_living_push_consumer_has(seed: int) -> None:
     run, held = run_push(seed)

@@ -62,7 +62,7 @@ PLACE = st.integers(0, 1 << 30)
 
 
 @dataclass
-class Known:
+class ModelTimer:
     """One timer of the model."""
 
     text: str
@@ -84,7 +84,7 @@ class TimerModel(RuleBasedStateMachine):
             checkpoint_log_bytes=30_000,
             is_followed=True,
         )
-        self.known: dict[int, Known] = {}
+        self.known: dict[int, ModelTimer] = {}
         self.at_once: list[str] = []  # due already when they were sent
         self.taken = 0  # deliveries that were checked
         self.late_until_ms = 0
@@ -103,7 +103,9 @@ class TimerModel(RuleBasedStateMachine):
         )
         assert scheduled.due_at_ms == due_at_ms
         assert scheduled.queue_offset not in self.known, "an id is used once"
-        self.known[scheduled.queue_offset] = Known(text, topic, self.world.topic(topic), due_at_ms)
+        self.known[scheduled.queue_offset] = ModelTimer(
+            text, topic, self.world.topic(topic), due_at_ms
+        )
 
     @rule(topic=TOPIC, delay_ms=DELAYS, count=st.integers(50, 300))
     def schedule_many_for_one_second(self, topic: str, delay_ms: int, count: int) -> None:
@@ -112,7 +114,7 @@ class TimerModel(RuleBasedStateMachine):
             self.count += 1
             text, due_at_ms = f"m{self.count}", second_ms + n * 617 % 1000
             scheduled = self.world.schedule(text, due_at_ms=due_at_ms, topic=topic, commit=False)
-            self.known[scheduled.queue_offset] = Known(
+            self.known[scheduled.queue_offset] = ModelTimer(
                 text, topic, self.world.topic(topic), due_at_ms
             )
         self.world.commit()
@@ -295,12 +297,12 @@ class TimerModel(RuleBasedStateMachine):
         waiting = [known for known in self.known.values() if known.state == PENDING]
         assert all(known.due_at_ms > world.now_ms for known in waiting)
         states = {n: STATES[one.state] for n, one in self.known.items()}
-        told = {n: TimerState(world.engine.timers.index.get(TimerId(n)).state) for n in states}
+        indexed = {n: TimerState(world.engine.timers.index.get(TimerId(n)).state) for n in states}
         # A table file is deleted when all its timers are final. A rebuild does not restore
         # entries that retention has removed.
-        untold = {n for n in told if told[n] in (TimerState.UNUSED, TimerState.FORGOTTEN)}
-        assert all(told[n] == states[n] for n in told if n not in untold)
-        assert all(states[n] != TimerState.PENDING for n in untold)
+        unused = {n for n in indexed if indexed[n] in (TimerState.UNUSED, TimerState.FORGOTTEN)}
+        assert all(indexed[n] == states[n] for n in indexed if n not in unused)
+        assert all(states[n] != TimerState.PENDING for n in unused)
 
 
 def _config_of(world: TimerWorld) -> EngineConfig:

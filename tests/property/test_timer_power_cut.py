@@ -87,7 +87,7 @@ POINTS = {
 
 
 @dataclass
-class Answered:
+class TimerReplies:
     """The replies that the clients got, and their last requests without a reply."""
 
     scheduled: dict[int, str] = field(default_factory=dict)
@@ -96,49 +96,49 @@ class Answered:
     unknown: set[int] = field(default_factory=set)
 
 
-def run_scenario(world: TimerWorld, told: Answered) -> None:
+def run_scenario(world: TimerWorld, replies: TimerReplies) -> None:
     for turn in range(6):
         for n, delay_ms in enumerate(DELAYS_MS):
             text = f"m{turn}-{n}"
             done = world.schedule(text, delay_ms=delay_ms + turn, size=150, commit=n % 3 == 2)
             if n % 3 == 2:
                 texts = {done.queue_offset - b: f"m{turn}-{n - b}" for b in range(3)}
-                world.tell(told.scheduled.update, texts)
+                world.react(replies.scheduled.update, texts)
         world.sleep(3 * SECOND_MS)
         world.settle()
         ids = sorted(world.timers.open)
-        cancel(world, told, ids[len(ids) // 2])
-        move(world, told, ids[-1], world.now_ms + 5_000)
-        move(world, told, ids[len(ids) // 3], world.now_ms + 2 * HOUR_MS)
+        cancel(world, replies, ids[len(ids) // 2])
+        move(world, replies, ids[-1], world.now_ms + 5_000)
+        move(world, replies, ids[len(ids) // 3], world.now_ms + 2 * HOUR_MS)
         world.sleep(8 * SECOND_MS)
         world.background()
         world.advance(25 * 60 * SECOND_MS)
         world.background()
 
 
-def cancel(world: TimerWorld, told: Answered, timer_id: int) -> None:
-    told.unknown.add(timer_id)
+def cancel(world: TimerWorld, replies: TimerReplies, timer_id: int) -> None:
+    replies.unknown.add(timer_id)
     world.cancel(timer_id)
-    world.tell(told.unknown.discard, timer_id)
-    world.tell(told.cancelled.add, timer_id)
+    world.react(replies.unknown.discard, timer_id)
+    world.react(replies.cancelled.add, timer_id)
 
 
-def move(world: TimerWorld, told: Answered, timer_id: int, due_at_ms: int) -> None:
-    told.unknown.add(timer_id)
-    told.due.pop(timer_id, None)
+def move(world: TimerWorld, replies: TimerReplies, timer_id: int, due_at_ms: int) -> None:
+    replies.unknown.add(timer_id)
+    replies.due.pop(timer_id, None)
     world.reschedule(timer_id, due_at_ms)
-    world.tell(told.unknown.discard, timer_id)
-    world.tell(told.due.update, {timer_id: due_at_ms})
+    world.react(replies.unknown.discard, timer_id)
+    world.react(replies.due.update, {timer_id: due_at_ms})
 
 
-def check(world: TimerWorld, told: Answered, *, with_twin: bool) -> None:
+def check(world: TimerWorld, replies: TimerReplies, *, with_twin: bool) -> None:
     """Compare the recovered engine with its log and the clients, then let all timers fire."""
     world.check()
     if with_twin:
         disk = without_timer_files(world.disk.after_kill())
         twin = TimerWorld(disk, config=CONFIG, timer=CONFIG.timer, now_ms=world.now_ms)
         check_engine(twin.engine, world.timers)
-    for timer_id in told.unknown:
+    for timer_id in replies.unknown:
         # T-11: a repeated request gets a true reply.
         if timer_id % 2:
             try:
@@ -154,15 +154,15 @@ def check(world: TimerWorld, told: Answered, *, with_twin: bool) -> None:
     world.check()
     fold = world.timers
     assert not fold.open, f"T-3: never delivered: {sorted(fold.open)[:9]}"
-    for timer_id, text in told.scheduled.items():
+    for timer_id, text in replies.scheduled.items():
         assert timer_id in fold.timers, f"T-5: {text} was acknowledged and is lost"
         state = fold.timers[timer_id].state
-        if timer_id in told.cancelled:
+        if timer_id in replies.cancelled:
             assert state == CANCELLED, f"T-11: {text} was cancelled, and is {state}"
-        elif timer_id not in told.unknown:
+        elif timer_id not in replies.unknown:
             assert state == DELIVERED, f"T-3: {text} is {state}"
-    for timer_id, due_at_ms in told.due.items():
-        if timer_id not in told.cancelled | told.unknown:
+    for timer_id, due_at_ms in replies.due.items():
+        if timer_id not in replies.cancelled | replies.unknown:
             assert fold.timers[timer_id].due_at_ms == due_at_ms, f"T-13: {timer_id}"
     texts = Counter(world.texts())
     assert max(texts.values(), default=1) == 1, f"T-6: {texts.most_common(3)}"
@@ -200,14 +200,14 @@ def overlapping(disk: FaultyDisk) -> OverlappingTimerWorld:
 
 def count_operations(open_world: OpenWorld) -> list[str]:
     disk = FaultyDisk(Random(1))
-    told = Answered()
+    replies = TimerReplies()
     world = open_world(disk)
-    run_scenario(world, told)
+    run_scenario(world, replies)
     world.settle()
     evacuated = sum(one.copies for one in world.timers.timers.values())
     assert evacuated, "the scenario evacuates"
     assert world.engine.log.min_offset, "and retires segments"
-    check(world, told, with_twin=True)
+    check(world, replies, with_twin=True)
     return disk.operations
 
 
@@ -224,7 +224,7 @@ def test_the_scenario_meets_crash_point(open_world: OpenWorld, point: str) -> No
 
 def test_rounds_of_the_scenario_overlap() -> None:
     world = overlapping(FaultyDisk(Random(1)))
-    run_scenario(world, Answered())
+    run_scenario(world, TimerReplies())
     assert world.overlaps > OVERLAPS_MIN
 
 
@@ -237,12 +237,12 @@ def test_a_power_cut_at_any_operation_loses_or_doubles_no_timer(
     for cut_at in range(chunk, len(operations), CHUNKS):
         disk = FaultyDisk(Random(f"{seed_base()} {cut_at}"))
         disk.cut_at = cut_at
-        told = Answered()
+        replies = TimerReplies()
         world: TimerWorld | None = None
         now_ms = START_MS
         try:
             world = open_world(disk)
-            run_scenario(world, told)
+            run_scenario(world, replies)
         except PowerCut:
             pass
         if world is not None:
@@ -255,7 +255,7 @@ def test_a_power_cut_at_any_operation_loses_or_doubles_no_timer(
             recovered = TimerWorld(
                 disk, config=CONFIG, timer=CONFIG.timer, now_ms=now_ms, before=world
             )
-            check(recovered, told, with_twin=cut_at % 5 == 0)
+            check(recovered, replies, with_twin=cut_at % 5 == 0)
         except AssertionError as error:
             raise AssertionError(
                 f"power cut at operation {cut_at} ({operations[cut_at]}): {error}"

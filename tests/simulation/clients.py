@@ -23,6 +23,7 @@ T = TypeVar("T")
 DEADLINE_S = 4.0
 INVISIBLE_MS = 10_000
 POLL_MS = 5_000
+HOARD_INVISIBLE_MS = 12 * 3600 * 1000
 # The broker did nothing: a client may send the same message again under its key.
 REJECTED = frozenset({v2.TOO_MANY_REQUESTS})
 
@@ -69,7 +70,7 @@ class Client:
 
     def _new_call(self, deadline_s: float = DEADLINE_S) -> Call:
         headers = {"x-mq-client-id": self.name}
-        return Call(headers, peer=lambda: self.name, time_remaining_s=deadline_s)
+        return Call(headers, peer=lambda: self.name, connection=self, time_remaining_s=deadline_s)
 
     async def _run(self, proxy: Proxy, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a call in the proxy's process; a few callers stop waiting after 50 ms."""
@@ -143,6 +144,8 @@ class Subscription:
         self.history = History()
         self.recalled: dict[str, bool] = {}  # by key: whether the recall is certain
         self.count = 0
+        self._changed: set[str] = set()  # keys of messages that a client tried to change
+        self._counted: list[str] = []  # messages that no client took, with a counted attempt
 
     def new_key(self) -> str:
         self.count += 1
@@ -151,6 +154,36 @@ class Subscription:
     def backlog(self) -> set[str]:
         """Return the keys of messages that a consumer must still receive."""
         return self.history.unsettled() - self.recalled.keys()
+
+    def received(self, messages: Sequence[v2.Message], *, called_at: int = 0) -> list[str]:
+        """Record messages that a client received, and return their keys.
+
+        `called_at` is the time of the history before the receive.
+
+        A message of a message group behind an unsettled one of its queue was never the first of a
+        delivery. If no client has changed it, no attempt may count for it.
+        """
+        keys = [one.body.decode().rstrip() for one in messages]
+        places = [one.system_properties.store_host for one in messages]
+        # The answer to an earlier delivery may come last, after a jump of the clock.
+        attempts = [one.system_properties.delivery_attempt for one in messages]
+        self.history.received(keys, attempts, places, called_at=called_at)
+        queues: set[tuple[str, int]] = set()
+        for key, one in zip(keys, messages, strict=True):
+            properties = one.system_properties
+            queue, attempt = (
+                (properties.store_host, properties.queue_id),
+                properties.delivery_attempt,
+            )
+            is_behind = queue in queues and properties.message_group and key not in self._changed
+            if is_behind and attempt > 1:
+                self._counted.append(f"{key} behind another message, attempt {attempt}")
+            queues.add(queue)
+        return keys
+
+    def note_change(self, key: str) -> None:
+        """Record that a client changes the delivery of a message."""
+        self._changed.add(key)
 
     def judge(self) -> str:
         """Return the broken promises, or "" if there are none."""
@@ -161,9 +194,12 @@ class Subscription:
         received = {receive.key for receive in self.history.receives}
         certain = sorted(key for key, is_certain in self.recalled.items() if is_certain)
         delivered = [key for key in certain if key in received]
-        if verdict.is_clean and not delivered:
+        if verdict.is_clean and not delivered and not self._counted:
             return ""
-        return f"{self.topic}:\n{verdict}\nrecalled and delivered: {delivered}"
+        return (
+            f"{self.topic}:\n{verdict}\nrecalled and delivered: {delivered}\n"
+            f"attempts of untouched messages: {self._counted[:10]}"
+        )
 
 
 async def produce(
@@ -244,15 +280,42 @@ async def consume(
     request.filter_expression.expression = tag
     while True:
         await asyncio.sleep(client.random.expovariate(20))
+        called_at = subscription.history.now()
         try:
             messages = await client.receive(request)
         except CallBroken:
             continue
         if messages:
-            keys = [one.body.decode().rstrip() for one in messages]
-            places = [one.system_properties.store_host for one in messages]
-            subscription.history.received(keys, places=places)
+            keys = subscription.received(messages, called_at=called_at)
             await _settle(client, subscription, messages, keys)
+
+
+async def hoard(client: Client, topic: str, group: str) -> None:
+    """Receive messages one by one, and never settle them."""
+    request = receive_request(
+        topic, group, poll_ms=POLL_MS, invisible_ms=HOARD_INVISIBLE_MS, batch_size=1
+    )
+    while True:
+        await asyncio.sleep(client.random.expovariate(20))
+        with contextlib.suppress(CallBroken):
+            await client.receive(request)
+
+
+async def bury(client: Client, topic: str, group: str) -> None:
+    """Receive messages, and move them to the dead letters of the group."""
+    request = receive_request(topic, group, poll_ms=POLL_MS, invisible_ms=INVISIBLE_MS)
+    while True:
+        await asyncio.sleep(client.random.expovariate(1))
+        with contextlib.suppress(CallBroken):
+            for one in await client.receive(request):
+                forward = service.ForwardMessageToDeadLetterQueueRequest(
+                    topic=v2.Resource(name=topic),
+                    group=v2.Resource(name=group),
+                    receipt_handle=one.system_properties.receipt_handle,
+                    message_id=one.system_properties.message_id,
+                )
+                response = service.ForwardMessageToDeadLetterQueueResponse
+                await client.call("ForwardMessageToDeadLetterQueue", forward, response)
 
 
 async def _settle(
@@ -264,8 +327,8 @@ async def _settle(
         return  # The consumer dies, so its messages become available again.
     if random.random() < 0.15:
         handles = [
-            await _renew(client, subscription, handle) if random.random() < 0.5 else handle
-            for handle in handles
+            await _renew(client, subscription, key, handle) if random.random() < 0.5 else handle
+            for key, handle in zip(keys, handles, strict=True)
         ]
     await asyncio.sleep(random.expovariate(5))
     await ack(client, subscription, messages, handles)
@@ -277,7 +340,9 @@ async def ack(
     """Ack messages and record the outcome of each."""
     keys = [one.body.decode().rstrip() for one in messages]
     acks = [
-        subscription.history.ack(key, place=one.system_properties.store_host)
+        subscription.history.ack(
+            key, one.system_properties.delivery_attempt, one.system_properties.store_host
+        )
         for key, one in zip(keys, messages, strict=True)
     ]
     with contextlib.suppress(CallBroken):
@@ -293,7 +358,8 @@ async def ack(
                 one.ended(Outcome.UNKNOWN)
 
 
-async def _renew(client: Client, subscription: Subscription, handle: str) -> str:
+async def _renew(client: Client, subscription: Subscription, key: str, handle: str) -> str:
+    subscription.note_change(key)
     request = service.ChangeInvisibleDurationRequest(
         topic=v2.Resource(name=subscription.topic),
         group=v2.Resource(name=subscription.group),

@@ -30,6 +30,7 @@ class Network:
         self.servers: dict[str, Server] = {}
         self.links: list[NetworkLink] = []
         self.half_open: list[NetworkLink] = []  # closed at the proxy, still open at the broker
+        self.serving: set[asyncio.Task[None]] = set()  # calls in progress
 
     @contextlib.asynccontextmanager
     async def connect(
@@ -53,6 +54,18 @@ class Network:
             return self.random.uniform(0, SLOW_S_MAX)
         return self.random.uniform(0, DELAY_S_MAX)
 
+    async def end(self) -> None:
+        """End all calls."""
+        for task in self.serving:
+            task.cancel()
+        await asyncio.gather(*self.serving, return_exceptions=True)
+
+    def hang_server(self, address: str, end_s: float) -> None:
+        """Let the machine of a process hang: its links stay open and mute for `end_s`."""
+        server = self.servers.pop(address, None)
+        for link in [link for link in self.links if link.server is server]:
+            link.hang(end_s)
+
     def close_server(self, address: str) -> None:
         """Close all links of a process that has ended."""
         server = self.servers.pop(address, None)
@@ -75,6 +88,7 @@ class NetworkLink:
         self._arrives_at_s = {"up": 0.0, "down": 0.0}
         self._heard_at_s = self._loop.time()  # of the broker, by the proxy
         self.is_closed = False
+        self._hangs = False
         self._late_until_s = 0.0
 
     # ------------------------------------------------------------ the proxy's side
@@ -82,12 +96,14 @@ class NetworkLink:
     def open(self, path: str, on_message: Callable[[bytes], None]) -> NetworkLink:
         self._on_message = on_message
         self._serving = self._loop.create_task(self._serve(path))
+        self._network.serving.add(self._serving)
+        self._serving.add_done_callback(self._network.serving.discard)
         return self
 
     @property
     def heard_at_s(self) -> float:
         """The time of the broker's last message; an open link answers pings, so it is now."""
-        return self._heard_at_s if self.is_closed else self._loop.time()
+        return self._heard_at_s if self.is_closed or self._hangs else self._loop.time()
 
     def write(self, message: bytes) -> None:
         self._carry("up", self._end.arrived, message)
@@ -139,6 +155,11 @@ class NetworkLink:
             max(self._arrives_at_s["up"], self._late_until_s) + end_s, self.close_at_broker
         )
 
+    def hang(self, end_s: float) -> None:
+        """Carry nothing more, and end after `end_s`."""
+        self._hangs, self._heard_at_s = True, self._loop.time()
+        self._loop.call_later(end_s, self.close)
+
     def _lose(self) -> None:
         self.is_closed = True
         self._network.links.remove(self)
@@ -147,7 +168,7 @@ class NetworkLink:
             self._outcome.exception()
 
     def _carry(self, way: str, to: Callable[[bytes], None], message: bytes) -> None:
-        if self.is_closed:
+        if self.is_closed or self._hangs:
             return
         # Messages of one direction arrive in the order in which they were sent.
         at_s = max(self._arrives_at_s[way], self._loop.time() + self._network.delay_s())
@@ -155,6 +176,8 @@ class NetworkLink:
         self._loop.call_at(at_s, self._arrive, to, message)
 
     def _arrive(self, to: Callable[[bytes], None], message: bytes) -> None:
+        if self._hangs:
+            return
         if not self.is_closed:
             to(message)
         elif self in self._network.half_open and to == self._end.arrived:

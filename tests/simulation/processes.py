@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
+from tests.simulation.hosts import CONTROLLER, HANG_S, HOSTS, Controller, Follower
 from tests.simulation.loop import BEGIN_S
-from tests.simulation.network import Network, ServerEnd
+from tests.simulation.network import Network, NetworkLink, ServerEnd
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.worlds.engine_world import ENTROPY
 from tests.support.worlds.timer_world import TIMERS
 from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.metrics.traffic import Traffic
@@ -31,8 +34,10 @@ from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary
+from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.settings import ProxySettings
+from tidemill.transport.routes.master_routes import MasterRoutes
 
 T = TypeVar("T")
 
@@ -46,8 +51,10 @@ CONFIG = EngineConfig(
     checkpoint_log_bytes=48 << 10,
     files_merged=3,
     disk_reserve_bytes=512 << 10,
-    auto_create=True,
+    auto_create_topics=True,
+    auto_create_groups=True,
     default_queues=2,
+    deliveries_max=128,  # fewer than a client that never acks receives
     timer=replace(TIMERS, flush_log_bytes=16 << 10),
 )
 
@@ -112,11 +119,25 @@ class Process:
 
 
 class Broker(Process):
-    """A broker, its disk and its machine."""
+    """A broker, its disk and its machine: the master of its broker group."""
 
-    def __init__(self, network: Network, random: Random, *, name: str = "broker-0") -> None:
+    def __init__(
+        self,
+        network: Network,
+        random: Random,
+        *,
+        name: str = "broker-0",
+        controller: Controller | None = None,
+    ) -> None:
+        """With `controller`, the broker group has replicas, so the broker can move."""
         super().__init__()
-        self.address = name
+        self.name = name
+        self.hosts = [f"{name}-{n}" for n in range(HOSTS)] if controller is not None else [name]
+        self.address = self.hosts[0]
+        self._controller = controller
+        self.config = replace(CONFIG, broker_name=name)
+        self.watch: Callable[[Engine], None] = lambda _: None  # of the engine of each life
+        self._opened: list[NetworkLink] = []  # links of this broker to others
         self.disk = FaultyDisk(random)
         self.clock = MachineClock(asyncio.get_running_loop())
         self.lives = 0
@@ -133,8 +154,9 @@ class Broker(Process):
         """Start the broker on its disk. Raises CorruptStore."""
         self.lives += 1
         self.clock.process_began()
-        config = replace(CONFIG, broker_name=self.address)
-        engine, _ = open_engine(self.disk, config, now_ms=self.clock.wall_ms(), entropy=ENTROPY)
+        now_ms = self.clock.wall_ms()
+        engine, _ = open_engine(self.disk, self.config, now_ms=now_ms, entropy=ENTROPY)
+        self.watch(engine)
         rounds = Rounds(
             engine,
             durability=Durability(engine, Syncs(self._random)),
@@ -144,13 +166,34 @@ class Broker(Process):
             pending_bytes_max=1 << 20,
         )
         self.rounds = rounds
-        self._links = BrokerLinkService(rounds, Traffic(), auto_create=True)
+        self._links = BrokerLinkService(rounds, Traffic())
         self._homes = BrokerHomeService(rounds)
         self.begin(self._run(rounds))
-        self.members = ClusterMembers(rounds, self._connect, life=f"{self.address} {self.lives}")
+        self.members = ClusterMembers(
+            rounds,
+            self._connect,
+            life=f"{self.name} {self.lives}",
+            controllers=[f"{CONTROLLER}:1"] if self._controller is not None else [],
+        )
         self.begin(self._follow_members(self.members))
         self._network.servers[self.address] = self
         self._is_alive = True
+        if self._controller is not None:
+            for host in self.hosts:
+                self._network.servers.setdefault(host, Follower())
+            self._controller.elect(self.name, self.hosts, self.address, engine.log.epoch)
+
+    async def move(self, *, hangs: bool) -> None:
+        """Let another host lead with all written bytes: by a transfer, or after this one hangs."""
+        former = self.address
+        if hangs:
+            self._network.hang_server(former, HANG_S)
+            for link in self._opened:
+                link.lose_at_proxy(0.0, HANG_S)
+        await self.stop("kill")
+        self._network.servers[former] = Follower(hangs_for_s=HANG_S if hangs else 0.0)
+        self.address = self._random.choice([host for host in self.hosts if host != former])
+        self.try_to_start()
 
     def try_to_start(self) -> None:
         """Start the broker; if the disk fails during the start, the broker ends."""
@@ -172,8 +215,14 @@ class Broker(Process):
         async with members.running():
             await asyncio.Event().wait()
 
-    def _connect(self, address: str, limits: object, **options: Any) -> Any:
-        return self._network.connect(address.removesuffix(":1"), limits, **options)
+    @contextlib.asynccontextmanager
+    async def _connect(
+        self, address: str, limits: object, **options: Any
+    ) -> AsyncIterator[NetworkLink]:
+        host = address.removesuffix(":1")
+        async with self._network.connect(host, limits, **options) as link:
+            self._opened = [one for one in self._opened if not one.is_closed] + [link]
+            yield link
 
     async def serve(self, path: str, call: ServerEnd) -> None:
         """Serve one stream of a proxy or of the home broker."""
@@ -212,8 +261,11 @@ def _is_disk_failure(error: BaseException) -> bool:
 class Proxy(Process):
     """A proxy, whose methods clients call."""
 
-    def __init__(self, network: Network, brokers: list[str], *, name: str) -> None:
+    def __init__(
+        self, network: Network, brokers: list[str], *, name: str, has_controllers: bool = False
+    ) -> None:
         super().__init__()
+        self._controllers = [f"{CONTROLLER}:1"] if has_controllers else []
         self.name = name
         self._network = network
         self._brokers = brokers
@@ -222,15 +274,25 @@ class Proxy(Process):
     def start(self) -> None:
         settings = ProxySettings(brokers=[f"{name}:1" for name in self._brokers])
         metrics = ProxyMetrics()
-        self.cluster = cluster_of(settings, metrics, connect=self._connect)
+        self._routes = MasterRoutes(self._controllers, connect=self._connect, name=self.name)
+        self.cluster = cluster_of(
+            settings,
+            metrics,
+            connect=self._connect,
+            routes=self._routes if self._controllers else None,
+        )
         clients = Clients(clients_max=1_000, monotonic_ms=self._clock.monotonic_ms)
         calls = BrokerCalls(self._connect)
+        polling = PollingShell(
+            self.cluster, self._clock, pop_timeout_ms=settings.request_timeout_ms
+        )
         self.methods = wire(
             settings,
             self.cluster,
-            PollingShell(self.cluster, self._clock, pop_timeout_ms=settings.request_timeout_ms),
+            polling,
             clients,
             telemetry_of(settings, self.cluster, clients, self._clock),
+            ClientLifecycle(self.cluster, clients, polling, self._clock),
             self._clock,
             calls,
             PullPages(calls),
@@ -251,5 +313,5 @@ class Proxy(Process):
         return await coroutine
 
     async def _run(self) -> None:
-        async with self.cluster.running():
+        async with self._routes.following(), self.cluster.running():
             await asyncio.Event().wait()

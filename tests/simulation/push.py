@@ -95,14 +95,16 @@ async def push_consume(client: Client, subscription: Subscription, held: HeldMes
             await asyncio.wait([beating])
         held.deaths += 1
         if client.random.random() < 0.5:
-            with contextlib.suppress(CallBroken):
-                await client.call(
-                    "NotifyClientTermination",
-                    service.NotifyClientTerminationRequest(
-                        group=v2.Resource(name=subscription.group)
-                    ),
-                    service.NotifyClientTerminationResponse,
-                )
+            await _end(client, subscription)
+
+
+async def _end(client: Client, subscription: Subscription) -> None:
+    """Report the end of a client."""
+    request = service.NotifyClientTerminationRequest(group=v2.Resource(name=subscription.group))
+    with contextlib.suppress(CallBroken):
+        await client.call(
+            "NotifyClientTermination", request, service.NotifyClientTerminationResponse
+        )
 
 
 async def _beat(client: Client) -> None:
@@ -126,9 +128,7 @@ async def _live(client: Client, subscription: Subscription, held: HeldMessages) 
         except CallBroken:
             continue
         began_s = loop.time()
-        keys = [one.body.decode().rstrip() for one in messages]
-        places = [one.system_properties.store_host for one in messages]
-        subscription.history.received(keys, places=places)
+        keys = subscription.received(messages)
         for key in keys:
             held.record_receive(key, client.name, began_s)
         if not keys:
@@ -138,10 +138,15 @@ async def _live(client: Client, subscription: Subscription, held: HeldMessages) 
         for key in keys:
             # This comes before the ack: from then on the outcome of the ack decides.
             held.record_release(key, client.name)
+        handles = [one.system_properties.receipt_handle for one in messages]
         if is_dead:
+            if random.random() < 0.5:
+                # Acks under way overtake nothing: they may come long after the end.
+                await _end(client, subscription)
+                await asyncio.sleep(random.choice((0.0, 1.0, 5.0)))
+                await ack(client, subscription, messages, handles)
             return
         held.longest_s = max(held.longest_s, loop.time() - began_s)
-        handles = [one.system_properties.receipt_handle for one in messages]
         await ack(client, subscription, messages, handles)
 
 

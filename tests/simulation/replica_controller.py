@@ -37,6 +37,7 @@ from tidemill.controller.election.record import GroupRecord, Retirement, view_of
 from tidemill.controller.election.registration import FencedRun, Registration, presence_of, register
 from tidemill.controller.election.replacement import replace_master
 from tidemill.controller.election.retirement import forget, retire, stay
+from tidemill.controller.election.rollback import is_outdated, is_outdated_in_epoch
 from tidemill.controller.election.sessions import ElectionTiming, Heartbeat, ReplicaSessions
 from tidemill.controller.election.swap import (
     StoredRecord,
@@ -67,13 +68,13 @@ class Drain(NamedTuple):
     undo: bool
 
 
-class Forget(NamedTuple):
+class ForgetReplica(NamedTuple):
     """The pod of a retired replica was removed."""
 
     replica_id: ReplicaId
 
 
-class Replace(NamedTuple):
+class ReplaceMaster(NamedTuple):
     """An operator makes a replica master, although it may lack acknowledged messages."""
 
     replica_id: ReplicaId
@@ -89,7 +90,9 @@ class ForgetGroup(NamedTuple):
     """An operator deletes the record of the group, because all its replicas seem lost."""
 
 
-Change = Registration | Proposal | MastershipRelease | Drain | Forget | Replace | MinInSync
+Change = (
+    Registration | Proposal | MastershipRelease | Drain | ForgetReplica | ReplaceMaster | MinInSync
+)
 Request = Change | ForgetGroup
 
 
@@ -117,6 +120,11 @@ class ModelStore:
         if self.is_unreachable:
             await asyncio.sleep(CALL_TIMEOUT_S)
             raise StoreUnreachable("the store does not answer")
+
+    def restore(self, record: GroupRecord) -> None:
+        """Replace the stored record by an earlier one, as from a backup."""
+        self.writes += 1
+        self.stored = StoredRecord(record, str(self.writes))
 
     async def get(self) -> StoredRecord:
         await self._call()
@@ -295,8 +303,21 @@ class Controller:
                 self._world.send_view(self, replica, view)
                 self._sent[replica.member] = (view.version, now_s)
 
+    async def _read_newest(self) -> StoredRecord:
+        """Read again while a heartbeat overtakes the answer of the read."""
+        while True:
+            before = self._sessions.observe(rank=0, now_ms=self._world.now_ms())
+            stored = await self._read()
+            was_outdated = is_outdated(stored.record, live_of(stored.record, before, self._timing))
+            if was_outdated or not is_outdated(stored.record, self._live(stored.record)):
+                return stored
+
+    def _live(self, record: GroupRecord) -> list[Candidate]:
+        sight = self._sessions.observe(rank=0, now_ms=self._world.now_ms())
+        return live_of(record, sight, self._timing)
+
     async def _look(self) -> None:
-        stored = await self._read()
+        stored = await self._read_newest()
         record, now_ms = stored.record, self._world.now_ms()
         self._sessions.note_record(record, now_ms)
         rank = 0 if self._leadership.is_leading(now_ms) else self._rank + 1
@@ -321,9 +342,15 @@ class Controller:
         await self._until_awake()
         if isinstance(request, Registration) and not self._world.store.has_group:
             await self._world.store.create()
-        stored = await self._read()
+        stored = await self._read_newest()
         if isinstance(request, ForgetGroup):
             await self._forget(stored)
+            return
+        is_outdated_now = is_outdated_in_epoch(stored.record, self._live(stored.record))
+        if is_outdated_now and not isinstance(request, ReplaceMaster):
+            self._world.counts["record outdated"] += 1
+            if isinstance(request, Proposal):
+                self._world.reject_proposal(self, request)
             return
         after = self._changed(stored.record, request)
         if after is not None:
@@ -347,13 +374,13 @@ class Controller:
                 self._world.reject_proposal(self, request)
                 return None
             return changed
-        if isinstance(request, Replace | MinInSync):
+        if isinstance(request, ReplaceMaster | MinInSync):
             ordered = self._ordered(record, request, live)
             if isinstance(ordered, ChangeRejection):
                 self._world.counts["order rejected"] += 1
                 return None
             return None if ordered is record else ordered
-        if isinstance(request, Drain | Forget):
+        if isinstance(request, Drain | ForgetReplica):
             after = _retired(record, request)
             if isinstance(after, ChangeRejection):
                 self._world.counts["not retired"] += 1
@@ -372,10 +399,10 @@ class Controller:
             self._world.note(f"{self.name} forgets the group: {_text(stored.record)}")
 
     def _ordered(
-        self, record: GroupRecord, order: Replace | MinInSync, live: list[Candidate]
+        self, record: GroupRecord, order: ReplaceMaster | MinInSync, live: list[Candidate]
     ) -> GroupRecord | ChangeRejection:
         """Return the record after an order of an operator."""
-        if isinstance(order, Replace):
+        if isinstance(order, ReplaceMaster):
             return replace_master(record, order.replica_id, live, reason="simulated")
         is_led = record.master in {one.member for one in live}
         return with_min_in_sync(record, order.replicas, is_led=is_led)
@@ -419,8 +446,8 @@ class Controller:
             await asyncio.sleep((leadership.next_try_ms(now_ms) - now_ms) / 1000)
 
 
-def _retired(record: GroupRecord, request: Drain | Forget) -> GroupRecord | ChangeRejection:
-    if isinstance(request, Forget):
+def _retired(record: GroupRecord, request: Drain | ForgetReplica) -> GroupRecord | ChangeRejection:
+    if isinstance(request, ForgetReplica):
         return forget(record, request.replica_id)
     if request.undo:
         return stay(record, request.replica_id, Retirement.DRAINED)

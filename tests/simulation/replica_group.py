@@ -24,7 +24,7 @@ from tests.simulation.loop import simulate
 from tests.simulation.replica_controller import (
     Controller,
     Drain,
-    Forget,
+    ForgetReplica,
     MinInSync,
     ModelStore,
     view_text,
@@ -32,7 +32,7 @@ from tests.simulation.replica_controller import (
 from tests.simulation.replica_network import ReplicaNetwork
 from tests.simulation.replica_process import Answer, ReplicaProcess, Volume
 from tests.simulation.replica_values import Values
-from tests.simulation.situations import NotReached, Situation, Stage
+from tests.simulation.situations import Situation, SituationNotReached, Stage
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
 from tidemill.broker.engine.replication.messages import Ack
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
@@ -312,7 +312,7 @@ class World:
         try:
             await self._situation.play(Stage(self))
             self.run.was_staged = True
-        except NotReached:
+        except SituationNotReached:
             self.note("the situation was not reached")
         self._heal()
         self.has_stalls = stalls
@@ -344,7 +344,7 @@ class World:
                     last.volume = self.contents.volume(last)
             for id_, _ in record.replicas:
                 if id_ >= self._pods:
-                    self.random.choice(self.controllers).ask(Forget(id_))
+                    self.random.choice(self.controllers).ask(ForgetReplica(id_))
             await asyncio.sleep(PODS_EVERY_S)
 
     def start_again(self, replica: ReplicaProcess) -> None:
@@ -583,7 +583,7 @@ class World:
         self.network.heal()
         for replica in self.replicas:
             replica.volume.is_stuck = replica.volume.is_full = False
-            replica.sync_s = 0.0
+            replica.sync_s, replica.is_nearly_full = 0.0, False
         self.sends, self.store.is_unreachable = True, False
         self.has_stalls = False
 

@@ -102,6 +102,8 @@ class ReplicaProcess:
         self.is_registered = False
         self._is_clean = False  # the last claim
         self.sync_s = 0.0  # the additional time of each sync
+        # Its disk has room for frames of a master, and not for a segment: it takes no sends.
+        self.is_nearly_full = False
         self._pace = SyncPace()
         self.world = world
         self._config = config
@@ -352,6 +354,12 @@ class ReplicaProcess:
                     )
             await asyncio.sleep(HEARTBEAT_S)
 
+    @property
+    def _health(self) -> ReplicaHealth:
+        if self.volume.is_full or self.is_nearly_full:
+            return ReplicaHealth.FULL
+        return ReplicaHealth.SLOW if self.is_slow else ReplicaHealth.OK
+
     def _heartbeat(self) -> Heartbeat:
         now_s, machine, log = self.world.loop.time(), self.machine, self.log
         master = machine.master if machine is not None else None
@@ -369,7 +377,7 @@ class ReplicaProcess:
             log_end=log.log_end,
             durable_end=log.durable_offset,
             confirm=log.confirm_offset,
-            health=ReplicaHealth.SLOW if self.is_slow else ReplicaHealth.OK,
+            health=self._health,
             page_age_ms=paused_ms,
             blocked_ms=round(1000 * blocked_s),
             peer_silence_ms=self.world.network.silences(self),

@@ -12,7 +12,17 @@ from random import Random
 
 import structlog
 
-from tests.simulation.clients import INVISIBLE_MS, Client, Subscription, consume, produce, schedule
+from tests.simulation.clients import (
+    INVISIBLE_MS,
+    Client,
+    Subscription,
+    consume,
+    hoard,
+    produce,
+    schedule,
+)
+from tests.simulation.gaps import Gaps
+from tests.simulation.hosts import Controller
 from tests.simulation.loop import simulate
 from tests.simulation.network import Network
 from tests.simulation.processes import EPOCH_MS, RESTART_S, Broker, Proxy
@@ -31,6 +41,8 @@ DRAIN_S_MAX = 600.0  # far more than any delay, invisible duration or long poll
 LOOK_S = 1.0
 EMPTY_LOOKS = 4  # an operator's attempts until a broker group is empty
 JOIN_S = 5.0  # the timeout of a patient operator; members answer sooner
+# The home follows a master within two seconds, beside the slowest messages and syncs of a run.
+FOLLOW_S = 5.0
 TAGS = ("red", "blue")
 STEPS_NEAR_MS = (700, -700)
 STEPS_MS = (HOUR_MS, -HOUR_MS, 4 * 24 * HOUR_MS, *STEPS_NEAR_MS)
@@ -55,12 +67,18 @@ class Run:
         return "\n".join([head, *self.story, *self.findings])
 
 
-def run_seed(seed: int, *, trouble_s: float = TROUBLE_S, groups: int = 1) -> Run:
-    """Run a seed with a number of broker groups; an error becomes a finding of the run."""
+def run_seed(
+    seed: int, *, trouble_s: float = TROUBLE_S, groups: int = 1, has_replicas: bool = False
+) -> Run:
+    """Run a seed with a number of broker groups; an error becomes a finding of the run.
+
+    With replicas, the masters of the broker groups move.
+    """
     run = Run(seed)
     random = Random(seed)
     try:
-        _, loop = simulate(_Simulation(run, random, groups).main(trouble_s), random)
+        simulation = _Simulation(run, random, groups, has_replicas=has_replicas)
+        _, loop = simulate(simulation.main(trouble_s), random)
     except Exception as error:  # noqa: BLE001 - a finding of any kind
         run.findings.append(f"{type(error).__name__}: {error}")
         if error.__cause__ is not None:
@@ -73,10 +91,11 @@ def run_seed(seed: int, *, trouble_s: float = TROUBLE_S, groups: int = 1) -> Run
 class _Simulation:
     """The processes and clients of one run."""
 
-    def __init__(self, run: Run, random: Random, groups: int) -> None:
+    def __init__(self, run: Run, random: Random, groups: int, *, has_replicas: bool) -> None:
         self._run = run
         self._random = random
         self._groups = groups
+        self._has_replicas = has_replicas
         self._plain = Subscription("plain", "plain-group")
         self._ordered = Subscription("fifo", "fifo-group")
         self._delayed = Subscription("delayed", "delayed-group")
@@ -99,26 +118,34 @@ class _Simulation:
         self._is_at_latest = self._has_late and random.random() < 0.5
         # This subscription is not judged: an operator deletes its topic and its group.
         self._fickle = Subscription("fickle", "fickle-group")
+        self._gaps = Gaps(run.seed, self._subscriptions, random)
         self._consuming: list[asyncio.Task[None]] = []
         self.resized: Counter[str] = Counter()  # changes of the list of broker groups
 
     async def main(self, trouble_s: float) -> None:
         network = Network(self._random)
+        self._controller = Controller(network) if self._has_replicas else None
         self._brokers = [
-            Broker(network, self._random, name=f"broker-{n}") for n in range(self._groups)
+            Broker(network, self._random, name=f"broker-{n}", controller=self._controller)
+            for n in range(self._groups)
         ]
+        self._gaps.prepare(self._brokers)
         self._network = network
         for broker in self._brokers:
             broker.start()
         await self._declare()
         addresses = [broker.address for broker in self._brokers]
-        self._proxies = [Proxy(network, addresses, name=f"proxy-{n}") for n in range(2)]
+        self._proxies = [
+            Proxy(network, addresses, name=f"proxy-{n}", has_controllers=self._has_replicas)
+            for n in range(2)
+        ]
         for proxy in self._proxies:
             proxy.start()
         for proxy in self._proxies:
             await proxy.cluster.configured()
         consuming = self._consuming = self._begin_consumers()
-        producing = self._begin_producers()
+        consuming += self._gaps.begin_clients(self._client)
+        producing = self._begin_producers() + self._gaps.begin_operator(self._run.story)
         supervising = [asyncio.ensure_future(self._supervise(one)) for one in self._brokers]
         try:
             await self._trouble(trouble_s)
@@ -141,6 +168,7 @@ class _Simulation:
             await broker.stop("kill")
         for proxy in self._proxies:
             await proxy.kill()
+        await network.end()
 
     async def _declare(self) -> None:
         """Create topics and groups before the first client starts."""
@@ -150,7 +178,7 @@ class _Simulation:
         def declare() -> None:
             admin, now_ms = engine.administration, home.clock.wall_ms()
             if len(self._brokers) > 1:
-                addresses = {one.address: f"{one.address}:1" for one in self._brokers}
+                addresses = {one.name: f"{one.hosts[0]}:1" for one in self._brokers}
                 engine.broker_groups.found(addresses, now_ms)
             admin.put_topic("plain", type_=TopicType.NORMAL, queues=2, now_ms=now_ms)
             admin.put_topic("fifo", type_=TopicType.FIFO, queues=2, now_ms=now_ms)
@@ -191,6 +219,10 @@ class _Simulation:
             for one in (*self._subscriptions, self._fickle)
             if one is not self._late
             for n in range(2)
+        ] + [
+            # It fills the table of deliveries. The other groups must be served all the same.
+            asyncio.ensure_future(hoard(self._client(f"hoarder-{n}"), topic, "hoarders"))
+            for n, topic in enumerate(("plain", "fifo", "delayed", "tagged"))
         ]
 
     def _begin_producers(self) -> list[asyncio.Task[None]]:
@@ -235,6 +267,9 @@ class _Simulation:
         }
         if self._groups > 1:
             kinds[self._resize] = 6
+        if self._has_replicas:
+            kinds[self._move_master] = 6
+            kinds[self._lose_controller] = 1
         while loop.time() < end_s:
             await asyncio.sleep(self._random.expovariate(0.5))
             (kind,) = self._random.choices(list(kinds), list(kinds.values()))
@@ -244,14 +279,16 @@ class _Simulation:
             broker.disk.capacity_bytes = UNBOUNDED
             broker.clock.wrong_by_ms = 0
         for broker in self._brokers[1:]:
-            while await self._ask_home("add", broker.address, JOIN_S):  # noqa: ASYNC110 - virtual
+            while await self._ask_home("add", broker.name, JOIN_S):  # noqa: ASYNC110 - virtual
                 await asyncio.sleep(LOOK_S)
+        if self._has_replicas:
+            await self._check_members("at the end of the trouble")
 
     async def _resize(self) -> str:
         """Drain, remove or add a broker group. The operator may give up at any moment."""
         random = self._random
         what = random.choice(("drain", "remove", "remove", "remove", "force", "add"))
-        name = random.choice(self._brokers[1:]).address
+        name = random.choice(self._brokers[1:]).name
         patience_s = random.choice((0.001, 0.01, 0.1, JOIN_S))
         if what == "force":
             # After a timeout, the change may happen at any later time.
@@ -276,7 +313,8 @@ class _Simulation:
                 if what == "drain":
                     await admin.DrainBrokerGroup(pb.DrainBrokerGroupRequest(name=name))
                 elif what == "add":
-                    added = pb.AddBrokerGroupRequest(name=name, address=f"{name}:1")
+                    [host] = [one.hosts[0] for one in self._brokers if one.name == name]
+                    added = pb.AddBrokerGroupRequest(name=name, address=f"{host}:1")
                     await admin.AddBrokerGroup(added)
                 else:
                     removed = pb.RemoveBrokerGroupRequest(name=name, force=what == "force")
@@ -373,6 +411,34 @@ class _Simulation:
         proxy.start()
         return f"{proxy.name} is killed"
 
+    async def _move_master(self) -> str:
+        """Let another replica lead a broker group; the home must reach its members soon."""
+        broker, hangs = self._any_broker(), self._random.random() < 0.5
+        if not broker.is_alive:
+            return f"{broker.name} does not move: it is down"
+        await broker.move(hangs=hangs)
+        what = f"{broker.name} moves to {broker.address}{' from a host that hangs' * hangs}"
+        if self._random.random() < 0.5:
+            await self._check_members(what)
+        return what
+
+    async def _lose_controller(self) -> str:
+        assert self._controller is not None, "controllers are those of replicas"
+        self._controller.stop()
+        await asyncio.sleep(self._random.uniform(0, 5))
+        self._controller.start()
+        return "the controller was down"
+
+    async def _check_members(self, what: str) -> None:
+        """Add a finding unless the home reaches each member soon, while nothing else fails."""
+        lives = [broker.lives for broker in self._brokers]
+        await asyncio.sleep(FOLLOW_S)
+        if lives != [broker.lives for broker in self._brokers]:
+            return
+        for name, member in self._brokers[0].members.connections.items():
+            if not member.is_connected:
+                self._run.findings.append(f"{what}: {name} is not connected: {member.reason}")
+
     async def _supervise(self, broker: Broker) -> None:
         """Restart a broker after each end."""
         while True:
@@ -395,6 +461,7 @@ class _Simulation:
         end_s = loop.time() + DRAIN_S_MAX
         while any(one.backlog() for one in self._subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(LOOK_S)
+        await self._gaps.drain(end_s)
         for broker in self._brokers:
             if broker.is_alive:
                 await broker.stop("power cut")
@@ -402,6 +469,7 @@ class _Simulation:
 
     def _judge(self) -> None:
         run = self._run
+        run.findings += self._gaps.findings
         for one in self._subscriptions:
             run.sent += len(one.history.sends)
             run.received += len(one.history.receives)
@@ -415,11 +483,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--groups", type=int, default=1, help="how many broker groups")
+    parser.add_argument("--replicas", action="store_true", help="masters move between replicas")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
-        run = run_seed(seed, groups=arguments.groups)
+        run = run_seed(seed, groups=arguments.groups, has_replicas=arguments.replicas)
         sys.stdout.write(f"{run}\n")
         sys.stdout.flush()
         failed += bool(run.findings)

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from tests.simulation.replica_controller import ForgetGroup, Replace
+from tests.simulation.replica_controller import Drain, ForgetGroup, ReplaceMaster
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.controller.election.record import GroupRecord, ids_of
 
@@ -37,7 +37,7 @@ FORGETTING_S_MAX = 60  # longer than the silence after which a group may be forg
 NOTICE_S = 2.0  # a stream falls silent, its member is missed, and the master proposes a change
 
 
-class NotReached(Exception):
+class SituationNotReached(Exception):
     """The state that a step waits for did not come in time."""
 
 
@@ -138,7 +138,7 @@ class Stage:
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds. Raises NotReached."""
         if not await self.world.until(holds, STEP_S_MAX, look_s=LOOK_S):
-            raise NotReached
+            raise SituationNotReached
 
     async def expel(self, replica: ReplicaProcess, *others: ReplicaProcess) -> None:
         """Cut a replica off, and wait until the master knows that it is not a member."""
@@ -402,12 +402,12 @@ async def slow_disk_of_a_master(stage: Stage) -> None:
     world, master = stage.world, stage.master
     master.sync_s = SLOW_SYNC_S
     if not await world.until(lambda: stage.record.master != master.member, GUARDED_S):
-        raise NotReached
+        raise SituationNotReached
     await stage.until(lambda: not stage.is_member(master))
     await _goes_on(stage)
     master.sync_s = 0.0
     if not await world.until(lambda: stage.is_member(master), GUARDED_S):
-        raise NotReached
+        raise SituationNotReached
 
 
 async def slow_disk_of_a_replica(stage: Stage) -> None:
@@ -415,12 +415,42 @@ async def slow_disk_of_a_replica(stage: Stage) -> None:
     world, third = stage.world, stage.third
     third.sync_s = SLOW_SYNC_S
     if not await world.until(lambda: not stage.is_member(third), GUARDED_S):
-        raise NotReached
+        raise SituationNotReached
     await _goes_on(stage)
     third.sync_s = 0.0
     if not await world.until(lambda: stage.is_member(third), GUARDED_S):
-        raise NotReached
+        raise SituationNotReached
     assert stage.record.master == stage.master.member, "the master was replaced without need"
+
+
+async def full_disk_of_a_master(stage: Stage) -> None:
+    """The disk of a master is full: a replica with room takes over once, and keeps the role."""
+    world, master = stage.world, stage.master
+    master.volume.is_full = True
+    if not await world.until(lambda: stage.record.master != master.member, GUARDED_S):
+        raise SituationNotReached
+    epoch = stage.record.epoch
+    await _goes_on(stage)
+    master.volume.is_full = False
+    if not await world.until(lambda: stage.is_member(master), GUARDED_S):
+        raise SituationNotReached
+    assert stage.record.epoch == epoch, "the master was replaced without need"
+
+
+async def full_disk_of_an_heir(stage: Stage) -> None:
+    """A master leaves while one of the two others is full: the one with room takes over."""
+    world, (master, full, heir) = stage.world, stage.all
+    full.is_nearly_full = True
+    await asyncio.sleep(WORK_S)
+    for _ in range(ORDERS_MAX):
+        world.random.choice(world.controllers).ask(Drain(master.id, undo=False))
+        await asyncio.sleep(ORDER_EVERY_S)
+        if stage.record.master != master.member:
+            break
+    else:
+        raise SituationNotReached
+    assert stage.record.master == heir.member, "a full replica is master, and another has room"
+    await _goes_on(stage)
 
 
 async def _goes_on(stage: Stage) -> None:
@@ -442,14 +472,14 @@ async def replaced_while_paused(stage: Stage) -> None:
     runs = {one: one.lives for one in (master, second)}
     for _ in range(ORDERS_MAX):
         # Controllers reject the order while a replica with all messages sends heartbeats.
-        world.random.choice(world.controllers).ask(Replace(third.id))
+        world.random.choice(world.controllers).ask(ReplaceMaster(third.id))
         await asyncio.sleep(ORDER_EVERY_S)
         if world.was_replaced:
             break
     for one in world.random.sample([master, second], 2):
         world.thaw(one, runs[one])
     if not world.was_replaced:
-        raise NotReached
+        raise SituationNotReached
     await asyncio.sleep(NOTICE_S)
 
 
@@ -496,6 +526,25 @@ async def forgotten_with_an_epoch(stage: Stage) -> None:
     await asyncio.sleep(NOTICE_S)
 
 
+async def restored_in_an_epoch(stage: Stage) -> None:
+    """The record is restored from before a replica left the set, and only that one is live."""
+    world, (master, second, third) = stage.world, stage.all
+    backup = stage.record
+    await stage.expel(third, master, second)
+    await _goes_on(stage)
+    await stage.until(lambda: _knows_version(third, stage.record.version))
+    if stage.record.epoch != backup.epoch:
+        raise SituationNotReached
+    world.store.restore(backup)
+    stage.kill(master, second)
+    found = world.counts["meta rollback"]
+    await stage.until(lambda: world.counts["meta rollback"] > found)
+    await asyncio.sleep(ELECTION_S)
+    assert stage.record == backup, "an outdated record was changed"
+    await _replace(stage, third)
+    stage.start(master, second)
+
+
 async def _forget(stage: Stage) -> None:
     """Delete the record of the group as soon as controllers allow it. Raises NotReached."""
     world, removals = stage.world, stage.world.store.removals
@@ -504,7 +553,7 @@ async def _forget(stage: Stage) -> None:
         await asyncio.sleep(1.0)
         if world.store.removals > removals:
             return
-    raise NotReached
+    raise SituationNotReached
 
 
 async def _replace(stage: Stage, replica: ReplicaProcess) -> None:
@@ -513,7 +562,7 @@ async def _replace(stage: Stage, replica: ReplicaProcess) -> None:
     for _ in range(ORDERS_MAX):
         if world.was_replaced:
             break
-        world.random.choice(world.controllers).ask(Replace(replica.id))
+        world.random.choice(world.controllers).ask(ReplaceMaster(replica.id))
         await asyncio.sleep(ORDER_EVERY_S)
     await stage.until_elected(replica)
 
@@ -559,6 +608,8 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "power cut of all": Situation(power_cut_of_all, FSYNC),
     "slow disk of a master": Situation(slow_disk_of_a_master, FSYNC),
     "slow disk of a replica": Situation(slow_disk_of_a_replica, FSYNC),
+    "full disk of a master": Situation(full_disk_of_a_master),
+    "full disk of an heir": Situation(full_disk_of_an_heir),
 }
 
 # Situations with an order of an operator. The loss that the order causes is not a finding, but any
@@ -568,4 +619,5 @@ OPERATED: Final[Mapping[str, Situation]] = {
     "forgotten while cut off": Situation(forgotten_while_cut_off),
     "forgotten while down": Situation(forgotten_while_down),
     "forgotten with an epoch": Situation(forgotten_with_an_epoch),
+    "restored in an epoch": Situation(restored_in_an_epoch),
 }

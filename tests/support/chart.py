@@ -8,12 +8,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.support.http_server import PatientHTTPServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHART = ROOT / "charts" / "tidemill"
@@ -64,10 +66,13 @@ def rendered(*arguments: str | Path, release: str = "tidemill") -> str:
 
 
 def rendered_beside(
-    standing: list[Object], folder: Path, *arguments: str | Path
+    standing: list[Object], folder: Path, *arguments: str | Path, forbidden: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Render the chart for a cluster with these existing objects."""
-    with _api_server(standing) as address:
+    """Render the chart for a cluster with these existing objects.
+
+    The API server refuses to show kinds whose plural is in `forbidden`.
+    """
+    with _api_server(standing, forbidden) as address:
         config = folder / "kubeconfig"
         config.write_text(
             yaml.safe_dump(
@@ -86,12 +91,16 @@ def rendered_beside(
 
 
 @contextmanager
-def _api_server(standing: list[Object]) -> Iterator[str]:
+def _api_server(standing: list[Object], forbidden: tuple[str, ...]) -> Iterator[str]:
     """Answer the `lookup` calls of templates as the Kubernetes API does; yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = _answer(standing, self.path.partition("?")[0])
+            path = self.path.partition("?")[0]
+            if {*forbidden} & {*path.split("/")}:
+                status, body = 403, {"kind": "Status", "reason": "Forbidden", "code": 403}
+            else:
+                status, body = _answer(standing, path)
             text = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -102,7 +111,7 @@ def _api_server(standing: list[Object]) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with PatientHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -113,6 +122,8 @@ def _api_server(standing: list[Object]) -> Iterator[str]:
 # Kinds that templates look up: (version, kind, plural).
 LOOKED_UP = (
     ("v1", "ConfigMap", "configmaps"),
+    ("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    ("v1", "Secret", "secrets"),
     ("apps/v1", "StatefulSet", "statefulsets"),
     ("apps/v1", "Deployment", "deployments"),
     ("tidemill.io/v1", "BrokerGroup", "brokergroups"),

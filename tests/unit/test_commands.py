@@ -17,7 +17,9 @@ OF_THE_REQUEST_FRAME = {
     "stream_number",
     "alive_clients",
     "ended_clients",
+    "disconnected_clients",
     "handed_over",
+    "subscribed",
 }
 OF_THE_REPLY_FRAME = {"config", "epoch", "failures", "answered_sequence", "not_master"}
 
@@ -54,7 +56,7 @@ def test_the_columns_of_a_row_are_the_columns_of_its_message() -> None:
         assert sorted(map(len, command.columns(batch))) == list(range(len(columns)))
 
 
-def test_a_row_says_what_a_lost_link_means() -> None:
+def test_every_command_defines_its_answer_to_a_lost_link() -> None:
     for command in proxy.COMMANDS:
         assert command.when_lost
 

@@ -21,5 +21,5 @@ def test_every_setting_has_a_description() -> None:
             assert field.description, f"{settings.command}: {name}"
 
 
-def test_the_known_settings_are_those_of_all_processes() -> None:
+def test_the_known_settings_cover_all_processes() -> None:
     assert {name for settings in PROCESSES for name in settings.model_fields} == KNOWN_KEYS

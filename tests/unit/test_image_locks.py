@@ -38,7 +38,7 @@ def test_an_image_has_the_versions_that_are_tested(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", ["broker", "proxy", "admin", "tidemill"])
-def test_an_image_has_what_the_package_depends_on(image: str) -> None:
+def test_an_image_lock_contains_the_package_dependencies(image: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     needed = {re.split(r"[\[><=~! ]", each)[0] for each in project["dependencies"]}
     needed -= {WITHOUT[image][0]} if image in WITHOUT else set()
@@ -46,7 +46,7 @@ def test_an_image_has_what_the_package_depends_on(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", WITHOUT)
-def test_a_process_does_without_what_its_image_lacks(image: str) -> None:
+def test_a_process_starts_without_packages_missing_in_its_image(image: str) -> None:
     lacks, modules = WITHOUT[image]
     script = f"import sys; sys.modules[{lacks!r}] = None; import {', '.join(modules)}"
     done = subprocess.run(

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.processes.exposed import Exposed, parse
+from tests.support.processes.exposed import ExposedMetric, parse
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 CATALOGUE = Path(__file__).with_name("metrics_catalogue.tsv")
 ABSENT = "absent"
 
 
-class Wanted(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """One line of the catalogue."""
 
     name: str
@@ -27,19 +27,19 @@ class Wanted(NamedTuple):
     processes: str = ""
 
 
-def catalogue() -> list[Wanted]:
+def catalogue() -> list[CatalogueEntry]:
     lines = CATALOGUE.read_text("utf-8").splitlines()
-    return [Wanted(*line.split("\t")) for line in lines if not line.startswith("#")]
+    return [CatalogueEntry(*line.split("\t")) for line in lines if not line.startswith("#")]
 
 
 @pytest.fixture(scope="module")
-def exported() -> dict[str, Exposed]:
+def exported() -> dict[str, ExposedMetric]:
     return parse(PAGE.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("wanted", catalogue(), ids=lambda wanted: wanted.name)
-def test_a_metric_of_the_catalogue_is_there_or_known_to_be_absent(
-    wanted: Wanted, exported: dict[str, Exposed]
+def test_a_metric_of_the_catalogue_is_exported_or_listed_as_absent(
+    wanted: CatalogueEntry, exported: dict[str, ExposedMetric]
 ) -> None:
     found = exported.get(wanted.name)
     if wanted.type == ABSENT:

@@ -1,4 +1,4 @@
-"""Pages name only links, commands, options, metrics and chart values that exist."""
+"""Pages name only links, commands, options, metrics, chart values and tests that exist."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ VALUE = re.compile(
     r"`((?:admin|broker|image|internalTls|jobs|monitoring|networkPolicy|priorityClass|proxy)"
     r"(?:\.\w+)+)(?::? [^`]*)?`"
 )
+TEST = re.compile(r"`(test_\w+?)(?:\.py)?`")
+TEST_PATH = re.compile(r"`(tests/[^`*:\s]+)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 # A command starts a shell line, follows `--` of kubectl exec, or is quoted.
 SHELL = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -39,8 +41,21 @@ QUOTED = re.compile(
     r"`((?:tide)?mill [a-z][^`\n]*)`"
 )  # docs/kubernetes/troubleshooting.md uses the alias `mill`.
 CALLED = re.compile(r"(?:^|-- |\| |&& |; )(tidemill [a-z][^|&;>#\n]*)")
+# A command in a pod: the options of kubectl, and the call. ALIAS defines the first part once.
+IN_POD = re.compile(r"kubectl exec ([^`|\n]*?)-- (tidemill [^`#|\n]*)")
+ALIAS = re.compile(r"^alias mill='(kubectl exec .*? -- tidemill)'$", re.MULTILINE)
+ASKS = re.compile(r'check_is_sure\("([a-z-]+ [a-z-]+)"')
 # Every command accepts the options of the root (`tidemill.cli.app.run`).
-SHARED = {"-o", "--output", "--admin", "--token", "--token-file", "--admin-ca-file", "--help"}
+SHARED = {
+    "-o",
+    "--output",
+    "--admin",
+    "--token",
+    "--token-file",
+    "--admin-ca-file",
+    "--namespace",
+    "--help",
+}
 
 
 def identity(path: Path) -> str:
@@ -99,6 +114,14 @@ def refusal(call: str) -> str:
     return f"{command.name} has no {unknown}" if unknown else ""
 
 
+@cache
+def existing_tests() -> set[str]:
+    """Return the names of all tests and of the modules with tests."""
+    files = list((ROOT / "tests").rglob("*.py"))
+    found = re.findall(r"def (test_\w+)", "\n".join(file.read_text("utf-8") for file in files))
+    return {*found, *(file.stem for file in files)}
+
+
 def is_value(name: str) -> bool:
     """Whether the chart has this value. Keys below a `config` are settings of a process."""
     value = chart_values()
@@ -113,7 +136,7 @@ def is_value(name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identity)
-def test_a_page_links_to_what_there_is(page: Path) -> None:
+def test_links_of_a_page_have_a_target(page: Path) -> None:
     missing = []
     for name, anchor in LINK.findall(page.read_text("utf-8")):
         target = (page.parent / name) if name else page
@@ -139,6 +162,37 @@ def test_a_page_names_metrics_that_there_are(page: Path) -> None:
 def test_a_page_names_values_of_the_chart_that_there_are(page: Path) -> None:
     named = set(VALUE.findall(page.read_text("utf-8")))
     assert not [name for name in named if not is_value(name) and not name.endswith(".json")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_a_page_names_tests_that_there_are(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert set(TEST.findall(text)) <= existing_tests()
+    assert not [path for path in TEST_PATH.findall(text) if not (ROOT / path).exists()]
+
+
+@cache
+def asking_commands() -> frozenset[str]:
+    """Return the commands that ask for a confirmation, which needs a terminal or --yes."""
+    sources = (ROOT / "services/tidemill/cli").glob("*.py")
+    return frozenset(name for file in sources for name in ASKS.findall(file.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_a_command_in_a_pod_can_be_confirmed(page: Path) -> None:
+    text = page.read_text("utf-8")
+    if alias := ALIAS.search(text):
+        text = re.sub(r"\bmill (?=[a-z])", f"{alias[1]} ", text.replace(alias[0], ""))
+    assert not [
+        call
+        for options, call in IN_POD.findall(text)
+        if any(call.startswith(f"tidemill {one}") for one in asking_commands())
+        and not {"-it", "--yes", "--dry-run"} & {*options.split(), *call.split()}
+    ]
+
+
+def test_commands_that_ask_are_known() -> None:
+    assert {"group reset", "delivery release", "broker-group drain"} <= asking_commands()
 
 
 def test_a_command_that_there_is_not_is_noticed() -> None:

@@ -35,10 +35,10 @@ def _run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_is_left_behind_is_reaped() -> None:
+def test_orphans_are_reaped() -> None:
     ended = _run(_LEAVE_ORPHAN)
     assert ended.returncode == 0, ended.stderr
 
 
-def test_sigterm_ends_it_before_its_own_handler_is_there() -> None:
+def test_sigterm_ends_a_child_without_a_handler() -> None:
     assert _run(_END_BY_SIGTERM).returncode == 128 + signal.SIGTERM

@@ -98,7 +98,7 @@ def contract(package: str) -> dict[str, Any]:
     return parts
 
 
-def test_what_both_have_is_the_same() -> None:
+def test_shared_contract_names_are_equal() -> None:
     ours, theirs = contract(OURS), contract(THEIRS)
     common = ours.keys() & theirs.keys()
     assert len(common) > 400
@@ -125,7 +125,7 @@ def test_the_official_client_and_ours_live_in_one_process(modules: tuple[str, ..
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_reflection_tells_the_public_names() -> None:
+def test_reflection_lists_the_public_names() -> None:
     assert {service_pb2.DESCRIPTOR.name, pipeline_pb2.DESCRIPTOR.name}, "both are loaded"
     services = "apache.rocketmq.v2.MessagingService", "tidemill.pipeline.v1.PipelineSource"
     pool = public_pool(services)
@@ -138,7 +138,7 @@ def test_reflection_tells_the_public_names() -> None:
     assert read.fields_by_name["messages"].message_type is messages
 
 
-def test_what_only_we_have_is_known() -> None:
+def test_additional_contract_names_are_listed() -> None:
     names = {name.removeprefix(PREFIX) for name in contract(OURS).keys() - contract(THEIRS).keys()}
     # The parts of a message are covered by its name.
     parts = {name for name in names if name.partition(".")[0] in ONLY_OURS}

@@ -27,10 +27,48 @@
 {{- include "tidemill.makesCertificates" . }}{{ include "tidemill.makesToken" . -}}
 {{- end -}}
 
+{{/* The state that the last installation, upgrade or rollback recorded, as JSON; empty without a cluster. */}}
+{{- define "tidemill.installed" -}}
+{{- if not (hasKey . "installedState") -}}
+{{- $found := lookup "v1" "ConfigMap" .Release.Namespace (include "tidemill.name" (list . "claims-stay")) -}}
+{{- $_ := set . "installedState" (dig "data" dict (default dict $found) | toJson) -}}
+{{- end -}}
+{{- .installedState -}}
+{{- end -}}
+
+{{/* The events of the job that makes Secrets. An upgrade needs none if the recorded release had the same
+plan, because its job has succeeded: Kubernetes got the record afterwards. The Secrets must still exist,
+because an operator deletes them to replace a key that has leaked. */}}
+{{- define "tidemill.setupEvents" -}}
+{{- if not (hasKey . "eventsOfSetup") -}}
+{{- $plan := include "tidemill.certificatesPlan" . -}}
+{{- $isNeeded := ne ($plan | sha256sum) (include "tidemill.installed" . | fromJson | dig "secrets" "") -}}
+{{- $wanted := fromJson $plan -}}
+{{- range concat (list $wanted.authority) (keys $wanted.certificates) (keys $wanted.tokens) -}}
+{{- if not $isNeeded -}}
+{{- $isNeeded = not (lookup "v1" "Secret" $.Release.Namespace .) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "eventsOfSetup" (printf "pre-install,%spre-rollback" (ternary "pre-upgrade," "" $isNeeded)) -}}
+{{- end -}}
+{{- .eventsOfSetup -}}
+{{- end -}}
+
+{{/* The events of the check. An upgrade needs none if the recorded release had the same broker groups. */}}
+{{- define "tidemill.checkEvents" -}}
+{{- $recorded := include "tidemill.installed" . | fromJson -}}
+{{- $wanted := dict "broker-groups" (include "tidemill.groupNames" .) "replicated" (include "tidemill.replicatedGroups" .) "volumes" (include "tidemill.volumesOfGroups" .) -}}
+{{- $isNeeded := ne (include "tidemill.goneGroups" .) "" -}}
+{{- range $key, $value := $wanted -}}
+{{- if ne $value (dig $key "unknown" $recorded) -}}{{- $isNeeded = true -}}{{- end -}}
+{{- end -}}
+{{ if $isNeeded }}pre-upgrade,{{ end }}pre-rollback
+{{- end -}}
+
 {{/* The accounts of the job before an installation, deleted with it, and of the job that renews. */}}
 {{- define "tidemill.certificatesAccounts" -}}
 {{ include "tidemill.name" (list . "certificates-setup") }}:
-  helm.sh/hook: pre-install,pre-upgrade,pre-rollback
+  helm.sh/hook: {{ include "tidemill.setupEvents" . }}
   helm.sh/hook-weight: "-20"
   helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{ include "tidemill.name" (list . "certificates") }}: {}
@@ -91,6 +129,14 @@
     "labels" $labels
     "days" .Values.internalTls.job.days
     "authorityDays" .Values.internalTls.job.authorityDays | toJson -}}
+{{- end -}}
+
+{{/* When Kubernetes deletes a finished job: (list $ 2), where 2 is the indentation. */}}
+{{- define "tidemill.jobTtl" -}}
+{{- $indentation := index . 1 | int -}}
+{{- with (index . 0).Values.jobs.ttlSecondsAfterFinished -}}
+{{- printf "ttlSecondsAfterFinished: %d" (int .) | nindent $indentation -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The pod of a job: (dict "root" $ "name" "provision" "args" list "admin" bool "account" name "token" bool ...). */}}
@@ -172,7 +218,7 @@ spec:
 {{- if not (has $group $kept) -}}
 {{- $gone = append $gone $group -}}
 {{- else if ne .metadata.name $name -}}
-{{- fail (printf "the broker group %s of this release is the StatefulSet %s, and the new name is %s, which would be an empty StatefulSet. Use the previous fullnameOverride and nameOverride; for another name, restore into a new release (docs/kubernetes/upgrade.md)" $group .metadata.name $name) -}}
+{{- fail (printf "the broker group %s of this release is the StatefulSet %s, and the new name is %s, which would be an empty StatefulSet. Use the previous fullnameOverride and nameOverride; for another name, restore into a new release (docs/kubernetes/backup-and-restore.md)" $group .metadata.name $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

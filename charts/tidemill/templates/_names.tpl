@@ -1,18 +1,24 @@
 {{/* Names of objects: see docs/adr/0035-a-release-and-its-names.md. */}}
 
-{{/* At most 31 characters. With a group's name of 20 characters, the name of a StatefulSet has 52. A label
-of its pods adds a hash of ten characters and may have 63. */}}
+{{/* At most 31 characters (checks.yaml). With a group's name of 20 characters, the name of a StatefulSet
+has 52. A label of its pods adds a hash of ten characters and may have 63. A longer name is refused, not
+cut, because two releases could get one name. */}}
 {{- define "tidemill.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 31 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 31 | trimSuffix "-" -}}
+{{- .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 31 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The PriorityClass is an object of the whole cluster, so its name contains the namespace. */}}
+{{- define "tidemill.priorityClass" -}}
+{{- printf "%s-%s" .Release.Namespace (include "tidemill.fullname" .) -}}
 {{- end -}}
 
 {{/* Name of an object of this release: include "tidemill.name" (list $ "proxy"). */}}
@@ -88,22 +94,90 @@ process has one link per group, which follows its master. */}}
 {{- join "," $found -}}
 {{- end -}}
 
+{{/* The IP families of a Service. */}}
+{{- define "tidemill.ipFamilies" -}}
+{{- with .Values.ipFamilyPolicy }}
+  ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.ipFamilies }}
+  ipFamilies:
+{{ toYaml . | indent 4 }}
+{{- end }}
+{{- end -}}
+
 {{/* Whether a broker group has several replicas, and therefore controllers. */}}
 {{- define "tidemill.groupIsReplicated" -}}
 {{- if gt (int (default 1 .replicas)) 1 -}}yes{{- end -}}
 {{- end -}}
-{{/* The existing BrokerGroup of a group; empty if the cluster lacks the kind or is unreachable. */}}
-{{- define "tidemill.standingGroup" -}}
+{{/* The existing StatefulSet of a group; empty if there is none, or no cluster. */}}
+{{- define "tidemill.standingSet" -}}
 {{- $root := index . 0 -}}
-{{- if $root.Capabilities.APIVersions.Has "tidemill.io/v1/BrokerGroup" -}}
-{{- lookup "tidemill.io/v1" "BrokerGroup" $root.Release.Namespace (include "tidemill.name" (list $root (index . 1).name)) | toJson -}}
-{{- else -}}{}{{- end -}}
+{{- lookup "apps/v1" "StatefulSet" $root.Release.Namespace (include "tidemill.name" (list $root (index . 1).name)) | toJson -}}
+{{- end -}}
+
+{{/* The claim template of a group: size, class and access modes as one text; "none" without
+a template. */}}
+{{- define "tidemill.volume" -}}
+{{- $persistence := (include "tidemill.brokerGroup" . | fromYaml).persistence -}}
+{{- if $persistence.existingClaim -}}
+{{- printf "none/%s" $persistence.existingClaim -}}
+{{- else if $persistence.enabled -}}
+{{- printf "%v/%s/%s" $persistence.size (default "default" $persistence.storageClass) (join "," $persistence.accessModes) -}}
+{{- else -}}none{{- end -}}
+{{- end -}}
+
+{{/* The broker groups whose claims are smaller than the values, as JSON: a StatefulSet that is to be
+replaced, or claims that are to be. */}}
+{{- define "tidemill.growingGroups" -}}
+{{- $root := . -}}
+{{- $found := list -}}
+{{- range .Values.brokerGroups -}}
+{{- $persistence := (include "tidemill.brokerGroup" (list $root .) | fromYaml).persistence -}}
+{{- if and $persistence.enabled (not $persistence.existingClaim) -}}
+{{- $name := include "tidemill.name" (list $root .name) -}}
+{{- $wanted := include "tidemill.bytes" $persistence.size | int64 -}}
+{{- $standing := include "tidemill.standingSet" (list $root .) | fromJson -}}
+{{- $templates := dig "spec" "volumeClaimTemplates" list $standing -}}
+{{- $isSmall := false -}}
+{{- range $templates -}}
+{{- if lt (include "tidemill.bytes" .spec.resources.requests.storage | int64) $wanted -}}{{- $isSmall = true -}}{{- end -}}
+{{- end -}}
+{{- range until (int (dig "spec" "replicas" 1 $standing)) -}}
+{{- with lookup "v1" "PersistentVolumeClaim" $root.Release.Namespace (printf "data-%s-%d" $name .) -}}
+{{- if lt (include "tidemill.bytes" .spec.resources.requests.storage | int64) $wanted -}}{{- $isSmall = true -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if or $isSmall (lookup "v1" "ConfigMap" $root.Release.Namespace (printf "%s-saved" $name)) -}}
+{{- $found = append $found (dict "group" .name "statefulSet" $name "size" (toString $persistence.size)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $found -}}{{- toJson . -}}{{- end -}}
 {{- end -}}
 
 {{/* Current maximum of replicas of a group: retiring replicas serve until the others are in sync. */}}
 {{- define "tidemill.replicasMost" -}}
-{{- $standing := include "tidemill.standingGroup" . | fromJson -}}
+{{- $standing := include "tidemill.standingSet" . | fromJson -}}
 {{- max (int (default 1 (index . 1).replicas)) (int (dig "spec" "replicas" 1 $standing)) -}}
+{{- end -}}
+
+{{/* The volumes of all groups for the check of a rollback: GROUP=SIZE/CLASS/MODES, with spaces between. */}}
+{{- define "tidemill.volumesOfGroups" -}}
+{{- $root := . -}}
+{{- $found := list -}}
+{{- range .Values.brokerGroups -}}
+{{- $found = append $found (printf "%s=%s" .name (include "tidemill.volume" (list $root .))) -}}
+{{- end -}}
+{{- join " " $found -}}
+{{- end -}}
+
+{{/* The broker groups of several replicas, with commas between them. */}}
+{{- define "tidemill.replicatedGroups" -}}
+{{- $found := list -}}
+{{- range .Values.brokerGroups -}}
+{{- if include "tidemill.groupIsReplicated" . -}}{{- $found = append $found .name -}}{{- end -}}
+{{- end -}}
+{{- join "," $found -}}
 {{- end -}}
 
 {{- define "tidemill.isReplicated" -}}
@@ -147,7 +221,7 @@ process has one link per group, which follows its master. */}}
 {{- $found := list -}}
 {{- range .Values.brokerGroups -}}
 {{- $persistence := (include "tidemill.brokerGroup" (list $root .) | fromYaml).persistence -}}
-{{- if or (not $persistence.enabled) (eq $persistence.whenDeleted "Delete") -}}
+{{- if or (not $persistence.enabled) (and (eq $persistence.whenDeleted "Delete") (not $persistence.existingClaim)) -}}
 {{- $found = append $found .name -}}
 {{- end -}}
 {{- end -}}

@@ -11,14 +11,14 @@
 {{- if $image.digest -}}@{{ $image.digest }}{{- else -}}:{{ default .root.Chart.AppVersion $image.tag }}{{- end -}}
 {{- end -}}
 
-{{/* Bytes of a quantity such as 512Mi. */}}
+{{/* Bytes of a quantity such as 512Mi, 1e9 or 0.5Gi. */}}
 {{- define "tidemill.bytes" -}}
 {{- if not (kindIs "string" .) -}}
 {{- int64 . -}}
 {{- else -}}
 {{- $quantity := . -}}
-{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "" 1 -}}
-{{- $number := regexFind "^[0-9.]+" $quantity -}}
+{{- $units := dict "m" 0.001 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000 "E" 1000000000000000000 "" 1 -}}
+{{- $number := regexFind "^[0-9.]+([eE][+-]?[0-9]+)?" $quantity -}}
 {{- mulf (float64 $number) (float64 (get $units (trimPrefix $number $quantity))) | int64 -}}
 {{- end -}}
 {{- end -}}
@@ -36,19 +36,18 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Number of proxies. */}}
+{{/* Number of proxies. With autoscaling it is empty, except for an upgrade by Helm: if a field is missing
+in the new manifest and was in the old one, Helm sets its default, which is one proxy. Then it is the
+current number. */}}
 {{- define "tidemill.proxies" -}}
-{{- $count := int .Values.proxy.replicas -}}
-{{- with .Values.proxy.autoscaling -}}
-{{- if .enabled -}}
-{{- $standing := lookup "apps/v1" "Deployment" $.Release.Namespace (include "tidemill.name" (list $ "proxy")) -}}
-{{- if $standing -}}
-{{- $count = dig "spec" "replicas" 1 $standing | int -}}
+{{- if .Values.proxy.autoscaling.enabled -}}
+{{- $standing := lookup "apps/v1" "Deployment" .Release.Namespace (include "tidemill.name" (list . "proxy")) -}}
+{{- with $standing -}}
+{{- max (dig "spec" "replicas" 1 . | int) (int $.Values.proxy.autoscaling.minReplicas) -}}
 {{- end -}}
-{{- $count = max $count (int .minReplicas) -}}
+{{- else -}}
+{{- int .Values.proxy.replicas -}}
 {{- end -}}
-{{- end -}}
-{{- $count -}}
 {{- end -}}
 
 {{/* Fields of a pod except its containers. */}}
@@ -62,6 +61,17 @@ serviceAccountName: {{ include "tidemill.serviceAccountName" . }}
 automountServiceAccountToken: {{ default false .token }}
 # The processes do not use the variables of Services.
 enableServiceLinks: false
+{{- with $root.Values.dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with $root.Values.dnsConfig }}
+dnsConfig:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with $root.Values.hostAliases }}
+hostAliases:
+{{ toYaml . | indent 2 }}
+{{- end }}
 {{- with $root.Values.imagePullSecrets }}
 imagePullSecrets:
 {{- range . }}
@@ -110,7 +120,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- $priority := $of.priorityClassName -}}
 {{- if and $root.Values.priorityClass.create (not $priority) (has .component (list "broker" "proxy")) -}}
-{{- $priority = include "tidemill.fullname" $root -}}
+{{- $priority = include "tidemill.priorityClass" $root -}}
 {{- end -}}
 {{- with $priority }}
 priorityClassName: {{ . }}

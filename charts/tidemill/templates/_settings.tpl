@@ -32,7 +32,7 @@
 {{- $settings := include "tidemill.settings.every" . | fromYaml -}}
 {{- $service := printf "%s.%s.svc.%s:%v" (include "tidemill.name" (list . "proxy")) .Release.Namespace .Values.clusterDomain .Values.proxy.service.port -}}
 {{- $own := dict "name" "proxy" "grpc_host" .Values.listenAddress "grpc_port" 8081 "advertised_address" (default $service .Values.proxy.advertisedAddress) -}}
-{{- with dig "limits" "memory" "" .Values.proxy.resources -}}
+{{- with dig "limits" "memory" "" (default dict .Values.proxy.resources) -}}
 {{- $half := div (include "tidemill.bytes" . | int64) 2 -}}
 {{- if and (lt $half 134217728) (not (hasKey $.Values.proxy.config "memory_bytes_max")) -}}
 {{- fail (printf "proxy.resources.limits.memory is %s: a proxy uses half of it for its clients, which requires a limit of at least 256Mi; raise it, or set proxy.config.memory_bytes_max" .) -}}
@@ -49,7 +49,9 @@
 {{- end -}}
 {{- if include "tidemill.isReplicated" . -}}
 {{- $_ := set $own "controllers" (include "tidemill.controllers" . | fromJsonArray) -}}
-{{- $_ := set $own "routes_file" "/var/lib/tidemill/routes.json" -}}
+{{- /* Known masters, for a start of the container without controllers. The containers of a pod share
+/dev/shm, which is in memory and outlives a container. `kubectl drain` refuses pods with an emptyDir. */ -}}
+{{- $_ := set $own "routes_file" "/dev/shm/tidemill-routes.json" -}}
 {{- end -}}
 {{- mergeOverwrite $settings $own (deepCopy .Values.proxy.config) | toYaml -}}
 {{- end -}}

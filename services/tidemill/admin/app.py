@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from pydantic.alias_generators import to_camel
+from starlette.types import Receive, Scope, Send
 
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.http.browser_pages import add_pages
-from tidemill.admin.http.problems import RESPONSES, add_problem_handlers
+from tidemill.admin.http.problems import MEDIA_TYPE, RESPONSES, add_problem_handlers
 from tidemill.admin.http.query_parameters import KnownParameters
-from tidemill.admin.http.route_templates import RouteTemplates
+from tidemill.admin.http.route_templates import RouteTemplates, check_method
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.routes import (
     broker_groups,
@@ -26,6 +31,7 @@ from tidemill.admin.routes import (
 )
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.clock import SystemClock
+from tidemill.common.item_bytes import ITEM_BYTES_MAX
 
 PREFIX = "/api/v1"
 API_VERSION = "1"  # Of the API, so that a release does not change the document.
@@ -47,17 +53,53 @@ ROUTES = (
 )
 
 
+class AdminApi(FastAPI):
+    """The application, with its OpenAPI document."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. HEAD is answered like GET; the server leaves out the body."""
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, with the media type of problem documents."""
+        if self.openapi_schema is None:
+            # FastAPI writes the media type of the other answers.
+            for path in super().openapi()["paths"].values():
+                for operation in path.values():
+                    content = operation["responses"]["default"]["content"]
+                    content[MEDIA_TYPE] = content.pop("application/json")
+                    # The token is optional: an API without admin_token_file needs none.
+                    operation["security"].append({})
+        return super().openapi()
+
+
+def _with_head(methods: Collection[str]) -> set[str]:
+    return {*methods, "HEAD"} if "GET" in methods else {*methods}
+
+
+def _operation_id(route: APIRoute) -> str:
+    """Return the name of a route's function in camelCase: generated clients call it so."""
+    return to_camel(route.name)
+
+
 def create_app(
-    brokers: Brokers, demands: DemandQueries, controllers: ControllerClients | None = None
+    brokers: Brokers,
+    demands: DemandQueries,
+    controllers: ControllerClients | None = None,
+    *,
+    item_bytes_max: int = ITEM_BYTES_MAX,
 ) -> FastAPI:
-    """Return the application for these broker groups."""
+    """Return the application for these broker groups, which sends messages up to a size."""
     clock = SystemClock()
-    app = FastAPI(
+    app = AdminApi(
         title="Tidemill admin API",
         version=API_VERSION,
         description="Topics, consumer groups, messages, timers, clients and broker groups of a"
         " Tidemill cluster.",
         responses=RESPONSES,
+        generate_unique_id_function=_operation_id,
         # The pages of FastAPI load files from the internet, and it renders the document each time.
         openapi_url=None,
         docs_url=None,
@@ -65,14 +107,14 @@ def create_app(
     )
     app.state.brokers, app.state.demands = brokers, demands
     app.state.controllers = controllers or ControllerClients([])
-    app.state.composer = Composer(clock)
+    app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)
     routers = [routes.router for routes in ROUTES]
-    of_all = [Depends(BEARER), Depends(KnownParameters(PREFIX))]
+    of_all = [Depends(BEARER), Depends(check_method), Depends(KnownParameters(PREFIX))]
     for router in routers:
         app.include_router(router, prefix=PREFIX, dependencies=of_all)
     add_pages(app)
     app.state.paths = RouteTemplates(
-        (PREFIX + route.path, route.methods or ())
+        (PREFIX + route.path, _with_head(route.methods or ()))
         for router in routers
         for route in router.routes
         if isinstance(route, APIRoute)

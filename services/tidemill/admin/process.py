@@ -29,9 +29,11 @@ from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
 from tidemill.admin.settings import AdminSettings
-from tidemill.common.lifecycle import announce_ready, cannot_listen, run, stop_on_signal
+from tidemill.common.addresses import HostPort, without_brackets
+from tidemill.common.lifecycle import announce_ready, bound_sockets, run, stop_on_signal
 from tidemill.common.log import configure_logging
-from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.metrics import Registry
+from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.transport.aio.misuse_log import MisuseLog
@@ -65,7 +67,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def serve(settings: AdminSettings) -> None:
-    """Serve the REST API and the scaler, if it is configured, until SIGTERM."""
+    """Serve the REST API and the scaler, if it is configured, until SIGTERM.
+
+    It is one function, because each part needs those that were entered before it.
+    """
     node_id = settings.node_id or settings.name or "admin"
     registry = Registry(cluster=settings.cluster, node_type="admin", node_id=node_id)
     served, credentials = tls_of(settings), broker_credentials(settings)
@@ -79,7 +84,7 @@ async def serve(settings: AdminSettings) -> None:
     token = TokenFile(settings.admin_token_file) if settings.admin_token_file else None
     with (
         stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
-        listening(settings.host, settings.port) as listener,
+        listening(settings.host, settings.port) as listeners,
     ):
         async with contextlib.AsyncExitStack() as running:
             enter = running.enter_async_context
@@ -91,7 +96,9 @@ async def serve(settings: AdminSettings) -> None:
             readiness = ProcessReadiness(
                 lambda: [peer for check in checks for peer in check.peers()],
                 unready_after_ms=settings.unready_after_ms,
+                find_problems=brokers.problems,
             )
+            await enter(brokers.watching())
             metrics = await enter(
                 MetricsServer(registry, readiness).serving(
                     settings.metrics_host, settings.metrics_port
@@ -103,9 +110,17 @@ async def serve(settings: AdminSettings) -> None:
             await enter(
                 serving(
                     with_access_control(
-                        create_app(brokers, demands, controllers), settings, token, counted
+                        create_app(
+                            brokers,
+                            demands,
+                            controllers,
+                            item_bytes_max=settings.message_item_bytes_max,
+                        ),
+                        settings,
+                        token,
+                        counted,
                     ),
-                    listener,
+                    listeners,
                     settings.drain_timeout_ms,
                     tls=newest_context(served) if served else None,
                 )
@@ -114,7 +129,8 @@ async def serve(settings: AdminSettings) -> None:
             gc.freeze()
             readiness.phase = "serving"
             scheme = "https" if served else "http"
-            address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
+            port = listeners[0].getsockname()[1]
+            address = f"{scheme}://{HostPort(without_brackets(settings.host), port)}"
             announce_ready(settings.supervisor_fd, admin=address, metrics=metrics.url, **scaler)
             log.info("admin serves", admin=address, metrics=metrics.url, **scaler)
             await stop.wait()
@@ -171,21 +187,21 @@ def with_access_control(
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
     """Listen on `port` (0: a free one) until the block ends; raise StartError if it is in use."""
-    try:
-        listener = socket.create_server((host, port), backlog=BACKLOG)
-    except OSError as error:
-        settings = "host (standalone: admin_host)", "port (standalone: admin_port)"
-        raise cannot_listen(host, port, settings=settings, error=error) from error
-    with listener:
-        yield listener
+    settings = "host (standalone: admin_host)", "port (standalone: admin_port)"
+    with contextlib.ExitStack() as stack:
+        listeners = bound_sockets(host, port, settings=settings)
+        for listener in listeners:
+            stack.enter_context(listener)
+            listener.listen(BACKLOG)
+        yield listeners
 
 
 @contextlib.asynccontextmanager
 async def serving(
     app: ASGIApp,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     drain_timeout_ms: int,
     *,
     tls: ssl.SSLContext | None = None,
@@ -208,7 +224,7 @@ async def serving(
         )
     )
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve(sockets=[listener]), name="http")
+        tasks.create_task(server.serve(sockets=listeners), name="http")
         yield
         server.should_exit = True
 

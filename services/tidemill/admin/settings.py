@@ -7,10 +7,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from tidemill.common.setting_types import Addresses, Port
-from tidemill.common.shared_settings import AdminFrontSettings, ClusterTlsSettings
+from tidemill.common.shared_settings import AdminFrontSettings, ClusterTlsSettings, MessageSettings
 
 
-class AdminSettings(AdminFrontSettings, ClusterTlsSettings):
+class AdminSettings(AdminFrontSettings, MessageSettings, ClusterTlsSettings):
     """Serve the REST API for topics, consumer groups and messages."""
 
     command: ClassVar[str] = "admin"

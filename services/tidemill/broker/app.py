@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import functools
 import secrets
+import signal
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from tidemill.broker.controller_link.forked_broker import ForkedBroker, fork_broker
 from tidemill.broker.data_dir import locked_data_dir
 from tidemill.broker.settings import BrokerSettings
 from tidemill.broker.sync_process import SyncProcess
@@ -40,7 +42,13 @@ def main(arguments: Sequence[str]) -> int:
     if settings.supervisor_fd is not None or settings.controllers_fd is not None:
         die_with_parent()
     if settings.controllers and settings.controllers_fd is None:
-        return supervise(settings, arguments)
+        # Process 1 of a container may inherit an ignored SIGCHLD, and a supervisor waits.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        forked = fork_broker()
+        if isinstance(forked, ForkedBroker):
+            return supervise(settings, arguments, forked)
+        die_with_parent()
+        settings = settings.model_copy(update={"controllers_fd": forked})
     # Fork before gRPC, threads and the event loop exist: their locks do not survive a fork. The log
     # has a helper of its own, so that it never waits for a long background sync.
     log_syncs, background_syncs = SyncProcess.fork("log sync"), SyncProcess.fork("background sync")
@@ -48,14 +56,14 @@ def main(arguments: Sequence[str]) -> int:
     return run(lambda: serve(settings, log_syncs, background_syncs, port))
 
 
-def supervise(settings: BrokerSettings, arguments: Sequence[str]) -> int:
-    """Run the supervisor of a replica, which starts the broker."""
+def supervise(settings: BrokerSettings, arguments: Sequence[str], broker: ForkedBroker) -> int:
+    """Run the supervisor of a replica, which restarts the broker."""
     from tidemill.broker.controller_link.supervisor import main as run_supervisor
     from tidemill.transport.aio.tls import Certificates
 
     _, tls = cluster_tls(settings)
     certificates = Certificates([] if tls is None else [tls])
-    return run_supervisor(settings, arguments, connect_of(tls), certificates)
+    return run_supervisor(settings, arguments, broker, connect_of(tls), certificates)
 
 
 def supervisor_port(settings: BrokerSettings) -> SupervisorPort | None:

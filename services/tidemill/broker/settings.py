@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress
 
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
-from tidemill.common.setting_types import Addresses, Flag, Folder, Port, is_loopback, is_unspecified
+from tidemill.common.addresses import HostPort, is_loopback, is_unspecified
+from tidemill.common.setting_types import Address, Addresses, Flag, Folder, Port
 from tidemill.common.shared_settings import ClusterTlsSettings
 
 MIB = 1 << 20
@@ -31,9 +32,10 @@ class BrokerSettings(ClusterTlsSettings):
         "drain_": "Connections",
         "replica": "Replicas",
         "controllers": "Replicas",
-        "auto_create": "Topics and consumer groups",
+        "auto_create_": "Topics and consumer groups",
         "topics_": "Topics and consumer groups",
         "groups_": "Topics and consumer groups",
+        "recreate_": "Topics and consumer groups",
         "default_queues": "Topics and consumer groups",
         "retention_": "Retention",
         "archive_": "Retention",
@@ -76,7 +78,7 @@ class BrokerSettings(ClusterTlsSettings):
         " that reaches the port can then read, send and delete everything.",
     )
     drain_timeout_ms: int = Field(
-        10_000, ge=0, description="Wait of a stop for requests in flight."
+        10_000, ge=0, description="Time that a stop waits for requests in flight."
     )
 
     controllers: Addresses = Field(
@@ -88,14 +90,17 @@ class BrokerSettings(ClusterTlsSettings):
     controllers_fd: CliSuppress[int | None] = Field(
         None, description="Socket to the supervisor of a replica; set by the supervisor."
     )
-    replica_address: str = Field(
+    replica_address: Literal[""] | Address = Field(
         "",
         description="Address (host:port) of this replica for other replicas and proxies. Empty:"
         " grpc_host and grpc_port; grpc_host must then be a single address.",
     )
 
-    auto_create: Flag = Field(
-        _ENGINE.auto_create, description="Create topics and consumer groups on first use."
+    auto_create_topics: Flag = Field(
+        _ENGINE.auto_create_topics, description="Create topics on first use."
+    )
+    auto_create_groups: Flag = Field(
+        _ENGINE.auto_create_groups, description="Create consumer groups on first use."
     )
     topics_max: int = Field(
         _ENGINE.topics_max,
@@ -108,6 +113,12 @@ class BrokerSettings(ClusterTlsSettings):
         ge=1,
         description="Topics and consumer groups created on first use per second, after a burst of"
         " 1,000. Beyond it requests are rejected with TOO_MANY_REQUESTS.",
+    )
+    recreate_block_ms: int = Field(
+        _ENGINE.recreate_block_ms,
+        ge=0,
+        description="Time after the deletion of a topic or consumer group in which its use does"
+        " not create it again. An operator can create it.",
     )
     default_queues: int = Field(
         _ENGINE.default_queues,
@@ -152,7 +163,8 @@ class BrokerSettings(ClusterTlsSettings):
     deliveries_max: int = Field(
         _ENGINE.deliveries_max,
         ge=1,
-        description="Limit of live pop checkpoints; beyond it pops are rejected.",
+        description="Limit of deliveries in flight. Beyond it pops are rejected. While several"
+        " groups poll, each has half of it. A group with few deliveries is served beyond it.",
     )
 
     timer_max_delay_ms: int = Field(
@@ -208,7 +220,8 @@ class BrokerSettings(ClusterTlsSettings):
     timer_max_pending: int = Field(
         _TIMER.max_pending,
         ge=1,
-        description="Limit of pending delayed messages; beyond it delayed sends are rejected.",
+        description="Limit of pending delayed messages; beyond it delayed sends are rejected. The"
+        " last eighth is for topics with few.",
     )
     timer_max_pinned_part: float = Field(
         _TIMER.max_pinned_part,
@@ -239,7 +252,10 @@ class BrokerSettings(ClusterTlsSettings):
         description="Limit of requests that wait for a round; beyond it proxies wait.",
     )
     parked_max: int = Field(
-        100_000, ge=0, description="Limit of waiting long polls; beyond it polls are rejected."
+        100_000,
+        ge=0,
+        description="Limit of waiting long polls; beyond it polls are rejected. The last eighth is"
+        " for groups with few.",
     )
 
     @model_validator(mode="after")
@@ -259,7 +275,7 @@ class BrokerSettings(ClusterTlsSettings):
         """Refuse controllers without a replica id, or without an address of the replica."""
         if self.controllers and self.replica_id < 0:
             raise ValueError("controllers need a replica: set replica_id to 0 or more")
-        host = self.replica_address.rpartition(":")[0] if self.replica_address else self.grpc_host
+        host = HostPort.parse(self.replica_address).host if self.replica_address else self.grpc_host
         if self.controllers and is_unspecified(host):
             raise ValueError(
                 f"other replicas cannot reach this replica at {host or 'an empty host'}; set"

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 from tidemill.common.lifecycle import StartError
-from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.metrics import Registry
+from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from tidemill.broker.engine.replication.config import ReplicationConfig
+from tidemill.broker.metrics.conflict_metrics import ConflictMetrics
 from tidemill.broker.metrics.lag import Lag
 from tidemill.broker.metrics.message_metrics import MessageMetrics
 from tidemill.broker.metrics.pop_metrics import PopMetrics
@@ -37,7 +38,8 @@ from tidemill.broker.startup_health import reporting_startup
 from tidemill.broker.store import LogRejected, open_engine, open_replica
 from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import announce_ready, tune_garbage_collector
-from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.metrics import Registry
+from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.replica_group import name_in_cluster
 from tidemill.transport.aio.tls import newest_context
@@ -151,19 +153,26 @@ class BrokerProcess:
             find_missing=lambda: "" if replicas is None else replicas.lacks()
         )
         traffic, lag, sizes = Traffic(), Lag(), TopicSizes()
+        polls = LongPolling(parked_max=settings.parked_max)
         rounds = Rounds(
             engine,
             durability=durability,
             background_syncs=self._background_syncs,
             clock=clock,
-            polls=LongPolling(parked_max=settings.parked_max),
+            polls=polls,
             pending_bytes_max=settings.pending_bytes_max,
             clock_hold_ms=settings.timer_clock_hold_ms,
             replica_engine=replica_engine,
         )
-        members = ClusterMembers(rounds, self._connect, life=secrets.token_hex(LIFE_BYTES))
+        members = ClusterMembers(
+            rounds,
+            self._connect,
+            life=secrets.token_hex(LIFE_BYTES),
+            controllers=settings.controllers,
+        )
         MessageMetrics(registry, traffic, lag, rounds)
         PopMetrics(registry, traffic, lag, rounds)
+        ConflictMetrics(registry, polls.filters, rounds, clock)
         StoreMetrics(registry, sizes, rounds)
         TimerMetrics(registry, rounds)
         if replica_engine is not None and replicas is not None:

@@ -23,8 +23,16 @@ from tidemill.cli import (
     topics,
 )
 from tidemill.cli.processes import PROCESSES
-from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url, read_token
-from tidemill.common.prompts import EXIT_USAGE, fail
+from tidemill.cli.rest import (
+    ADMIN_URL,
+    Options,
+    OutputFormat,
+    admin_url,
+    read_namespace,
+    read_token,
+)
+from tidemill.common.exit_codes import EXIT_USAGE
+from tidemill.common.prompts import fail
 from tidemill.common.version import version
 
 app = typer.Typer(
@@ -45,7 +53,6 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill delivery ls billing`
 * `tidemill client ls --group billing`
 * `tidemill broker-group ls`
-* `tidemill cluster status`
 * `tidemill store copy ./data ./backup`
 * `tidemill pipeline archive --to ./archive`
 """,
@@ -99,7 +106,7 @@ def _missing(name: str) -> Callable[[], None]:
 add_commands(app, entry_points(group="tidemill.commands"))
 
 
-def _list_by_both_words(noun: typer.Typer) -> None:
+def _add_list_alias(noun: typer.Typer) -> None:
     """Let what lists be called `ls` and `list`; the help names the one that the noun has."""
     for command in list(noun.registered_commands):
         if command.name in {"ls", "list"} and command.callback is not None:
@@ -108,11 +115,15 @@ def _list_by_both_words(noun: typer.Typer) -> None:
 
 
 for _noun in (topics, groups, deliveries, timers, clients, broker_groups):
-    _list_by_both_words(_noun.app)
+    _add_list_alias(_noun.app)
+
+for _noun in (topics, groups, deliveries, messages, timers, clients, broker_groups, cluster):
+    for _command in _noun.app.registered_commands:
+        _command.epilog = "Options for the admin API, such as --admin: see tidemill --help."
 
 
 # Options of the root that may also stand behind a command, where most people write them.
-_SHARED = ("-o", "--output", "--admin", "--token", "--token-file", "--admin-ca-file")
+_SHARED = ("-o", "--output", "--admin", "--token", "--token-file", "--admin-ca-file", "--namespace")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -162,6 +173,17 @@ def root(
             help="Certificate authorities (PEM) that signed the certificate of the admin API.",
         ),
     ] = None,
+    sends_plain_token: Annotated[
+        bool,
+        typer.Option(
+            "--plain-token",
+            envvar="TIDEMILL_ADMIN_PLAIN_TOKEN",
+            help="Send the token over plain HTTP also to another machine.",
+        ),
+    ] = False,
+    namespace: Annotated[
+        str, typer.Option(help="Namespace of the topics and consumer groups. Default: none.")
+    ] = "",
     output: Annotated[
         OutputFormat, typer.Option("--output", "-o", help="Format of the output.")
     ] = OutputFormat.TABLE,
@@ -176,6 +198,8 @@ def root(
         output=output,
         token=read_token(token, token_file),
         ca_file=_ca_file(context, ca_file),
+        sends_plain_token=sends_plain_token,
+        namespace=read_namespace(namespace, context.invoked_subcommand),
     )
 
 

@@ -9,7 +9,8 @@ import typer
 
 from tidemill.cli.rest import OutputFormat, call, check_is_sure, options_of, say, segment, show
 from tidemill.cli.watching import watch
-from tidemill.common.prompts import EXIT_REFUSED, confirm, fail
+from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.prompts import confirm, fail
 from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
 
@@ -65,7 +66,7 @@ def show_broker_group(
 
     def look() -> bool:
         group = _get(context, name)
-        _say_left(context, group)
+        _print_backlog(context, group)
         return group["state"] == "draining" and not _is_empty(group)
 
     watch(look, WAIT_S)
@@ -141,12 +142,12 @@ def drain_broker_group(
         )
     done = call(context, "POST", path)
     if not is_waiting:
-        say(context, done, f"broker group {name} is draining: {_left(done['group'])}")
+        say(context, done, f"broker group {name} is draining: {_backlog_text(done['group'])}")
         return
 
     def look() -> bool:
         group = _get(context, name)
-        _say_left(context, group)
+        _print_backlog(context, group)
         if group["state"] != "draining":
             fail(f"the drain of {name} was ended by another command", EXIT_REFUSED)
         return not _is_empty(group)
@@ -243,37 +244,42 @@ def _show(context: typer.Context, group: Json) -> None:
     rows = [
         ("state", group["state"]),
         ("home", "yes" if group["isHome"] else "no"),
-        ("address", group["address"]),
+        ("address", _address(group)),
         ("reachable", "yes" if group["reachable"] else "no"),
         ("master", group["master"]),
         ("epoch", group.get("epoch")),
-        ("left", _left(group)),
+        ("left", _backlog_text(group)),
         *[("", line) for line in _lines(group)],
         ("reason", group.get("reason")),
     ]
     show(context, group, ("BROKER GROUP", group["name"]), rows)
 
 
-def _say_left(context: typer.Context, group: Json) -> None:
+def _print_backlog(context: typer.Context, group: Json) -> None:
     if options_of(context).output is OutputFormat.JSON:
         say(context, group, "")
         return
-    typer.echo(f"{time.strftime('%H:%M:%S')} {group['name']}: {_left(group)}{_but(group)}")
+    typer.echo(f"{time.strftime('%H:%M:%S')} {group['name']}: {_backlog_text(group)}{_but(group)}")
+
+
+def _address(group: Json) -> str:
+    """Return the address of the master if controllers know it; else the one in the list."""
+    return str(group.get("masterAddress", group["address"]))
 
 
 def _row(group: Json) -> tuple[object, ...]:
     return (
         group["name"] + (" (home)" if group["isHome"] else ""),
         group["state"],
-        group["address"],
+        _address(group),
         group.get("epoch"),
         "yes" if group["reachable"] else "no",
-        _left(group) if group["state"] == "draining" else None,
+        _backlog_text(group) if group["state"] == "draining" else None,
         group.get("reason"),
     )
 
 
-def _left(group: Json) -> str:
+def _backlog_text(group: Json) -> str:
     """Describe the backlog of a broker group."""
     if group["state"] != "draining":
         return "active, not counted"

@@ -6,17 +6,30 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.conflicts import conflict_text
 from tidemill.cli.messages import printable
-from tidemill.cli.rest import call, say, segment, show, warn_unreachable
+from tidemill.cli.rest import (
+    call,
+    in_namespace,
+    of_namespace,
+    say,
+    segment,
+    show,
+    warn_unreachable,
+    without_namespace,
+)
 from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, span
 
 app = typer.Typer(no_args_is_help=True, help="List connected clients, and ask one of them.")
 
-ClientId = Annotated[str, typer.Argument(metavar="ID", help="Id of the client.")]
+ClientId = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the client.", callback=without_namespace)
+]
 Timeout = Annotated[
-    str, typer.Option(metavar=DURATION, help="Time to wait for the answer of the client.")
+    str,
+    typer.Option(metavar=DURATION, help="Time to wait for the answer of the client; at most 20s."),
 ]
 TIMEOUT = "5s"
 TOPICS_SHOWN = 3  # topics per cell of the table
@@ -26,17 +39,21 @@ LISTED_MAX = 1_000  # clients of the table; filters find clients beyond that
 @app.command("ls")
 def list_clients(
     context: typer.Context,
-    group: Annotated[str | None, typer.Option(help="Only consumers of this group.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only clients of this topic.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Only consumers of this group.", callback=in_namespace)
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option(help="Only clients of this topic.", callback=in_namespace)
+    ] = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=LISTED_MAX, help="Largest number of clients.")
+        int, typer.Option(min=1, max=LISTED_MAX, help="Maximum number of clients.")
     ] = 100,
 ) -> None:
     """List clients that sent something within the last two minutes.
 
     Example: tidemill client ls --group billing
     """
-    query = {"pageSize": str(limit)}
+    query = {"pageSize": str(limit), **of_namespace(context)}
     query |= {"group": group} if group else {}
     query |= {"topic": topic} if topic else {}
     page = call(context, "GET", "/clients", query=query)
@@ -57,6 +74,8 @@ def list_clients(
     columns = "CLIENT", "KIND", "GROUP", "TOPICS", "LANGUAGE", "ADDRESS", "PROXY", "FOR", "SILENT"
     show(context, page, columns, [tuple(map(_text, row)) for row in rows])
     warn_unreachable(page)
+    for text in sorted({conflict_text(each) for c in page["clients"] for each in _conflicts(c)}):
+        warn(text)
     if page.get("nextPageToken"):
         warn(f"there are more than {limit} clients; use --group, --topic or --limit")
 
@@ -87,6 +106,7 @@ def show_client(context: typer.Context, client_id: ClientId) -> None:
     for proxy in client["proxies"]:
         can = "can be asked" if proxy["hasStream"] else "cannot be asked"
         rows.append(("proxy", f"{proxy['name']} from {proxy['address']}, {can}"))
+    rows += [("conflict", conflict_text(each)) for each in _conflicts(client)]
     show(
         context,
         client,
@@ -106,6 +126,10 @@ def print_stack(context: typer.Context, client_id: ClientId, timeout: Timeout = 
     answer = call(context, "POST", f"/clients/{segment(client_id)}:stack", query=query)
     lines = answer["stack"].expandtabs().splitlines()
     say(context, answer, "\n".join(map(printable, lines)))
+
+
+def _conflicts(client: Json) -> list[Json]:
+    return client.get("conflicts") or []
 
 
 def _topics(client: Json) -> str:

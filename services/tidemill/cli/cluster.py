@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated, Final
 
 import typer
 
 from tidemill.cli.rest import call, check_is_sure, say, segment, show
-from tidemill.common.prompts import EXIT_REFUSED, EXIT_USAGE, confirm, fail
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
+from tidemill.common.prompts import confirm, fail
 from tidemill.common.rest_client import Json
 from tidemill.common.times import span, utc
 
@@ -32,6 +34,8 @@ STATUS = ("BROKER GROUP", "REPLICA", "ROLE", "ADDRESS", "EPOCH", "LAG", "SILENT"
 HISTORY = ("BROKER GROUP", "EPOCH", "AT", "FROM", "TO", "SENDS AWAY", "CUT", "REASON")
 
 Name = Annotated[str, typer.Argument(help="Name of the broker group, as `status` shows it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
 AnyName = Annotated[str, typer.Argument(help="Broker group. Default: all.")]
 
 
@@ -71,13 +75,25 @@ def transfer_master(
     is_waiting: Annotated[
         bool, typer.Option("--wait", help="Wait for the transfer. Exit with 1 if it fails.")
     ] = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Make another replica master by a planned transfer; sends pause for a moment.
 
     The controller gives up a transfer that has not happened after half a minute.
 
-    Example: tidemill cluster transfer broker-0 --to 1 --wait
+    Examples:
+    * `tidemill cluster transfer broker-0 --to 1 --wait`
+    * `tidemill cluster transfer broker-0 --dry-run`
     """
+    if is_dry or _is_asked(is_sure=is_sure):
+        group = call(context, "GET", f"/replicas/{segment(name)}")
+        to = "another replica" if target is None else f"replica {target}"
+        effect = f"broker group {name}: replica {_master(group)} would hand over to {to}"
+        if is_dry:
+            say(context, {"dryRun": True, "group": group}, effect)
+            return
+        confirm(f"{effect}; sends pause for a moment. Transfer the master?")
     body: dict[str, Json] = {} if target is None else {"target": target}
     done = call(context, "POST", f"/replicas/{segment(name)}:transfer", body=body)
     asked = done.get("transfer")
@@ -98,6 +114,8 @@ def drain_replica(
     context: typer.Context,
     replica: Annotated[str, typer.Argument(help="Broker group and number, like broker-0-1.")],
     undo: Annotated[bool, typer.Option("--undo", help="Make it a full replica again.")] = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Retire one replica, before its machine or pod is removed.
 
@@ -112,6 +130,17 @@ def drain_replica(
     name, dash, number = replica.rpartition("-")
     if not (dash and name and number.isdecimal()):
         fail(f"{replica} is not a replica; give group and number, such as broker-0-1", EXIT_USAGE)
+    if is_dry or (not undo and _is_asked(is_sure=is_sure)):
+        group = call(context, "GET", f"/replicas/{segment(name)}")
+        role = next((one["role"] for one in group["replicas"] if one["replica"] == int(number)), "")
+        if not role:
+            fail(f"broker group {name} has no replica {number}", EXIT_REFUSED)
+        change = "become a full replica again" if undo else "retire"
+        effect = f"replica {number} of broker group {name}, now {role}, would {change}"
+        if is_dry:
+            say(context, {"dryRun": True, "group": group}, effect)
+            return
+        confirm(f"{effect}. Retire it?")
     body: Json = {"replica": int(number), "undo": undo}
     done = call(context, "POST", f"/replicas/{segment(name)}:drain", body=body)
     found: Json = next((one for one in done["replicas"] if one["replica"] == int(number)), {})
@@ -186,7 +215,7 @@ def replace_master(
 
     The last resort if the complete replicas do not return. The messages that the new master misses
     are lost; `history` shows how many bytes of them were acknowledged. If complete replicas still
-    run out of reach, end them first: they continue to acknowledge messages that are lost, too.
+    run but are unreachable, stop them first. Otherwise, messages that they acknowledge are lost.
 
     Example: tidemill cluster replace broker-0 --with 2 --reason "both other disks are gone"
     """
@@ -204,6 +233,11 @@ def _groups(context: typer.Context, name: str) -> tuple[Json, list[Json]]:
         return group, [group]
     answer = call(context, "GET", "/replicas")
     return answer, answer["items"]
+
+
+def _is_asked(*, is_sure: bool) -> bool:
+    """Whether to ask: only a person can answer, and scripts run these commands without one."""
+    return not is_sure and sys.stdin.isatty()
 
 
 def _master(group: Json) -> str:
@@ -236,6 +270,8 @@ def _role(one: Json) -> str:
         notes.append("to be retired")
     if one["diverged"]:
         notes.append("DIVERGED")
+    if one["full"]:
+        notes.append("DISK FULL")
     if one["unheard"]:
         notes.append(f"does not hear {' and '.join(map(str, one['unheard']))}")
     return ", ".join([one["role"], *notes])

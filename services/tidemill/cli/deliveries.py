@@ -12,6 +12,7 @@ from tidemill.cli.rest import (
     call,
     check_is_sure,
     has_several,
+    in_namespace,
     say,
     segment,
     show,
@@ -24,9 +25,15 @@ from tidemill.common.times import age, from_now
 
 app = typer.Typer(no_args_is_help=True, help="List and release messages in flight.")
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
-Topic = Annotated[str | None, typer.Option(help="Only this topic, with its retries.")]
-Queue = Annotated[int | None, typer.Option(min=0, help="Only this queue; needs --topic.")]
+Name = Annotated[
+    str, typer.Argument(metavar="GROUP", help="Name of the consumer group.", callback=in_namespace)
+]
+Topic = Annotated[
+    str | None, typer.Option(help="Only this topic, with its retries.", callback=in_namespace)
+]
+Queue = Annotated[
+    int | None, typer.Option(min=0, help="Only queues with this number, without retries.")
+]
 Client = Annotated[str | None, typer.Option(help="Only deliveries to the client with this id.")]
 MessageId = Annotated[
     str | None, typer.Option("--message", metavar="ID", help="Only the message with this id.")
@@ -56,7 +63,7 @@ def list_deliveries(
     queue: Queue = None,
     client: Client = None,
     message: MessageId = None,
-    limit: Annotated[int, typer.Option(min=1, help="Largest number of messages.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 100,
 ) -> None:
     """List the messages in flight of a consumer group, the oldest first.
 
@@ -111,8 +118,6 @@ def release_deliveries(
         raise typer.BadParameter(
             "no filter; give --topic, --queue, --client or --message, or --all for the whole group"
         )
-    if queue is not None and topic is None:
-        raise typer.BadParameter("--queue needs --topic")
     if is_all:
         body["all"] = True
     path = f"/groups/{segment(group)}/deliveries:release"

@@ -16,6 +16,7 @@ from tidemill.cli.rest import (
     OutputFormat,
     call,
     has_several,
+    in_namespace,
     options_of,
     say,
     segment,
@@ -24,7 +25,7 @@ from tidemill.cli.rest import (
 )
 from tidemill.cli.tracing import columns_of, follow, rows_of, warn_damaged
 from tidemill.cli.watching import watch
-from tidemill.common.prompts import EXIT_REFUSED
+from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, INSTANT, duration_ms, instant_ms, utc
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Send messages, and look at them without consuming them."
 )
 
-Topic = Annotated[str, typer.Argument(help="Topic of the message.")]
+Topic = Annotated[str, typer.Argument(help="Topic of the message.", callback=in_namespace)]
 
 COLUMNS = (
     "MESSAGE ID",
@@ -60,7 +61,7 @@ class Begin(StrEnum):
 @app.command("send")
 def send_message(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="Topic to send to.")],
+    topic: Annotated[str, typer.Argument(help="Topic to send to.", callback=in_namespace)],
     body: Annotated[str | None, typer.Argument(help="The body, as text.")] = None,
     body_file: Annotated[
         Path | None, typer.Option(help="Take the body from this file instead; - is standard input.")
@@ -223,7 +224,10 @@ def verify_message(
         str, typer.Option(help="Id of the client that consumes it (see `tidemill client ls`).")
     ],
     timeout: Annotated[
-        str, typer.Option(metavar=DURATION, help="Time to wait for the answer of the client.")
+        str,
+        typer.Option(
+            metavar=DURATION, help="Time to wait for the answer of the client; at most 20s."
+        ),
     ] = "5s",
     force: Annotated[
         bool, typer.Option("--force", help="Send it even if the subscriptions are unknown.")

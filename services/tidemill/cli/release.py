@@ -7,18 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from tidemill.cli.rest import options_of
-from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail, warn
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
+from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json, RestClient, RestOptionError, RestRejection
 from tidemill.release.patient_rest import TIMEOUT_S, PatientRestClient, WaitTimeout
 
 if TYPE_CHECKING:
     import grpc
     from kubernetes.client import ApiClient
+
+    from tidemill.release.certificates import CertificatePlan
+    from tidemill.release.kubernetes_secrets import Secrets
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,8 +58,8 @@ def make_certificates(
     plan: Annotated[str, typer.Option(help="Secrets to create, as JSON.")],
 ) -> None:
     """Make and renew the certificates of a release, in Secrets of the namespace of this pod."""
-    from tidemill.release.certificates import CertificatePlan, ForeignSecret, secrets_to_write
-    from tidemill.release.kubernetes_secrets import SecretChanged, Secrets
+    from tidemill.release.certificates import CertificatePlan
+    from tidemill.release.kubernetes_secrets import Secrets
 
     given = json.loads(plan)
     wanted = CertificatePlan(
@@ -66,13 +70,22 @@ def make_certificates(
         authority_days=given["authorityDays"],
     )
     secrets = Secrets(*_kubernetes())
+    with _explained():
+        _write_secrets(secrets, wanted, given["labels"])
+
+
+def _write_secrets(secrets: Secrets, wanted: CertificatePlan, labels: dict[str, str]) -> None:
+    """Write the Secrets that are missing or expire soon; report each."""
+    from tidemill.release.certificates import ForeignSecret, secrets_to_write
+    from tidemill.release.kubernetes_secrets import SecretChanged
+
     names = [wanted.authority, *wanted.certificates, *wanted.tokens]
     for _ in range(WRITES_MAX):
         found = {name: data for name in names if (data := secrets.find(name)) is not None}
         try:
             written = secrets_to_write(wanted, found, datetime.now(UTC))
             for name, data in written.items():
-                secrets.write(name, data, given["labels"])
+                secrets.write(name, data, labels)
                 typer.echo(f"wrote the Secret {name}")
         except SecretChanged:
             continue
@@ -119,6 +132,49 @@ def roll_broker_groups(
         roll(client, namespace, stateful_sets.split(","), rest, typer.echo)
 
 
+Plan = Annotated[str, typer.Option(help="Broker groups and the size of their volumes, as JSON.")]
+
+
+@app.command("grow")
+def grow_volumes(
+    context: typer.Context,
+    plan: Plan,
+    installed: Annotated[
+        str, typer.Option(help="ConfigMap with the state of the installed release.")
+    ],
+    patience_s: Patience = 60.0,
+) -> None:
+    """Enlarge the volumes of running brokers, before an upgrade with a larger size.
+
+    It expands the claims and replaces the StatefulSets, whose pods run on.
+    """
+    from tidemill.release.growing import GroupVolumes, GrowthRefused, grow
+
+    client, namespace = _kubernetes()
+    with _explained():
+        try:
+            pause = _rest(context, patience_s).pause
+            grow(client, namespace, GroupVolumes.parse(plan), installed, pause, typer.echo)
+        except GrowthRefused as error:
+            fail(str(error), EXIT_REFUSED)
+
+
+@app.command("replace-volumes")
+def replace_small_volumes(
+    context: typer.Context, plan: Plan, patience_s: Patience = 24 * 3600.0
+) -> None:
+    """Replace volumes that cannot grow, one replica after the other.
+
+    Each replica gets an empty volume and copies the log before the next one is replaced.
+    """
+    from tidemill.release.growing import GroupVolumes, replace_volumes
+
+    client, namespace = _kubernetes()
+    with _explained():
+        rest = _rest(context, patience_s)
+        replace_volumes(client, namespace, GroupVolumes.parse(plan), rest, typer.echo)
+
+
 @app.command("check")
 def check_before_an_upgrade(
     context: typer.Context,
@@ -126,48 +182,90 @@ def check_before_an_upgrade(
     gone: Annotated[
         str, typer.Option(help="Installed broker groups that are not in the values.")
     ] = "",
+    replicated: Annotated[
+        str, typer.Option(help="Broker groups of the values with several replicas.")
+    ] = "",
+    volumes: Annotated[
+        str, typer.Option(help="Claims of the values: GROUP=SIZE/CLASS/MODES, with spaces between.")
+    ] = "",
     store_format: Annotated[
         int | None, typer.Option(help="Newest store format that the new brokers can read.")
     ] = None,
     installed: Annotated[
         Path | None, typer.Option(help="Folder with the state of the installed release.")
     ] = None,
-    is_unanswerable: Annotated[
-        bool, typer.Option("--nobody-to-ask", help="Do not ask the REST API; it will not exist.")
+    release: Annotated[
+        str, typer.Option(help="NAMESPACE/NAME of the release. Helm locks it at a failed rollback.")
+    ] = "",
+    without_rest_api: Annotated[
+        bool,
+        typer.Option(
+            "--without-rest-api", help="Do not call the REST API, because the release has none."
+        ),
     ] = False,
     patience_s: Patience = 10.0,
 ) -> None:
-    """Reject an upgrade that removes a member of the cluster, or that cannot read the stores.
+    """Reject an upgrade or a rollback after which messages would be lost or brokers not start.
+
+    It would remove a member of the cluster, make a single broker of a broker group of several
+    replicas, change claims in a way that Kubernetes refuses, or start brokers that cannot read the
+    stores.
 
     The templates of the chart check an upgrade, too. They do not check a rollback, because its jobs
     belong to the old revision. These jobs know the installed release only from the folder.
     """
-    from tidemill.release.provisioning import InstalledRelease, find_members_to_remove
+    from tidemill.release.provisioning import (
+        InstalledRelease,
+        find_members_to_remove,
+        names_in,
+        volumes_in,
+    )
+
+    def reject(why: str, status: int = EXIT_REFUSED) -> NoReturn:
+        namespace, _, name = release.partition("/")
+        locked = f"owner=helm,name={name},status=pending-rollback"
+        unlock = f"kubectl delete secret --namespace={namespace} --selector={locked}"
+        fail(
+            f"{why}. If this was a rollback, unlock the release: {unlock}" if name else why, status
+        )
 
     stands = InstalledRelease.read(installed)
     if store_format is not None and stands.store_format > store_format:
-        fail(
+        reject(
             f"the new brokers read stores up to format {store_format}, but this release has format"
             f" {stands.store_format}, so they would not start. Keep this release, or restore an"
-            f" older backup into a new release (docs/kubernetes/backup-and-restore.md)",
-            EXIT_REFUSED,
+            f" older backup into a new release (docs/kubernetes/backup-and-restore.md)"
         )
-    names = {name for name in gone.split(",") if name} | stands.broker_groups
-    gone = ", ".join(sorted(names - set(kept.split(","))))
-    if is_unanswerable:
+    alone = (stands.replicated & names_in(kept)) - names_in(replicated)
+    if alone:
+        reject(
+            f"{', '.join(sorted(alone))}: a broker group of several replicas cannot become a single"
+            " broker, because it would acknowledge messages that only one broker has. Choose a"
+            " revision with several replicas (helm history), or change the other values by an"
+            " upgrade that keeps brokerGroups[].replicas"
+        )
+    wanted = volumes_in(volumes)
+    for group in sorted(stands.volumes.keys() & wanted.keys()):
+        if why := stands.volumes[group].why_not(wanted[group]):
+            reject(
+                f"{group}: {why}, and Kubernetes would refuse that after other changes. Use an"
+                " upgrade with the older values and the present brokerGroups and persistence"
+            )
+    gone = ", ".join(sorted((names_in(gone) | stands.broker_groups) - names_in(kept)))
+    if without_rest_api:
         if gone:
-            fail(f"{gone}: without a REST API the backlog is unknown", EXIT_REFUSED)
+            reject(f"{gone}: without a REST API the backlog is unknown")
         typer.echo("no broker group is removed")
         return
     try:
         shown = _rest(context, patience_s).call("GET", "/broker-groups")["items"]
     except (RestRejection, RestOptionError, WaitTimeout) as error:
         if gone:
-            fail(f"{gone}: the backlog is unknown: {error}", EXIT_UNREACHABLE)
+            reject(f"{gone}: the backlog is unknown: {error}", EXIT_UNREACHABLE)
         warn(f"{error}; no broker group is removed, so the upgrade continues")
         return
     if reasons := list(find_members_to_remove(shown, kept.split(","))):
-        fail("; ".join(reasons), EXIT_REFUSED)
+        reject("; ".join(reasons))
     typer.echo("no broker group is lost")
 
 
@@ -281,6 +379,13 @@ def _explained() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
     except WaitTimeout as error:
         fail(str(error), EXIT_UNREACHABLE)
+    except Exception as error:
+        # The client of the Kubernetes API is imported only by the commands that use it.
+        from tidemill.release.kubernetes_errors import explain_failure
+
+        if why := explain_failure(error):
+            fail(why, EXIT_UNREACHABLE)
+        raise
 
 
 def _rest(context: typer.Context, patience_s: float) -> PatientRestClient:

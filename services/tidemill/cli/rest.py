@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import quote
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, urlsplit
 
 import typer
 
-from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail, warn
+from tidemill.common.addresses import is_loopback
+from tidemill.common.errors import BadRequest
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
+from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import (
     Json,
     RestClient,
@@ -27,15 +31,23 @@ from tidemill.common.rest_client import (
     RestRejection,
     RestUnreachable,
 )
+from tidemill.message.namespaces import check_namespace, full_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ADMIN_URL = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0  # longer than the timeout of the API for a broker
 PAGE_SIZE = 1000  # the limit of the API
+CLIENTS_SHOWN = 5  # in a warning
 # Columns of text that a narrow terminal may fold. The other columns have names, ids and numbers,
 # which users copy into the next command. They are never folded.
 FOLDED = frozenset({"BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG"})
 FOLDED_WIDTH_MIN = 8  # columns: below that, each line has one word
 UNFOLDED_WIDTH = 10_000  # columns if a program reads the output: each row is one line
+# Nouns whose commands have names of topics and consumer groups.
+NAMESPACED = frozenset({"topic", "group", "delivery", "message", "timer", "client"})
+T = TypeVar("T")
 # The reasons that versions of OpenSSL give for bytes that are not TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
 
@@ -55,6 +67,8 @@ class Options:
     output: OutputFormat
     token: str = ""
     ca_file: Path | None = None  # authorities that signed the certificate of the API
+    sends_plain_token: bool = False  # over plain HTTP, also to another machine
+    namespace: str = ""  # of topics and consumer groups
 
 
 def call(
@@ -71,6 +85,7 @@ def call(
     With `may_miss`, return None if the API answers 404.
     """
     options = options_of(context)
+    _check_token_is_private(options)
     client = RestClient(
         url=options.admin,
         user=_user(),
@@ -91,6 +106,19 @@ def call(
         if may_miss and error.problem is not None and error.status == HTTPStatus.NOT_FOUND:
             return None
         fail(_reason(options, error), EXIT_REFUSED)
+
+
+def _check_token_is_private(options: Options) -> None:
+    """End the command before it sends a token unencrypted to another machine."""
+    url = urlsplit(options.admin)
+    if not options.token or url.scheme != "http" or is_loopback(url.hostname or ""):
+        return
+    if not options.sends_plain_token:
+        fail(
+            f"the token would go to {url.hostname} unencrypted; use --admin https://..., or"
+            " --plain-token (TIDEMILL_ADMIN_PLAIN_TOKEN=true) if the network is private",
+            EXIT_USAGE,
+        )
 
 
 def _remedy(options: Options, error: RestUnreachable) -> str:
@@ -155,6 +183,41 @@ def call_pages(context: typer.Context, path: str, key: str, **filters: str) -> l
         query["pageToken"] = token
 
 
+def in_namespace(context: typer.Context, name: str | None) -> str | None:
+    """Return the full name of a topic or consumer group; the callback of each such parameter."""
+    if name is None or context.resilient_parsing:
+        return name
+    return full_name(options_of(context).namespace, name)
+
+
+def without_namespace(context: typer.Context, value: T) -> T:
+    """End the command if it has a namespace: the callback of an id that belongs to none."""
+    if not context.resilient_parsing and options_of(context).namespace:
+        path = context.command_path.partition(" ")[2]
+        raise typer.BadParameter(
+            f"--namespace has no effect on `tidemill {path}`, which takes an id; omit it"
+        )
+    return value
+
+
+def of_namespace(context: typer.Context) -> dict[str, str]:
+    """Return the filter of lists for the namespace, if there is one."""
+    namespace = options_of(context).namespace
+    return {"namespace": namespace} if namespace else {}
+
+
+def read_namespace(namespace: str, noun: str | None) -> str:
+    """Return the option --namespace. End the command if it is illegal, or has no effect."""
+    if namespace and noun not in NAMESPACED:
+        remedy = "; use --option namespace=NAME" if noun == "pipeline" else ""
+        raise typer.BadParameter(f"--namespace has no effect on `tidemill {noun}`{remedy}")
+    try:
+        check_namespace(namespace)
+    except BadRequest as error:
+        raise typer.BadParameter(error.message) from error
+    return namespace
+
+
 def segment(name: str) -> str:
     """Return `name` as one segment of a path; names may contain % and |.
 
@@ -178,7 +241,10 @@ def show(
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print `rows` as a table."""
+    """Print `rows` as a table, or as records if the terminal is too narrow for a table.
+
+    No value is ever cut: users copy names and ids into the next command.
+    """
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
@@ -194,10 +260,27 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     console = Console(highlight=False, markup=False)
     if console.is_terminal:
         needed = Measurement.get(console, console.options.update(max_width=UNFOLDED_WIDTH), table)
+        if needed.minimum > console.width and not has_values:
+            _print_records(console, columns, rows)
+            return
         console.width = max(console.width, needed.minimum)
     else:
         console.width = UNFOLDED_WIDTH
     console.print(table)
+
+
+def _print_records(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[object]]
+) -> None:
+    """Print each row as lines of a column's name and its value, without empty values."""
+    name_width = max(map(len, columns))
+    for number, row in enumerate(rows):
+        if number:
+            console.print()
+        for column, cell in zip(columns, row, strict=True):
+            if cell is not None and str(cell):
+                line = f"{column:<{name_width}}  {cell}"
+                console.print(line, overflow="ignore", no_wrap=True, crop=False)
 
 
 def say(context: typer.Context, answer: Json, sentence: str) -> None:
@@ -212,6 +295,14 @@ def warn_unreachable(answer: Json) -> None:
     """Warn about unreachable broker groups or proxies, whose part of the answer is missing."""
     if unreachable := answer.get("unreachable"):
         warn(f"{', '.join(unreachable)} is unreachable; its part of the answer is missing")
+
+
+def warn_clients(deletion: Json) -> None:
+    """Warn about the connected clients of a deleted topic or consumer group."""
+    if clients := deletion["clients"]:
+        names = ", ".join(clients[:CLIENTS_SHOWN])
+        more = f" and {len(clients) - CLIENTS_SHOWN} more" if len(clients) > CLIENTS_SHOWN else ""
+        warn(f"these clients use it, and their requests fail afterwards: {names}{more}")
 
 
 def has_several(items: Sequence[Json]) -> bool:

@@ -27,7 +27,7 @@ from tidemill.common.times import utc
 
 if TYPE_CHECKING:
     from tidemill.broker.offline.check import CheckReport
-    from tidemill.broker.offline.findings import Concern, Finding, WorkProgress
+    from tidemill.broker.offline.findings import AffectedMessage, Finding, WorkProgress
     from tidemill.broker.offline.rebuild import MendReport
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ app = typer.Typer(
 T = TypeVar("T")
 EXIT_DAMAGED = 1
 EXIT_UNREADABLE = 2
-CONCERNS_SHOWN = 20  # of one finding; JSON has all
+AFFECTED_SHOWN = 20  # of one finding; JSON has all
 # A folder with any of these is a store. The subfolders of a store have none of them.
 OF_A_STORE = ("log", "checkpoint", "queues", "snapshots", "timer")
 PROGRESS_PERIOD_S = 0.1
@@ -109,6 +109,14 @@ def mend_store(
         Path, typer.Option("--from", metavar="BACKUP", help="Copy or backup of the same store.")
     ],
     is_dry: DryRun = False,
+    accepts_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Let the log end with the backup if the end of the store's own log is lost:"
+            " acknowledged messages behind it may be lost (default: such damage is left).",
+        ),
+    ] = False,
 ) -> None:
     """Mend damaged segments of the log from a backup, and delete derived files to rebuild.
 
@@ -129,7 +137,9 @@ def mend_store(
             source = backup / store.relative_to(directory)
             with _failures(store):
                 if source.is_dir():
-                    reports[store] = _mend_one(store, source, is_dry=is_dry)
+                    reports[store] = _mend_one(
+                        store, source, is_dry=is_dry, accepts_loss=accepts_loss
+                    )
                 else:
                     warn(f"{backup} has no {source.name}: its log is not mended")
                     reports[store] = _rebuild_one(store, is_dry=is_dry)
@@ -237,12 +247,13 @@ def _locked(stores: list[Path]) -> Iterator[None]:
         yield
 
 
-def _mend_one(store: Path, backup: Path, *, is_dry: bool) -> MendReport:
+def _mend_one(store: Path, backup: Path, *, is_dry: bool, accepts_loss: bool) -> MendReport:
     from tidemill.broker.offline.mend import mend
     from tidemill.broker.offline.source import ReadOnlyDisk
     from tidemill.broker.posix_disk import PosixDisk
 
-    return _run(mend(PosixDisk(store), ReadOnlyDisk(backup), is_dry=is_dry))
+    source = ReadOnlyDisk(backup)
+    return _run(mend(PosixDisk(store), source, is_dry=is_dry, accepts_loss=accepts_loss))
 
 
 def _rebuild_one(store: Path, *, is_dry: bool) -> MendReport:
@@ -281,9 +292,9 @@ def _print_report(directory: Path, report: CheckReport) -> None:
 
 
 def _print_finding(finding: Finding) -> None:
-    from tidemill.broker.offline.findings import MEANINGS
+    from tidemill.broker.offline.findings import DAMAGE_DESCRIPTIONS
 
-    meaning = MEANINGS[finding.damage]
+    meaning = DAMAGE_DESCRIPTIONS[finding.damage]
     where = f"byte {finding.position}"
     if finding.log_offset is not None:
         where += f", log offset {finding.log_offset}"
@@ -291,22 +302,24 @@ def _print_finding(finding: Finding) -> None:
         where += f", {finding.size} bytes"
     typer.echo(f"{finding.file} ({where}): {finding.detail}")
     typer.echo(f"  means: {meaning.means}")
-    for concern in finding.concerns[:CONCERNS_SHOWN]:
-        typer.echo(f"  concerns: {_sentence(concern)}")
-    if len(finding.concerns) > CONCERNS_SHOWN:
-        typer.echo(f"  and {len(finding.concerns) - CONCERNS_SHOWN} more; -o json lists all")
+    for affected in finding.affected[:AFFECTED_SHOWN]:
+        typer.echo(f"  concerns: {_sentence(affected)}")
+    if len(finding.affected) > AFFECTED_SHOWN:
+        typer.echo(f"  and {len(finding.affected) - AFFECTED_SHOWN} more; -o json lists all")
     if finding.stops_start:
         typer.echo("  the broker does not start over this damage")
     typer.echo(f"  remedy: {meaning.remedy}")
 
 
-def _sentence(concern: Concern) -> str:
-    id_ = f"message {concern.message_id}" if concern.message_id else "a message"
-    if not concern.topic:
+def _sentence(affected: AffectedMessage) -> str:
+    id_ = f"message {affected.message_id}" if affected.message_id else "a message"
+    if not affected.topic:
         return id_
-    text = f"{id_}, topic {concern.topic}, queue {concern.queue_id}, offset {concern.queue_offset}"
-    if concern.timer is not None:
-        timer = concern.timer
+    text = (
+        f"{id_}, topic {affected.topic}, queue {affected.queue_id}, offset {affected.queue_offset}"
+    )
+    if affected.timer is not None:
+        timer = affected.timer
         due = f"due {utc(timer.due_at_ms)} on topic {timer.topic}"
         text += f"; timer {timer.timer_id} {timer.state.lower()}, {due}"
     return text
@@ -324,9 +337,9 @@ def _report_json(directory: Path, report: CheckReport) -> dict[str, Json]:
 
 
 def _finding_json(finding: Finding) -> Json:
-    from tidemill.broker.offline.findings import MEANINGS
+    from tidemill.broker.offline.findings import DAMAGE_DESCRIPTIONS
 
-    meaning = MEANINGS[finding.damage]
+    meaning = DAMAGE_DESCRIPTIONS[finding.damage]
     fields = {
         "damage": finding.damage.value,
         "file": finding.file,
@@ -337,7 +350,7 @@ def _finding_json(finding: Finding) -> Json:
         "means": meaning.means,
         "remedy": meaning.remedy,
         "stopsStart": finding.stops_start,
-        "concerns": [_camel(asdict(concern)) for concern in finding.concerns],
+        "concerns": [_camel(asdict(affected)) for affected in finding.affected],
     }
     return {name: value for name, value in fields.items() if value is not None}
 

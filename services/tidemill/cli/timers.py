@@ -11,14 +11,19 @@ from tidemill.cli.rest import (
     call,
     check_is_sure,
     has_several,
+    in_namespace,
+    options_of,
     say,
     show,
     warn_unreachable,
+    without_namespace,
 )
 from tidemill.common.clock import SystemClock
-from tidemill.common.prompts import EXIT_REFUSED, confirm, fail
+from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.prompts import confirm, fail
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
+from tidemill.message.namespaces import namespace_of
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 app = typer.Typer(
@@ -27,14 +32,20 @@ app = typer.Typer(
 )
 
 TimerId = Annotated[
-    int, typer.Argument(min=0, metavar="TIMER", help="Its number, as sending or `ls` shows it.")
+    int,
+    typer.Argument(
+        min=0,
+        metavar="TIMER",
+        help="Number of the timer, as `message send` and `timer ls` show it.",
+        callback=without_namespace,
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 Broker = Annotated[
     str | None,
-    typer.Option(help="Broker group that has it: where there are several, each numbers its own."),
+    typer.Option(help="Broker group of the timer. Each broker group numbers its own timers."),
 ]
 
 COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS", "BROKER")
@@ -43,7 +54,9 @@ COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS", 
 @app.command("ls")
 def list_timers(
     context: typer.Context,
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    topic: Annotated[
+        str | None, typer.Option(help="Only this topic.", callback=in_namespace)
+    ] = None,
     due_from: Annotated[
         str | None, typer.Option(metavar=INSTANT, help="Earliest due time.")
     ] = None,
@@ -51,7 +64,7 @@ def list_timers(
         str | None, typer.Option(metavar=INSTANT, help="Due before this time.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Largest number of timers.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of timers.")] = 100,
 ) -> None:
     """List pending timers, the earliest first.
 
@@ -156,7 +169,10 @@ def reschedule_timer(
     ] = None,
     expect: Annotated[
         str | None,
-        typer.Option(metavar=INSTANT, help="Only if it is due then; someone may have been faster."),
+        typer.Option(
+            metavar=INSTANT,
+            help="Fail if the timer is due at another time, because somebody has moved it.",
+        ),
     ] = None,
     broker: Broker = None,
     is_dry: DryRun = False,
@@ -233,12 +249,18 @@ def _pages(
     while True:
         query["pageSize"] = str(min(limit - len(timers), PAGE_SIZE))
         page = call(context, "GET", "/timers", query=query)
-        timers.extend(page["timers"])
+        timers.extend(timer for timer in page["timers"] if _is_shown(context, timer))
         unreachable.update(page.get("unreachable", ()))
         token = page.get("nextPageToken")
         if not token or len(timers) >= limit:
             return timers, bool(token), sorted(unreachable)
         query["pageToken"] = token
+
+
+def _is_shown(context: typer.Context, timer: Json) -> bool:
+    """Return whether the topic of a timer is of the namespace, if there is one."""
+    namespace = options_of(context).namespace
+    return not namespace or namespace_of(timer.get("topic", "")) == namespace
 
 
 def _row(timer: Json, now_ms: int) -> tuple[object, ...]:

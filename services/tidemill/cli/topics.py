@@ -12,9 +12,12 @@ from tidemill.cli.rest import (
     call_pages,
     check_is_sure,
     has_several,
+    in_namespace,
+    of_namespace,
     say,
     segment,
     show,
+    warn_clients,
     warn_unreachable,
 )
 from tidemill.common.prompts import confirm, warn
@@ -23,7 +26,7 @@ from tidemill.common.times import DURATION, duration_ms
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
 
-Name = Annotated[str, typer.Argument(help="Name of the topic.")]
+Name = Annotated[str, typer.Argument(help="Name of the topic.", callback=in_namespace)]
 Queues = Annotated[
     int | None,
     typer.Option(help="Number of queues, which bounds how far FIFO spreads; 8 by default."),
@@ -65,7 +68,9 @@ def list_topics(
 
     Example: tidemill topic list
     """
-    topics = call_pages(context, "/topics", "topics", includeSystem=str(is_system).lower())
+    topics = call_pages(
+        context, "/topics", "topics", includeSystem=str(is_system).lower(), **of_namespace(context)
+    )
     rows = [(topic["name"], topic["messageType"], topic["queues"]) for topic in topics]
     show(context, topics, ("TOPIC", "TYPE", "QUEUES"), rows)
 
@@ -80,11 +85,11 @@ def create_topic(
         str | None,
         typer.Option(
             metavar=DURATION,
-            help="How much later a delayed message may come where its second is full; 0s: never.",
+            help="Maximum extra delay of a delayed message if its second is full; 0s: none.",
         ),
     ] = None,
     is_forced: Annotated[
-        bool, typer.Option("--force", help="Change the type even of a topic that is in use.")
+        bool, typer.Option("--force", help="Change the type even of a topic with messages.")
     ] = False,
 ) -> None:
     """Create a topic, or change one.
@@ -152,15 +157,20 @@ def delete_topic(
     if is_dry or not is_sure:
         planned = call(context, "DELETE", path, query={"dryRun": "true"})
         groups = ", ".join(planned["groups"]) or "nobody"
-        loss = f"{planned['messages']} messages, read by {groups}"
+        loss = f"{planned['messages']} messages and {planned['delayedMessages']} delayed ones"
+        loss += f", read by {groups}"
         if is_dry:
             say(context, planned, f"topic {name} would be deleted, with {loss}")
             warn_unreachable(planned)
+            warn_clients(planned)
             return
         warn_unreachable(planned)
+        warn_clients(planned)
         confirm(f"Delete topic {name} with {loss}? Delayed messages go to %DLQ%TIMER.")
-    call(context, "DELETE", path)
-    say(context, {}, f"topic {name} is deleted")
+    deleted = call(context, "DELETE", path)
+    say(context, deleted, f"topic {name} is deleted")
+    if is_sure:
+        warn_clients(deleted)
 
 
 def _change(before: Json, topic: Json) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import typer
 
-from tidemill.cli.rest import call, has_several, segment
+from tidemill.cli.rest import call, has_several, options_of, segment
 from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
+from tidemill.message.namespaces import namespace_of
 
 COLUMNS = ("AT", "AFTER", "EVENT", "GROUP", "ATTEMPT", "PLACE", "DETAIL", "BROKER")
 _MIB = 1 << 20
@@ -19,6 +20,7 @@ _MIB = 1 << 20
 def follow(context: typer.Context, message_id: str) -> Json:
     """Return all events of a message, with unreachable broker groups and damaged bytes.
 
+    If the command has a namespace, return only the events of its topics: clients choose the ids.
     A terminal shows how much of the log remains to be read. Ctrl-C ends the search early.
     """
     path = f"/messages/{segment(message_id)}/trace"
@@ -29,7 +31,7 @@ def follow(context: typer.Context, message_id: str) -> Json:
     try:
         while True:
             page = call(context, "GET", path, query={"cursor": cursor} if cursor else {})
-            events += page["events"]
+            events += [event for event in page["events"] if _is_shown(context, event)]
             unreachable += [one for one in page.get("unreachable", []) if one not in unreachable]
             damaged.update(page.get("damagedBytes", {}))
             cursor = page.get("cursor", "")
@@ -47,6 +49,12 @@ def follow(context: typer.Context, message_id: str) -> Json:
     if damaged:
         answer["damagedBytes"] = dict(damaged)
     return answer
+
+
+def _is_shown(context: typer.Context, event: Json) -> bool:
+    """Return whether the topic of an event is of the namespace, if there is one."""
+    namespace = options_of(context).namespace
+    return not namespace or namespace_of(event["topic"]) == namespace
 
 
 def warn_damaged(journey: Json) -> None:

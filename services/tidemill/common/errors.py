@@ -1,6 +1,7 @@
 """The error tree of all processes, and the API code and HTTP status of each error.
 
     ServiceError
+    ├─ QueryFailed          a defect; nothing has changed, and the log of the broker has the error
     ├─ RequestError        the caller must change the request; never retried
     │  ├─ IllegalTopic, IllegalGroup, TopicNotFound, MessageBodyTooLarge, ...
     └─ UnavailableError    the same request may succeed later; retried with back-off
@@ -22,6 +23,10 @@ class ServiceError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+
+class QueryFailed(ServiceError):
+    """A read met an unexpected error. Nothing has changed, and other requests are not affected."""
 
 
 class RequestError(ServiceError):
@@ -109,7 +114,7 @@ class MessageTypeConflict(RequestError):
 
 
 class MessageCorrupted(RequestError):
-    """The messages of the request contradict each other."""
+    """The messages of the request contradict each other, or a body contradicts its digest."""
 
 
 class MessageBodyEmpty(RequestError):
@@ -134,6 +139,10 @@ class TopicNotFound(RequestError):
 
 class GroupNotFound(RequestError):
     """The consumer group does not exist, and clients may not create it by using it."""
+
+
+class QueueNotFound(RequestError):
+    """The topic has no queue with this number."""
 
 
 class BrokerGroupNotFound(RequestError):
@@ -248,6 +257,7 @@ class Codes:
 INTERNAL = Codes(50001, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 CODES: dict[type[ServiceError], Codes] = {
+    QueryFailed: INTERNAL,
     BadRequest: Codes(40000, HTTPStatus.BAD_REQUEST),
     IllegalAccessPoint: Codes(40001, HTTPStatus.BAD_REQUEST),
     IllegalTopic: Codes(40002, HTTPStatus.BAD_REQUEST),
@@ -259,9 +269,10 @@ CODES: dict[type[ServiceError], Codes] = {
     IllegalMessageId: Codes(40009, HTTPStatus.BAD_REQUEST),
     IllegalFilter: Codes(40010, HTTPStatus.BAD_REQUEST),
     IllegalInvisibleDuration: Codes(40011, HTTPStatus.BAD_REQUEST),
-    IllegalDeliveryTime: Codes(40012, HTTPStatus.BAD_REQUEST),
+    # Both depend on more than the request: the time and limit of the broker, the type of the topic.
+    IllegalDeliveryTime: Codes(40012, HTTPStatus.CONFLICT),
     InvalidReceiptHandle: Codes(40013, HTTPStatus.BAD_REQUEST),
-    MessageTypeConflict: Codes(40014, HTTPStatus.BAD_REQUEST),
+    MessageTypeConflict: Codes(40014, HTTPStatus.CONFLICT),
     UnrecognizedClientType: Codes(40015, HTTPStatus.BAD_REQUEST),
     MessageCorrupted: Codes(40016, HTTPStatus.BAD_REQUEST),
     ClientIdRequired: Codes(40017, HTTPStatus.BAD_REQUEST),
@@ -273,6 +284,7 @@ CODES: dict[type[ServiceError], Codes] = {
     TopicNotFound: Codes(40402, HTTPStatus.NOT_FOUND),
     GroupNotFound: Codes(40403, HTTPStatus.NOT_FOUND),
     OffsetNotFound: Codes(40404, HTTPStatus.NOT_FOUND),
+    QueueNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     BrokerGroupNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     LogChanged: Codes(40019, HTTPStatus.CONFLICT),
     ClientNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
@@ -283,7 +295,7 @@ CODES: dict[type[ServiceError], Codes] = {
     MessageBodyEmpty: Codes(41302, HTTPStatus.BAD_REQUEST),
     Conflict: Codes(42800, HTTPStatus.CONFLICT),
     Overloaded: Codes(42900, HTTPStatus.TOO_MANY_REQUESTS),
-    PropertiesTooLarge: Codes(43101, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
+    PropertiesTooLarge: Codes(43101, HTTPStatus.BAD_REQUEST),
     DiskFull: Codes(50001, HTTPStatus.INSUFFICIENT_STORAGE),
     TooFewInSync: Codes(50002, HTTPStatus.SERVICE_UNAVAILABLE),
     Draining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),

@@ -24,8 +24,9 @@ KNOWN_KEYS = frozenset(
         "advertised_address",
         "allow_unknown_settings",
         "archive_gate_group",
-        "auto_create",
+        "auto_create_groups",
         "auto_create_per_s",
+        "auto_create_topics",
         "broker",
         "brokers",
         "checkpoint_log_bytes",
@@ -70,6 +71,7 @@ KNOWN_KEYS = frozenset(
         "long_polling_max_ms",
         "makes_groups",
         "memory_bytes_max",
+        "message_item_bytes_max",
         "metrics_host",
         "metrics_port",
         "min_in_sync",
@@ -82,6 +84,7 @@ KNOWN_KEYS = frozenset(
         "port",
         "proxies",
         "proxy_protocol_from",
+        "recreate_block_ms",
         "replica_address",
         "replica_id",
         "replica_name",
@@ -126,9 +129,11 @@ KNOWN_KEYS = frozenset(
 # Variables with our prefix that are not settings: those of the command line, which a test compares
 # with it, and those that Kubernetes creates for a service with our name.
 _OTHER_VARIABLES = re.compile(
-    r"ADMIN|ADMIN_TOKEN|ADMIN_CA_FILE|ENDPOINTS|PIPELINE_PRIORITY|COMMIT|TEST_.*"
+    r"ADMIN|ADMIN_TOKEN|ADMIN_PLAIN_TOKEN|ADMIN_CA_FILE|ENDPOINTS|PIPELINE_PRIORITY|COMMIT|TEST_.*"
     r"|(.*_)?SERVICE_HOST|(.*_)?SERVICE_PORT(_.*)?|(.*_)?PORT_\d+_.*"
 )
+# Settings that other settings replaced.
+_REPLACED = {"auto_create": ("auto_create_topics", "auto_create_groups")}
 _SERVICE_ADDRESSES = "tcp://", "udp://", "sctp://"
 
 
@@ -154,8 +159,24 @@ def unknown_variables(known: Collection[str]) -> list[str]:
     return unknown
 
 
+def replaced_flags(arguments: Iterable[str]) -> list[str]:
+    """Return a line for each flag that other flags replaced."""
+    found = []
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if flag.startswith("--") and name in _REPLACED:
+            names = [f"--{each.replace('_', '-')}" for each in _REPLACED[name]]
+            found.append(f"{flag} does not exist; use {' and '.join(names)} instead")
+    return found
+
+
 def _suggestion(name: str, known: Collection[str], *, is_variable: bool = False) -> str:
-    """Return a question with the most similar known name; "" if none is similar."""
+    """Return the names that replace a name, or the most similar one; "" if none is similar."""
+    replaced = _REPLACED.get(name.replace("-", "_"))
+    if replaced is not None:
+        names = [f"TIDEMILL_{each.upper()}" if is_variable else each for each in replaced]
+        return f"; use {' and '.join(names)} instead"
     # A name with hyphens is similar to the one with underscores.
     similar = difflib.get_close_matches(name.replace("-", "_"), sorted(known), n=1)
     if not similar:

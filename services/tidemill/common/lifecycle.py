@@ -31,6 +31,8 @@ from typing import Any
 
 import structlog
 
+from tidemill.common.addresses import HostPort, bind, without_brackets
+
 # A collection of the youngest generation visits this many objects, and every second one twice as
 # many, at 0.1 to 0.45 us each. The default visits eleven times as many and blocks the loop for 20
 # ms.
@@ -46,35 +48,25 @@ class StartError(Exception):
     """The process cannot start; the message says why and what to do."""
 
 
-def cannot_listen(
-    host: str, port: int, *, settings: tuple[str, str], error: OSError | None = None
-) -> StartError:
-    """Return the error of a failed bind; it names the setting to change (host, port).
+def bound_sockets(
+    host: str, port: int, *, settings: tuple[str, str], reuse_port: bool = False
+) -> list[socket.socket]:
+    """Return a bound socket for each address of `host`; see `addresses.bind`.
 
-    gRPC reports no `error`. In that case the function binds the address again to learn the reason.
+    Raises StartError, which names the setting to change: one of `settings`, for host and port.
     """
     host_setting, port_setting = settings
-    error = error or _bind_error(host, port)
-    if isinstance(error, socket.gaierror) or (error and error.errno == errno.EADDRNOTAVAIL):
-        reason = f"{host} is not an address of this machine; change {host_setting}"
-    elif error and error.errno == errno.EADDRINUSE:
-        reason = f"the port is in use; stop the process that uses it, or change {port_setting}"
-    else:
-        os_error_text = (error.strerror or str(error)) if error else "the address was rejected"
-        reason = f"{os_error_text}; change {host_setting} or {port_setting}"
-    return StartError(f"cannot listen on {host}:{port}: {reason}")
-
-
-def _bind_error(host: str, port: int) -> OSError | None:
     try:
-        addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, address in addresses:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+        return bind(host, port, reuse_port=reuse_port)
     except OSError as error:
-        return error
-    return None
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            reason = f"{host} is not an address of this machine; change {host_setting}"
+        elif error.errno == errno.EADDRINUSE:
+            reason = f"the port is in use; stop the process that uses it, or change {port_setting}"
+        else:
+            reason = f"{error.strerror or error}; change {host_setting} or {port_setting}"
+        address = HostPort(without_brackets(host), port)
+        raise StartError(f"cannot listen on {address}: {reason}") from error
 
 
 def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
@@ -206,6 +198,7 @@ def tune_garbage_collector() -> None:
     These objects live as long as the process. Reference counting frees the objects of a call. A
     search for cycles after every 700 new objects costs a busy server 5 % of its time.
     """
-    gc.collect()
+    if gc.get_freeze_count():  # The process was tuned before, and has ended a part of itself.
+        gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_PER_COLLECTION, _YOUNG_BEFORE_MIDDLE, _MIDDLE_BEFORE_ALL)

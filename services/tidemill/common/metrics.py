@@ -1,12 +1,7 @@
-"""The metrics of every process: the HTTP endpoint, common collectors, the limit of label sets.
+"""The metrics of every process: common collectors, and the limit of label sets.
 
-    GET /metrics   Prometheus text, or OpenMetrics if the scraper asks for it
-    GET /livez     200 while the event loop runs
-    GET /readyz    200 while the process is ready, else 503; the body gives the reason and the
-                   state of each broker
-
-The endpoint runs in the event loop of the process, so a hanging scrape shows a hanging process. Hot
-paths count in plain dictionaries. Collectors turn the counts into samples at a scrape.
+Hot paths count in plain dictionaries. Collectors turn the counts into samples at a scrape
+(`metrics_server.py`).
 
 Twenty thousand topics make half a million samples, which take seconds. Therefore a collector may
 yield a metric in several parts, in any order. The server joins the text of the parts and runs other
@@ -15,17 +10,15 @@ tasks between them.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import copy
 import functools
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import accumulate, chain
 from typing import Any, Final, TypeVar
 
 import prometheus_client
-from prometheus_client import exposition
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -35,19 +28,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from tidemill.common.histogram import Histogram
-from tidemill.common.lifecycle import cannot_listen
-from tidemill.common.readiness import ProcessReadiness
-from tidemill.common.slices import run_slices
+from tidemill.common.idle_pairs import IdlePairs
 from tidemill.common.version import commit, version
 
 LABEL_SETS_MAX: Final = 50_000  # per metric; further topics are counted under OVERFLOW
 OVERFLOW: Final = "__overflow__"
 SAMPLES_PER_PART: Final = 64  # takes about a millisecond to create and to encode
 _END_OF_OPENMETRICS = b"# EOF\n"
-_REQUEST_BYTES_MAX = 16_384  # of a request head; scrapers send a few hundred
-_REQUEST_TIMEOUT_S = 10.0  # to receive a request head; it ends idle connections
-_WRITE_TIMEOUT_S = 60.0  # to write the whole response; scrapers give up after ten seconds
-_METHODS = "GET, HEAD"
 
 Labels = tuple[str, ...]
 Label = TypeVar("Label")
@@ -125,7 +112,15 @@ def full_parts(*families: Metric) -> Iterator[Metric]:
 class Registry:
     """The metrics of this process; every sample has the common labels of the process."""
 
-    def __init__(self, *, cluster: str, node_type: str, node_id: str, **extra: str) -> None:
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        node_type: str,
+        node_id: str,
+        now_s: Callable[[], float] = time.monotonic,
+        **extra: str,
+    ) -> None:
         self.common: Final = {
             "cluster": cluster,
             "node_type": node_type,
@@ -134,6 +129,7 @@ class Registry:
         }
         self._collectors = CollectorRegistry(auto_describe=False)
         self._overflows: dict[str, int] = {}
+        self.idle_pairs: Final = IdlePairs(now_s)
         # Metric names stay as declared. Creation times would add a series to each metric.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # theirs
         prometheus_client.ProcessCollector(registry=self._collectors)
@@ -191,6 +187,12 @@ class Registry:
         for metric, count in self._overflows.items():
             overflow.add_metric((metric,), count)
         yield overflow
+        yield GaugeMetricFamily(
+            "rocketmq_metrics_idle_pairs",
+            "Pairs of topic and consumer group without a change for an hour, whose series are left"
+            " out.",
+            value=len(self.idle_pairs),
+        )
 
 
 class LabelSets:
@@ -236,121 +238,3 @@ class _FunctionCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._collect()
-
-
-class MetricsServer:
-    """The small HTTP server of `/metrics`, `/livez` and `/readyz`.
-
-    The `before_scrape` functions update values that are too expensive to keep current at all times.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        readiness: ProcessReadiness,
-        *before_scrape: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._registry = registry
-        self._readiness = readiness
-        registry.register(readiness.collect)
-        self._before_scrape = before_scrape
-        self._connections: set[asyncio.StreamWriter] = set()
-        self.address = ""
-
-    @property
-    def url(self) -> str:
-        """The address of the metrics."""
-        return f"http://{self.address}/metrics"
-
-    @contextlib.asynccontextmanager
-    async def serving(self, host: str, port: int) -> AsyncIterator[MetricsServer]:
-        """Serve until the block ends; port 0 picks a free port, see `address`.
-
-        Raises StartError if the port is in use.
-        """
-        try:
-            server = await asyncio.start_server(
-                self._serve_connection, host, port, limit=_REQUEST_BYTES_MAX
-            )
-        except OSError as error:
-            settings = "metrics_host", "metrics_port"
-            raise cannot_listen(host, port, settings=settings, error=error) from error
-        bound = server.sockets[0].getsockname()
-        self.address = f"{host}:{bound[1]}"
-        try:
-            yield self
-        finally:
-            server.close()
-            for writer in list(self._connections):
-                writer.transport.abort()
-            await server.wait_closed()
-
-    async def _serve_connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._connections.add(writer)
-        # A scraper that disconnects, or a client that does not send HTTP, is not an error here.
-        with contextlib.suppress(
-            TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
-        ):
-            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-            pieces = await self._answer(head.decode("latin-1"))
-            async with asyncio.timeout(_WRITE_TIMEOUT_S):
-                for piece in pieces:
-                    writer.write(piece)
-                    await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        self._connections.discard(writer)
-        # Do not wait for a client that has not read the response by now.
-        writer.transport.abort()
-
-    async def _answer(self, head: str) -> list[bytes]:
-        request, *lines = head.split("\r\n")
-        method, _, target = request.partition(" ")
-        path = target.split(" ")[0].partition("?")[0]
-        headers = {
-            name.strip().lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in lines)
-        }
-        if method not in _METHODS.split(", "):
-            return _response(
-                405,
-                "text/plain",
-                b"only GET and HEAD are supported\n",
-                more_head=f"Allow: {_METHODS}\r\n",
-            )
-        answer = await self._answer_get(path, headers)
-        return answer[:1] if method == "HEAD" else answer
-
-    async def _answer_get(self, path: str, headers: dict[str, str]) -> list[bytes]:
-        match path:
-            case "/metrics":
-                encode, content_type = exposition.choose_encoder(headers.get("accept", ""))
-                return _response(200, content_type, *await self._scrape(encode))
-            case "/livez":
-                return _response(200, "text/plain", b"ok\n")
-            case "/readyz":
-                is_ready, reasons = self._readiness.report()
-                text = "\n".join([*reasons, ""])
-                return _response(200 if is_ready else 503, "text/plain", text.encode())
-            case _:
-                return _response(404, "text/plain", b"see /metrics, /livez and /readyz\n")
-
-    async def _scrape(self, encode: Callable[[Any], bytes]) -> list[bytes]:
-        for update in self._before_scrape:
-            await update()
-        return await run_slices(self._registry.text(encode))
-
-
-_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
-
-
-def _response(status: int, content_type: str, *body: bytes, more_head: str = "") -> list[bytes]:
-    """Return the response as a list: the head, then the parts of the body."""
-    head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
-        f"Content-Length: {sum(map(len, body))}\r\n{more_head}Connection: close\r\n\r\n"
-    )
-    return [head.encode(), *body]

@@ -1,14 +1,10 @@
-"""Exit codes, errors and questions of the commands, shared by both distributions."""
+"""Errors and questions of the commands, shared by both distributions."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
 import typer
-
-EXIT_REFUSED = 1  # the server rejected the call, or a check failed
-EXIT_USAGE = 2  # wrong options or arguments
-EXIT_UNREACHABLE = 3  # no answer from the server
 
 
 def confirm(question: str) -> None:

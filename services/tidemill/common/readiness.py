@@ -45,7 +45,7 @@ class ReadinessReport(NamedTuple):
     """The readiness at one moment."""
 
     is_ready: bool
-    lines: list[str]  # the reason, then one line per peer
+    lines: list[str]  # the reason, then one line per peer and per problem
 
 
 @final
@@ -58,12 +58,15 @@ class ProcessReadiness:
         *,
         unready_after_ms: int = 0,
         find_missing: Callable[[], str] = lambda: "",
+        find_problems: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         """Be not ready if all `peers` have been unreachable for longer than `unready_after_ms`.
 
-        Also be not ready while `find_missing` returns the name of something missing.
+        Also be not ready while `find_missing` returns the name of something missing. The problems
+        are lines for people. They do not change the status.
         """
         self._find_missing = find_missing
+        self._find_problems = find_problems
         self.phase: Phase = "starting"
         self._peers = peers
         self._unready_after_s = unready_after_ms / 1000
@@ -72,6 +75,7 @@ class ProcessReadiness:
         """Return whether the process is ready, and why."""
         peers = self._peers()
         lines = [peer.describe() for peer in peers]
+        lines += [f"[!] {problem}" for problem in self._find_problems()]
         if self.phase != "serving":
             return ReadinessReport(False, [f"not ready: {self.phase}", *lines])
         if missing := self._find_missing():

@@ -28,15 +28,15 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from tidemill.common.exit_codes import EXIT_USAGE
 from tidemill.common.known_settings import (
     KNOWN_KEYS,
     is_service_address,
+    replaced_flags,
     unknown_keys,
     unknown_variables,
 )
 from tidemill.common.setting_types import Flag, Port
-
-EXIT_USAGE = 2  # exit status of a process with invalid settings
 
 
 class ProcessSettings(BaseSettings):
@@ -106,6 +106,8 @@ class ProcessSettings(BaseSettings):
 
             print_help(cls)
             sys.exit(0)
+        if replaced := replaced_flags(arguments):
+            _exit_with(cls, "\n".join(replaced))
         config = _config_file(arguments)
         known = KNOWN_KEYS | cls.model_fields.keys()
         unknown: list[str] = []

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tidemill.common.item_bytes import DELIVERY_BYTES, ITEM_BYTES_MAX, ITEM_BYTES_MAX_OF_ALL
 from tidemill.common.setting_types import Names, Networks, Port
 from tidemill.common.settings import ProcessSettings
 
@@ -48,6 +49,22 @@ class FrontSettings(ProcessSettings):
         return self
 
 
+class MessageSettings(ProcessSettings):
+    """Settings of the messages that are accepted; the standalone passes them on."""
+
+    panels: ClassVar[dict[str, str]] = {"message_": "Limits"}
+
+    message_item_bytes_max: int = Field(
+        ITEM_BYTES_MAX,
+        ge=1 << 16,
+        le=ITEM_BYTES_MAX_OF_ALL,
+        description="Largest message that a send may bring, in bytes as a client receives it:"
+        f" body, properties, and {DELIVERY_BYTES} bytes for handle and names. The default is the"
+        " most that Node.js, C# and Rust clients receive. Without such consumers,"
+        f" {ITEM_BYTES_MAX_OF_ALL} allows bodies of 4 MiB.",
+    )
+
+
 class AdminFrontSettings(ProcessSettings):
     """Settings of access to the REST API and the scaler; the standalone passes them on."""
 
@@ -67,7 +84,7 @@ class AdminFrontSettings(ProcessSettings):
         8 << 20,
         ge=1 << 10,
         le=1 << 30,
-        description="Largest request with a message at the REST API, in bytes; a larger one gets"
+        description="Maximum request with a message at the REST API in bytes; a larger one gets"
         " 413. The largest message takes 6 MiB as base64. Other requests: 64 KiB.",
     )
     admin_tls_certificate_file: str = Field(

@@ -19,7 +19,8 @@ from tidemill.common.lifecycle import (
     tune_garbage_collector,
 )
 from tidemill.common.log import configure_logging
-from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.metrics import Registry
+from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.controller.group import BrokerGroupControl

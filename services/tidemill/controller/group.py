@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, assert_never, fina
 import structlog
 
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView, name_in_cluster
-from tidemill.controller.election.alarms import of_fewer, of_last_resort
+from tidemill.controller.election.alarms import of_fewer, of_last_resort, of_rollback
 from tidemill.controller.election.decide import (
+    FullMaster,
     Intent,
     MetaRollback,
     NoAction,
@@ -45,12 +46,14 @@ from tidemill.controller.election.reports import (
     UnreachableReport,
     find_reached_instead,
 )
+from tidemill.controller.election.rollback import is_outdated, is_outdated_in_epoch, newest_seen
 from tidemill.controller.election.sessions import (
     ElectionTiming,
+    GroupObservation,
     Heartbeat,
+    ReplicaHealth,
     ReplicaSession,
     ReplicaSessions,
-    Sight,
 )
 from tidemill.controller.election.swap import StoredRecord
 from tidemill.controller.meta_store import MetaStore, StoreUnreachable
@@ -76,7 +79,7 @@ log = structlog.get_logger()
 
 Denial: TypeAlias = ChangeRejection | FencedRun
 # Returns the next record, the same record (nothing to do), or the reason against a change.
-ChangeRequest: TypeAlias = Callable[[GroupRecord, Sight], GroupRecord | Denial]
+ChangeRequest: TypeAlias = Callable[[GroupRecord, GroupObservation], GroupRecord | Denial]
 
 
 class GroupListener(Protocol):
@@ -94,7 +97,10 @@ class GroupListener(Protocol):
 
 @final
 class BrokerGroupControl:
-    """One broker group at this controller."""
+    """One broker group at this controller.
+
+    It is one class, because each decision needs the record and the sessions of one moment.
+    """
 
     def __init__(
         self,
@@ -113,8 +119,10 @@ class BrokerGroupControl:
         self.alarm = ""  # the reason why the group needs an operator
         self.notice = ""  # the reason why it waits, without need of an operator
         self.failed_transfer = ""  # the last transfer, if it was given up
-        self.wanted_min_in_sync: int | None = None  # from the spec, if there is one
-        self.wanted_replicas: int | None = None  # from the spec, if there is one
+        self.has_spec = store.has_specs
+        # From the spec, at the leading controller, after it has read the spec.
+        self.wanted_min_in_sync: int | None = None
+        self.wanted_replicas: int | None = None
         self.listeners: set[GroupListener] = set()
         self.is_removed = False  # The store no longer has this group.
         self._full_name = name_in_cluster(cluster, name) if cluster else ""
@@ -203,45 +211,58 @@ class BrokerGroupControl:
         """Return replicas with a log that differs from their master's and must not be cut."""
         return diverged_of(self._live())
 
+    @property
+    def full_count(self) -> int:
+        """Live replicas with a full disk."""
+        return sum(one.beat.health is ReplicaHealth.FULL for one in self._live())
+
     def unheard_pairs(self) -> frozenset[tuple[ReplicaId, ReplicaId]]:
         """Return pairs of live replicas where the first does not hear the second."""
         return frozenset() if self.stored is None else unheard_of(self.stored.record, self._live())
 
-    def is_heard(self, member: ReplicaRun | None, sight: Sight) -> bool:
+    def is_heard(self, member: ReplicaRun | None, observation: GroupObservation) -> bool:
         """Return whether a run is live."""
-        return sight.find_live(member, self._timing) is not None
+        return observation.find_live(member, self._timing) is not None
 
     def _live(self) -> list[Candidate]:
-        if self.stored is None:
-            return []
-        return live_of(self.stored.record, self._observe(), self._timing)
+        return [] if self.stored is None else self._live_in(self.stored.record)
 
-    def _observe(self) -> Sight:
+    def _live_in(self, record: GroupRecord) -> list[Candidate]:
+        return live_of(record, self._observe(), self._timing)
+
+    def _observe(self) -> GroupObservation:
         now_ms = self._clock.monotonic_ms()
-        sight = self._sessions.observe(
+        observation = self._sessions.observe(
             rank=self._rank(),
             now_ms=now_ms,
+            has_spec=self.has_spec,
             wanted_min_in_sync=self.wanted_min_in_sync,
             wanted_replicas=self.wanted_replicas,
         )
         if not self._reports or self.stored is None:
-            return sight
+            return observation
         reached = find_reached_instead(
             self.stored.record, self._reports.values(), proxies=self._proxies, now_ms=now_ms
         )
-        return sight._replace(reached_instead=reached)
+        return observation._replace(reached_instead=reached)
 
     # ------------------------------------------------------------ requests
 
-    async def change(self, request: ChangeRequest) -> Denial | None:
+    async def change(
+        self, request: ChangeRequest, *, corrects_record: bool = False
+    ) -> Denial | None:
         """Make a requested change; return the reason against it, or None.
 
-        Raises StoreUnreachable.
+        Only a request that `corrects_record` changes an outdated one. Raises StoreUnreachable.
         """
         async with self._writer.lock:
             for _ in range(TRIES_MAX):
-                stored = await self._writer.read()
-                self._note_state(stored.record)
+                stored = await self._read()
+                if stored is None:
+                    continue
+                live = self._live_in(stored.record)
+                if is_outdated_in_epoch(stored.record, live) and not corrects_record:
+                    return ChangeRejection(of_rollback(stored.record, newest_seen(live)))
                 changed = request(stored.record, self._observe())
                 if isinstance(changed, ChangeRejection | FencedRun):
                     return changed
@@ -289,7 +310,7 @@ class BrokerGroupControl:
             try:
                 again_s = await self.reconcile()
             except StoreUnreachable as error:
-                self._set_alarm(f"the store is unreachable: {error}")
+                self._set_alarm(error.describe())
                 again_s = LOOK_PERIOD_S
 
     async def reconcile(self) -> float:
@@ -302,10 +323,12 @@ class BrokerGroupControl:
         if self.stored is None:
             return LOOK_PERIOD_S
         intent = self._decide(self.stored.record)
-        # Replicas that have seen a newer epoch may have seen a newer record than this copy.
+        # Replicas may have seen a newer record than this copy.
         if isinstance(intent, RecordWrite | MetaRollback):
             async with self._writer.lock:
-                stored = await self._writer.read()
+                stored = await self._read()
+                if stored is None:
+                    return 0.0
                 intent = self._decide(stored.record)
                 if isinstance(intent, RecordWrite):
                     await self._write(stored, intent)
@@ -313,6 +336,19 @@ class BrokerGroupControl:
         if isinstance(intent, NoAction):
             await self._add_reports()
         return self._act(intent)
+
+    async def _read(self) -> StoredRecord | None:
+        """Read the record and note it; None: a newer one was written meanwhile.
+
+        Only an outdated record is older than the heartbeats from before the read.
+        """
+        before = self._observe()
+        stored = await self._writer.read()
+        self._note_state(stored.record)
+        record = stored.record
+        was_outdated = is_outdated(record, live_of(record, before, self._timing))
+        is_late = is_outdated(record, self._live_in(record)) and not was_outdated
+        return None if is_late else stored
 
     def _note_state(self, record: GroupRecord) -> None:
         """Note in the sessions which record is current and whether its master has failed."""
@@ -323,12 +359,12 @@ class BrokerGroupControl:
 
     def _decide(self, record: GroupRecord) -> Intent:
         self._note_state(record)
-        sight = self._observe()
-        intent = decide(record, sight, self._timing)
+        observation = self._observe()
+        intent = decide(record, observation, self._timing)
         if isinstance(intent, TransferRequest) and record.transfer is not None:
-            since_ms = self._transfer_since_ms or sight.now_ms
+            since_ms = self._transfer_since_ms or observation.now_ms
             self._transfer_since_ms = since_ms
-            if sight.now_ms - since_ms > TRANSFER_GIVE_UP_MS:
+            if observation.now_ms - since_ms > TRANSFER_GIVE_UP_MS:
                 without_transfer = record._replace(transfer=None, version=record.version + 1)
                 self.failed_transfer = (
                     f"the transfer to replica {record.transfer} did not complete within"
@@ -371,20 +407,20 @@ class BrokerGroupControl:
         """Add outages and cuts to the history of the record, if some are new."""
         if self.stored is None or self._rank():
             return
-        sight = self._observe()
-        if sight.now_ms - sight.version_since_ms < QUIET_MS:
+        observation = self._observe()
+        if observation.now_ms - observation.version_since_ms < QUIET_MS:
             return  # Each write invalidates proposals against the old version: replicas go first.
         outage = self._outages.outage
         cuts = [
             one.beat.cut
-            for _, one in sorted(sight.sessions.items())
+            for _, one in sorted(observation.sessions.items())
             if one.beat is not None and one.beat.cut is not None
         ]
 
-        def add(record: GroupRecord, _sight: Sight) -> GroupRecord:
+        def add(record: GroupRecord, _observation: GroupObservation) -> GroupRecord:
             return with_reports(record, outage=outage, cuts=cuts)
 
-        if add(self.stored.record, sight) != self.stored.record:
+        if add(self.stored.record, observation) != self.stored.record:
             await self.change(add)
 
     def _act(self, intent: Intent) -> float:
@@ -404,7 +440,9 @@ class BrokerGroupControl:
                 assert self.stored is not None, "the decision was about a record"
                 self._set_alarm(reason + of_fewer(self.name, self.stored.record, drained))
                 return self._wait_s(again_at_ms)
-            case MetaRollback(_, reason, survivor):
+            case FullMaster(reason):
+                self._set_alarm(reason)
+            case MetaRollback(reason, survivor):
                 self._set_alarm(reason + of_last_resort(self.name, survivor))
             case TransferRequest(target):
                 assert self.stored is not None, "the decision was about a record"

@@ -90,7 +90,7 @@ class BrokerGroupControls:
         group = self._find_or_add(name) if stored is not None else None
         if group is None:
             remedy = (
-                "start its replica 0, which founds it"
+                "check the name, or start its replica 0, which creates it"
                 if self._founds_with is not None
                 else "this controller creates no groups (makes_groups)"
             )

@@ -33,7 +33,7 @@ from tidemill.controller.pods import (
 if TYPE_CHECKING:
     from tidemill.common.replica_group import ReplicaId
     from tidemill.controller.election.record import GroupRecord
-    from tidemill.controller.election.sessions import Sight
+    from tidemill.controller.election.sessions import GroupObservation
     from tidemill.controller.group import BrokerGroupControl, Denial
     from tidemill.controller.groups import BrokerGroupControls
 
@@ -63,7 +63,9 @@ class ReplicaScaling:
                     await self.step()
             else:
                 for group in self._groups.by_name.values():
-                    group.notice = ""  # The leading controller has the current one.
+                    # The leading controller has the current ones.
+                    group.notice = ""
+                    group.wanted_replicas = group.wanted_min_in_sync = None
             await asyncio.sleep(PERIOD_S)
 
     async def step(self) -> None:
@@ -92,6 +94,8 @@ class ReplicaScaling:
             else:
                 step = next_step(pods, spec_replicas=spec.replicas, record=record)
             is_replacing = is_replacing or pods.is_changing
+            if step == PodWait() and record is not None:
+                step = PodWait(_why_below(record, spec))
             await self._do(step, spec, stateful_set, group)
             if group is not None and record is not None:
                 await self._forget_last(group, record, pods)
@@ -176,12 +180,22 @@ class ReplicaScaling:
             return
         last = max(without_pod)
 
-        def forget_last(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
-            if group.is_heard(record.find_member(last), sight):
+        def forget_last(record: GroupRecord, observation: GroupObservation) -> GroupRecord | Denial:
+            if group.is_heard(record.find_member(last), observation):
                 return record
             return forget(record, last)
 
         await group.change(forget_last)
+
+
+def _why_below(record: GroupRecord, spec: BrokerGroupSpec) -> str:
+    """Return why fewer replicas than in the spec acknowledge a message; empty: they do not."""
+    if record.min_in_sync >= spec.min_in_sync:
+        return ""
+    return (
+        f"messages are acknowledged with {record.min_in_sync} of {spec.min_in_sync} replicas of"
+        f" minInSync, until {spec.min_in_sync} are in sync"
+    )
 
 
 def pods_of(stateful_set: V1StatefulSet) -> StatefulSetPods:
@@ -191,18 +205,26 @@ def pods_of(stateful_set: V1StatefulSet) -> StatefulSetPods:
     assert spec is not None, "each StatefulSet has a spec"
     strategy = None if spec.update_strategy is None else spec.update_strategy.rolling_update
     generation = (status and status.observed_generation) or 0
+    updated = (status and status.updated_replicas) or 0
+    # After a rollback in the middle of a replacement both revisions are equal, and the pods that
+    # were replaced before it still follow the other template.
+    is_outdated = status is not None and updated < (status.replicas or 0)
+    is_update = status is not None and status.update_revision != status.current_revision
     return StatefulSetPods(
         replicas=spec.replicas or 0,
         partition=(strategy and strategy.partition) or 0,
         ready=(status and status.ready_replicas) or 0,
-        updated=(status and status.updated_replicas) or 0,
+        updated=updated,
         is_seen=generation >= (metadata.generation or 0),
-        is_changing=status is not None and status.update_revision != status.current_revision,
+        is_changing=is_outdated or is_update,
+        is_update=is_update,
     )
 
 
 async def _move(group: BrokerGroupControl, target: ReplicaId) -> None:
-    def request_transfer(record: GroupRecord, _sight: Sight) -> GroupRecord | Denial:
+    def request_transfer(
+        record: GroupRecord, _observation: GroupObservation
+    ) -> GroupRecord | Denial:
         if record.transfer == target:
             return record
         return record._replace(transfer=target, version=record.version + 1)

@@ -26,7 +26,12 @@ from tidemill.controller.election.leadership import LeaseSeen, LeaseTiming
 from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.swap import StoredRecord, WriteAttempt
 from tidemill.controller.kubernetes_calls import Json, KubernetesCalls
-from tidemill.controller.meta_store import RecordChange, StoreUnreachable, WriteFailure
+from tidemill.controller.meta_store import (
+    RecordChange,
+    StoreDamaged,
+    StoreUnreachable,
+    WriteFailure,
+)
 from tidemill.controller.record_json import from_json, to_json
 
 READS_MAX: Final = 2  # tries of a read; its caller asks again soon
@@ -53,6 +58,8 @@ class BrokerGroupSpec(NamedTuple):
 @final
 class KubernetesStore:
     """The records of one cluster (a Helm release) in one namespace."""
+
+    has_specs: Final = True
 
     def __init__(
         self, calls: KubernetesCalls, cluster: str, *, makes_resources: bool = False
@@ -108,7 +115,7 @@ class KubernetesStore:
     async def groups(self) -> list[str]:
         """Return the names of all groups, sorted. Raises StoreUnreachable."""
         items = (await self._list())["items"]
-        return sorted(one["spec"]["group"] for one in items if _stored(one) is not None)
+        return sorted(one["spec"]["group"] for one in items if _record_of(one) is not None)
 
     async def specs(self) -> list[BrokerGroupSpec]:
         """Return the specs of all groups with a StatefulSet. Raises StoreUnreachable."""
@@ -342,17 +349,34 @@ def _renew_time() -> datetime:
 
 
 def _stored(resource: Json) -> StoredRecord | None:
-    """Return the record of a resource; None: it has none yet."""
-    record = resource.get("status", {}).get("record")
-    return (
-        None
-        if record is None
-        else StoredRecord(from_json(record), resource["metadata"]["resourceVersion"])
-    )
+    """Return the record of a resource; None: it has none yet. Raises StoreDamaged."""
+    record = _record_of(resource)
+    if record is None:
+        return None
+    try:
+        return StoredRecord(from_json(record), resource["metadata"]["resourceVersion"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        name = resource["metadata"]["name"]
+        raise StoreDamaged(
+            f"status.record of BrokerGroup {name} is damaged ({error!r}); restore the resource with"
+            " its newest status, or delete its status: the replicas register again, and an alarm"
+            " names the command that chooses the master"
+        ) from error
+
+
+def _record_of(resource: Json) -> Any:
+    """Return the record of a resource as JSON values, unchecked; None: it has none yet."""
+    return resource.get("status", {}).get("record")
 
 
 def _changed(resource: Json) -> RecordChange | None:
-    stored = _stored(resource)
+    """Return the change of a resource; None without a record, or with a damaged one."""
+    try:
+        stored = _stored(resource)
+    except StoreDamaged as error:
+        # The changes of the other groups go on. A read of this group raises the error.
+        log.warning("damaged group record", reason=str(error))
+        return None
     return None if stored is None else RecordChange(resource["spec"]["group"], stored)
 
 

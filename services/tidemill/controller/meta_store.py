@@ -19,6 +19,18 @@ from tidemill.controller.election.swap import StoredRecord, WriteAttempt
 class StoreUnreachable(Exception):
     """The store does not answer, or rejects the call for now; nothing was written."""
 
+    def describe(self) -> str:
+        """Return the problem as an alarm or the answer to a request names it."""
+        return f"the store is unreachable: {self}"
+
+
+class StoreDamaged(StoreUnreachable):
+    """The store, or a record of it, is damaged. The text names the file and the remedy."""
+
+    def describe(self) -> str:
+        """Return the problem as an alarm or the answer to a request names it."""
+        return f"the store is damaged: {self}"
+
 
 class WriteFailure(Enum):
     """The reason why a write was not done, or why its outcome is unknown."""
@@ -36,6 +48,10 @@ class RecordChange(NamedTuple):
 
 class MetaStore(Protocol):
     """Group records, and one lease."""
+
+    @property
+    def has_specs(self) -> bool:
+        """Whether each group has a spec, which sets its replicas and min-in-sync."""
 
     async def get(self, group: str) -> StoredRecord | None:
         """Return a group's record; None: there is no such group. Raises StoreUnreachable."""

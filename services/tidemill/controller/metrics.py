@@ -57,6 +57,10 @@ class MeasuredGroup(Protocol):
     def live_count(self) -> int:
         """Registered replicas that are live."""
 
+    @property
+    def full_count(self) -> int:
+        """Live replicas with a full disk."""
+
     def diverged_replicas(self) -> Collection[object]:
         """Return replicas whose log differs from their master's and must not be cut."""
 
@@ -108,7 +112,10 @@ class ControllerMetrics:
     def collector(
         self, groups: Callable[[], Mapping[str, MeasuredGroup]], is_leading: Callable[[], bool]
     ) -> Callable[[], Iterator[Metric]]:
-        """Return the function that yields the metrics."""
+        """Return the function that yields the metrics.
+
+        It is one function, because it is a list of metrics without decisions.
+        """
 
         def collect() -> Iterator[Metric]:
             role = GaugeMetricFamily(
@@ -147,6 +154,11 @@ class ControllerMetrics:
                 " be cut.",
                 labels=("broker_set",),
             )
+            full = GaugeMetricFamily(
+                "rocketmq_controller_full_replicas",
+                "Live replicas with a full disk, which accept no messages as master.",
+                labels=("broker_set",),
+            )
             unheard = GaugeMetricFamily(
                 "rocketmq_controller_unheard_replicas",
                 "Pairs of live replicas where one does not hear the other.",
@@ -157,13 +169,14 @@ class ControllerMetrics:
                     self._failovers.declare((name, reason))
                 active.add_metric((name,), group.live_count)
                 diverged.add_metric((name,), len(group.diverged_replicas()))
+                full.add_metric((name,), group.full_count)
                 unheard.add_metric((name,), len(group.unheard_pairs()))
                 alarmed.add_metric((name,), int(bool(group.alarm)))
                 if group.stored is not None:
                     epochs.add_metric((name,), group.stored.record.epoch)
                     in_sync.add_metric((name,), len(group.stored.record.sss))
                     registered.add_metric((name,), len(staying(group.stored.record)))
-            yield from (active, alarmed, epochs, in_sync, registered, diverged, unheard)
+            yield from (active, alarmed, epochs, in_sync, registered, diverged, full, unheard)
             yield from self._collect_counts()
 
         return collect

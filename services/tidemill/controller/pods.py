@@ -24,6 +24,9 @@ class StatefulSetPods(NamedTuple):
     updated: int  # pods that follow the template
     is_seen: bool  # Kubernetes has processed the last change of the StatefulSet
     is_changing: bool  # some pods do not follow the template yet
+    # The template has changed. In a rollback it has not, and a pod that ends looks as if it did not
+    # follow the template.
+    is_update: bool = True
 
 
 class PodResize(NamedTuple):
@@ -89,7 +92,9 @@ def _replace(pods: StatefulSetPods, record: GroupRecord | None) -> PodStep:
     if record.master.replica_id != following:
         return PodReplacement(following)
     others = sorted(one for one in in_sync - {following} if not is_retired(record, one))
-    if not others or is_short:
+    # In a rollback no master moves: the target may be a pod that ends. A master hands over when
+    # Kubernetes ends its pod.
+    if not others or is_short or not pods.is_update:
         return PodReplacement(following)
     # A pod that is already replaced does not have to hand over again.
     return MasterMove(next((one for one in others if one >= partition), others[0]))

@@ -7,7 +7,8 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from tidemill.common.setting_types import Flag, Port, is_loopback
+from tidemill.common.addresses import is_loopback
+from tidemill.common.setting_types import Flag, Port
 from tidemill.common.shared_settings import ClusterTlsSettings
 from tidemill.controller.election.sessions import ElectionTiming
 

@@ -1,28 +1,43 @@
 """The store of group records in one SQLite file: for a laptop, tests, and a single machine.
 
-    groups   name, token, record    the token comes from one counter: it is never used twice, also
+    groups   name, token, record, checksum
+                                    the token comes from one counter: it is never used twice, also
                                     when a group is removed and created again
     leases   name, holder, renewals
 
+The checksum covers the other columns of its row. A damaged row raises StoreDamaged: an epoch that
+the disk changed would let two replicas lead one epoch. There is no index on names: a damaged index
+would hide a group. The pages and tables of the file are checked when it is opened.
+
 Several processes of one machine may share the file. Each commit is on the disk before its caller
-continues (synchronous = FULL). All calls run in one thread, in their order. A call that waits
-longer than BUSY_TIMEOUT_MS for the lock of another process raises StoreUnreachable.
+continues (synchronous = FULL), and in the file itself: SQLite drops the rest of a write-ahead log
+(`-wal`) behind a damaged frame, which would bring an older record back. If another process reads at
+that moment, the next write empties the log. All calls run in one thread, in their order. A call
+that waits longer than BUSY_TIMEOUT_MS for the lock of another process raises StoreUnreachable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from sqlite3 import SQLITE_CORRUPT, SQLITE_ERROR, SQLITE_NOTADB, SQLITE_READONLY
 from typing import Final, TypeVar, final
+from zlib import crc32
 
 from tidemill.controller.election.leadership import LeaseSeen
 from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.swap import StoredRecord, WriteAttempt
-from tidemill.controller.meta_store import RecordChange, StoreUnreachable, WriteFailure
+from tidemill.controller.meta_store import (
+    RecordChange,
+    StoreDamaged,
+    StoreUnreachable,
+    WriteFailure,
+)
 from tidemill.controller.record_json import from_text, to_text
 
 BUSY_TIMEOUT_MS: Final = 1_000  # the time-out of each call of a store
@@ -31,15 +46,81 @@ BUSY_TIMEOUT_MS: Final = 1_000  # the time-out of each call of a store
 WATCH_PERIOD_S: Final = 0.05
 
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS groups (
-    name TEXT PRIMARY KEY, token INTEGER NOT NULL, record TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS leases (
-    name TEXT PRIMARY KEY, holder TEXT NOT NULL, renewals INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS tokens (last INTEGER NOT NULL);
-INSERT INTO tokens SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM tokens);
+CREATE TABLE groups (
+    name TEXT NOT NULL, token INTEGER NOT NULL, record TEXT NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE leases (name TEXT NOT NULL, holder TEXT NOT NULL, renewals INTEGER NOT NULL);
+CREATE TABLE tokens (last INTEGER NOT NULL);
+INSERT INTO tokens VALUES (0);
+"""
+# A damaged counter never repeats a token.
+_MEND_COUNTER: Final = """
+UPDATE tokens SET last = max(last, (SELECT coalesce(max(token), 0) FROM groups))
 """
 
+_SELECT_ALL: Final = "SELECT name, token, record, checksum FROM groups"
+_SELECT: Final = _SELECT_ALL + " WHERE name = ?"
+
+# SQLite rejects a correct statement only if the tables are not those of `_SCHEMA`.
+_DAMAGE_CODES: Final = frozenset({SQLITE_CORRUPT, SQLITE_NOTADB, SQLITE_ERROR})
+
 T = TypeVar("T")
+
+
+def _checksum(name: str, token: int, record: str) -> int:
+    return crc32(f"{name}\0{token}\0{record}".encode())
+
+
+def _checked(path: Path, row: tuple[str, int, str, int]) -> StoredRecord:
+    """Return the record of a row. Raises StoreDamaged."""
+    name, token, record, checksum = row
+    if _checksum(name, token, record) != checksum:
+        raise _damage(f"the record of broker group {name!r} in {path} is damaged")
+    return StoredRecord(from_text(record), str(token))
+
+
+def _damage(what: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"{what}; stop the controllers, move the file away, and start them: the replicas register"
+        " again, and an alarm names the command that chooses the master"
+    )
+
+
+def _failure(path: Path, error: sqlite3.Error | OSError | UnicodeDecodeError) -> StoreUnreachable:
+    """Return the error of a call that SQLite or the disk failed."""
+    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    is_damaged = (
+        kind in _DAMAGE_CODES
+        or isinstance(error, UnicodeDecodeError)  # The text of the error quotes damaged text.
+        # The first bytes of a file can say that it is of a later format, which is only for reading.
+        or (kind == SQLITE_READONLY and os.access(path, os.W_OK))
+    )
+    if is_damaged:
+        return _damage(f"{path} is damaged ({error})")
+    return StoreUnreachable(f"{path}: {error}")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+    )
+    # A flipped bit may leave text that is not UTF-8: the checksum names its record.
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
+    return connection
+
+
+def _find(path: Path, connection: sqlite3.Connection, group: str) -> StoredRecord | None:
+    """Return the record of a group. Raises StoreDamaged."""
+    row = connection.execute(_SELECT, (group,)).fetchone()
+    if row is not None:
+        return _checked(path, row)
+    # It may be there under a damaged name.
+    _check_all(path, connection)
+    return None
+
+
+def _check_all(path: Path, connection: sqlite3.Connection) -> None:
+    for row in connection.execute(_SELECT_ALL):
+        _checked(path, row)
 
 
 def read_record(path: Path, group: str) -> GroupRecord | None:
@@ -50,16 +131,18 @@ def read_record(path: Path, group: str) -> GroupRecord | None:
     if not path.exists():
         return None
     try:
-        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000)) as file:
-            row = file.execute("SELECT record FROM groups WHERE name = ?", (group,)).fetchone()
-    except sqlite3.Error as error:
-        raise StoreUnreachable(f"{path}: {error}") from error
-    return None if row is None else from_text(row[0])
+        with contextlib.closing(_open(path)) as file:
+            stored = _find(path, file, group)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise _failure(path, error) from error
+    return None if stored is None else stored.record
 
 
 @final
 class SqliteStore:
     """One connection to the file, in its own thread."""
+
+    has_specs: Final = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,11 +174,14 @@ class SqliteStore:
         """Store the first record of a group. Raises StoreUnreachable."""
 
         def insert(connection: sqlite3.Connection) -> StoredRecord | WriteFailure:
+            if _find(self._path, connection, group) is not None:
+                return WriteFailure.CONFLICT
             token = _next_token(connection)
-            done = connection.execute(
-                "INSERT OR IGNORE INTO groups VALUES (?, ?, ?)", (group, token, to_text(record))
+            connection.execute(
+                "INSERT INTO groups VALUES (?, ?, ?, ?)",
+                (group, token, text := to_text(record), _checksum(group, token, text)),
             )
-            return StoredRecord(record, str(token)) if done.rowcount else WriteFailure.CONFLICT
+            return StoredRecord(record, str(token))
 
         return await self._write(insert)
 
@@ -105,8 +191,15 @@ class SqliteStore:
         def update(connection: sqlite3.Connection) -> StoredRecord | WriteFailure:
             token = _next_token(connection)
             done = connection.execute(
-                "UPDATE groups SET token = ?, record = ? WHERE name = ? AND token = ?",
-                (token, to_text(attempt.record), group, int(attempt.base.token)),
+                "UPDATE groups SET token = ?, record = ?, checksum = ?"
+                " WHERE name = ? AND token = ?",
+                (
+                    token,
+                    text := to_text(attempt.record),
+                    _checksum(group, token, text),
+                    group,
+                    int(attempt.base.token),
+                ),
             )
             return (
                 StoredRecord(attempt.record, str(token)) if done.rowcount else WriteFailure.CONFLICT
@@ -172,7 +265,9 @@ class SqliteStore:
         def write(connection: sqlite3.Connection) -> LeaseSeen | WriteFailure:
             if seen is None:
                 done = connection.execute(
-                    "INSERT OR IGNORE INTO leases VALUES (?, ?, ?)", (name, *lease)
+                    "INSERT INTO leases SELECT ?, ?, ?"
+                    " WHERE NOT EXISTS (SELECT 1 FROM leases WHERE name = ?)",
+                    (name, *lease, name),
                 )
             else:
                 done = connection.execute(
@@ -193,29 +288,31 @@ class SqliteStore:
 
     def _connect(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(
-            self._path,
-            timeout=BUSY_TIMEOUT_MS / 1000,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self._connection = connection
+        connection = self._connection = _open(self._path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        finding = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if finding != "ok":
+            raise _damage(f"{self._path} is damaged ({' '.join(finding.split())})")
         connection.execute("BEGIN IMMEDIATE")
-        for statement in filter(str.strip, _SCHEMA.split(";")):
-            connection.execute(statement)
+        statements = [one.strip() for one in _SCHEMA.split(";") if one.strip()]
+        tables = connection.execute("SELECT sql FROM sqlite_schema ORDER BY rowid").fetchall()
+        if not tables:
+            for statement in statements:
+                connection.execute(statement)
+        elif [sql for (sql,) in tables] != [one for one in statements if "TABLE" in one]:
+            raise _damage(f"the tables in {self._path} are damaged, or another program's")
+        _check_all(self._path, connection)
+        connection.execute(_MEND_COUNTER)
         connection.execute("COMMIT")
+        self._empty_log()
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
     def _get(self, group: str) -> StoredRecord | None:
-        row = self._open_connection.execute(
-            "SELECT record, token FROM groups WHERE name = ?", (group,)
-        ).fetchone()
-        return None if row is None else StoredRecord(from_text(row[0]), str(row[1]))
+        return _find(self._path, self._open_connection, group)
 
     def _tokens(self) -> dict[str, int]:
         rows = self._open_connection.execute("SELECT name, token FROM groups").fetchall()
@@ -224,8 +321,17 @@ class SqliteStore:
     async def _run(self, call: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-        except (sqlite3.Error, OSError) as error:
-            raise StoreUnreachable(f"{self._path}: {error}") from error
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            raise _failure(self._path, error) from error
+
+    def _empty_log(self) -> None:
+        """Move all commits from the write-ahead log into the file, unless others use it now."""
+        connection = self._open_connection
+        connection.execute("PRAGMA busy_timeout = 0")
+        # The commit is done, whatever happens to the log.
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
 
     async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T | WriteFailure:
         """Make a change in a transaction. After a cancellation, its outcome is unknown."""
@@ -236,7 +342,8 @@ class SqliteStore:
             try:
                 result = change(connection)
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
             try:
                 connection.execute("COMMIT")
@@ -245,6 +352,7 @@ class SqliteStore:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 return WriteFailure.UNKNOWN
+            self._empty_log()
             return result
 
         try:

@@ -21,6 +21,7 @@ from tidemill.common.errors import (
     IllegalFilter,
     IllegalMessageGroup,
     IllegalMessageId,
+    IllegalTag,
     InvalidReceiptHandle,
     MessageBodyTooLarge,
     PropertiesTooLarge,
@@ -64,11 +65,11 @@ CLIENT_ID: Final = FieldLimit(
 )
 NAMESPACE: Final = FieldLimit(
     subject="a resource namespace",
-    field="`Resource.resource_namespace`",
-    limit=127,
+    field="`Resource.resource_namespace`, metadata `x-mq-namespace`",
+    limit=118,
     unit="bytes",
     error=BadRequest,
-    reason="each queue of a route and each received message repeats it",
+    reason="part of each name: a consumer group has 120 characters, two of them `%` and a letter",
 )
 ENDPOINTS: Final = FieldLimit(
     subject="an access point",
@@ -108,7 +109,7 @@ BODY: Final = FieldLimit(
     limit=4_194_304,
     unit="bytes",
     error=MessageBodyTooLarge,
-    reason="limit of the protocol; Node.js, C# and Rust clients receive no more",
+    reason="limit of the protocol; `message_item_bytes_max` allows less by default",
 )
 MESSAGE_ID: Final = FieldLimit(
     subject="a message id",
@@ -182,13 +183,21 @@ ATTEMPT_ID: Final = FieldLimit(
     error=BadRequest,
     reason="its stored size has one byte; official clients send a UUID",
 )
+TAG: Final = FieldLimit(
+    subject="a message tag",
+    field="`SystemProperties.tag`",
+    limit=PROPERTIES.limit,
+    unit="bytes",
+    error=IllegalTag,
+    reason="the properties of a message have as many together",
+)
 FILTER: Final = FieldLimit(
     subject="a tag filter",
     field="`FilterExpression.expression`",
-    limit=4_096,
+    limit=TAG.limit,
     unit="bytes",
     error=IllegalFilter,
-    reason="the broker keeps it while the poll waits",
+    reason="it must be able to name the longest tag; the broker keeps it while the poll waits",
 )
 FILTER_TAGS: Final = FieldLimit(
     subject="a tag filter",
@@ -289,6 +298,7 @@ FIELDS: Final = (
     BORN_HOST,
     TRACE_CONTEXT,
     ATTEMPT_ID,
+    TAG,
     FILTER,
     FILTER_TAGS,
     RECEIPT_HANDLE,

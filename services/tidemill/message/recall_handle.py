@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from tidemill.common.errors import BadRequest
 
-VERSION = 2  # version 1 is the text format of RocketMQ
+VERSION = 1
 SECRET_SIZE = 32  # bytes
 MARK_CHARS = 4  # for version and broker, three bytes
 HANDLE_CHARS_MAX = 2048  # enough for the longest message id, of 1,024 bytes

@@ -20,6 +20,7 @@ TIMER_DEAD_LETTER_TOPIC = f"{DEAD_LETTER_TOPIC_PREFIX}TIMER"  # of delayed messa
 HIDDEN_TOPIC_PREFIX = "%SYS%"
 
 _RESOURCE_NAME = re.compile(r"[A-Za-z0-9_\-%|]+")
+NAMESPACE_SEPARATOR = "%"
 _SYSTEM_PREFIX = "rmq_sys_"
 _SYSTEM_NAMES = frozenset(
     [
@@ -56,18 +57,48 @@ _SYSTEM_GROUPS = frozenset(
 )
 
 
+def is_reserved(name: str) -> bool:
+    """Whether a name belongs to the system. Such a name gets no namespace."""
+    return (
+        name in _SYSTEM_NAMES
+        or name in _SYSTEM_GROUPS
+        or name.startswith((_SYSTEM_PREFIX, HIDDEN_TOPIC_PREFIX))
+    )
+
+
+def split_prefix(name: str) -> tuple[str, str]:
+    """Return the prefix of the broker's own topics, or nothing, and the other part of a name."""
+    for prefix in (DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name[len(prefix) :]
+    return "", name
+
+
+def _empty_part(name: str) -> str:
+    """Return the problem of a name with an empty namespace or an empty part; else nothing."""
+    if all(split_prefix(name)[1].split(NAMESPACE_SEPARATOR)):
+        return ""
+    return (
+        f"the name {name} has an empty part: {NAMESPACE_SEPARATOR} separates a namespace from a"
+        f" name, and both must have characters"
+    )
+
+
 def check_topic(name: str) -> None:
     """Raise IllegalTopic unless clients may use `name` for a topic."""
     if not name.strip():
         raise IllegalTopic("the topic name is blank")
     if len(name) > TOPIC_CHARS_MAX:
         raise IllegalTopic(
-            f"a topic name has at most {TOPIC_CHARS_MAX} characters, not {len(name)}"
+            f"a topic name with its namespace has at most {TOPIC_CHARS_MAX} characters,"
+            f" not {len(name)}"
         )
     if not _RESOURCE_NAME.fullmatch(name):
         raise IllegalTopic("a topic name may only contain A-Z a-z 0-9 _ - % |")
     if name in _SYSTEM_NAMES or name.startswith((_SYSTEM_PREFIX, HIDDEN_TOPIC_PREFIX)):
         raise IllegalTopic(f"the topic name {name} is reserved for the system")
+    if problem := _empty_part(name):
+        raise IllegalTopic(problem)
 
 
 def check_group(name: str) -> None:
@@ -76,7 +107,8 @@ def check_group(name: str) -> None:
         raise IllegalGroup("the consumer group name is blank")
     if len(name) > GROUP_CHARS_MAX:
         raise IllegalGroup(
-            f"a consumer group name has at most {GROUP_CHARS_MAX} characters, not {len(name)}"
+            f"a consumer group name with its namespace has at most {GROUP_CHARS_MAX} characters,"
+            f" not {len(name)}"
         )
     if not _RESOURCE_NAME.fullmatch(name):
         raise IllegalGroup("a consumer group name may only contain A-Z a-z 0-9 _ - % |")
@@ -87,6 +119,8 @@ def check_group(name: str) -> None:
             f"a consumer group name must not begin with {RETRY_TOPIC_PREFIX} or"
             f" {DEAD_LETTER_TOPIC_PREFIX}, which are prefixes of the broker's own topics"
         )
+    if problem := _empty_part(name):
+        raise IllegalGroup(problem)
 
 
 def check_own_topic(name: str) -> None:

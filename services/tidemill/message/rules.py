@@ -6,17 +6,23 @@ The limits are those of the public protocol, so applications behave as with othe
 from __future__ import annotations
 
 import re
+from hashlib import md5, sha1
+from zlib import crc32
 
 from tidemill.common.errors import (
+    BadRequest,
     IllegalKey,
     IllegalMessageGroup,
     IllegalMessageId,
     IllegalPropertyKey,
     IllegalTag,
     MessageBodyEmpty,
+    MessageBodyTooLarge,
+    MessageCorrupted,
     MessageTypeConflict,
     NotBuilt,
 )
+from tidemill.common.item_bytes import DELIVERY_BYTES
 from tidemill.message import limits
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -71,6 +77,8 @@ def check_message(message: v2.Message) -> None:
     if tag or keys or message.user_properties:
         check_properties(message, tag)
     check_body(message.body)
+    if properties.HasField("body_digest"):
+        check_digest(properties.body_digest, message.body)
 
 
 def check_message_id(message_id: str) -> None:
@@ -81,9 +89,14 @@ def check_message_id(message_id: str) -> None:
 
 
 def check_tag(tag: str) -> None:
-    """Raise IllegalTag unless a filter can name `tag`."""
+    """Raise IllegalTag unless a filter can name `tag`: sends and filters have the same rule."""
     if not tag.strip():
         raise IllegalTag("the message tag is blank")
+    if tag != tag.strip():
+        raise IllegalTag("a message tag must not begin or end with a blank, which filters ignore")
+    if tag == "*":
+        raise IllegalTag("a message tag must not be *, which stands for all messages in a filter")
+    limits.TAG.check_text(tag)
     if "|" in tag:
         raise IllegalTag("a message tag must not contain |, which separates tags in a filter")
     if _CONTROL_CHARACTER.search(tag):
@@ -131,6 +144,38 @@ def check_body(body: bytes) -> None:
     limits.BODY.check_count(len(body))
 
 
+def check_digest(digest: v2.Digest, body: bytes) -> None:
+    """Raise MessageCorrupted if a body is not the one that its sender has hashed.
+
+    Consumers get a digest of the stored body. It must not vouch for another body. Clients write
+    CRC32 in three ways.
+    """
+    if not digest.checksum:
+        return
+    match digest.type:
+        case v2.MD5:
+            expected = [md5(body, usedforsecurity=False).hexdigest()]
+        case v2.SHA1:
+            expected = [sha1(body, usedforsecurity=False).hexdigest()]
+        case v2.CRC32:
+            checksum = crc32(body)
+            expected = [f"{checksum:x}", f"{checksum:08x}", f"{checksum}"]
+        case other:
+            raise BadRequest(f"unknown type {other} of the body digest; use MD5, SHA1 or CRC32")
+    if digest.checksum.lower() not in expected:
+        raise MessageCorrupted("the body does not match its digest; send the message again")
+
+
+def check_item(blob: bytes, item_bytes_max: int) -> None:
+    """Raise MessageBodyTooLarge if a stored message would be too large for clients to receive."""
+    size_bytes = len(blob) + DELIVERY_BYTES
+    if size_bytes > item_bytes_max:
+        raise MessageBodyTooLarge(
+            f"the message takes {size_bytes} bytes when it is received, with its properties and its"
+            f" handle; the limit is {item_bytes_max} (message_item_bytes_max)"
+        )
+
+
 def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
     """Return the type that the properties of a message imply.
 
@@ -154,6 +199,11 @@ def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
             f"a message has one type; the properties of this one imply {names}"
         )
     derived = found[0] if found else v2.NORMAL
+    if derived != v2.TRANSACTION and properties.HasField("orphaned_transaction_recovery_duration"):
+        raise MessageTypeConflict(
+            "the message has an orphaned_transaction_recovery_duration and is not transactional;"
+            " declare type TRANSACTION, or remove the duration"
+        )
     if declared == derived:
         return derived
     if declared not in (v2.MESSAGE_TYPE_UNSPECIFIED, derived):
@@ -167,6 +217,12 @@ def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
 def accepted_types(topic_type: link_pb2.TopicType.ValueType) -> list[v2.MessageType.ValueType]:
     """Return the message types that a topic of this type accepts."""
     return _ACCEPTED_TYPES[topic_type]
+
+
+def advertised_types(topic_type: link_pb2.TopicType.ValueType) -> list[v2.MessageType.ValueType]:
+    """Return the message types in a route: those that are served, or the only one of the topic."""
+    accepted = _ACCEPTED_TYPES[topic_type]
+    return [kind for kind in accepted if kind in SERVED_TYPES] or accepted
 
 
 def check_type(

@@ -20,9 +20,20 @@ def _encode_varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-_VARINTS = [_encode_varint(value) for value in range(_TWO_BYTES)]
+def _two_bytes(second: range) -> list[bytes]:
+    """Return each byte that announces more bytes (the faster index), before each of `second`."""
+    first = bytes(range(0x80, 0x100))
+    pairs = bytearray(2 * _TWO_BYTES)
+    pairs[0::2] = first * len(second)
+    pairs[1::2] = b"".join(bytes((byte,)) * len(first) for byte in second)
+    table = bytes(pairs)
+    return [table[at : at + 2] for at in range(0, len(table), 2)]
+
+
+# Every start of a process pays for the tables: slices are four times faster than a loop of ours.
+_VARINTS = [bytes((value,)) for value in range(0x80)] + _two_bytes(range(0x80))[0x80:]
 # The low 14 bits of a larger integer as two bytes that announce more bytes.
-_LOW_BITS = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_TWO_BYTES)]
+_LOW_BITS = _two_bytes(range(0x80, 0x100))
 
 
 def varint(value: int) -> bytes:

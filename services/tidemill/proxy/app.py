@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from tidemill.common.addresses import HostPort
 from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.lifecycle import announce_ready, stop_on_signal, tune_garbage_collector
 from tidemill.common.log import is_text_format
-from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.metrics import Registry
+from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.metrics import ClientMetrics
@@ -27,7 +29,6 @@ from tidemill.proxy.cluster.cluster import BrokerCluster
 from tidemill.proxy.cluster.routing import scheme_of
 from tidemill.proxy.keeper import KeeperState, give_to_keep, take_over
 from tidemill.proxy.link import BrokerLink, LinkLimits
-from tidemill.proxy.link.master_routes import MasterRoutes
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
@@ -58,6 +59,7 @@ from tidemill.transport.aio.tls import (
     newest_context,
     server_context,
 )
+from tidemill.transport.routes.master_routes import MasterRoutes
 
 log = structlog.get_logger()
 
@@ -76,6 +78,7 @@ class ProxyParts:
     relays: Relays
     telemetry: Telemetry
     clients: Clients
+    client_life: ClientLifecycle
     server: GrpcServer
     readiness: ProcessReadiness
 
@@ -139,24 +142,26 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
     PollingMetrics(registry, polling, cluster.knows)
     telemetry = telemetry_of(settings, cluster, clients, clock)
+    client_life = ClientLifecycle(cluster, clients, polling, clock)
     calls = BrokerCalls(connect)
     pages = PullPages(calls)
     measures = ClientMetrics(
         registry, clock.monotonic_ms, knows_topic=cluster.knows_topic, knows=cluster.knows
     )
     server = GrpcServer(
-        wire(settings, cluster, polling, clients, telemetry, clock, calls, pages),
+        wire(settings, cluster, polling, clients, telemetry, client_life, clock, calls, pages),
         Boundary(metrics, clock),
         MetricsReceiver(measures) if settings.client_metrics else None,
         pipeline_methods(pipeline_table(cluster, calls, pages), metrics),
         kept.listening,
+        on_lost=client_life.forget_connection,
     )
     metrics.register(registry)
     for collect in (clients.collect, certificates.collect, server.collect):
         registry.register(collect)
     relays = Relays(
         settings.name,
-        lambda: [peer.address for peer in cluster.peers()],
+        cluster.masters,
         Questions(clients, clock.monotonic_ms).answer,
         connect=connect,
     )
@@ -171,6 +176,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         relays=relays,
         telemetry=telemetry,
         clients=clients,
+        client_life=client_life,
         server=server,
         readiness=ProcessReadiness(cluster.peers, unready_after_ms=settings.unready_after_ms),
     )
@@ -194,6 +200,7 @@ def announce(settings: ProxySettings, parts: ProxyParts, *, metrics_url: str) ->
 async def drain(settings: ProxySettings, parts: ProxyParts) -> None:
     """Move clients to other proxies, and finish the running calls."""
     parts.metrics.is_serving, parts.readiness.phase = False, "draining"
+    parts.client_life.is_draining = True
     parts.server.report_health(False)
     # Balancers must see the state before clients reconnect.
     await asyncio.sleep(settings.drain_delay_ms / 1000)
@@ -280,6 +287,7 @@ def telemetry_of(
         clients,
         clock,
         long_polling_max_ms=settings.long_polling_max_ms,
+        item_bytes_max=settings.message_item_bytes_max,
         measured=measured_languages(
             is_on=settings.client_metrics, is_tls_required=settings.tls == "required"
         ),
@@ -292,18 +300,19 @@ def wire(
     polling: PollingShell,
     clients: Clients,
     telemetry: Telemetry,
+    client_life: ClientLifecycle,
     clock: Clock,
     calls: BrokerCalls,
     pages: PullPages,
 ) -> Methods:
     """Build the table of methods."""
     return methods(
-        producer=Producer(cluster, clock),
+        producer=Producer(cluster, clock, item_bytes_max=settings.message_item_bytes_max),
         receiver=Receiver(cluster, polling, clock, settings),
         settler=Settler(cluster),
-        routes=Routes(cluster, advertised_endpoints(settings.advertised_address)),
+        routes=Routes(cluster, clients, advertised_endpoints(settings.advertised_address)),
         telemetry=telemetry,
-        client_life=ClientLifecycle(cluster, clients, clock),
+        client_life=client_life,
         puller=Puller(cluster, calls, pages, clock, settings),
     )
 
@@ -312,9 +321,10 @@ def advertised_endpoints(address: str) -> v2.Endpoints | None:
     """Parse `host:port`; return None for an empty address."""
     if not address:
         return None
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    return v2.Endpoints(scheme=scheme_of(host), addresses=[v2.Address(host=host, port=int(port))])
+    server = HostPort.parse(address)
+    return v2.Endpoints(
+        scheme=scheme_of(server.host), addresses=[v2.Address(host=server.host, port=server.port)]
+    )
 
 
 async def first_of(event: Coroutine[None, None, None], stop: asyncio.Event) -> bool:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from tidemill.common.errors import IllegalFilter, IllegalTag, NotBuilt
 from tidemill.message import limits
+from tidemill.message.resources import resource_name
 from tidemill.message.rules import check_tag
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 _EVERYTHING = frozenset({"", "*"})
+_SHOWN_CHARS = 100  # of a rejected filter, in the error
+
+
+def check_filters(settings: v2.Settings, topic: str = "") -> None:
+    """Check the filters in the settings of a client, or only that of `topic`, a full name.
+
+    Raises IllegalFilter or NotBuilt. A client that learned it only from its receives would be
+    silent: push consumers report errors of receives nowhere but in a log file.
+    """
+    for entry in settings.subscription.subscriptions:
+        if not topic or resource_name(entry.topic).full == topic:
+            tags_of(entry.expression)
 
 
 def tags_of(expression: v2.FilterExpression) -> list[str]:
@@ -23,14 +36,16 @@ def tags_of(expression: v2.FilterExpression) -> list[str]:
     # Nothing between two bars is nothing that is asked for, as in the reference.
     tags = [tag.strip() for tag in text.split("||") if tag.strip()]
     limits.FILTER_TAGS.check_count(len(tags))
+    # The star among tags asks for everything.
+    if "*" in tags:
+        return []
     if not tags:
-        raise IllegalFilter(f"the tag filter {text!r} names no tag")
+        raise IllegalFilter(f"the tag filter {text[:_SHOWN_CHARS]!r} names no tag")
     for tag in tags:
         try:
             check_tag(tag)
         except IllegalTag as error:
             raise IllegalFilter(
-                f"the tag filter {text!r} cannot be used: {error.message}"
+                f"the tag filter {text[:_SHOWN_CHARS]!r} cannot be used: {error.message}"
             ) from None
-    # The star among tags asks for everything.
-    return [] if "*" in tags else sorted(set(tags))
+    return sorted(set(tags))

@@ -7,8 +7,8 @@
     too late  If a restarted proxy does not serve in time, the keeper ends it and closes the
               sockets, so that clients connect elsewhere. The next proxy binds the port itself,
               without a time limit.
-    give up   If the proxy refuses to start, or ends too often, the keeper ends. The platform then
-              restarts the container.
+    give up   If the proxy refuses to start, or ends again and again soon after its start, the
+              keeper ends. The platform then restarts the container.
     stop      After SIGTERM, SIGINT or the loss of the terminal, the keeper closes the socket pair
               to stop the proxy. It sends no signal, because the proxy may have received it already
               and would count two.
@@ -25,18 +25,17 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, final
 
 SERVES_WITHIN_S: Final = 10.0  # of a restart; waiting clients have deadlines of seconds
-# If a proxy ends this often, the platform should see it and slow down restarts.
-LIVES_MAX: Final = 6
-LIVES_WITHIN_S: Final = 60.0
+# If so many proxies in a row end this soon, the platform should see it and slow down restarts. A
+# proxy that was killed while it served is no reason: the clients would lose the open port.
+SHORT_LIVES_MAX: Final = 6
+SHORT_LIFE_S: Final = 2.0  # from the moment at which it serves
 SOCKETS_MAX: Final = 64  # more addresses than the name of a host has
 _LINE_BYTES_MAX: Final = 1 << 12
-_SERVES_TEXT, _SERVES_JSON = b"serves, logs text\n", b"serves, logs JSON\n"
 _STDIN: Final = 0  # the descriptor
 _SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -77,7 +76,8 @@ def give_to_keep(keeper_fd: int, listening: Sequence[int], *, logs_text: bool) -
         socket.socket(fileno=os.dup(keeper_fd)) as pair,
         contextlib.suppress(BrokenPipeError, ConnectionResetError),
     ):
-        socket.send_fds(pair, [_SERVES_TEXT if logs_text else _SERVES_JSON], listening)
+        report = json.dumps({"logs_text": logs_text, "serves_at_s": time.monotonic()})
+        socket.send_fds(pair, [report.encode()], listening)
 
 
 # ---------------------------------------------------------------------- in the keeper
@@ -101,6 +101,7 @@ class _Keeper:
         self._pid = 0
         self._pair = socket.socket()  # to the current proxy
         self._serves = False  # whether the current proxy has reported that it serves
+        self._serves_at_s = 0.0  # monotonic; of the current proxy, if it serves
         self._is_late = False  # whether the current proxy was ended because it was too late
         self._listening: Sequence[int] = ()  # sockets that a proxy has sent
         self._is_stopping = False
@@ -109,8 +110,7 @@ class _Keeper:
 
     def run(self) -> int:
         """Run until the last proxy ends. Return its exit status, or its signal as a negative."""
-        ends: deque[float] = deque(maxlen=LIVES_MAX)
-        lives, former_end = 0, ""
+        lives, short_lives, former_end = 0, 0, ""
         while True:
             self._start(lives, former_end)
             status = self._ended(is_bounded=bool(self._listening))
@@ -122,8 +122,9 @@ class _Keeper:
                 former_end = f"did not serve within {SERVES_WITHIN_S:.0f} s"
             elif not self._serves and (status >= 0 or not self._listening):
                 return status  # It cannot start, and has logged the reason.
-            ends.append(time.monotonic())
-            if len(ends) == LIVES_MAX and ends[-1] - ends[0] < LIVES_WITHIN_S:
+            is_short = not self._serves or time.monotonic() - self._serves_at_s < SHORT_LIFE_S
+            short_lives = short_lives + 1 if is_short else 0
+            if short_lives == SHORT_LIVES_MAX:
                 self._log("the proxy ends again and again, and is given up", ended=former_end)
                 return status
             lives += 1
@@ -203,8 +204,9 @@ class _Keeper:
             line, listening, _, _ = socket.recv_fds(self._pair, _LINE_BYTES_MAX, SOCKETS_MAX)
             if line:
                 self._forget()
+                report = json.loads(line)
                 self._serves, self._listening = True, listening
-                self._logs_text = line == _SERVES_TEXT
+                self._serves_at_s, self._logs_text = report["serves_at_s"], report["logs_text"]
 
     def _forget(self) -> None:
         for descriptor in self._listening:

@@ -13,7 +13,9 @@ from functools import lru_cache
 from itertools import repeat
 
 from tidemill.message import stored_message
+from tidemill.message.namespaces import without_namespace
 from tidemill.message.receipt_handle import HANDLE_CHARS, SignedDelivery
+from tidemill.message.resources import ResourceName
 from tidemill.message.wire import (
     bytes_field,
     bytes_header,
@@ -29,7 +31,6 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 # Header of Message.
 _SYSTEM_PROPERTIES = bytes_header(3)
 # Headers of SystemProperties that a delivery adds.
-_STORE_TIMESTAMP = bytes_header(9)
 _RECEIPT_HANDLE = bytes_header(12) + varint(HANDLE_CHARS)
 _QUEUE_ID = varint_header(13)
 _QUEUE_OFFSET = varint_header(14)
@@ -50,6 +51,8 @@ OF_PULL = bytes_header(2)  # PullMessageResponse.message
 OF_READ = bytes_header(1)  # ReadMessagesReply.messages
 JOINED_A_SLICE = 64  # messages of a page, a fifth of a millisecond
 
+_NO_CAUSE = (b"", "")
+
 _BODY_SIZE = struct.Struct(">I")
 # Fixed fields that a delivery needs: type, key count, sizes of the system and the user wire, due
 # time.
@@ -64,13 +67,13 @@ assert _FIELDS.unpack_from(stored_message.FIXED.pack(1, 3, 0, 7, *[0] * 6, 8, 9,
 
 
 def encode_received(
-    batch: link_pb2.Batch, *, topic_wire: bytes, store_host: bytes, signed: SignedDelivery
+    batch: link_pb2.Batch, *, topic: ResourceName, store_host: bytes, signed: SignedDelivery
 ) -> list[bytes]:
     """Join the ReceiveMessageResponse of each message in `batch`, in its order.
 
-    `topic_wire` is the `topic` field of Message with its header. `store_host` names the broker
-    group.
+    `store_host` names the broker group.
     """
+    topic_wire = encode_topic(topic.namespace, topic.bare)
     of_batch = (
         _of_queue(store_host, batch.queue_id)
         + _invisible_duration(batch.visible_at_ms - batch.popped_at_ms)
@@ -88,8 +91,7 @@ def encode_received(
         if stored_at_ms != last_stored_at_ms:
             # Messages of one round have the same time.
             last_stored_at_ms = stored_at_ms
-            stored_at = milliseconds(stored_at_ms)
-            stored_at = _STORE_TIMESTAMP + varint(len(stored_at)) + stored_at
+            stored_at = bytes_field(9, milliseconds(stored_at_ms))
         # The handle first: `of_batch` ends with its header.
         of_delivery = b"".join(
             (
@@ -104,7 +106,7 @@ def encode_received(
         if message_type == _DELAY:
             of_delivery += bytes_field(11, milliseconds(due_at_ms))
         if origin:
-            of_delivery += _dead_letter_queue(blob, origin)
+            of_delivery += _dead_letter_queue(blob, without_namespace(topic.namespace, origin))
         added_size = of_batch_size + len(of_delivery)
         system_length = varint(system_size + added_size)
         size = topic_size + len(blob) - system_at + 1 + len(system_length) + added_size
@@ -140,7 +142,12 @@ def encode_read(
 
 
 def join_pulled(
-    reply: link_pb2.PullReply, *, header: bytes, topic_wire: bytes, store_host: bytes, queue_id: int
+    reply: link_pb2.PullReply,
+    *,
+    header: bytes,
+    topic: ResourceName,
+    store_host: bytes,
+    queue_id: int,
 ) -> Generator[None, None, list[bytes]]:
     """Join each message of a pull, in its order, as the field `header` of a response.
 
@@ -148,11 +155,10 @@ def join_pulled(
     have a thousand messages, so this yields between slices.
     """
     of_queue = _of_queue(store_host, queue_id)
-    topic_size = len(topic_wire)
+    topic_wire = encode_topic(topic.namespace, topic.bare)
     responses = []
     last_stored_at_ms, stored_at = -1, b""
-    provenances = dict(zip(reply.provenance_of, reply.provenances, strict=True))
-    origins = dict(zip(reply.provenance_of, reply.dead_letter_origins, strict=True))
+    causes = _causes(reply, topic.namespace)
     for number, row in enumerate(_pulled_rows(reply)):
         queue_offset, log_offset, stored_at_ms, attempt, blob = row
         if number % JOINED_A_SLICE == JOINED_A_SLICE - 1:
@@ -163,33 +169,27 @@ def join_pulled(
         body_wire_at = user_at + user_size
         if stored_at_ms != last_stored_at_ms:
             last_stored_at_ms = stored_at_ms
-            stored_at = milliseconds(stored_at_ms)
-            stored_at = _STORE_TIMESTAMP + varint(len(stored_at)) + stored_at
+            stored_at = bytes_field(9, milliseconds(stored_at_ms))
         provenance = _LOG_OFFSET + varint(log_offset)
         if len(blob) == body_wire_at:
             (body_size,) = _BODY_SIZE.unpack_from(blob, stored_message.BODY_SIZE_AT)
             provenance += _OF_BODY_SIZE + varint(body_size)
-        if number in provenances:
-            provenance += provenances[number]
+        of_cause, origin = causes.get(number, _NO_CAUSE)
+        if of_cause:
+            provenance += of_cause
         elif message_type == _DELAY and attempt == 1:
             # The message was already due on arrival, so it has no timer.
             provenance += _FIRED_AT_MS + varint(stored_at_ms)
-        added = [
-            of_queue,
-            stored_at,
-            _QUEUE_OFFSET,
-            varint(queue_offset),
-            _DELIVERY_ATTEMPT,
-            varint(attempt),
-        ]
+        added = [of_queue, stored_at, _QUEUE_OFFSET, varint(queue_offset)]
+        added += (_DELIVERY_ATTEMPT, varint(attempt))
         if message_type == _DELAY:
             added.append(bytes_field(11, milliseconds(due_at_ms)))
-        if origin := origins.get(number):
+        if origin:
             added.append(_dead_letter_queue(blob, origin))
         added += (_PROVENANCE, varint(len(provenance)), provenance)
         of_message = b"".join(added)
         system_length = varint(system_size + len(of_message))
-        size = topic_size + len(blob) - system_at + 1 + len(system_length) + len(of_message)
+        size = len(topic_wire) + len(blob) - system_at + 1 + len(system_length) + len(of_message)
         responses.append(
             b"".join(
                 (
@@ -236,6 +236,24 @@ def _pulled_rows(reply: link_pb2.PullReply) -> Iterable[tuple[int, int, int, int
         reply.blobs,
         strict=True,
     )
+
+
+def _causes(reply: link_pb2.PullReply, namespace: str) -> dict[int, tuple[bytes, str]]:
+    """Return the encoded Provenance and the origin topic of copies, by number of the message.
+
+    The names are those of a client of this namespace.
+    """
+    causes = {}
+    rows = zip(reply.provenance_of, reply.provenances, reply.dead_letter_origins, strict=True)
+    for number, encoded, origin in rows:
+        shown = encoded
+        if namespace:
+            provenance = v2.Provenance.FromString(encoded)
+            provenance.consumer_group = without_namespace(namespace, provenance.consumer_group)
+            provenance.origin_topic = without_namespace(namespace, provenance.origin_topic)
+            shown = provenance.SerializeToString()
+        causes[number] = shown, without_namespace(namespace, origin)
+    return causes
 
 
 def _dead_letter_queue(blob: bytes, origin_topic: str) -> bytes:

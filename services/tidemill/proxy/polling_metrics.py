@@ -65,6 +65,7 @@ class PollingMetrics:
         """Use `is_known` to drop the counters of deleted topics and groups."""
         self._polling = polling
         self._is_known = is_known
+        self._idle = registry.idle_pairs  # topic and group
         self._sets = {
             name: registry.label_sets(f"rocketmq_proxy_{name}_total", (*_PAIR, *labels))
             for name, _, labels, _ in _COUNTERS
@@ -72,6 +73,7 @@ class PollingMetrics:
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:
+        self._idle.forget_unless(lambda pair: self._is_known(*pair))
         counts, polling = self._polling.counts, self._polling.polling
         for name, help_, labels, field in _COUNTERS:
             yield from self._collect_pairs(name, help_, labels, getattr(counts, field))
@@ -115,6 +117,8 @@ class PollingMetrics:
         )
         folded: Counter[Labels] = Counter()
         for key, count in self._living(name, counts).items():
+            if self._idle.note(key[:2], (name, *key[2:]), count):
+                continue
             admitted = self._sets[name].admit(key)
             if admitted == key:
                 family.add_metric(key, count)

@@ -9,10 +9,10 @@ from pydantic import Field
 from pydantic_settings import CliSuppress
 
 from tidemill.common.setting_types import Address, Addresses, Flag, Port
-from tidemill.common.shared_settings import ClusterTlsSettings, FrontSettings
+from tidemill.common.shared_settings import ClusterTlsSettings, FrontSettings, MessageSettings
 
 
-class ProxySettings(FrontSettings, ClusterTlsSettings):
+class ProxySettings(FrontSettings, MessageSettings, ClusterTlsSettings):
     """Settings of the proxy: its addresses, its brokers and its limits."""
 
     command: ClassVar[str] = "proxy"
@@ -108,29 +108,31 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         10_000,
         ge=0,
         le=600_000,
-        description="How long every broker may be unreachable until this proxy is unready. Until"
-        " then calls wait within their deadlines; behind it they are refused at once.",
+        description="Time that all brokers may be unreachable until this proxy is unready. Until"
+        " then calls wait within their deadlines; after it they are rejected at once.",
     )
     link_pending_max: int = Field(
         200_000,
         ge=1,
-        description="Requests to a broker under way, parked polls included; beyond it calls are"
-        " refused with TOO_MANY_REQUESTS.",
+        description="Maximum number of requests in flight to one broker, including parked polls;"
+        " further calls are rejected with TOO_MANY_REQUESTS.",
     )
     memory_bytes_max: int = Field(
         256 << 20,
         ge=128 << 20,
-        description="Bytes held for clients: requests on their way to a broker, polls that wait,"
-        " replies that are not read. Beyond it messages over 64 KiB wait for room for some seconds,"
-        " in turn, and calls are refused with TOO_MANY_REQUESTS, first those of the connection"
-        " that holds most. Clients of one address get half of it, or 11/16 where messages wait:"
-        " behind a balancer without PROXY protocol they all are.",
+        description="Maximum memory for clients in bytes: requests on their way to a broker,"
+        " waiting polls and unread replies. At the limit, messages over 64 KiB wait some seconds"
+        " for room, in turn, and calls are rejected with TOO_MANY_REQUESTS, first those of the"
+        " connection that holds most. The clients of one address together get half of it, or 11/16"
+        " if messages wait. Behind a load balancer without PROXY protocol, all clients have"
+        " one address.",
     )
     clients_max: int = Field(
         100_000,
         ge=1,
         description="Limit of clients whose settings the proxy remembers. Beyond it, the proxy"
-        " forgets the client with the oldest call.",
+        " forgets the client with the oldest call; for an address with half of all clients, one"
+        " of its own.",
     )
     client_metrics: Flag = Field(
         False,
@@ -153,8 +155,5 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         " it; the new one may lead to another proxy. 0 lets it stay.",
     )
     drain_timeout_ms: int = Field(
-        5_000,
-        ge=0,
-        le=600_000,
-        description="How long calls under way may take to end when the process stops.",
+        5_000, ge=0, le=600_000, description="Time that a stop waits for calls in flight."
     )

@@ -56,9 +56,18 @@ class PatientRestClient:
             raise WaitTimeout(reason)
         time.sleep(PAUSE_S)
 
-    def wait_until(self, find_obstacle: Callable[[], str]) -> None:
-        """Wait until `find_obstacle` returns "". Raises WaitTimeout with the obstacle."""
+    def wait_until(
+        self, find_obstacle: Callable[[], str], report: Callable[[str], None] | None = None
+    ) -> None:
+        """Wait until `find_obstacle` returns ""; report each new obstacle of a long wait.
+
+        Raises WaitTimeout with the obstacle.
+        """
+        reported = ""
         while obstacle := find_obstacle():
+            if report is not None and obstacle != reported:
+                report(f"waiting: {obstacle}")
+                reported = obstacle
             self.pause(obstacle)
 
     def _may_succeed_later(self, status: int) -> bool:

@@ -7,10 +7,11 @@ stay, with their messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidemill.common.rest_client import Json
+from tidemill.common.rest_client import Json, RestRejection
 from tidemill.release.patient_rest import PatientRestClient
 
 
@@ -28,22 +29,60 @@ class ReleaseValues(NamedTuple):
         return cls(members, file.get("topics") or [], file.get("groups") or [])
 
 
+class VolumeSpec(NamedTuple):
+    """The claims of a broker group."""
+
+    size: str  # a Kubernetes quantity, or "none": without claims
+    kind: str  # storage class and access modes
+
+    def why_not(self, wanted: VolumeSpec) -> str:
+        """Return why claims of this form cannot become `wanted`, or ""."""
+        from kubernetes.utils.quantity import parse_quantity
+
+        if self.kind != wanted.kind or (self.size == "none") != (wanted.size == "none"):
+            return f"its claims change from {self.size} {self.kind} to {wanted.size} {wanted.kind}"
+        if self.size != "none" and parse_quantity(wanted.size) < parse_quantity(self.size):
+            return f"its volumes have {self.size} and would shrink to {wanted.size}"
+        return ""
+
+
+def volumes_in(text: str) -> dict[str, VolumeSpec]:
+    """Return the volumes in a text of `GROUP=SIZE/CLASS/MODES`, with spaces between groups."""
+    found = {}
+    for one in text.split():
+        group, _, volume = one.partition("=")
+        size, _, kind = volume.partition("/")
+        found[group] = VolumeSpec(size, kind)
+    return found
+
+
 class InstalledRelease(NamedTuple):
     """The state of the release before this job, from its ConfigMap `claims-stay`."""
 
     store_format: int  # the highest format that its brokers wrote; 0: unknown
     broker_groups: frozenset[str]
+    replicated: frozenset[str]  # broker groups of several replicas
+    volumes: dict[str, VolumeSpec]  # by broker group
 
     @classmethod
     def read(cls, folder: Path | None) -> InstalledRelease:
         """Read the mounted ConfigMap, which is missing before the first upgrade."""
         texts = {
             key: path.read_text("utf-8").strip()
-            for key in ("store-format", "broker-groups")
+            for key in ("store-format", "broker-groups", "replicated", "volumes")
             if folder is not None and (path := folder / key).is_file()
         }
-        groups = texts.get("broker-groups", "").split(",")
-        return cls(int(texts.get("store-format", "0")), frozenset(filter(None, groups)))
+        return cls(
+            int(texts.get("store-format", "0")),
+            names_in(texts.get("broker-groups", "")),
+            names_in(texts.get("replicated", "")),
+            volumes_in(texts.get("volumes", "")),
+        )
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Return the names in a text that separates them by commas."""
+    return frozenset(filter(None, text.split(",")))
 
 
 def provide(rest: PatientRestClient, values: ReleaseValues, report: Callable[[str], None]) -> None:
@@ -72,8 +111,18 @@ def _add(rest: PatientRestClient, name: str, address: str, known: dict[str, Json
     # PUT does no harm.
     if member is not None and member["address"] == address and len(known) > 1:
         return f"broker group {name} is a member"
-    rest.call("PUT", "/broker-groups", name, body={"address": address})
+    rest.wait_until(lambda: _why_not_added(rest, name, address))
     return f"broker group {name} is a member at {address}"
+
+
+def _why_not_added(rest: PatientRestClient, name: str, address: str) -> str:
+    try:
+        rest.call("PUT", "/broker-groups", name, body={"address": address})
+    except RestRejection as error:
+        if error.status != HTTPStatus.CONFLICT:
+            raise
+        return str(error)  # Its broker starts, perhaps.
+    return ""
 
 
 def _why_not_reachable(rest: PatientRestClient, values: ReleaseValues) -> str:

@@ -3,11 +3,14 @@
 Kubernetes replaces the pods of one StatefulSet in turn, but those of several StatefulSets at the
 same time: then no broker group takes messages. So the StatefulSets of several groups wait until
 their pods are deleted (OnDelete). This job evicts the pods, so that disruption budgets apply.
+
+Pods that are not ready are replaced first, whatever the state of the other broker groups: the new
+template may be their remedy. So a rollback ends the effect of a bad image or setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -41,6 +44,28 @@ def roll(
     Raises WaitTimeout, RestRejection, ApiException.
     """
     pods = _Pods(client, namespace)
+    outdated = dict(_find_outdated(pods, stateful_sets, rest))
+    broken = []
+    for name in outdated:
+        if not is_ready(pods.find(name)):
+            broken.append(name)
+            rest.wait_until(partial(_why_not_evicted, pods, name))
+    for name in broken:
+        rest.wait_until(partial(_why_not_ready, pods, name, outdated[name]))
+        report(f"replaced {name}, which was not ready")
+    for name, revision in outdated.items():
+        if name not in broken:
+            rest.wait_until(partial(_why_not_reachable, rest))
+            rest.wait_until(partial(_why_not_evicted, pods, name))
+            rest.wait_until(partial(_why_not_ready, pods, name, revision))
+            report(f"replaced {name}")
+    rest.wait_until(partial(_why_not_reachable, rest))
+
+
+def _find_outdated(
+    pods: _Pods, stateful_sets: Sequence[str], rest: PatientRestClient
+) -> Iterator[tuple[str, str]]:
+    """Yield each pod that differs from its template, with the revision that it should have."""
     for name in stateful_sets:
         rest.wait_until(partial(_why_not_observed, pods, name))
         stateful_set = pods.read_stateful_set(name)
@@ -49,13 +74,8 @@ def roll(
         revision = stateful_set.status.update_revision or ""
         for ordinal in range(stateful_set.spec.replicas or 0):
             pod = f"{name}-{ordinal}"
-            if _revision(pods.find(pod)) == revision:
-                continue
-            rest.wait_until(partial(_why_not_reachable, rest))
-            rest.wait_until(partial(_why_not_evicted, pods, pod))
-            rest.wait_until(partial(_why_not_ready, pods, pod, revision))
-            report(f"replaced {pod}")
-    rest.wait_until(partial(_why_not_reachable, rest))
+            if _revision(pods.find(pod)) != revision:
+                yield pod, revision
 
 
 class _Pods:
@@ -117,9 +137,13 @@ def _why_not_ready(pods: _Pods, name: str, revision: str) -> str:
     pod = pods.find(name)
     if pod is None or _revision(pod) != revision:
         return f"{name} was not replaced yet"
-    conditions = (pod.status and pod.status.conditions) or []
-    is_ready = any(one.type == "Ready" and one.status == "True" for one in conditions)
-    return "" if is_ready else f"{name} is not ready"
+    return "" if is_ready(pod) else f"{name} is not ready"
+
+
+def is_ready(pod: V1Pod | None) -> bool:
+    """Return whether a pod exists and is ready."""
+    conditions = (pod and pod.status and pod.status.conditions) or []
+    return any(one.type == "Ready" and one.status == "True" for one in conditions)
 
 
 def _revision(pod: V1Pod | None) -> str:

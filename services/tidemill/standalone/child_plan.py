@@ -41,8 +41,7 @@ def reserve_ports(settings: StandaloneSettings, stack: contextlib.ExitStack) -> 
     """Reserve the ports that children must know of each other, until `stack` is closed."""
 
     def reserve_port(host: str, port: int) -> int:
-        number: int = stack.enter_context(reserve(host, port)).getsockname()[1]
-        return number
+        return stack.enter_context(reserve(host, port))
 
     brokers = brokers_of(settings)
     broker_ports = {broker.name: reserve_port("127.0.0.1", 0) for broker in brokers}

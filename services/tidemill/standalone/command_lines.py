@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
+from tidemill.common.addresses import HostPort
 from tidemill.standalone.broker_stores import CONTROLLER, group_store_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class CommandLines:
             "--grpc-host=127.0.0.1",
             f"--grpc-port={self._ports.brokers[broker.name]}",
             "--grpc-reuse-port",
-            "--auto-create" if self._settings.auto_create else "--no-auto-create",
+            _flag("auto-create-topics", is_on=self._settings.auto_create_topics),
+            _flag("auto-create-groups", is_on=self._settings.auto_create_groups),
             *self._replica_flags(broker),
         ]
 
@@ -86,6 +88,7 @@ class CommandLines:
             f"--grpc-port={port_of(addresses.get('grpc'), self._ports.grpc)}",
             "--drain-delay-ms=0",  # No load balancer has to notice the stop first.
             "--reuse-port" if settings.proxies > 1 else "--no-reuse-port",
+            f"--message-item-bytes-max={settings.message_item_bytes_max}",
             f"--tls={settings.tls}",
             f"--tls-certificate-file={settings.tls_certificate_file}",
             f"--tls-key-file={settings.tls_key_file}",
@@ -105,6 +108,7 @@ class CommandLines:
             f"--host={settings.admin_host}",
             f"--port={port_of(addresses.get('admin'), settings.admin_port)}",
             *(f"--admin-hosts={host}" for host in settings.admin_hosts),
+            f"--message-item-bytes-max={settings.message_item_bytes_max}",
             f"--admin-token-file={settings.admin_token_file}",
             f"--admin-body-bytes-max={settings.admin_body_bytes_max}",
             f"--admin-tls-certificate-file={settings.admin_tls_certificate_file}",
@@ -141,4 +145,8 @@ def port_of(address: str | None, default: int) -> int:
     if address is None:
         return default
     host_and_port = address.partition("://")[2] or address
-    return int(host_and_port.partition("/")[0].rpartition(":")[2])
+    return HostPort.parse(host_and_port.partition("/")[0]).port
+
+
+def _flag(name: str, *, is_on: bool) -> str:
+    return f"--{name}" if is_on else f"--no-{name}"

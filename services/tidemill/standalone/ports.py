@@ -9,13 +9,13 @@ port in use does not depend on which child is first.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tidemill.common.lifecycle import StartError, cannot_listen
+from tidemill.common.addresses import PORT_MAX
+from tidemill.common.lifecycle import StartError, bound_sockets
 
-PORT_MAX = 65_535  # the largest 16-bit number
 GRPC_FLAGS = "--grpc-host", "--grpc-port"
 
 
@@ -45,24 +45,16 @@ def check_free(requests: Sequence[PortRequest]) -> None:
             )
     for request in requests:
         # Without SO_REUSEPORT, so that a port that another standalone shares counts as in use.
-        with _bind(request.host, request.port, request.flags, is_shared=False):
-            pass
+        for one in bound_sockets(request.host, request.port, settings=request.flags):
+            one.close()
 
 
-def reserve(host: str, port: int) -> socket.socket:
-    """Reserve `port` (0: a free one) until the socket is closed; raise StartError if in use."""
-    return _bind(host, port, GRPC_FLAGS, is_shared=True)
-
-
-def _bind(host: str, port: int, flags: tuple[str, str], *, is_shared: bool) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reserved = socket.socket(family, socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if is_shared:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+@contextlib.contextmanager
+def reserve(host: str, port: int) -> Iterator[int]:
+    """Reserve `port` (0: a free one) for the block, and return it; raise StartError if in use."""
+    sockets = bound_sockets(host, port, settings=GRPC_FLAGS, reuse_port=True)
     try:
-        reserved.bind((host, port))
-    except OSError as error:
-        reserved.close()
-        raise cannot_listen(host, port, settings=flags, error=error) from error
-    return reserved
+        yield sockets[0].getsockname()[1]
+    finally:
+        for one in sockets:
+            one.close()

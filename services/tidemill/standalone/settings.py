@@ -8,13 +8,13 @@ from typing import ClassVar
 from pydantic import Field
 
 from tidemill.common.setting_types import Flag, Folder, Port
-from tidemill.common.shared_settings import AdminFrontSettings, FrontSettings
+from tidemill.common.shared_settings import AdminFrontSettings, FrontSettings, MessageSettings
 
 GROUPS_MAX = 64  # the limit of a cluster
 REPLICAS_MAX = 5  # allows the loss of two; each further replica is one more copy to wait for
 
 
-class StandaloneSettings(FrontSettings, AdminFrontSettings):
+class StandaloneSettings(FrontSettings, AdminFrontSettings, MessageSettings):
     """Run a broker, proxies and the admin process on this machine, with their data in one folder.
 
     When all serve, standard output gets one line of JSON with the addresses. SIGTERM stops them
@@ -28,7 +28,7 @@ class StandaloneSettings(FrontSettings, AdminFrontSettings):
         "": "Processes on this machine",
         "grpc_": "Connections of clients",
         "admin_": "REST API",
-        "auto_create": "Topics and consumer groups",
+        "auto_create_": "Topics and consumer groups",
     }
 
     data_dir: Folder = Field(Path("data"), description="Folder of the stores; created if missing.")
@@ -62,9 +62,8 @@ class StandaloneSettings(FrontSettings, AdminFrontSettings):
     controller_port: Port = Field(
         0, description="Port of the controller, if there are replicas; 0: a free port."
     )
-    auto_create: Flag = Field(
-        True, description="Create topics and consumer groups at their first use."
-    )
+    auto_create_topics: Flag = Field(True, description="Create topics at their first use.")
+    auto_create_groups: Flag = Field(True, description="Create consumer groups at their first use.")
     stop_timeout_ms: int = Field(
         20_000, ge=0, description="Time for a process to stop before it is killed, in ms."
     )

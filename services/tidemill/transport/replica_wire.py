@@ -7,19 +7,19 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as controller
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as wire
 
 
-def to_member(member: ReplicaRun) -> wire.Member:
+def to_member(member: ReplicaRun) -> wire.ReplicaRun:
     """Return a member for the wire."""
-    return wire.Member(replica_id=member.replica_id, incarnation=member.incarnation)
+    return wire.ReplicaRun(replica_id=member.replica_id, incarnation=member.incarnation)
 
 
-def from_member(found: wire.Member) -> ReplicaRun:
+def from_member(found: wire.ReplicaRun) -> ReplicaRun:
     """Return the member of a message."""
     return ReplicaRun(ReplicaId(found.replica_id), found.incarnation)
 
 
-def to_view(view: ReplicationView) -> wire.GroupView:
+def to_view(view: ReplicationView) -> wire.ReplicationView:
     """Return a view for the wire."""
-    return wire.GroupView(
+    return wire.ReplicationView(
         epoch=view.epoch,
         version=view.version,
         master=None if view.master is None else to_member(view.master),
@@ -33,7 +33,7 @@ def to_view(view: ReplicationView) -> wire.GroupView:
     )
 
 
-def from_view(found: wire.GroupView) -> ReplicationView:
+def from_view(found: wire.ReplicationView) -> ReplicationView:
     """Return the view of a message."""
     return ReplicationView(
         epoch=found.epoch,

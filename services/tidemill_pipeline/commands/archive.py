@@ -1,9 +1,11 @@
-"""Commands that write, verify and clean an archive."""
+"""Commands that write, verify and clean an archive.
+
+`archive` is long because most of its lines are options.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -30,11 +32,11 @@ from tidemill_pipeline.commands.shared import (
     given_options,
     run_job,
 )
+from tidemill_pipeline.errors import listed
 
 _ARCHIVE = "tidemill_pipeline.jobs.archive_commands"
 PERIOD_S_LEAST: Final = 1  # each round asks all broker groups for the ends of their queues
 _DAY_MS: Final = 86_400_000
-_TOPICS_SHOWN: Final = 5
 
 
 def _archive_settings(
@@ -90,10 +92,11 @@ def archive(
     """Copy messages into Parquet files, each message exactly once.
 
     Each run continues at the end of the manifest. At the end, the command names queues with missing
-    or damaged messages, and exits with 1.
+    or damaged messages, and exits with 1. The default leaves out dead letters and names them.
 
     Examples:
     * `tidemill pipeline archive --to ./archive`
+    * `tidemill pipeline archive --to ./archive -t '*' -t '%DLQ%*'`
     * `tidemill pipeline archive --to ./archive -t orders -t payments --every 1m`
     * `tidemill pipeline archive --to ./archive --gate archive --then-verify`
     """
@@ -132,12 +135,12 @@ def archive(
     for sentence in (*done.over, *done.wrong):
         typer.echo(sentence)
     if verified is not None:
-        _tell_verified(verified)
+        _print_verification(verified)
     if not appended.is_well:
         raise typer.Exit(EXIT_DAMAGED)
 
 
-def _tell_verified(verified: Any) -> None:
+def _print_verification(verified: Any) -> None:
     for sentence in verified.closed:
         typer.echo(f"sealed by its files alone: {sentence}", err=True)
     for sentence in verified.wrong:
@@ -188,7 +191,7 @@ def archive_verify(
             is_all=is_all,
         ),
     )
-    _tell_verified(verified)
+    _print_verification(verified)
     if verified.wrong:
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -209,7 +212,10 @@ def archive_compact(to: To, master: Master = None, config: Config = None) -> Non
 def archive_expire(
     to: To,
     days: Annotated[float, typer.Option(min=0, help="Largest age of messages, in days.")],
-    topic: TopicNames = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", help="As in `archive`. Default: all that the archive has."),
+    ] = None,
     option: OptionPairs = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
@@ -234,7 +240,7 @@ def archive_expire(
     )
     what = f"{found.files:,} files with {found.rows:,} messages"
     if found.topics:
-        what = f"{what} of {_listed(found.topics)}, stored before {utc(before_ms)}"
+        what = f"{what} of {listed(found.topics)}, stored before {utc(before_ms)}"
     if dry_run:
         typer.echo(f"{what} would expire")
         return
@@ -245,12 +251,6 @@ def archive_expire(
         lambda jobs: jobs.expire(_archive_settings(jobs, given, None), before_ms=before_ms),
     )
     typer.echo(f"{count} files expired; archive-vacuum deletes them after a day", err=True)
-
-
-def _listed(topics: Sequence[str]) -> str:
-    """Return names for a sentence; of many names the first ones."""
-    shown, more = ", ".join(topics[:_TOPICS_SHOWN]), len(topics) - _TOPICS_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def archive_vacuum(to: To, config: Config = None) -> None:

@@ -83,7 +83,7 @@ def audit(
             )
         ),
     )
-    _tell_audited(verdict)
+    _print_verdict(verdict)
     for sentence in verdict.unreadable:
         typer.echo(f"not seen: {sentence}", err=True)
     if verdict.is_incomplete:
@@ -155,7 +155,7 @@ _SHOWN: Final = (
 _OF_DELAYS: Final = frozenset({"scheduled", "fired", "recalled"})  # shown if not all are zero
 
 
-def _tell_audited(verdict: Any) -> None:
+def _print_verdict(verdict: Any) -> None:
     from tidemill_pipeline.jobs.verdict import count_of
 
     def cell(row: dict[str, Any], name: str) -> str:

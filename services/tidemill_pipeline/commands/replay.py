@@ -1,4 +1,7 @@
-"""The command that sends archived messages again."""
+"""The command that sends archived messages again.
+
+`replay` is long because most of its lines are options.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tidemill.common.prompts import EXIT_REFUSED, EXIT_USAGE, fail
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
+from tidemill.common.prompts import fail
 from tidemill.common.times import INSTANT, instant_ms, utc
 from tidemill_pipeline.commands.shared import (
     CLUSTER,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -12,7 +11,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
+from tidemill.common.prompts import fail
 from tidemill_pipeline import errors
 from tidemill_pipeline.signals import raise_on_sigterm
 
@@ -47,9 +47,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     for name, value in found.items():
         parameter = named.get(str(name).replace("_", "-"))
         if parameter is None:
-            near = difflib.get_close_matches(str(name).replace("_", "-"), named, n=1, cutoff=0.5)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise typer.BadParameter(f"{path}: this command has no option {name}{meant}")
+            near = errors.suggestion(str(name).replace("_", "-"), named)
+            raise typer.BadParameter(f"{path}: this command has no option {name}{near}")
         is_alone = getattr(parameter, "multiple", False) and not isinstance(value, list)
         given[parameter.name] = [value] if is_alone else value
     context.default_map = given
@@ -65,7 +64,13 @@ Endpoints = Annotated[
 ]
 To = Annotated[str, typer.Option("--to", help="Folder, or s3a://bucket/path.")]
 TopicNames = Annotated[
-    list[str] | None, typer.Option("--topic", "-t", help="Topic; may be repeated. Default: all.")
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        "-t",
+        help="Topic; may be repeated. `*` in a name is any text: '%DLQ%*' are all dead letters."
+        " Default: all topics except dead letters.",
+    ),
 ]
 Pattern = Annotated[
     str, typer.Option("--topic-pattern", help="Regular expression of whole topic names.")

@@ -35,15 +35,14 @@ from tidemill_pipeline.archive.tasks import (
     lost_before_archived,
     shorter,
 )
-from tidemill_pipeline.client import connect
+from tidemill_pipeline.client import connect, ordinary_topics
 from tidemill_pipeline.cluster_state import ClusterState
-from tidemill_pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss
+from tidemill_pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss, suggestion
 from tidemill_pipeline.jobs.gate import GateReporter
 from tidemill_pipeline.jobs.inputs import InputRanges
 from tidemill_pipeline.offsets import QueueEnds, SourceQueue, SourceRange, split, take_rows
 from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions
 from tidemill_pipeline.pulling import EXPIRED
-from tidemill_pipeline.source.topics import meant, names_of
 
 BATCH_ROWS: Final = 1_000_000  # per commit: about a minute on two cores; a kill repeats one batch
 TASK_ROWS: Final = 100_000  # per task: a few large queues keep all cores busy
@@ -190,10 +189,10 @@ class ArchiveJob:
         known |= {key.topic for key in self.archive().queues}
         missing = sorted(set(self.options.topics.names) - known)
         if missing:
-            everything = known | names_of(connect(self.options.connection))
+            everything = known | ordinary_topics(connect(self.options.connection))
             raise BadOption(
                 f"there is no topic {', '.join(missing)}, and none in the archive"
-                f"{meant(missing[0], everything)}"
+                f"{suggestion(missing[0], everything)}"
             )
 
     def _leave_out_restored(self, cluster: ClusterState) -> None:

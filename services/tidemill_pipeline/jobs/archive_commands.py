@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +11,8 @@ from typing import final
 
 from tidemill.common.clock import SystemClock
 from tidemill_pipeline.archive.spark_tasks import SparkRunner
-from tidemill_pipeline.errors import NoAnswer, error_summary
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.errors import BadOption, NoAnswer, error_summary, listed
 from tidemill_pipeline.jobs import archive_upkeep, archive_verify
 from tidemill_pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, ArchiveProgress, check_options
 from tidemill_pipeline.jobs.archive_verify import VerificationResult
@@ -25,7 +27,13 @@ from tidemill_pipeline.jobs.running import (
     session,
 )
 from tidemill_pipeline.metrics import PipelineMetrics, serve
-from tidemill_pipeline.options import SourceOptions, parse_source
+from tidemill_pipeline.options import (
+    EVERY_DEAD_LETTER,
+    EVERY_TOPIC,
+    SourceOptions,
+    TopicSelection,
+    parse_source,
+)
 from tidemill_pipeline.source.topics import check_archived
 
 Report = Callable[[ArchiveProgress], None]
@@ -84,6 +92,11 @@ def append(
 
     with _job("archive", settings, check) as (job, run):
         say("looking for new messages")
+        with suppress(*waits_for):
+            if omitted := omitted_text(job.options):
+                run.detail["omitted"] = omitted
+                say(omitted)
+                end_line()
         rounds = ArchiveRounds(job, run, metrics, say, then_verify=then_verify)
         while True:
             try:
@@ -108,6 +121,32 @@ def append(
             if appended.ended_by is not None:
                 raise appended.ended_by
             time.sleep(every_s)
+
+
+def omitted_text(options: SourceOptions) -> str:
+    """Return a sentence on dead letters that an archive of all topics leaves out; "" if none.
+
+    Raises NoAnswer if no proxy answers.
+    """
+    topics = options.topics
+    if not topics.is_everything:
+        return ""
+    every = (
+        connect(options.connection)
+        .cluster(TopicSelection(pattern=EVERY_DEAD_LETTER))
+        .queues.values()
+    )
+    counts: Counter[str] = Counter()
+    for ends in every:
+        if not topics.have(ends.queue.topic):
+            counts[ends.queue.topic] += ends.max_offset - ends.min_offset
+    names = [topic for topic, count in counts.items() if count]
+    if not names:
+        return ""
+    return (
+        f"left out: {counts.total():,} dead letters of {listed(names)}. Archive them, too, with"
+        " --topic '*' --topic '%DLQ%*'"
+    )
 
 
 @final
@@ -240,14 +279,14 @@ def compact(settings: ArchiveSettings) -> tuple[int, int]:
 def look_expiring(settings: ArchiveSettings, *, before_ms: int) -> archive_upkeep.ExpiryPlan:
     """Return the files and messages that would expire. Needs no Spark."""
     job = _expiring_job(settings)
-    return archive_upkeep.look(job, before_ms=before_ms, topics=job.options.topics.names)
+    return archive_upkeep.look(job, before_ms=before_ms, topics=_expiring_topics(job))
 
 
 def expire(settings: ArchiveSettings, *, before_ms: int) -> int:
     """Remove older messages; return the number of their files. Needs no Spark."""
     job = _expiring_job(settings)
     with recorded("archive-expire", job.options.archive_path, makes_room=True) as run:
-        count = archive_upkeep.expire(job, before_ms=before_ms, topics=job.options.topics.names)
+        count = archive_upkeep.expire(job, before_ms=before_ms, topics=_expiring_topics(job))
         run.detail["files_let_go"] = count
         return count
 
@@ -260,6 +299,18 @@ def _expiring_job(settings: ArchiveSettings) -> ArchiveJob:
     job.check_there()
     check_archived(job.archive(), options)
     return job
+
+
+def _expiring_topics(job: ArchiveJob) -> tuple[str, ...]:
+    """Return the selected topics of the archive; empty for everything that it has."""
+    selection, namespace = job.options.topics, job.options.connection.namespace
+    if selection == TopicSelection(pattern=EVERY_TOPIC):
+        return ()
+    known = {key.topic for key in job.archive().queues if key.namespace == namespace}
+    found = tuple(sorted(filter(selection.have, known)))
+    if not found:
+        raise BadOption(f"the archive has no topic that matches {selection.pattern}")
+    return found
 
 
 def vacuum(settings: ArchiveSettings) -> tuple[int, archive_upkeep.YoungFiles]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final, final
 
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill_pipeline.archive.manifest import (
     Archive,
     ArchivedQueue,
@@ -117,7 +118,7 @@ def _look_at_all(job: ArchiveJob, archive: Archive) -> ClusterState:
     Call it after reading the archive: a running archiver adds messages that brokers stored later.
     """
     own = {key.topic for key in archive.queues if key.topic.startswith("%")}
-    names = sorted(name for name in own if not name.startswith("%DLQ%"))
+    names = sorted(name for name in own if not name.startswith(DEAD_LETTER_TOPIC_PREFIX))
     topics = TopicSelection(names=tuple(names), pattern=_EVERY_TOPIC)
     return connect(job.options.connection).whole_cluster(topics)
 
@@ -136,7 +137,9 @@ def _find(job: ArchiveJob, archive: Archive, cluster: ClusterState) -> _Comparis
         if there is not None and missing:
             found.others.add(key.queue)
         if missing and not job.store_is_gone:
-            found.wrong.append(_unless_gone(key, queue, missing, is_there=there is not None))
+            found.wrong.append(
+                _missing_queue_error(key, queue, missing, is_there=there is not None)
+            )
         elif there is not None and not missing and not unsealed:
             found.sealed.append(key)
         else:
@@ -170,7 +173,9 @@ def _why_missing(
     return missing
 
 
-def _unless_gone(key: QueueKey, queue: ArchivedQueue, missing: str, *, is_there: bool) -> str:
+def _missing_queue_error(
+    key: QueueKey, queue: ArchivedQueue, missing: str, *, is_there: bool
+) -> str:
     """Return the error for an unavailable queue, with the option that confirms the loss."""
     unsealed = queue.unsealed()
     if not is_there:

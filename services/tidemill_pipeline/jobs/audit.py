@@ -41,7 +41,8 @@ from tidemill_pipeline.metrics import PipelineMetrics
 from tidemill_pipeline.options import parse_source
 from tidemill_pipeline.rows import UNREADABLE
 from tidemill_pipeline.transforms import audit as transforms
-from tidemill_pipeline.transforms.audit import BROKEN, COUNTS, KINDS, NEVER_MS, AuditRules
+from tidemill_pipeline.transforms.audit import COUNTS
+from tidemill_pipeline.transforms.findings import BROKEN, KINDS, NEVER_MS, AuditRules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from tidemill_pipeline.jobs.page import curve, page, table
 from tidemill_pipeline.jobs.verdict import AuditVerdict, count_of, headlines
-from tidemill_pipeline.transforms.audit import COUNTS, KINDS
+from tidemill_pipeline.transforms.audit import COUNTS
+from tidemill_pipeline.transforms.findings import KINDS
 
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
 

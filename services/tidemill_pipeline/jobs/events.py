@@ -9,11 +9,11 @@ from tidemill.common.clock import SystemClock
 from tidemill_pipeline.client import ClusterClient, connect
 from tidemill_pipeline.cluster_state import BrokerLog
 from tidemill_pipeline.data_source import NAME
-from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.errors import BadOption, suggestion
 from tidemill_pipeline.jobs.running import Say, end_line
-from tidemill_pipeline.options import TopicSelection, parse_source
+from tidemill_pipeline.options import EVERY_TOPIC, TopicSelection, parse_source
 from tidemill_pipeline.rows import UNREADABLE
-from tidemill_pipeline.source.topics import EVERY_TOPIC, OWN, meant
+from tidemill_pipeline.source.topics import OWN
 from tidemill_pipeline.transforms.audit import REMOVED
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def missing_topics(given: Mapping[str, str]) -> str:
     # An unreachable broker group may have them.
     if not missing or cluster.unreachable:
         return ""
-    return f"there is no topic {', '.join(missing)}{meant(missing[0], known) or '.'}"
+    return f"there is no topic {', '.join(missing)}{suggestion(missing[0], known) or '.'}"
 
 
 def report_missing(say: Say, given: Mapping[str, str]) -> str:

@@ -1,15 +1,22 @@
-"""The archive gate: pull offsets of a group report the sealed messages to brokers (ADR 0053)."""
+"""The archive gate: pull offsets of a group report the sealed messages to brokers (ADR 0053).
+
+The group is that of the brokers' retention, for the topics of all namespaces. Calls about the gate
+therefore use full names.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from typing import final
 
+from tidemill.message.namespaces import full_name
 from tidemill_pipeline.archive.manifest import Archive, ArchivedQueue, QueueKey
 from tidemill_pipeline.archive.tasks import check_follows, foreign_queue, shorter
 from tidemill_pipeline.client import connect
 from tidemill_pipeline.cluster_state import ClusterState
 from tidemill_pipeline.errors import ArchiveError, ClusterRejection
+from tidemill_pipeline.namespace import NamespaceNames
 from tidemill_pipeline.offsets import QueueEnds, QueueName, SourceQueue
 from tidemill_pipeline.options import SourceOptions
 
@@ -26,6 +33,8 @@ class GateReporter:
         """Create the gate. Without a `group` it does nothing."""
         self._options = options
         self._group = group
+        self._names = NamespaceNames(options.connection.namespace)
+        self._connection = dataclasses.replace(options.connection, namespace="")
 
     def hold(self, archive: Archive, cluster: ClusterState) -> dict[SourceQueue, str]:
         """Make brokers keep unsealed messages before they are read.
@@ -93,9 +102,16 @@ class GateReporter:
             key.namespace
             for key, archived in archive.queues.items()
             if key.namespace != own
-            and key.queue in cluster.queues
-            and 0 <= reported.get(key.queue.name, -1) < archived.needed_from
+            and (queue := self._own_queue(key)) in cluster.queues
+            and 0 <= reported.get(queue.name, -1) < archived.needed_from
         }
+
+    def _own_queue(self, key: QueueKey) -> SourceQueue | None:
+        """Return a queue of another namespace as this one names it; None if it cannot."""
+        full = full_name(key.namespace, key.topic)
+        if not self._names.have(full):
+            return None
+        return key.queue._replace(topic=self._names.bare(full))
 
     def _key_of(self, queue: SourceQueue) -> QueueKey:
         return QueueKey.of(self._options.connection.namespace, queue)
@@ -116,7 +132,7 @@ class GateReporter:
 
     def _reported(self, cluster: ClusterState) -> dict[QueueName, int]:
         """Return the sealed offsets that the brokers know."""
-        client, reported = connect(self._options.connection), {}
+        client, reported = connect(self._connection), {}
         for broker in sorted(cluster.logs):
             try:
                 found = client.progress(broker, [self._group])
@@ -126,9 +142,11 @@ class GateReporter:
                     f" `tidemill group create {self._group}`, or omit --gate"
                 ) from error
             for each in found:
-                if each.pull_offset >= 0:
-                    reported[QueueName(each.topic, broker, each.queue_id)] = each.pull_offset
+                if each.pull_offset >= 0 and self._names.have(each.topic):
+                    topic = self._names.bare(each.topic)
+                    reported[QueueName(topic, broker, each.queue_id)] = each.pull_offset
         return reported
 
     def _report(self, queue: SourceQueue, at: int) -> None:
-        connect(self._options.connection).update_offset(self._group, queue, at)
+        full = queue._replace(topic=self._names.full(queue.topic))
+        connect(self._connection).update_offset(self._group, full, at)

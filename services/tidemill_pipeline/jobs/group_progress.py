@@ -13,7 +13,7 @@ from tidemill_pipeline.client import ClusterClient, connect
 from tidemill_pipeline.errors import ClusterRejection, NoAnswer
 from tidemill_pipeline.jobs.sends import asks_for_topics
 from tidemill_pipeline.offsets import Incarnation
-from tidemill_pipeline.options import TopicSelection, parse_source
+from tidemill_pipeline.options import EVERY_DEAD_LETTER, EVERY_TOPIC, TopicSelection, parse_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 # All topics; dead-letter topics are internal and must be named.
-_WHOLE: Final = (TopicSelection(pattern=".*"), TopicSelection(pattern="%DLQ%.*"))
+_WHOLE: Final = (TopicSelection(pattern=EVERY_TOPIC), TopicSelection(pattern=EVERY_DEAD_LETTER))
 # The columns of `owed.PROGRESS`.
 _PROGRESS: Final = pa.schema(
     [

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from tidemill_pipeline import shared_classes
 from tidemill_pipeline.archive.spark_tasks import NAME as TASKS
 from tidemill_pipeline.archive.spark_tasks import ArchiveTaskSource
-from tidemill_pipeline.errors import PipelineError
 from tidemill_pipeline.jobs.audit import AuditSettings, judge
 from tidemill_pipeline.jobs.running import progress_line, session
 from tidemill_pipeline.schema import ddl
@@ -39,12 +38,7 @@ def prepare() -> Path:
                 _rehearse(spark, scratch)
         say("waiting for Java to write the class file")
         jvm.stdin.close()
-        jvm.wait(JVM_END_S)
-        if not draft.is_file():
-            raise PipelineError(
-                "Java wrote no class file; run java -Xshare:dump first, then repeat this command"
-            )
-        return shared_classes.keep(draft)
+        return shared_classes.keep_written(jvm, draft, timeout_s=JVM_END_S)
 
 
 def _rehearse(spark: SparkSession, scratch: str) -> None:

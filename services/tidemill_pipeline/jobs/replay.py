@@ -12,15 +12,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 
 from tidemill.common.clock import SystemClock
 from tidemill_pipeline.archive.store import ArchiveStore, no_archive
 from tidemill_pipeline.client import connect
 from tidemill_pipeline.data_source import NAME
-from tidemill_pipeline.errors import BadOption, PipelineError
+from tidemill_pipeline.errors import BadOption, PipelineError, is_late_start
 from tidemill_pipeline.jobs.inputs import InputRanges
 from tidemill_pipeline.jobs.replay_plan import (
     CHECKPOINT,
@@ -41,6 +42,7 @@ from tidemill_pipeline.jobs.replay_plan import (
 )
 from tidemill_pipeline.jobs.running import (
     RunRecord,
+    Say,
     check_folder,
     end_line,
     progress_line,
@@ -52,9 +54,10 @@ from tidemill_pipeline.listener import SilentListener
 from tidemill_pipeline.metrics import PipelineMetrics, serve
 from tidemill_pipeline.offsets import SourceQueue
 from tidemill_pipeline.option_values import instant_ms
-from tidemill_pipeline.options import TopicSelection, parse_sink, parse_source
+from tidemill_pipeline.options import parse_sink, parse_source
 from tidemill_pipeline.schema import ddl
-from tidemill_pipeline.source.topics import EVERY_TOPIC, check_archived, meant
+from tidemill_pipeline.sink.target_topics import check_target
+from tidemill_pipeline.source.topics import check_archived
 from tidemill_pipeline.transforms.replay import ReplaySchedule, due_ms, to_send
 from tidemill_pipeline.transforms.setting import (
     ExpressionEffect,
@@ -67,7 +70,11 @@ from tidemill_pipeline.transforms.setting import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from tidemill_pipeline.transforms.setting import Expressions
+
+STARTS_MAX: Final = 3  # of the query, if Spark's Python process is late
 TRIGGER_ROWS: Final = 50_000  # per batch: a kill repeats at most one batch
 REPORT_TIMEOUT_S: Final = 60.0  # for Spark's report of the last batch, which comes after its end
 _SENT: Final = "tidemill-sent"  # name of a batch's observation
@@ -131,10 +138,12 @@ def send(
     now_ms: Callable[[], int],
     report: Callable[[ReplayBatch], None] = lambda _batch: None,
     report_shift: Callable[[int], None] = lambda _ms: None,
+    report_start: Callable[[int], None] = lambda _number: None,
 ) -> ReplayResult:
     """Send the remaining messages; call `report` after each batch.
 
-    If all remaining messages are postponed, call `report_shift` with the milliseconds.
+    If all remaining messages are postponed, call `report_shift` with the milliseconds. Before the
+    query starts again, call `report_start` with the number of the start.
     """
     check_set(spark, settings)
     begun = load_or_create_plan(spark, settings, now_ms)
@@ -171,22 +180,44 @@ def send(
     writer = writer.option("checkpointLocation", checkpoint)
     spark.streams.addListener(counting)
     try:
+        _run_query(writer, counting, settings.expressions, report_start)
+    finally:
+        spark.streams.removeListener(counting)
+    bad = _bad_rows(spark, settings) - bad_before
+    return ReplayResult(plan=begun, sent=counting.rows - bad, bad=bad, late_ms=counting.late_ms)
+
+
+def _run_query(
+    writer: DataStreamWriter,
+    counting: _BatchCounter,
+    expressions: Expressions,
+    report_start: Callable[[int], None],
+) -> None:
+    """Run the query to its end. Start it again if Spark's Python process was late.
+
+    The process starts before the first batch, so a query with a late process has sent nothing.
+    """
+    for start in range(1, STARTS_MAX + 1):
+        if start > 1:
+            report_start(start)
+        counting.expect_query()
         query = writer.trigger(availableNow=True).start()
         try:
-            with value_errors(settings.expressions):
+            with value_errors(expressions):
                 query.awaitTermination()
+        except StreamingQueryException as error:
+            if start == STARTS_MAX or not is_late_start(error):
+                raise
         except KeyboardInterrupt:
             # Otherwise the query would continue to send. Its last batches are not reported.
             with suppress(Exception):  # The JVM may have ended as well.
                 query.stop()
             counting.is_over.set()
             raise
+        else:
+            return
         finally:
             counting.is_over.wait(REPORT_TIMEOUT_S)
-    finally:
-        spark.streams.removeListener(counting)
-    bad = _bad_rows(spark, settings) - bad_before
-    return ReplayResult(plan=begun, sent=counting.rows - bad, bad=bad, late_ms=counting.late_ms)
 
 
 def _timing(settings: ReplaySettings, begun: ReplayPlan) -> ReplaySchedule:
@@ -226,10 +257,12 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> ReplayResult:
         raise BadOption(no_archive(settings.archive))
     options = parse_source(source_options(settings), is_stream=False)
     check_archived(ArchiveStore(settings.archive).archive(), options)
-    parse_sink(sink_options(settings))
+    sink = parse_sink(sink_options(settings))
     check_names(settings.expressions, timing=settings.timing)
     check_folder(settings.state)
     load_plan(settings)
+    if not is_dry:
+        check_target(connect(sink.connection), sink)
     say = progress_line()
     say("starting Spark")
     with (
@@ -238,15 +271,15 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> ReplayResult:
         else recorded("replay", settings.state) as record,
         session("replay", settings.master) as spark,
     ):
-        if warning := topic_warning(settings):
-            say(warning)
-            end_line()
         if is_dry:
+            if warning := topic_warning(settings):
+                say(warning)
+                end_line()
             return look(spark, settings)
 
         metrics = PipelineMetrics("replay", settings.cluster)
         serve(metrics, settings.metrics_port)
-        into, clock = parse_sink(sink_options(settings)).topic, SystemClock()
+        into, clock = sink.topic, SystemClock()
 
         def report(batch: ReplayBatch) -> None:
             metrics.rows[into] = record.rows = batch.sent
@@ -260,22 +293,36 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> ReplayResult:
                 took_ms=batch.took_ms,
             )
 
-        def report_shift(by_ms: int) -> None:
-            say(
-                "messages came due while the replay was stopped; all remaining messages come"
-                f" {by_ms / 1000:,.0f} s later"
-            )
-            end_line()
-
         with _noted(record.inputs, settings):
             replayed = send(
-                spark, settings, now_ms=clock.wall_ms, report=report, report_shift=report_shift
+                spark,
+                settings,
+                now_ms=clock.wall_ms,
+                report=report,
+                report_shift=partial(_say_shift, say),
+                report_start=partial(_say_start, say),
             )
         record.rows = replayed.sent
         metrics.succeeded_at_ms = clock.wall_ms()
         if settings.metrics_file:
             metrics.write(settings.metrics_file)
         return replayed
+
+
+def _say_shift(say: Say, by_ms: int) -> None:
+    say(
+        "messages came due while the replay was stopped; all remaining messages come"
+        f" {by_ms / 1000:,.0f} s later"
+    )
+    end_line()
+
+
+def _say_start(say: Say, number: int) -> None:
+    say(
+        "Spark's Python process did not start within 10 s: starting the query again"
+        f" ({number} of {STARTS_MAX})"
+    )
+    end_line()
 
 
 @contextmanager
@@ -305,24 +352,16 @@ def _places(settings: ReplaySettings) -> dict[SourceQueue, int]:
 def topic_warning(settings: ReplaySettings) -> str:
     """Return a warning if the target topic is missing or unknown; "" if it exists.
 
-    A dry run needs no cluster. A sender may lack the permission to list topics.
+    A dry run needs no cluster.
     """
-    options = parse_sink(sink_options(settings))
-    unknown = f"cannot check whether topic {options.topic} exists"
+    sink = parse_sink(sink_options(settings))
     try:
-        cluster = connect(options.connection).cluster(TopicSelection(pattern=EVERY_TOPIC))
+        check_target(connect(sink.connection), sink)
+    except BadOption as error:
+        return str(error)
     except PipelineError as error:
-        return f"{unknown}: {error}"
-    known = {queue.topic for queue in cluster.queues}
-    if options.topic in known:
-        return ""
-    if cluster.unreachable:
-        return f"{unknown}: {', '.join(sorted(cluster.unreachable))} is unreachable"
-    near = meant(options.topic, known) or "."
-    return (
-        f"there is no topic {options.topic}{near} The first message creates it if the cluster"
-        " creates topics automatically"
-    )
+        return f"cannot check whether topic {sink.topic} exists: {error}"
+    return ""
 
 
 @final
@@ -345,6 +384,11 @@ class _BatchCounter(SilentListener):
             at_ms = F.unix_millis("due_timestamp")
             counted += [F.min(at_ms).alias(_FIRST_DUE), F.max(at_ms).alias(_LAST_DUE)]
         return frame.observe(_SENT, *counted)
+
+    def expect_query(self) -> None:
+        """Count the batches of the next query that starts."""
+        self._run = ""
+        self.is_over.clear()
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
         """Remember the query: Spark calls this during its start."""

@@ -132,9 +132,8 @@ def of_topics(sends: DataFrame, given: Mapping[str, str]) -> DataFrame:
     if not asks_for_topics(given):
         return sends
     names = (given.get("topics") or given.get("topic") or "").split(",")
-    asked = TopicSelection(
-        names=tuple(name.strip() for name in names), pattern=given.get("topicPattern", "")
-    )
+    pattern = given.get("topicPattern", "")
+    asked = TopicSelection(pattern=pattern) if pattern else TopicSelection.of(map(str.strip, names))
     # Match as reads do; Spark's expressions match differently.
     rows = sends.select("topic").distinct().where("topic is not null").collect()
     return sends.where(sends["topic"].isin([row.topic for row in rows if asked.have(row.topic)]))

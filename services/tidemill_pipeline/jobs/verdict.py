@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from tidemill_pipeline.rows import UNREADABLE
-from tidemill_pipeline.transforms.audit import BROKEN, KINDS
+from tidemill_pipeline.transforms.findings import BROKEN, KINDS
 
 # Counts per topic, and counts per consumer group. Findings may be of either.
 OF_TOPICS: Final = frozenset({"produced", "scheduled", "fired", "recalled"})

@@ -10,6 +10,7 @@ from typing import Any, Final, final
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.options import SinkOptions
+from tidemill_pipeline.schema import MESSAGES
 
 # The supported columns with their Spark types.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -26,6 +27,9 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "dedup_key": ("string",),
     "body_encoding": ("string",),
 }
+# Columns of a read that only the cluster sets.
+READ_ONLY: Final = frozenset(column.name for column in MESSAGES) - COLUMNS.keys()
+SET_BY_CLUSTER: Final = "set by the cluster"  # key of a row for its read-only columns with a value
 NO_TEXT: Final = "no text"  # key of a row for the columns that are not valid UTF-8
 # Encodings of bodies. The user packs GZIP bodies before the write.
 _ENCODINGS: Final = {"IDENTITY": v2.IDENTITY, "GZIP": v2.GZIP}
@@ -49,6 +53,7 @@ class RowIds:
 
     def __init__(self, write: str, partition: int) -> None:
         """`write`: an id that only repetitions of the same task or batch share."""
+        self.partition = partition
         self._task = f"{write}/{partition}/".encode()
         self._number = 0
 
@@ -62,8 +67,14 @@ class RowIds:
 
 
 def check_columns(types: Mapping[str, str], options: SinkOptions) -> None:
-    """Raise BadOption if a frame has columns that cannot be sent, or lacks a required one."""
+    """Raise BadOption if a frame has columns that cannot be sent, or lacks a required one.
+
+    INSERT passes all columns of its table. Those that only the cluster sets must then be null.
+    """
+    is_table = types.keys() >= READ_ONLY
     for name, of_type in types.items():
+        if is_table and name in READ_ONLY:
+            continue
         if name not in COLUMNS:
             raise BadOption(f"column {name} cannot be sent; columns are {', '.join(COLUMNS)}")
         if of_type not in COLUMNS[name]:
@@ -83,6 +94,11 @@ def message_of(
     """
     if row.get(NO_TEXT):
         raise BadRow(f"its {', '.join(row[NO_TEXT])} is not valid UTF-8")
+    if row.get(SET_BY_CLUSTER):
+        raise BadRow(
+            f"it has a value for {', '.join(row[SET_BY_CLUSTER])}, which only the cluster sets;"
+            f" select the columns to send: {', '.join(COLUMNS)}"
+        )
     topic = options.topic or row.get("topic")
     body = row.get("body")
     if not topic:
@@ -98,6 +114,8 @@ def message_of(
         system.body_encoding = v2.GZIP
     due_ms = _due_ms(row, now_ms)
     group = row.get("message_group")
+    if group == "":
+        raise BadRow("its message_group is empty, which would give up its order; use null for none")
     if due_ms is not None and not 0 <= due_ms <= _DUE_MS_MAX:
         raise BadRow("its due time is outside the years 1970 to 9999")
     if due_ms is not None and group:
@@ -108,14 +126,20 @@ def message_of(
     if row.get("tag"):
         system.tag = row["tag"]
     if row.get("keys"):
-        system.keys.extend(key for key in row["keys"] if key is not None)
+        if None in row["keys"]:
+            raise BadRow("one of its keys is null; use array_compact(keys)")
+        system.keys.extend(row["keys"])
     if row.get("priority") is not None:
         raise BadRow("priority messages are not supported yet")
     if row.get("dedup_key") is not None:
         raise BadRow("it has a dedup_key, but mode dedup is not supported yet")
     for name, value in _pairs(row.get("properties")):
-        if value is not None:
-            message.user_properties[name] = value
+        if value is None:
+            raise BadRow(
+                f"its property {name} is null; use map_filter(properties, (name, value) -> value is"
+                " not null)"
+            )
+        message.user_properties[name] = value
     given = row.get("message_id")
     system.message_id = given or ids.of(
         message, due=(row.get("due_timestamp"), row.get("delay_ms"))

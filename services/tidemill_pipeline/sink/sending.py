@@ -6,23 +6,28 @@ previous one. A send with an unknown outcome is repeated, so a message may be st
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 import grpc
 
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill_pipeline.client import ClusterClient
+from tidemill_pipeline.client import ClusterClient, error_text
 from tidemill_pipeline.errors import ClusterRejection, NoAnswer
 from tidemill_pipeline.options import SinkOptions
 from tidemill_pipeline.pace import Pace
 from tidemill_pipeline.sink.messages import BadRow, RowIds, message_of
+from tidemill_pipeline.sink.target_topics import TargetTopics
 
 _TROUBLE: Final = 50_000  # Codes from here on are server errors, which may be temporary.
 BATCH_BYTES: Final = 1 << 20  # of bodies per send; a larger message is sent alone
+# The columns that identify a row in an error, and the longest shown value.
+_NAMING: Final = ("message_id", "keys", "message_group", "tag", "topic")
+_SHOWN_CHARS: Final = 100
 
 
 @final
@@ -31,7 +36,8 @@ class SendResult:
     """Result of a task."""
 
     rows: int = 0
-    bad: list[tuple[int, str]] = field(default_factory=list)  # row number and reason
+    # Row number in the rows of one call of `send`, and the reason.
+    bad: list[tuple[int, str]] = field(default_factory=list)
 
 
 @final
@@ -64,12 +70,22 @@ class Sender:
         self._ids = ids
         self._now_ms = now_ms
         self._flights: deque[_PendingSend] = deque()
+        # The driver has checked the topic of the options.
+        self._topics = None if options.topic else TargetTopics(client, options)
+        self._rows: Sequence[Mapping[str, Any]] = ()
+        self._first = 0
         self._pace = Pace(options.rate_max, sleep_s=sleep_s, monotonic_s=monotonic_s)
         self.sent = SendResult()
 
-    def send(self, rows: Iterable[Mapping[str, Any]]) -> SendResult:
-        """Send all rows, and return when each has a reply."""
-        for numbers, messages in self._batches(rows):
+    def send(self, rows: Iterable[Mapping[str, Any]], *, first: int = 0) -> SendResult:
+        """Send all rows, and return when each has a reply.
+
+        `first` is the number of the first row in its task.
+        """
+        self._rows, self._first = list(rows), first
+        if self._topics is not None:
+            self._topics.look_up({row["topic"] for row in self._rows if row.get("topic")})
+        for numbers, messages in self._batches():
             in_flight = sum(len(each.messages) for each in self._flights)
             self._pace.keep(self.sent.rows + in_flight + len(messages))
             while len(self._flights) >= self._options.inflight_max or self._group_is_in_flight(
@@ -81,9 +97,7 @@ class Sender:
             self._finish_oldest()
         return self.sent
 
-    def _batches(
-        self, rows: Iterable[Mapping[str, Any]]
-    ) -> Iterator[tuple[list[int], list[v2.Message]]]:
+    def _batches(self) -> Iterator[tuple[list[int], list[v2.Message]]]:
         """Yield the batches of sends: consecutive rows of one topic and kind."""
         numbers: list[int] = []
         messages: list[v2.Message] = []
@@ -93,8 +107,10 @@ class Sender:
         rows_max = self._options.batch_size
         if rate_max is not None:
             rows_max = max(1, min(rows_max, int(rate_max)))
-        for number, row in enumerate(rows):
+        for number, row in enumerate(self._rows):
             try:
+                if self._topics is not None:
+                    self._topics.check(row.get("topic"))
                 message = message_of(
                     row, self._options, self._client.topic, now_ms=self._now_ms(), ids=self._ids
                 )
@@ -132,8 +148,10 @@ class Sender:
                 answer = flight.call.result()
             except grpc.RpcError as error:
                 if not self._client.is_retryable(error):
-                    raise ClusterRejection(str(error)) from error
-                self._resend(flight, str(error))
+                    raise ClusterRejection(
+                        f"{self._named(flight.numbers)} cannot be sent: {error_text(error)}"
+                    ) from error
+                self._resend(flight, error_text(error))
                 continue
             why = self._settle(flight, answer)
             if why is None:
@@ -180,7 +198,10 @@ class Sender:
 
     def _resend(self, flight: _PendingSend, why: str) -> None:
         if flight.attempt > self._max_retries:
-            raise NoAnswer(f"a send failed {flight.attempt} times: {why}")
+            raise NoAnswer(
+                f"a send failed {flight.attempt} times: {why}; {self._named(flight.numbers)} may"
+                " not be stored"
+            )
         self._client.pause(flight.attempt)
         flight.attempt += 1
         flight.call = self._client.start_send(
@@ -189,14 +210,28 @@ class Sender:
 
     def _reject(self, number: int, why: str) -> None:
         if not self._options.dead_letter_path:
-            raise ClusterRejection(f"a row cannot be sent: {why}; {_remedy(why)}")
+            raise ClusterRejection(f"{self._named([number])} cannot be sent: {why}; {_remedy(why)}")
         self.sent.bad.append((number, why))
+
+    def _named(self, numbers: Sequence[int]) -> str:
+        """Return the position of rows, and of one row the columns that identify it."""
+        first, last = self._first + numbers[0], self._first + numbers[-1]
+        if len(numbers) > 1:
+            return f"rows {first} to {last} of partition {self._ids.partition}"
+        row = self._rows[numbers[0]]
+        found = ", ".join(f"{name} {_shown(row[name])}" for name in _NAMING if row.get(name))
+        return f"row {first} of partition {self._ids.partition}{f' ({found})' if found else ''}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def _remedy(why: str) -> str:
     if why.startswith(v2.Code.Name(v2.TOPIC_NOT_FOUND)):
         return "create the topic with `tidemill topic create`"  # All rows would fail.
-    return "set onError=dead-letter and a deadLetterPath to collect such rows"
+    return "onError=dead-letter with a deadLetterPath collects such rows"
 
 
 def _is_refusal(status: v2.Status) -> bool:

@@ -32,8 +32,15 @@ from tidemill_pipeline.sink.bad_rows import (
     drop,
     keep,
 )
-from tidemill_pipeline.sink.messages import NO_TEXT, RowIds, check_columns
+from tidemill_pipeline.sink.messages import (
+    NO_TEXT,
+    READ_ONLY,
+    SET_BY_CLUSTER,
+    RowIds,
+    check_columns,
+)
 from tidemill_pipeline.sink.sending import Sender
+from tidemill_pipeline.sink.target_topics import check_target
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -66,7 +73,7 @@ def send_rows(
     done = 0
     with BadRowWriter(options.dead_letter_path, attempt) as bad:
         for batch in batches:
-            sent = sender.send(rows_of(batch))
+            sent = sender.send(rows_of(batch), first=done)
             if sent.bad:
                 bad.add(_bad_rows(batch, sent.bad, first=done))
                 sent.bad.clear()
@@ -81,6 +88,8 @@ class _TaskWriter:
         check_columns(
             {field.name: field.dataType.simpleString() for field in schema.fields}, options
         )
+        if options.topic:
+            check_target(connect(options.connection), options)
         self.options = options
         self.run = secrets.token_hex(_ID_BYTES)
 
@@ -151,12 +160,21 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
     """Yield rows as mappings, with bodies as bytes and times in milliseconds.
 
     A Spark string may be invalid UTF-8, since `cast(value as string)` does not check it. Such a
-    value is None, and the row lists its column under `NO_TEXT`.
+    value is None, and the row lists its column under `NO_TEXT`. It lists columns with a value that
+    only the cluster sets under `SET_BY_CLUSTER`.
     """
     columns = {}
     undecodable: list[list[str]] = [[] for _ in range(batch.num_rows)]
+    read_only: list[list[str]] = [[] for _ in range(batch.num_rows)]
     for name in batch.schema.names:
-        if name == "body":
+        if name in READ_ONLY:
+            if batch[name].null_count < batch.num_rows:
+                for names, is_set in zip(
+                    read_only, batch[name].is_valid().to_pylist(), strict=True
+                ):
+                    if is_set:
+                        names.append(name)
+        elif name == "body":
             columns[name] = _bodies(batch).to_pylist()
         elif pa.types.is_timestamp(batch.schema.field(name).type):
             of_us = batch[name].cast(pa.int64()).to_pylist()
@@ -165,6 +183,8 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
             columns[name] = _values(batch[name], name, undecodable)
     if any(undecodable):
         columns[NO_TEXT] = undecodable
+    if any(read_only):
+        columns[SET_BY_CLUSTER] = read_only
     names = list(columns)
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(names, values, strict=True))

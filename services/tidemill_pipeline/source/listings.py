@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidemill_pipeline.client import ClusterClient, connect
+from tidemill_pipeline.client import ClusterClient, connect, ordinary_topics
 from tidemill_pipeline.cluster_state import ClusterState, OmittedItems
-from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.errors import BadOption, suggestion
 from tidemill_pipeline.options import SourceOptions, TopicSelection
 from tidemill_pipeline.pulling import BATCH_BYTES, log
 from tidemill_pipeline.rows import in_flight_batch, progress_batch
 from tidemill_pipeline.schema import arrow_schema
-from tidemill_pipeline.source.topics import check_topics, meant, names_of
+from tidemill_pipeline.source.topics import check_topics
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -64,7 +64,7 @@ class ListingReader(DataSourceReader):
             check_topics(
                 self.options,
                 {queue.topic for queue in cluster.queues},
-                everything=lambda: names_of(client),
+                everything=lambda: ordinary_topics(client),
                 waits=False,
             )
             topics = topics_by_broker(cluster)
@@ -82,7 +82,7 @@ class ListingReader(DataSourceReader):
         everything = frozenset[str]().union(*cluster.groups.values())
         missing = [group for group in self.options.groups if group not in everything]
         if missing:
-            near = meant(missing[0], everything)
+            near = suggestion(missing[0], everything)
             raise BadOption(f"there is no consumer group {', '.join(missing)}{near}")
         requested = sorted(set(self.options.groups))
         by_broker = {
@@ -98,7 +98,7 @@ class ListingReader(DataSourceReader):
         left = OmittedItems()
         for items in _grouped(self._items(connect(self.options.connection), partition, left)):
             yield from self._batches(items, partition.broker)
-        _tell(partition.broker, left)
+        _warn_omitted(partition.broker, left)
 
     def _items(self, client: ClusterClient, part: BrokerPart, left: OmittedItems) -> Iterator[Any]:
         is_progress = self.options.dataset == "groups"
@@ -119,7 +119,7 @@ def topics_by_broker(cluster: ClusterState) -> dict[str, tuple[str, ...]]:
     return {broker: tuple(sorted(names)) for broker, names in topics.items()}
 
 
-def _tell(broker: str, left: OmittedItems) -> None:
+def _warn_omitted(broker: str, left: OmittedItems) -> None:
     for name in sorted(left.missing):
         log.warning("%s: %s was deleted since the read began: it is omitted", broker, name)
     if left.damaged_count:

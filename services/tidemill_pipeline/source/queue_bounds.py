@@ -13,14 +13,14 @@ from typing import Final, final
 from tidemill_pipeline.archive.manifest import Archive, ArchivedQueue, QueueKey
 from tidemill_pipeline.archive.reading import first_offset_at
 from tidemill_pipeline.archive.store import ArchiveStore, shared_store
-from tidemill_pipeline.client import ClusterClient, connect
+from tidemill_pipeline.client import ClusterClient, connect, ordinary_topics
 from tidemill_pipeline.cluster_state import ClusterState
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.offsets import Offsets, QueueEnds, QueueName, SourceQueue
 from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions, TopicSelection
 from tidemill_pipeline.pulling import SHORT_S, report_short_queue
 from tidemill_pipeline.source.outages import repeat_until_settled
-from tidemill_pipeline.source.topics import check_topics, names_of
+from tidemill_pipeline.source.topics import check_topics
 
 # Approximate bytes of a message in a broker's log without its body: properties and origin.
 BESIDE_BODY_BYTES: Final = 256
@@ -183,7 +183,7 @@ class OffsetResolver:
         def everything() -> set[str]:
             if view.cluster is None:
                 return archived
-            return archived | names_of(self.client)
+            return archived | ordinary_topics(self.client)
 
         known = {queue.topic for queue in view.queues}
         check_topics(self._options, known, everything=everything, waits=waits)

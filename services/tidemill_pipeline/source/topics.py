@@ -6,16 +6,13 @@ match and an internal topic (%DLQ%g) may get messages later: a batch only logs a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection
 
 from tidemill_pipeline.archive.manifest import Archive
-from tidemill_pipeline.client import ClusterClient
-from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.options import SourceOptions, TopicSelection
+from tidemill_pipeline.errors import BadOption, suggestion
+from tidemill_pipeline.options import SourceOptions
 from tidemill_pipeline.pulling import log
 
-EVERY_TOPIC = ".*"  # without internal topics
 OWN = "%"  # first character of internal topics
 
 
@@ -50,24 +47,13 @@ def check_archived(archive: Archive, options: SourceOptions) -> None:
     known = {key.topic for key in archive.queues if key.namespace == namespace}
     missing = sorted(set(options.topics.names) - known)
     if missing:
-        near = meant(missing[0], known)
+        near = suggestion(missing[0], known)
         raise BadOption(f"the archive has no topic {', '.join(missing)}{near}")
-
-
-def names_of(client: ClusterClient) -> set[str]:
-    """Return all topics."""
-    return {queue.topic for queue in client.cluster(TopicSelection(pattern=EVERY_TOPIC)).queues}
 
 
 def _error_text(missing: list[str], everything: Collection[str], options: SourceOptions) -> str:
     where = _where(options)
-    return f"there is no topic {', '.join(missing)}{where}{meant(missing[0], everything)}"
-
-
-def meant(name: str, everything: Collection[str]) -> str:
-    """Return a suggestion for an unknown name as the end of a sentence; empty if none is near."""
-    near = difflib.get_close_matches(name, everything, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"there is no topic {', '.join(missing)}{where}{suggestion(missing[0], everything)}"
 
 
 def _where(options: SourceOptions) -> str:

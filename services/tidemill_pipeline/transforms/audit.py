@@ -8,83 +8,30 @@ A consumer group is owed the messages after its first delivery in a topic and in
 (`owed.py`). A group that was deleted and created again is a different group. A group that received
 only copies, such as dead letters, is owed the dead-letter topic, not the original topic.
 
-Kinds of findings:
-
-    missing      acknowledged and not stored; due and not fired; skipped for a group that received
-                 later messages, or whose next pop begins later; or delivered, and neither settled
-                 nor delivered again, although it is not in flight
-    unexpected   fired or delivered after a recall
-    duplicate    delivered to a group after its ack; or fired several times
-    redelivered  delivered again without an earlier ack
-    early        fired or first delivered before it was due
-    late         fired more than `late_ms` after it was due
-    orphan-ack   an ack of a delivery without an event
-    unknown      acknowledged without an event, but events of that time may be missing; or a
-                 missing, early or orphan-ack that an unreadable part of the log may explain
-    unreadable   a part of a log without events: damaged, or removed during the read
-
 A message that a group is owed and has not skipped is outstanding, which is not a finding.
+`findings.py` defines the kinds of findings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
-from tidemill_pipeline.rows import UNREADABLE
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
+from tidemill_pipeline.transforms import findings
 from tidemill_pipeline.transforms.owed import PROGRESS, last_move, never_given, unsettled
 from tidemill_pipeline.transforms.places import PLACE, at_first_place, since_reset, with_stands
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-KINDS: Final = (
-    "missing",
-    "unexpected",
-    "duplicate",
-    "redelivered",
-    "early",
-    "late",
-    "orphan-ack",
-    "unknown",
-    "unreadable",
-)
-# Errors: an audit with one of them ends with status 2.
-BROKEN: Final = ("missing", "unexpected", "early")
-# Largest time from the store of a message to the ack of its send: network, retries, clock error.
-ACK_MS: Final = 60_000
-NEVER_MS: Final = 2**53  # after every instant
-DEAD_LETTERS: Final = "%DLQ%"  # prefix of dead-letter topics
+    from tidemill_pipeline.transforms.findings import AuditRules
+
 REMOVED: Final = "broker-group-removed"  # the event; the log of the broker group is not readable
-JOURNEY_MAX: Final = 200  # events per finding: a message can be redelivered without end
 _MOVES: Final = ("delivered", "acked", "renewed", "nacked", "revived", "dead-lettered")
-FINDINGS: Final = (
-    "kind string, topic string, consumer_group string, broker string, topic_id bigint,"
-    " queue_id int, queue_offset bigint, timer_id bigint, message_id string, at timestamp,"
-    " detail string"
-)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRules:
-    """Rules of an audit."""
-
-    late_ms: int = 1_000
-    window: str = "5 minutes"
-    # Nothing that became due or was stored at or after it is called missing.
-    closed_at_ms: int = NEVER_MS
-    # Events of this time and later were not read.
-    ends_at_ms: int = NEVER_MS
-    # Events of messages stored before this time may have expired; 0: all events exist.
-    begins_at_ms: int = 0
-    # Consumer groups with a filter, which do not get every message.
-    filtered_groups: Sequence[str] = ()
-    # Events of all topics were read. Otherwise expired dead letters are unknown.
-    is_whole: bool = True
 
 
 @final
@@ -117,7 +64,7 @@ def audit(
     """
     if progress is None:
         progress = events.sparkSession.createDataFrame([], PROGRESS)
-    limits = {"closed_at": _closed(rules), "filtered": rules.filtered_groups}
+    limits = {"closed_at": findings.closed_at(rules), "filtered": rules.filtered_groups}
     placed = at_first_place(events)
     # Checkpoint: several tables use these frames, and Spark analyses the whole plan again in every
     # step, which took longer than a small audit. If an executor dies, its part is lost and the
@@ -132,32 +79,36 @@ def audit(
     owed = owed.localCheckpoint(eager=False)
     left = unsettled(groups, placed, progress, **limits).localCheckpoint(eager=False)
     found = (
-        _missing_timers(timers, rules)
-        .unionByName(_untimely(timers, rules))
-        .unionByName(_unexpected(timers))
-        .unionByName(_fired_again(timers))
-        .unionByName(_missing(owed.where("is_missing")))
-        .unionByName(_missing(left.where("state = 'missing'")))
-        .unionByName(_redelivered(groups, "duplicate", "after_ack"))
-        .unionByName(_redelivered(groups, "redelivered", "again"))
-        .unionByName(_delivered_early(groups, available))
-        .unionByName(_orphans(groups))
+        findings.missing_timers(timers, rules)
+        .unionByName(findings.untimely(timers, rules))
+        .unionByName(findings.unexpected(timers))
+        .unionByName(findings.fired_again(timers))
+        .unionByName(findings.missing_messages(owed.where("is_missing")))
+        .unionByName(findings.missing_messages(left.where("state = 'missing'")))
+        .unionByName(findings.redelivered(groups, "duplicate", "after_ack"))
+        .unionByName(findings.redelivered(groups, "redelivered", "again"))
+        .unionByName(findings.delivered_early(groups, available))
+        .unionByName(findings.orphan_acks(groups))
     )
     told = placed.unionByName(letters) if rules.is_whole else placed
     if sends is not None:
-        found = found.unionByName(never_stored(sends, events, rules))
+        found = found.unionByName(findings.never_stored(sends, events, rules))
     found = found.dropDuplicates(["kind", "consumer_group", "message_id", *PLACE, "timer_id"])
-    found = _doubted(found, events).unionByName(_unreadable(events)).localCheckpoint(eager=False)
+    found = (
+        findings.with_doubts(found, events)
+        .unionByName(findings.unreadable_parts(events))
+        .localCheckpoint(eager=False)
+    )
     return AuditTables(
         summary=_summary(placed, available, timers, groups, owed, left, found, rules),
-        findings=_with_journeys(found, told),
+        findings=findings.with_journeys(found, told),
         lag=_lag(groups, available, rules.window),
     )
 
 
 def _letters(events: DataFrame) -> DataFrame:
     """Return the events of dead-letter topics by position, and all resets."""
-    is_letter = F.col("topic").startswith(DEAD_LETTERS)
+    is_letter = F.col("topic").startswith(DEAD_LETTER_TOPIC_PREFIX)
     return with_stands(events.where(is_letter | (F.col("event") == "reset"))).withColumn(
         "topic_id", F.coalesce("topic_id", F.lit(0).cast("bigint"))
     )
@@ -268,80 +219,6 @@ def _groups(placed: DataFrame) -> DataFrame:
     )
 
 
-# ---------------------------------------------------------------- findings
-
-
-def _finding(kind: str, frame: DataFrame, *, at: str, detail: Column) -> DataFrame:
-    """Return rows of findings. Columns that the kind does not have are null."""
-    types = dict(part.split() for part in FINDINGS.split(", "))
-    there = set(frame.columns)
-    values = {
-        name: F.col(name).cast(of_type) if name in there else F.lit(None).cast(of_type)
-        for name, of_type in types.items()
-    } | {"kind": F.lit(kind), "at": F.col(at).cast("timestamp"), "detail": detail.cast("string")}
-    return frame.select(*(value.alias(name) for name, value in values.items()))
-
-
-def _closed(rules: AuditRules) -> Column:
-    return F.timestamp_millis(F.lit(rules.closed_at_ms))
-
-
-def _missing_timers(timers: DataFrame, rules: AuditRules) -> DataFrame:
-    lost = timers.where(
-        F.col("fired_at").isNull()
-        & (F.col("recalled") == 0)
-        & (F.col("dead_lettered") == 0)
-        & (F.col("due") < _closed(rules))
-    ).drop("topic_id", "queue_id", "queue_offset")
-    return _finding("missing", lost, at="due", detail=F.lit("it was due, and was not fired"))
-
-
-def _untimely(timers: DataFrame, rules: AuditRules) -> DataFrame:
-    off_ms = F.unix_millis("fired_at") - F.unix_millis("due")
-    fired = timers.where(F.col("fired_at").isNotNull() & F.col("due").isNotNull())
-    fired = fired.withColumn("off_ms", off_ms)
-    early = _finding(
-        "early",
-        fired.where("off_ms < 0"),
-        at="fired_at",
-        detail=F.concat(F.lit("fired "), -F.col("off_ms"), F.lit(" ms before it was due")),
-    )
-    late = _finding(
-        "late",
-        fired.where(F.col("off_ms") > rules.late_ms),
-        at="fired_at",
-        detail=F.concat(F.lit("fired "), F.col("off_ms"), F.lit(" ms after it was due")),
-    )
-    return early.unionByName(late)
-
-
-def _unexpected(timers: DataFrame) -> DataFrame:
-    at = F.coalesce("fired_at", "delivered_at")
-    there = timers.where(F.col("recalled") > 0).withColumn("at", at).where("at is not null")
-    what = F.when(F.col("fired_at").isNotNull(), F.lit("fired")).otherwise(F.lit("delivered"))
-    return _finding(
-        "unexpected",
-        there.drop("topic_id", "queue_id", "queue_offset"),
-        at="at",
-        detail=F.concat(F.lit("it was recalled, and "), what, F.lit(" all the same")),
-    )
-
-
-def _fired_again(timers: DataFrame) -> DataFrame:
-    # Several positions: the timer identifies the message.
-    again = timers.where("fired > 1").drop("topic_id", "queue_id", "queue_offset")
-    return _finding(
-        "duplicate",
-        again,
-        at="fired_at",
-        detail=F.concat(F.lit("fired "), F.col("fired"), F.lit(" times")),
-    )
-
-
-def _missing(lost: DataFrame) -> DataFrame:
-    return _finding("missing", lost, at="at", detail=F.col("detail"))
-
-
 def _owed_letters(letters: DataFrame, progress: DataFrame, limits: Mapping[str, Any]) -> DataFrame:
     """Return of dead letters what `never_given` returns of all others."""
     is_delivered = F.col("event") == "delivered"
@@ -364,148 +241,6 @@ def _owed_letters(letters: DataFrame, progress: DataFrame, limits: Mapping[str, 
     return never_given(available, groups, letters, progress, **limits)
 
 
-def _redelivered(groups: DataFrame, kind: str, count: str) -> DataFrame:
-    what = " times after its ack" if kind == "duplicate" else " times more, without an ack before"
-    return _finding(
-        kind,
-        groups.where(F.col(count) > 0),
-        at="last_delivered_at",
-        detail=F.concat(F.lit("delivered "), F.col(count), F.lit(what)),
-    )
-
-
-def _delivered_early(groups: DataFrame, available: DataFrame) -> DataFrame:
-    due = available.where("due is not null").select(*PLACE, "due", "timer_id")
-    early = groups.join(due, [*PLACE]).where(F.col("first_delivered_at") < F.col("due"))
-    before_ms = F.unix_millis("due") - F.unix_millis("first_delivered_at")
-    return _finding(
-        "early",
-        early,
-        at="first_delivered_at",
-        detail=F.concat(F.lit("delivered "), before_ms, F.lit(" ms before it was due")),
-    )
-
-
-def _orphans(groups: DataFrame) -> DataFrame:
-    return _finding(
-        "orphan-ack",
-        groups.where("orphans > 0"),
-        at="acked_at",
-        detail=F.concat(F.col("orphans"), F.lit(" acks of deliveries without an event")),
-    )
-
-
-def _doubted(found: DataFrame, events: DataFrame) -> DataFrame:
-    """Return findings; a finding that an unreadable part may explain becomes unknown.
-
-    All events of messages after the last unreadable part are readable. An unreadable part may
-    contain the recall of a timer that was due later, and the store of any send.
-    """
-    parts = (
-        events.where(F.col("event") == UNREADABLE)
-        .groupBy("broker")
-        .agg(F.max("end_offset").alias("ends_at"))
-    )
-    behind = (
-        events.where(F.col("event_ts").isNotNull())
-        .join(F.broadcast(parts), "broker")
-        .where(F.col("log_position") >= F.col("ends_at"))
-        .groupBy("broker")
-        .agg(F.min("event_ts").alias("since"))
-    )
-    since = F.coalesce(F.unix_millis("since"), F.lit(2**53))
-    entries = F.collect_list(F.struct("broker", since.alias("since_ms")))
-    holes = parts.join(behind, "broker", "left").agg(F.map_from_entries(entries).alias("holes"))
-    # Clocks are set back by less.
-    until_ms = ACK_MS + F.when(
-        F.col("broker").isNull(), F.array_max(F.map_values("holes"))
-    ).otherwise(F.try_element_at("holes", F.col("broker")))
-    of_timer = F.col("timer_id").isNotNull() & F.col("queue_offset").isNull()
-    is_young = (F.col("kind") != "missing") | of_timer | F.col("at").isNull()
-    is_doubted = (
-        F.col("kind").isin("missing", "early", "orphan-ack")
-        & until_ms.isNotNull()
-        & (is_young | (F.unix_millis("at") < until_ms))
-    )
-    told = F.concat(F.col("kind"), F.lit(", if a part of a log that cannot be read told nothing: "))
-    return found.crossJoin(F.broadcast(holes)).select(
-        F.when(is_doubted, F.lit("unknown")).otherwise(F.col("kind")).alias("kind"),
-        *(name for name in found.columns if name not in {"kind", "detail"}),
-        F.when(is_doubted, F.concat(told, "detail")).otherwise(F.col("detail")).alias("detail"),
-    )
-
-
-def _unreadable(events: DataFrame) -> DataFrame:
-    parts = events.where(F.col("event") == UNREADABLE).select("broker", "detail")
-    return _finding(
-        "unreadable", parts.withColumn("at", F.lit(None)), at="at", detail=F.col("detail")
-    )
-
-
-def never_stored(sends: DataFrame, events: DataFrame, rules: AuditRules) -> DataFrame:
-    """Return findings of acknowledged sends without an event."""
-    told = events.where("message_id is not null").select("message_id").distinct()
-    at_ms = F.col("at_ms")
-    lost = (
-        sends.where(at_ms.isNull() | (at_ms < rules.closed_at_ms))
-        .join(told, "message_id", "left_anti")
-        .withColumn("at", F.timestamp_millis("at_ms"))
-    )
-    is_told = (
-        F.lit(not rules.begins_at_ms)
-        | F.coalesce(at_ms >= rules.begins_at_ms + ACK_MS, F.lit(False))
-    ) & (F.lit(rules.ends_at_ms == NEVER_MS) | at_ms.isNotNull())
-    missing = _finding(
-        "missing",
-        lost.where(is_told),
-        at="at",
-        detail=F.lit("its send was acknowledged, and it was not stored"),
-    )
-    unknown = _finding(
-        "unknown",
-        lost.where(~is_told),
-        at="at",
-        detail=F.lit(
-            "its send was acknowledged, perhaps before the first event that is there, or"
-            " behind the last that was read, or at a broker group that was removed since"
-        ),
-    )
-    return missing.unionByName(unknown)
-
-
-def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
-    """Add `journey: string`, a JSON list of the events of the message, in order."""
-    step = F.struct(
-        F.col("event_ts").alias("at"),
-        "log_position",
-        "event_index",
-        "event",
-        "stands_on",
-        "consumer_group",
-        "attempt",
-        "detail",
-    )
-    key = list(PLACE)
-    theirs = found.select(*key, "timer_id").distinct()
-    # Two equality joins: Spark cannot look up a join on either of two conditions.
-    at_place = placed.where(~F.col("event").isin("scheduled", "recalled", "moved")).drop("timer_id")
-    of_timer = placed.drop(*(name for name in key if name != "broker"))
-    columns = [*key, "timer_id", step.alias("step")]
-    steps = (
-        at_place.join(theirs, key)
-        .select(columns)
-        .unionByName(of_timer.join(theirs, ["broker", "timer_id"]).select(columns))
-        .groupBy(*key, "timer_id")
-        .agg(
-            F.to_json(F.slice(F.array_sort(F.collect_set("step")), 1, JOURNEY_MAX)).alias("journey")
-        )
-    )
-    # Both frames derive from the same events, so only names distinguish the columns.
-    of = {name: f"of_{name}" for name in (*key, "timer_id")}
-    on = [F.col(name).eqNullSafe(F.col(other)) for name, other in of.items()]
-    return found.join(steps.withColumnsRenamed(of), on, "left").select(*found.columns, "journey")
-
-
 # ---------------------------------------------------------------- the summary
 
 
@@ -523,45 +258,10 @@ def _summary(
 
     Rows without a consumer group or time have null in that column.
     """
-
-    def window(at: str) -> Column:
-        return F.window(at, rules.window)["start"].alias("window")
-
-    nobody = F.lit(None).cast("string").alias("consumer_group")
-    never = F.lit(None).cast("timestamp").alias("window")
-    kind = F.replace("kind", F.lit("-"), F.lit("_")).alias("what")
     parts = [
-        available.select("topic", nobody, window("at"), F.lit("produced").alias("what")),
-        timers.where("scheduled_at is not null").select(
-            "topic", nobody, window("scheduled_at"), F.lit("scheduled").alias("what")
-        ),
-        timers.where("fired_at is not null").select(
-            "topic", nobody, window("fired_at"), F.lit("fired").alias("what")
-        ),
-        placed.where("event = 'recalled'").select(
-            "topic", nobody, window("event_ts"), F.lit("recalled").alias("what")
-        ),
-        groups.where("delivered > 0").select(
-            "topic", "consumer_group", window("at"), F.lit("delivered").alias("what")
-        ),
-        groups.where("acked > 0").select(
-            "topic", "consumer_group", window("at"), F.lit("acked").alias("what")
-        ),
-        groups.where("dead_lettered > 0").select(
-            "topic", "consumer_group", window("at"), F.lit("dead_lettered").alias("what")
-        ),
-        left.where("state in ('in_flight', 'overdue')").select(
-            "topic", "consumer_group", window("first_at"), F.lit("in_flight").alias("what")
-        ),
-        left.where("state in ('waiting', 'overdue')").select(
-            "topic", "consumer_group", window("first_at"), F.col("state").alias("what")
-        ),
-        owed.where("not is_missing").select(
-            "topic", "consumer_group", window("at"), F.lit("waiting").alias("what")
-        ),
-        found.select("topic", "consumer_group", window("at"), kind),
-        # Spark has no window for a null time and would drop these rows.
-        found.where("at is null").select("topic", "consumer_group", never, kind),
+        *_steps(placed, available, timers, groups, rules),
+        *_open_deliveries(owed, left, rules),
+        *_counted_findings(found, rules),
     ]
     counted = parts[0].withColumn("n", F.lit(1))
     for part in parts[1:]:
@@ -569,7 +269,7 @@ def _summary(
     expired = placed.where("event = 'expired'").select(
         "topic",
         "consumer_group",
-        window("event_ts"),
+        _window("event_ts", rules),
         F.lit("expired").alias("what"),
         (F.col("end_offset") - F.col("queue_offset")).cast("int").alias("n"),
     )
@@ -580,6 +280,64 @@ def _summary(
         .agg(F.sum("n"))
         .na.fill(0)
     )
+
+
+def _window(at: str, rules: AuditRules) -> Column:
+    return F.window(at, rules.window)["start"].alias("window")
+
+
+def _steps(
+    placed: DataFrame, available: DataFrame, timers: DataFrame, groups: DataFrame, rules: AuditRules
+) -> list[DataFrame]:
+    """Return a row (topic, consumer_group, window, what) for each step of a message."""
+    nobody = F.lit(None).cast("string").alias("consumer_group")
+    return [
+        available.select("topic", nobody, _window("at", rules), F.lit("produced").alias("what")),
+        timers.where("scheduled_at is not null").select(
+            "topic", nobody, _window("scheduled_at", rules), F.lit("scheduled").alias("what")
+        ),
+        timers.where("fired_at is not null").select(
+            "topic", nobody, _window("fired_at", rules), F.lit("fired").alias("what")
+        ),
+        placed.where("event = 'recalled'").select(
+            "topic", nobody, _window("event_ts", rules), F.lit("recalled").alias("what")
+        ),
+        groups.where("delivered > 0").select(
+            "topic", "consumer_group", _window("at", rules), F.lit("delivered").alias("what")
+        ),
+        groups.where("acked > 0").select(
+            "topic", "consumer_group", _window("at", rules), F.lit("acked").alias("what")
+        ),
+        groups.where("dead_lettered > 0").select(
+            "topic", "consumer_group", _window("at", rules), F.lit("dead_lettered").alias("what")
+        ),
+    ]
+
+
+def _open_deliveries(owed: DataFrame, left: DataFrame, rules: AuditRules) -> list[DataFrame]:
+    """Return a row of the same columns for each message that a group has not settled."""
+    return [
+        left.where("state in ('in_flight', 'overdue')").select(
+            "topic", "consumer_group", _window("first_at", rules), F.lit("in_flight").alias("what")
+        ),
+        left.where("state in ('waiting', 'overdue')").select(
+            "topic", "consumer_group", _window("first_at", rules), F.col("state").alias("what")
+        ),
+        owed.where("not is_missing").select(
+            "topic", "consumer_group", _window("at", rules), F.lit("waiting").alias("what")
+        ),
+    ]
+
+
+def _counted_findings(found: DataFrame, rules: AuditRules) -> list[DataFrame]:
+    """Return a row of the same columns for each finding."""
+    never = F.lit(None).cast("timestamp").alias("window")
+    kind = F.replace("kind", F.lit("-"), F.lit("_")).alias("what")
+    return [
+        found.select("topic", "consumer_group", _window("at", rules), kind),
+        # Spark has no window for a null time and would drop these rows.
+        found.where("at is null").select("topic", "consumer_group", never, kind),
+    ]
 
 
 COUNTS: Final = (

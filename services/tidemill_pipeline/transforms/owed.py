@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
+from tidemill.message.resource_names import RETRY_TOPIC_PREFIX
 from tidemill_pipeline.transforms.places import PLACE, QUEUE, with_reset
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ PROGRESS: Final = (
 )
 # Largest difference of the clocks of broker groups and of this process.
 CLOCKS_MS: Final = 60_000
-RETRIES: Final = "%RETRY%"  # prefix of retry topics
 _LAST: Final = ("event", "event_ts", "due_timestamp", "stands_on", "stands_queue", "stands_at")
 
 
@@ -76,7 +76,7 @@ def never_given(
     is_passed = (
         F.col("began_position").isNotNull()
         & (F.col("pop_offset") > F.col("queue_offset"))
-        & _is_told("at")
+        & _is_before_query("at")
     )
     is_missing = F.col("is_owed") & (F.col("at") < closed_at) & _true(is_between | is_passed)
     told = F.when(
@@ -168,7 +168,7 @@ def unsettled(
     """
     out = _without_expired(_without_settled(groups.where("last is not null"), events), events)
     # A copy does not identify its dead-letter topic among topics of one name, so it only counts.
-    retries = F.concat(F.lit(RETRIES), "consumer_group", F.lit("+"), "topic")
+    retries = F.concat(F.lit(RETRY_TOPIC_PREFIX), "consumer_group", F.lit("+"), "topic")
     is_retry = F.when(F.col("stands_on") == F.col("topic"), F.lit(False)).when(
         F.col("stands_on") == retries, F.lit(True)
     )
@@ -186,8 +186,8 @@ def unsettled(
     )
     is_passed = F.col("is_retry") & (F.col("pop_offset") > F.col("stands_at"))
     is_lost = F.when(
-        is_revived, is_passed & (F.col("event_ts") < closed_at) & _is_told("event_ts")
-    ).otherwise(is_over & is_settled & _is_told("due_timestamp"))
+        is_revived, is_passed & (F.col("event_ts") < closed_at) & _is_before_query("event_ts")
+    ).otherwise(is_over & is_settled & _is_before_query("due_timestamp"))
     if filtered:
         is_lost = is_lost & ~F.col("consumer_group").isin(*filtered)
     state = (
@@ -253,7 +253,7 @@ def _without_expired(out: DataFrame, events: DataFrame) -> DataFrame:
     return out.join(F.broadcast(expired), is_gone, "left_anti")
 
 
-def _is_told(at: str) -> Column:
+def _is_before_query(at: str) -> Column:
     """Return whether an event is before the query of the progress, for any clock error."""
     return _ms(at) + CLOCKS_MS < _ms("told_at")
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final, final
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
-from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.errors import BadOption, suggestion
 from tidemill_pipeline.schema import MESSAGES
-from tidemill_pipeline.source.topics import meant
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -80,7 +79,7 @@ def check_names(expressions: Expressions, *, timing: str) -> None:
                 f"column {name} cannot be set, because it describes the archive; {those}"
             )
         raise BadOption(
-            f"there is no column {name}{meant(name, SETTABLE) or '.'} Of messages {those}"
+            f"there is no column {name}{suggestion(name, SETTABLE) or '.'} Of messages {those}"
         )
 
 

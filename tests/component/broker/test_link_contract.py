@@ -279,7 +279,8 @@ def test_the_complete_configuration_comes_first(run: Run) -> None:
     async def scenario(session: Session) -> None:
         config = session.proxy.config
         assert config.is_complete
-        assert config.auto_create
+        assert config.auto_create_topics
+        assert config.auto_create_groups
         assert config.broker_name
         assert len(config.handle_secret) == 32
         assert {TOPIC} <= {topic.name for topic in config.topics}

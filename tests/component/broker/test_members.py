@@ -15,9 +15,13 @@ from tidemill.broker.engine.metadata.membership import BrokerGroup
 from tidemill.broker.server.members import member_connection
 from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.members.home_service import BrokerHomeService
+from tidemill.broker.server.members.member_connection import MemberConnection
 from tidemill.common.errors import BrokerUnreachable, Conflict
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.replica_wire import to_view
 
 ADDRESSES = {"broker-0": "h0:1", "broker-1": "h1:1"}
 
@@ -69,9 +73,11 @@ class Channel:
         self.streams: list[Stream] = []
         self.is_up = True
         self.failure: Exception | None = None
+        self.dialled: list[str] = []
 
     @contextlib.asynccontextmanager
-    async def connect(self, _address: str, *_: object, **__: object) -> AsyncIterator[Channel]:
+    async def connect(self, address: str, *_: object, **__: object) -> AsyncIterator[Channel]:
+        self.dialled.append(address)
         if self.failure is not None:
             raise self.failure
         if not self.is_up:
@@ -108,10 +114,28 @@ class Cluster:
     def knows(self, topic: str) -> bool:
         return self.follower.world.engine.catalog.find_topic(topic) is not None
 
-    def metric(self) -> float:
-        (family,) = [one for one in self.members.collect() if one.name.endswith("connected")]
+    @property
+    def member(self) -> MemberConnection:
+        return self.members.connections["broker-1"]
+
+    def metric(self, end: str = "connected") -> float:
+        (family,) = [one for one in self.members.collect() if one.name.endswith(end)]
         (sample,) = family.samples
         return sample.value
+
+    def elect(self, *, master: int, version: int) -> None:
+        """Report the view of a controller: another replica of the member is its master."""
+        view = ReplicationView(
+            epoch=version,
+            version=version,
+            master=ReplicaRun(ReplicaId(master), "run"),
+            sss=frozenset(),
+            eligible=frozenset(),
+            min_in_sync=2,
+            addresses=tuple((ReplicaId(n), f"replica-{n}:1") for n in range(3)),
+        )
+        update = wire.RouteUpdate(groups={"broker-1": to_view(view)})
+        self.members._routes._apply_update(set(), update.SerializeToString())
 
     async def put(self, topic: str) -> None:
         await self.home.rounds.call(
@@ -209,6 +233,59 @@ def test_a_reconnected_member_gets_the_whole_configuration_again() -> None:
         await eventually(lambda: cluster.is_connected)
         assert cluster.knows("more")
         assert cluster.metric() == 1
+
+    run(scenario)
+
+
+def test_a_member_is_called_at_its_next_master() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        cluster.elect(master=2, version=1)
+        await eventually(lambda: cluster.channel.dialled == ["h1:1", "replica-2:1"])
+        await eventually(lambda: cluster.is_connected)
+        await cluster.put("more")
+        await eventually(lambda: cluster.knows("more"))
+        # The route to the present master changes nothing.
+        cluster.elect(master=2, version=2)
+        await cluster.put("most")
+        await eventually(lambda: cluster.knows("most"))
+        assert len(cluster.channel.dialled) == 2
+
+    run(scenario)
+
+
+def test_all_replicas_of_a_member_are_called_until_one_is_the_master() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        cluster.channel.is_up = False
+        cluster.elect(master=0, version=1)
+        replicas = {f"replica-{n}:1" for n in range(3)}
+        await eventually(lambda: replicas <= {*cluster.channel.dialled})
+        cluster.channel.is_up = True
+        await eventually(lambda: cluster.is_connected)
+
+    run(scenario)
+
+
+def test_the_time_without_answers_of_a_member_is_measured() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        assert cluster.member.unreachable_s() > 0
+        await eventually(lambda: cluster.is_connected)
+        await cluster.put("more")
+        await eventually(lambda: cluster.knows("more"))
+        await eventually(lambda: cluster.metric("unreachable_seconds") == 0)
+        # The member is connected and does not answer: it can store nothing.
+        cluster.follower.syncs.gate.clear()
+        await cluster.put("most")
+        await eventually(lambda: cluster.metric("unreachable_seconds") > 0)
+        assert cluster.is_connected
+        cluster.follower.syncs.gate.set()
+        await eventually(lambda: cluster.metric("unreachable_seconds") == 0)
+        cluster.channel.is_up = False
+        cluster.channel.lose()
+        await eventually(lambda: cluster.metric("unreachable_seconds") > 0)
+        before = cluster.member.unreachable_s()
+        await eventually(lambda: cluster.member.unreachable_s() > before + 0.5)
 
     run(scenario)
 

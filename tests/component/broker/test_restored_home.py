@@ -14,11 +14,12 @@ from tests.component.broker.test_members import ADDRESSES, Cluster
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.offline_world import finish
 from tests.support.worlds.proxy_world import eventually
-from tests.support.worlds.round_world import RoundWorld
+from tests.support.worlds.round_world import RoundWorld, idle
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.server.members import member_connection
 from tidemill.broker.server.members.cluster_members import ClusterMembers
+from tidemill.broker.server.members.home_service import BrokerHomeService
 from tidemill.broker.server.round.turn import Turn
 
 
@@ -134,6 +135,67 @@ def test_a_copy_with_a_higher_epoch_is_not_followed() -> None:
                 )
                 assert cluster.knows("invoices")
 
+    run(scenario)
+
+
+def elected(world: RoundWorld, cluster: Cluster, life: str) -> ClusterMembers:
+    """Return the members of a home with replicas. No controller answers in these tests."""
+    connect = cluster.channel.connect
+    return ClusterMembers(world.rounds, connect, life=life, controllers=["controller-0:1"])
+
+
+def test_the_next_master_of_the_home_is_followed_while_the_former_one_hangs() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with elected(cluster.home, cluster, "former").running():
+            await eventually(lambda: len(cluster.home.world.engine.broker_groups.connected) > 0)
+            disk = FaultyDisk(Random(5))
+            finish(copy(cluster.home.world.disk, disk))
+            following = RoundWorld(broker_name="broker-0", disk=disk)
+            assert following.world.engine.log.epoch > cluster.home.world.engine.log.epoch
+            async with following.running(), elected(following, cluster, "next").running():
+                await put(following, "invoices")
+                await eventually(lambda: cluster.knows("invoices"))
+                # The former master awakes.
+                await put(cluster.home, "payments")
+                await put(following, "refunds")
+                await eventually(lambda: cluster.knows("refunds"))
+                assert not cluster.knows("payments")
+
+    run(scenario)
+
+
+def test_a_former_master_does_not_pass_for_a_restored_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        disk = FaultyDisk(Random(5))
+        async with elected(cluster.home, cluster, "former").running():
+            await eventually(lambda: len(cluster.home.world.engine.broker_groups.connected) > 0)
+            finish(copy(cluster.home.world.disk, disk))
+        following = RoundWorld(broker_name="broker-0", disk=disk)
+        async with following.running(), elected(following, cluster, "next").running():
+            await put(following, "invoices")
+            await eventually(lambda: cluster.knows("invoices"))
+        # No replica confirms what the former master records, as if its sync never ended. The member
+        # has been restarted, so it does not remember the processes that were replaced.
+        cluster.channel.service = BrokerHomeService(cluster.follower.rounds)
+        cluster.home.syncs.gate.clear()
+        log = cluster.home.world.engine.log
+        before = log.log_end
+        members = elected(cluster.home, cluster, "former")
+        try:
+            async with members.running():
+                former = members.connections["broker-1"]
+                await eventually(lambda: former._instead_of is not None)
+                await eventually(lambda: log.log_end > before)
+                await idle()
+                assert cluster.knows("invoices")
+                assert not any(
+                    one.HasField("instead_of") for one in cluster.channel.streams[-1].written
+                )
+        finally:
+            cluster.home.syncs.gate.set()
+
+    monkeypatch.setattr(member_connection, "REFUSED_S", 0.0)
+    monkeypatch.setattr(member_connection, "RECONNECT_MAX_S", 0.0)
     run(scenario)
 
 

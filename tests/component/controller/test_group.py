@@ -17,7 +17,13 @@ from tidemill.controller.election.decide import live_of, release
 from tidemill.controller.election.membership import ChangeRejection, change_sync_state_set
 from tidemill.controller.election.record import CutTail, GroupRecord
 from tidemill.controller.election.registration import Registration, register
-from tidemill.controller.election.sessions import ElectionTiming, Heartbeat, ReplicaHealth, Sight
+from tidemill.controller.election.replacement import replace_master
+from tidemill.controller.election.sessions import (
+    ElectionTiming,
+    GroupObservation,
+    Heartbeat,
+    ReplicaHealth,
+)
 from tidemill.controller.group import QUIET_MS, TRANSFER_GIVE_UP_MS, BrokerGroupControl
 from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.metrics import ControllerMetrics
@@ -169,7 +175,7 @@ def test_a_pending_election_is_prevented_before_the_next_one() -> None:
         world.store.faults = [Fault.LATE]
         world.group.note_death(member_of(0))
         await world.group.reconcile()
-        assert world.record.version == 8  # of the write without a change
+        assert (world.record.epoch, world.record.version) == (3, 7)  # a write without a change
         await world.group.reconcile()
         assert world.record.epoch == 4
         after = world.record
@@ -179,16 +185,17 @@ def test_a_pending_election_is_prevented_before_the_next_one() -> None:
     play(scenario())
 
 
-def test_an_unreachable_store_raises_an_alarm_until_the_election_is_done() -> None:
+@pytest.mark.parametrize("fault", ["unreachable", "damaged"])
+def test_a_failed_store_raises_an_alarm_until_the_election_is_done(fault: str) -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
-        world.store.is_unreachable = True
+        setattr(world.store, f"is_{fault}", True)
         world.group.note_death(member_of(0))
         running = asyncio.ensure_future(world.group.run())
         await turns(lambda: bool(world.group.alarm))
-        assert "is unreachable" in world.group.alarm
-        world.store.is_unreachable = False
+        assert world.group.alarm.startswith(f"the store is {fault}: ")
+        setattr(world.store, f"is_{fault}", False)
         world.hear(1, 2)  # The event triggers the next decision at once.
         await turns(lambda: world.record.epoch == 4 and not world.group.alarm)
         running.cancel()
@@ -237,6 +244,74 @@ def test_a_late_watch_is_not_mistaken_for_a_restored_store() -> None:
     play(scenario())
 
 
+def newer_version(record: GroupRecord, _observation: object) -> GroupRecord:
+    return record._replace(version=record.version + 1)
+
+
+def test_a_record_that_replicas_have_seen_newer_is_not_changed_until_an_operator_replaces_it() -> (
+    None
+):
+    """A write would raise the version, and so hide that the record is outdated."""
+
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        for n in range(3):
+            world.group.note_heartbeat(member_of(n), beat()._replace(version_seen=8))
+        await world.group.reconcile()
+        assert "version 8 of the record, which has version 7" in world.group.alarm
+        assert "cluster replace broker-0 --with 0" in world.group.alarm
+        refusal = await world.group.change(newer_version)
+        assert isinstance(refusal, ChangeRejection)
+        assert "version 8" in refusal.why
+        assert world.record.version == 7
+
+        def replace(
+            record: GroupRecord, observation: GroupObservation
+        ) -> GroupRecord | ChangeRejection:
+            live = live_of(record, observation, ElectionTiming())
+            return replace_master(record, ReplicaId(0), live, reason="restored")
+
+        assert await world.group.change(replace, corrects_record=True) is None
+        await world.group.reconcile()
+        assert world.group.alarm == ""
+        assert world.record.version > 8
+        assert await world.group.change(newer_version) is None
+
+    play(scenario())
+
+
+def test_a_heartbeat_that_overtakes_the_answer_of_a_read_does_not_make_the_record_outdated() -> (
+    None
+):
+    async def scenario() -> None:
+        world = World(controllers=2)
+        await world.begin()
+        late, reads = world.groups[1], world.stores[1].answers_reads
+
+        async def write() -> None:
+            assert await world.group.change(newer_version) is None
+            for n in range(3):
+                late.note_heartbeat(
+                    member_of(n), beat()._replace(version_seen=world.record.version)
+                )
+
+        for act in (late.reconcile, lambda: late.change(newer_version)):
+            await write()
+            reads.clear()
+            task = asyncio.ensure_future(act())
+            for _ in range(5):  # The read takes place, and its answer is in flight.
+                await asyncio.sleep(0)
+            await write()
+            reads.set()
+            assert not isinstance(await task, ChangeRejection)
+            assert late.alarm == ""
+            await late.reconcile()
+            assert late.alarm == ""
+
+    play(scenario())
+
+
 def test_refresh_reads_a_run_that_a_late_watch_missed() -> None:
     async def scenario() -> None:
         world = World(controllers=2)
@@ -260,7 +335,7 @@ def test_a_proposal_is_judged_against_the_stored_record_without_a_rebase() -> No
         await world.begin()
         proposal = Proposal(3, 7, member_of(0), frozenset({member_of(0), member_of(1)}))
 
-        def propose(record: GroupRecord, _sight: object) -> GroupRecord | ChangeRejection:
+        def propose(record: GroupRecord, _observation: object) -> GroupRecord | ChangeRejection:
             live = {member_of(n) for n in range(3)}
             return change_sync_state_set(record, proposal, live)
 
@@ -271,7 +346,7 @@ def test_a_proposal_is_judged_against_the_stored_record_without_a_rebase() -> No
     play(scenario())
 
 
-def test_a_prevented_proposal_is_not_reported_as_done() -> None:
+def test_a_prevented_proposal_is_made_again() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
@@ -281,8 +356,11 @@ def test_a_prevented_proposal_is_not_reported_as_done() -> None:
         result = await world.group.change(
             lambda record, _: change_sync_state_set(record, proposal, live)
         )
-        assert isinstance(result, ChangeRejection)  # The proposal is for an older version.
-        assert len(world.record.sss) == 3
+        assert result is None
+        after = world.record
+        assert after.sss == proposal.sss
+        await world.store.deliver_late()
+        assert world.record == after
 
     play(scenario())
 
@@ -293,7 +371,7 @@ def test_a_request_to_an_unreachable_store_is_not_reported_as_rejected() -> None
         await world.begin()
         world.store.is_unreachable = True
         with pytest.raises(StoreUnreachable):
-            await world.group.change(lambda _record, _sight: ChangeRejection("never called"))
+            await world.group.change(lambda _record, _observation: ChangeRejection("never called"))
 
     play(scenario())
 
@@ -391,13 +469,13 @@ def test_the_outage_of_a_transfer_begins_when_the_master_stops_sends() -> None:
         await world.begin()
         world.clock.advance(100)
 
-        def hand_over(record: GroupRecord, sight: Sight) -> GroupRecord:
+        def hand_over(record: GroupRecord, observation: GroupObservation) -> GroupRecord:
             after = release(
                 record,
                 epoch=3,
                 master=member_of(0),
                 target=ReplicaId(1),
-                live=live_of(record, sight, ElectionTiming()),
+                live=live_of(record, observation, ElectionTiming()),
             )
             assert after is not None
             last = after.history[-1]._replace(detected_ms=25)

@@ -72,7 +72,7 @@ def test_a_pod_sends_its_renewed_token_after_a_minute(
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(account / "tls.crt", account / "tls.key")
 
-    class Later(dt.datetime):
+    class LaterDatetime(dt.datetime):
         @classmethod
         def now(cls, tz: dt.tzinfo | None = None) -> Self:
             return super().now(tz) + dt.timedelta(seconds=61)
@@ -85,7 +85,7 @@ def test_a_pod_sends_its_renewed_token_after_a_minute(
         read_secret(access)
         (account / "token").write_text("second")
         read_secret(access)
-        later = SimpleNamespace(datetime=Later, timedelta=dt.timedelta)
+        later = SimpleNamespace(datetime=LaterDatetime, timedelta=dt.timedelta)
         monkeypatch.setattr(incluster_config, "datetime", later)
         read_secret(access)
         assert server.authorizations == ["bearer first", "bearer first", "bearer second"]
@@ -126,7 +126,7 @@ def test_a_kubeconfig_may_get_its_token_from_an_exec_plug_in(
     assert server.authorizations == ["Bearer from-a-plug-in"]
 
 
-def test_a_process_without_account_and_kubeconfig_is_told_what_to_do(
+def test_missing_kubernetes_access_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

@@ -44,7 +44,8 @@ class World:
             metrics=ControllerMetrics(),
         )
         self.groups = BrokerGroupControls(store, make, founds_with=None)
-        self.scaling = ReplicaScaling(store, self.groups, lambda: True)
+        self.is_leading = True
+        self.scaling = ReplicaScaling(store, self.groups, lambda: self.is_leading)
 
     @property
     def spec(self) -> Any:
@@ -181,6 +182,27 @@ def test_the_resource_sets_min_in_sync() -> None:
     asyncio.run(run())
 
 
+def test_operators_see_that_min_in_sync_is_not_reached_yet() -> None:
+    """A group that grows from one replica acknowledges messages that only one replica has."""
+
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            spec = world.server.objects[GROUP]["spec"]
+            spec["minInSync"] = 1
+            group = await world.found(record_of_three()._replace(sss=frozenset({member_of(0)})))
+            spec["minInSync"] = 2
+            for _ in range(2):
+                await world.scaling.step()
+            assert group.notice == (
+                "messages are acknowledged with 1 of 2 replicas of minInSync, until 2 are in sync"
+            )
+            spec["minInSync"] = 1
+            await world.scaling.step()
+            assert group.notice == ""
+
+    asyncio.run(run())
+
+
 def test_an_upgrade_goes_from_pod_to_pod_and_moves_the_master() -> None:
     async def run() -> None:
         async with world_of(there=3, wanted=3) as world:
@@ -213,5 +235,67 @@ def test_a_patch_does_not_overwrite_a_newer_stateful_set() -> None:
             [spec] = await world.store.specs()
             await world.scaling._patch(spec, stale, replicas=3, partition=3)
             assert world.spec["replicas"] == 1
+
+    asyncio.run(run())
+
+
+def test_a_rollback_replaces_a_pod_whose_new_template_did_not_start() -> None:
+    """The partition must stay below the pod until Kubernetes has replaced it."""
+
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            group = await world.found(record_of_three())
+            await world.scaling.step()
+            world.status(updateRevision="two", updatedReplicas=0)
+            await world.scaling.step()
+            assert world.partition == 2
+            # The new pod 2 never becomes ready. A rollback sets the former template.
+            world.status(updateRevision="one", updatedReplicas=2, readyReplicas=2)
+            await world.scaling.step()
+            assert world.partition == 2
+            assert group.notice == "2 of 3 pods are ready"
+            world.status(updatedReplicas=3, readyReplicas=3)
+            await world.scaling.step()
+            assert world.partition == 3
+
+    asyncio.run(run())
+
+
+def test_a_pod_that_ends_does_not_become_the_master() -> None:
+    """A pod that ends counts in the status of the StatefulSet, but not as one that is updated."""
+
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            record = record_of_three()
+            group = await world.found(record._replace(master=member_of(2)))
+            await world.scaling.step()
+            world.status(updatedReplicas=2)  # A node is drained: pod 0 ends, and is ready still.
+            for _ in range(5):
+                await world.scaling.step()
+                assert group.stored is not None
+                assert group.stored.record.transfer is None
+            world.status(updatedReplicas=3)
+            await world.scaling.step()
+            assert world.partition == 3
+
+    asyncio.run(run())
+
+
+def test_a_new_leader_does_not_use_a_spec_from_its_former_lead() -> None:
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            group = await world.found(record_of_three())
+            world.server.objects[GROUP]["spec"]["minInSync"] = 1
+            await world.scaling.step()
+            world.is_leading = False
+            task = asyncio.create_task(world.scaling.run())
+            await asyncio.sleep(0)
+            task.cancel()
+            # Another controller leads, and the spec changes back.
+            world.server.objects[GROUP]["spec"]["minInSync"] = 2
+            world.is_leading = True
+            await group.reconcile()
+            assert group.stored is not None
+            assert group.stored.record.min_in_sync == 2
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -23,7 +23,7 @@ from tidemill.common.kubernetes_access import find_access
 from tidemill.controller.election.swap import WriteOutcome, attempt_no_change, outcome_of
 from tidemill.controller.kubernetes_calls import KubernetesCalls
 from tidemill.controller.kubernetes_store import KubernetesStore
-from tidemill.controller.meta_store import MetaStore, StoreUnreachable, WriteFailure
+from tidemill.controller.meta_store import MetaStore, StoreDamaged, StoreUnreachable, WriteFailure
 
 NAMESPACE = os.environ.get("TIDEMILL_TEST_NAMESPACE", "default")
 GROUPS = "/apis/tidemill.io/v1/namespaces/messages/brokergroups"
@@ -54,6 +54,32 @@ class TestKubernetesStore(MetaStoreSuite):
             store_of(server) as other,
         ):
             yield one, other
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record: record.pop("minInSync"),
+        lambda record: record.update(master=7),
+        lambda record: record.update(sss=[{"replica": 0}]),
+        lambda record: record.update(history=[{}]),
+    ],
+)
+def test_a_damaged_record_is_named_and_the_other_groups_go_on(
+    server: MemoryKubernetes, damage: Callable[[dict[str, Any]], object]
+) -> None:
+    async def run(store: KubernetesStore) -> None:
+        for group in (GROUP, "other"):
+            done(await store.create(group, record_of_three()))
+        damage(server.objects[f"{GROUPS}/mill-{GROUP}"]["status"]["record"])
+        with pytest.raises(StoreDamaged, match=f"BrokerGroup mill-{GROUP} is damaged"):
+            await store.get(GROUP)
+        assert await store.groups() == [GROUP, "other"]
+        async with contextlib.aclosing(store.changes()) as changes, asyncio.timeout(20):
+            assert (await anext(changes)).group == "other"
+
+    with store_of(server) as store:
+        asyncio.run(run(store))
 
 
 @pytest.mark.cluster

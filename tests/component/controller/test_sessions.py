@@ -25,13 +25,13 @@ from tidemill.controller.metrics import ControllerMetrics
 from tidemill.controller.server.grpc_server import controller_server
 from tidemill.controller.server.service import SERVICE, ControllerService
 from tidemill.controller.settings import ControllerSettings
-from tidemill.proxy.link.master_routes import MasterRoutes
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
 from tidemill.transport.aio.channel import Channel, connected
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.replica_wire import from_member, from_view
+from tidemill.transport.routes.master_routes import MasterRoutes
 
 NAME = "broker-0"
 WAIT_S = 20.0
@@ -111,11 +111,11 @@ def play(scenario: Callable[[World], Awaitable[None]], *, min_in_sync: int | Non
     asyncio.run(run())
 
 
-def member(replica: int, run: str = "a") -> replication.Member:
-    return replication.Member(replica_id=replica, incarnation=run * 32)
+def member(replica: int, run: str = "a") -> replication.ReplicaRun:
+    return replication.ReplicaRun(replica_id=replica, incarnation=run * 32)
 
 
-def beat(of: replication.Member) -> wire.Heartbeat:
+def beat(of: replication.ReplicaRun) -> wire.Heartbeat:
     return wire.Heartbeat(member=of, health=wire.HEALTH_OK, log_end=100)
 
 
@@ -140,7 +140,7 @@ async def join(channel: Channel, replica: int, run: str = "a", instead_of: str =
     return stream
 
 
-async def view_of_epoch(stream: Stream, epoch: int) -> replication.GroupView:
+async def view_of_epoch(stream: Stream, epoch: int) -> replication.ReplicationView:
     while True:
         view = (await stream.next("view")).view
         if view.epoch >= epoch:
@@ -240,7 +240,7 @@ def test_the_admin_process_uses_any_controller_that_answers() -> None:
                 await controllers.transfer(NAME, 2)
         with pytest.raises(BrokerGroupUnreachable, match="no controller answers"):
             await ControllerClients(["127.0.0.1:1"]).groups()
-        with pytest.raises(BrokerGroupUnreachable, match="has no controllers"):
+        with pytest.raises(Conflict, match="has no controllers"):
             await ControllerClients([]).groups()
 
     play(scenario)
@@ -477,6 +477,29 @@ def test_proxies_follow_a_group_that_was_forgotten_and_created_again() -> None:
     play(scenario)
 
 
+def test_a_controller_that_hangs_delays_one_call_of_an_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: World) -> None:
+        connections = []
+
+        async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(writer)
+
+        async with world.connect() as one, await asyncio.start_server(hang, "127.0.0.1") as server:
+            await view_of_epoch(await join(one, 0), 1)
+            host, port = server.sockets[0].getsockname()
+            controllers = ControllerClients([f"{host}:{port}", world.address])
+            for _ in range(3):
+                [group] = await controllers.groups()
+                assert group.name == NAME
+            assert len(connections) == 1
+            connections[0].close()
+
+    monkeypatch.setattr("tidemill.admin.cluster.controllers.CALL_TIMEOUT_S", 0.5)
+    play(scenario)
+
+
 def test_a_replica_of_a_forgotten_group_registers_again() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as again:
@@ -526,7 +549,7 @@ def test_an_operator_sets_min_in_sync_within_the_number_of_replicas() -> None:
             with pytest.raises(Conflict, match="no live master"):
                 await controllers.set_min_in_sync(NAME, 1)
             group = await world.groups.get(NAME)
-            group.wanted_min_in_sync = 2
+            group.has_spec = True
             with pytest.raises(Conflict, match="BrokerGroup resource"):
                 await controllers.set_min_in_sync(NAME, 1)
 
@@ -544,7 +567,9 @@ def test_operators_read_groups_and_force_a_master() -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
-            found = await call(other, "GetGroups", wire.GetGroupsRequest(), wire.GroupList)
+            found = await call(
+                other, "GetGroups", wire.GetGroupsRequest(), wire.BrokerGroupStatusList
+            )
             [group] = found.groups
             assert group.view.master == member(0)
             assert [each.reason for each in group.history] == ["the group was founded"]
@@ -554,16 +579,21 @@ def test_operators_read_groups_and_force_a_master() -> None:
                     other,
                     "TransferMaster",
                     wire.TransferMasterRequest(group=NAME, target=2),
-                    wire.Group,
+                    wire.BrokerGroupStatus,
                 )
             assert refused.value.code is RpcCode.FAILED_PRECONDITION
             forced = await call(
-                other, "ForceMaster", wire.ForceMasterRequest(group=NAME, target=0), wire.Group
+                other,
+                "ForceMaster",
+                wire.ForceMasterRequest(group=NAME, target=0),
+                wire.BrokerGroupStatus,
             )
             # It was in sync, so no message is lost.
             assert (forced.view.epoch, forced.view.unclean_since) == (2, 0)
             with pytest.raises(RpcError) as unknown:
-                await call(other, "GetGroups", wire.GetGroupsRequest(group="x"), wire.GroupList)
+                await call(
+                    other, "GetGroups", wire.GetGroupsRequest(group="x"), wire.BrokerGroupStatusList
+                )
             assert unknown.value.code is RpcCode.NOT_FOUND
 
     play(scenario)
@@ -587,6 +617,22 @@ def test_only_proxies_that_follow_routes_may_report_a_master() -> None:
             known.rpc.write(report.SerializeToString())
             await known.rpc.wait_ended()
             wire.Done.FromString(known.received.get_nowait())
+
+    play(scenario)
+
+
+def test_a_follower_of_routes_without_a_name_is_not_counted_as_a_proxy() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            await view_of_epoch(await join(one, 0), 1)
+            routes = MasterRoutes([world.address], connect=connected)
+            async with routes.following():
+                await eventually(lambda: NAME in routes.masters.routes)
+                report = wire.ReportUnreachableRequest(group=NAME, master="host-0:1")
+                stranger = Stream(other, "ReportUnreachable")
+                stranger.rpc.write(report.SerializeToString())
+                with pytest.raises(RpcError, match="follows no routes here"):
+                    await stranger.rpc.wait_ended()
 
     play(scenario)
 

@@ -118,7 +118,7 @@ class World:
             seen_at_ms=self.clock.monotonic_ms(),
             address="ipv4:10.1.2.3:4",
         )
-        self.clients.record(client_id, client, settings)
+        self.clients.record(client_id, client, settings, connection=client_id)
 
     async def proxy(self) -> pb.ProxyName:
         """Wait until the proxy is attached, and return it."""
@@ -216,8 +216,8 @@ def test_a_command_gets_to_the_client_and_its_answer_back() -> None:
             answer = await world.command(
                 "c", print_stack=pb.PrintStack(), requested_by="me at 10.0.0.1"
             )
-        [told] = [one for one in logs if one["event"] == "client asked"]
-        assert (told["client"], told["command"], told["by"]) == (
+        [line] = [one for one in logs if one["event"] == "client asked"]
+        assert (line["client"], line["command"], line["by"]) == (
             "c",
             "print_stack",
             "me at 10.0.0.1",
@@ -444,7 +444,7 @@ def test_a_page_ends_where_the_settings_are_large(monkeypatch: pytest.MonkeyPatc
                 seen_at_ms=world.clock.monotonic_ms(),
             )
             settings = v2.Settings(user_agent=v2.UA(hostname="h" * 60)).SerializeToString()
-            world.clients.record(f"c{n}", client, settings)
+            world.clients.record(f"c{n}", client, settings, connection=n)
         answer = await world.ask(ALL)
         assert [state.client_id for state in answer.clients.clients] == ["c0", "c1"]
         assert answer.clients.has_more

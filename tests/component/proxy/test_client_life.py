@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from typing import Any
 
+import pytest
+from google.protobuf.message import Message
+
+from tests.support.worlds import several_brokers
 from tests.support.worlds.proxy_world import (
     HEADERS,
-    Collected,
     ProxyWorld,
+    ResponseCollector,
     eventually,
     message,
     receive_request,
     run,
 )
+from tests.support.worlds.several_brokers import SeveralBrokers
+from tidemill.proxy.server import client_lifecycle
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 
-async def heartbeat(world: ProxyWorld, client_id: str, client_type: int = v2.PUSH_CONSUMER) -> None:
+async def heartbeat(
+    world: ProxyWorld, client_id: str, client_type: int = v2.PUSH_CONSUMER, *, expected: int = v2.OK
+) -> None:
     request = service.HeartbeatRequest(client_type=v2.ClientType.ValueType(client_type))
     headers = {**HEADERS, "x-mq-client-id": client_id}
     answer = await world.call("Heartbeat", request, service.HeartbeatResponse, headers=headers)
-    assert answer.status.code == v2.OK
+    assert answer.status.code == expected
 
 
-async def end(world: ProxyWorld, client_id: str) -> None:
-    await world.call(
+async def end(world: ProxyWorld, client_id: str, *, connection: str = "test") -> None:
+    answer = await world.call(
         "NotifyClientTermination",
         service.NotifyClientTerminationRequest(group=v2.Resource(name="group")),
         service.NotifyClientTerminationResponse,
         headers={**HEADERS, "x-mq-client-id": client_id},
+        connection=connection,
     )
+    assert answer.status.code == v2.OK
 
 
 def test_only_heartbeats_of_consumers_are_reported() -> None:
@@ -61,7 +72,9 @@ def test_the_end_and_the_restart_of_a_client_are_reported_at_once() -> None:
         await heartbeat(world, "consumer")
         await end(world, "consumer")
         await eventually(lambda: world.broker.engine.ended_clients == ["consumer"])
-        assert world.broker.engine.alive_clients == [], "it was not told, and is over"
+        assert world.broker.engine.alive_clients == [], (
+            "the client ended before its life was reported"
+        )
         await heartbeat(world, "consumer")
         await eventually(lambda: world.broker.engine.alive_clients == ["consumer"])
 
@@ -93,10 +106,155 @@ def test_a_hand_over_is_reported_when_the_client_has_read_it(is_read: bool) -> N
         request = receive_request("topic", "group")
         request.ClearField("invisible_duration")
         request.auto_renew = True
-        responses = Collected()
+        responses = ResponseCollector()
         responses.is_read = is_read
         await world.receive(request, responses=responses)
         await world.link.wait_reported()
         assert len(world.broker.engine.handed_over_ids) == is_read
+
+    run(scenario)
+
+
+def test_a_client_is_ended_only_on_a_connection_that_presented_its_id() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await heartbeat(world, "consumer")
+        await end(world, "consumer", connection="of another client")
+        await end(world, "another consumer")
+        assert world.clients.find("consumer") is not None
+        await end(world, "consumer")
+        assert world.clients.find("consumer") is None
+        await eventually(lambda: world.broker.engine.ended_clients == ["consumer"])
+
+    run(scenario)
+
+
+def test_a_new_connection_with_the_key_of_a_lost_one_ends_no_client() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await heartbeat(world, "consumer")
+        assert world.clients.forget_connection("test") == ["consumer"]
+        await end(world, "consumer")
+        assert world.clients.find("consumer") is not None
+
+    run(scenario)
+
+
+def test_the_open_poll_of_an_ended_client_ends_empty_at_one_broker() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic()
+        await world.put_group()
+        poll = asyncio.create_task(world.receive(receive_request("topic", "group", poll_ms=20_000)))
+        await eventually(lambda: bool(world.broker.engine.pops))
+        await end_poll(world, poll)
+        await world.send(message())
+        assert len(await world.receive_messages()) == 1, "no ended poll took the message"
+
+    run(scenario)
+
+
+def test_the_open_poll_of_an_ended_client_ends_empty_at_several_brokers() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        poll = asyncio.create_task(world.receive(receive_request("topic", "group", poll_ms=20_000)))
+        await world.until_asked()
+        await end_poll(world, poll)
+        world.send(1, "message")
+        assert len(await world.receive_messages()) == 1, "no ended poll took the message"
+
+    several_brokers.run(scenario)
+
+
+async def end_poll(
+    world: ProxyWorld, poll: asyncio.Task[list[service.ReceiveMessageResponse]]
+) -> None:
+    """End the client of a poll, and wait for the empty answer."""
+    await heartbeat(world, HEADERS["x-mq-client-id"])
+    await end(world, HEADERS["x-mq-client-id"])
+    items = await poll
+    assert items[0].status.code == v2.MESSAGE_NOT_FOUND
+
+
+def test_a_heartbeat_without_a_type_has_the_type_of_the_known_client() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        untyped = v2.CLIENT_TYPE_UNSPECIFIED
+        await heartbeat(world, "consumer", untyped, expected=v2.UNRECOGNIZED_CLIENT_TYPE)
+        await heartbeat(world, "consumer")
+        await heartbeat(world, "consumer", untyped)
+        found = world.clients.find("consumer")
+        assert found is not None
+        assert found.client.client_type == v2.PUSH_CONSUMER
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_type", "response_type"),
+    [
+        ("EndTransaction", service.EndTransactionRequest, service.EndTransactionResponse),
+        (
+            "SyncLiteSubscription",
+            service.SyncLiteSubscriptionRequest,
+            service.SyncLiteSubscriptionResponse,
+        ),
+    ],
+)
+def test_an_unserved_method_answers_with_a_status(
+    method: str, request_type: type[Message], response_type: type[Message]
+) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        answer: Any = await world.call(method, request_type(), response_type)
+        assert answer.status.code == v2.NOT_IMPLEMENTED
+        assert "not served yet" in answer.status.message
+
+    run(scenario)
+
+
+def test_a_client_without_a_connection_is_reported_unless_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_lifecycle, "RECONNECT_S", 0.01)
+
+    async def scenario(world: ProxyWorld) -> None:
+        for client_id in ("gone", "back"):
+            await heartbeat(world, client_id)
+        await heartbeat(world, "producer", v2.PRODUCER)
+        world.client_life.forget_connection("test")
+        await heartbeat(world, "back")
+        await eventually(lambda: world.broker.engine.disconnected_clients == ["gone"])
+        await end(world, "back")
+        await eventually(lambda: world.broker.engine.ended_clients == ["back"])
+        assert world.broker.engine.disconnected_clients == ["gone"]
+
+    run(scenario)
+
+
+def test_the_time_without_a_connection_begins_with_the_last_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await heartbeat(world, "back")
+        known = world.clients.find("back")
+        assert known is not None
+        # Without a wait in between, so that no timer ends early.
+        for client_id, connection, reconnect_s in (
+            ("back", "test", 0.01),
+            ("back", "second", 3_600.0),
+            ("gone", "third", 0.01),
+        ):
+            world.clients.record(client_id, known.client, connection=connection)
+            monkeypatch.setattr(client_lifecycle, "RECONNECT_S", reconnect_s)
+            world.client_life.forget_connection(connection)
+        await eventually(lambda: "gone" in world.broker.engine.disconnected_clients)
+        assert world.broker.engine.disconnected_clients == ["gone"], "the first timer is void"
+
+    run(scenario)
+
+
+def test_a_proxy_that_stops_reports_no_disconnected_clients() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await heartbeat(world, "consumer")
+        world.client_life.is_draining = True
+        world.client_life.forget_connection("test")
+        await end(world, "consumer")
+        assert world.clients.find("consumer") is not None, "its connection is forgotten"
+        assert not world.broker.engine.disconnected_clients
 
     run(scenario)

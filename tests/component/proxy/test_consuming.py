@@ -10,8 +10,8 @@ import pytest
 from tests.support.worlds.memory_engine import NOW_MS
 from tests.support.worlds.proxy_world import (
     HEADERS,
-    Collected,
     ProxyWorld,
+    ResponseCollector,
     ack_request,
     eventually,
     message,
@@ -62,6 +62,20 @@ async def change(
     )
 
 
+async def forward(world: ProxyWorld, handle: str) -> v2.Status:
+    """Forward a message to the dead letters; return the status."""
+    request = service.ForwardMessageToDeadLetterQueueRequest(
+        group=v2.Resource(name="group"),
+        topic=v2.Resource(name="topic"),
+        receipt_handle=handle,
+        message_id="id-1",
+    )
+    response = await world.call(
+        "ForwardMessageToDeadLetterQueue", request, service.ForwardMessageToDeadLetterQueueResponse
+    )
+    return response.status
+
+
 def test_a_receive_is_a_status_then_messages_then_the_time() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(b"one", tag="tag"), message(b"two"))
@@ -84,7 +98,7 @@ LARGE = bytes(1 << 20)
 def test_a_poll_waits_until_its_client_has_read_enough() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(LARGE))
-        full = Collected()
+        full = ResponseCollector()
         full.room_bytes = full.room_at_first_bytes = 0
         full.room_later_bytes = 24 << 20
         items = await world.receive(receive_request(poll_ms=20_000), responses=full)
@@ -101,7 +115,7 @@ def test_a_poll_waits_until_its_client_has_read_enough() -> None:
 def test_messages_without_room_go_back_and_the_poll_waits_for_room() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(LARGE))
-        responses = Collected()
+        responses = ResponseCollector()
         # There is room at first; then other streams of the connection take it.
         responses.room_at_first_bytes = 24 << 20
         responses.room_bytes, responses.room_later_bytes = 1_000, 24 << 20
@@ -125,7 +139,7 @@ def test_a_poll_that_meets_a_full_link_with_room_in_hand_waits_on_without(poll_m
 
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(b"one"))
-        responses = Collected()
+        responses = ResponseCollector()
         responses.room_bytes = responses.room_at_first_bytes = 0
         responses.room_later_bytes = 24 << 20
         ask, asked_ms, held_bytes = world.link.pop, [], []
@@ -151,7 +165,7 @@ def test_a_poll_that_meets_a_full_link_with_room_in_hand_waits_on_without(poll_m
 
 def test_a_poll_without_a_wait_is_rejected_without_room() -> None:
     async def scenario(world: ProxyWorld) -> None:
-        full = Collected()
+        full = ResponseCollector()
         full.room_bytes = full.room_at_first_bytes = 0
         items = await world.receive(receive_request(), responses=full)
         assert items[0].status.code == v2.TOO_MANY_REQUESTS
@@ -535,18 +549,38 @@ def test_an_overloaded_change_invisible_echoes_the_handle() -> None:
 def test_a_message_is_forwarded_to_the_dead_letter_queue_once() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await handle_of(world)
-        request = service.ForwardMessageToDeadLetterQueueRequest(
-            group=v2.Resource(name="group"),
-            topic=v2.Resource(name="topic"),
-            receipt_handle=handle,
-            message_id="id-1",
-        )
-        name, response = (
-            "ForwardMessageToDeadLetterQueue",
-            service.ForwardMessageToDeadLetterQueueResponse,
-        )
-        assert (await world.call(name, request, response)).status.code == v2.OK
-        again = await world.call(name, request, response)
-        assert again.status.code == v2.INVALID_RECEIPT_HANDLE
+        assert (await forward(world, handle)).code == v2.OK
+        # A Java client repeats the forward until the status is OK.
+        again = await forward(world, handle)
+        assert again.code == v2.OK
+        assert again.message.startswith("nothing was moved: ")
+        assert (await forward(world, "broken")).code == v2.INVALID_RECEIPT_HANDLE
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("deleted", ["topic", "group"])
+def test_a_delivery_ends_with_its_topic_and_its_group(deleted: str) -> None:
+    """Push consumers repeat an ack and a change until the status is INVALID_RECEIPT_HANDLE."""
+
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        configuration = world.link.configuration
+        if deleted == "topic":
+            world.broker.delete_topic("topic")
+            await eventually(lambda: "topic" not in configuration.topics)
+            missing: v2.Code.ValueType = v2.TOPIC_NOT_FOUND
+        else:
+            world.broker.delete_group("group")
+            await eventually(lambda: "group" not in configuration.groups)
+            missing = v2.CONSUMER_GROUP_NOT_FOUND
+        acked = await ack(world, ack_request(handle))
+        assert acked.status.code == v2.INVALID_RECEIPT_HANDLE
+        assert (await change(world, handle, 60_000)).status.code == v2.INVALID_RECEIPT_HANDLE
+        assert (await forward(world, handle)).message.startswith("nothing was moved: ")
+        # A handle of another topic says nothing about this one.
+        assert (await ack(world, ack_request("broken"))).status.code == missing
+        assert (await change(world, "broken", 60_000)).status.code == missing
+        assert (await forward(world, "broken")).code == missing
 
     run(scenario)

@@ -57,7 +57,9 @@ def run(scenario: Callable[[Client], Awaitable[None]], *, auto_create: bool = Tr
             asyncio.timeout(20),
             MemoryBroker(auto_create=auto_create).serving() as broker,
             ProxyWorld.open(broker) as world,
-            GrpcServer(world.methods, world.boundary).serving(ProxySettings(grpc_port=0)) as server,
+            GrpcServer(
+                world.methods, world.boundary, on_lost=world.clients.forget_connection
+            ).serving(ProxySettings(grpc_port=0)) as server,
             grpc.aio.insecure_channel(server.address) as channel,
         ):
             await scenario(Client(world, server, channel))
@@ -136,6 +138,31 @@ def test_an_assignment_depends_on_the_order_of_the_group(
     run(scenario)
 
 
+def test_a_consumer_learns_of_an_unsupported_filter_on_every_path() -> None:
+    sql = v2.FilterExpression(type=v2.SQL, expression="a > 1")
+    topic, group = v2.Resource(name="topic"), v2.Resource(name="group")
+    subscription = v2.Subscription(
+        group=group, subscriptions=[v2.SubscriptionEntry(topic=topic, expression=sql)]
+    )
+    settings = v2.Settings(client_type=v2.PUSH_CONSUMER, subscription=subscription)
+
+    async def scenario(client: Client) -> None:
+        async with client.telemetry() as call:
+            await call.write(service.TelemetryCommand(settings=settings))
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "SQL filters are not served yet" in await call.details()
+        for name, status in (("topic", v2.NOT_IMPLEMENTED), ("another", v2.OK)):
+            answer = await client.stub.QueryAssignment(
+                service.QueryAssignmentRequest(
+                    topic=v2.Resource(name=name), group=group, endpoints=ACCESS_POINT
+                ),
+                metadata=METADATA,
+            )
+            assert answer.status.code == status, name
+
+    run(scenario)
+
+
 def test_heartbeat_and_termination_are_recorded() -> None:
     async def scenario(client: Client) -> None:
         for client_type, code in (
@@ -157,22 +184,6 @@ def test_heartbeat_and_termination_are_recorded() -> None:
         assert len(client.world.clients) == 0
         without_id = await client.stub.Heartbeat(service.HeartbeatRequest())
         assert without_id.status.code == v2.CLIENT_ID_REQUIRED
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    ("method", "request_message"),
-    [
-        ("EndTransaction", service.EndTransactionRequest()),
-        ("SyncLiteSubscription", service.SyncLiteSubscriptionRequest()),
-    ],
-)
-def test_an_unserved_method_is_unimplemented(method: str, request_message: object) -> None:
-    async def scenario(client: Client) -> None:
-        call = getattr(client.stub, method)(request_message, metadata=METADATA)
-        assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
-        assert len(await call.details()) > 20
 
     run(scenario)
 

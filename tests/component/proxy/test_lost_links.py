@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
+from google.protobuf.message import Message
 
 from tests.support.worlds.proxy_world import (
     ProxyWorld,
+    Response,
     ack_request,
     eventually,
     message,
+    milliseconds,
     receive_request,
     run,
 )
@@ -173,6 +177,93 @@ def test_a_repeated_ack_of_an_expired_delivery_has_an_unknown_outcome() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("does_first", [False, True])
+def test_a_changed_invisible_duration_is_sent_again_after_a_lost_stream(does_first: bool) -> None:
+    """The client gets a handle that settles the message, whether the first request was done."""
+
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        await world.send(message())
+        [only] = await world.receive_messages()
+        request = service.ChangeInvisibleDurationRequest(
+            group=v2.Resource(name="group"),
+            topic=v2.Resource(name="topic"),
+            receipt_handle=only.system_properties.receipt_handle,
+            invisible_duration=milliseconds(60_000),
+        )
+        changed = await _answer_of_repeated(
+            world,
+            "ChangeInvisibleDuration",
+            request,
+            service.ChangeInvisibleDurationResponse,
+            field="changes",
+            holds="" if does_first else "change_invisible",
+            is_done=lambda: bool(world.broker.engine.replacements),
+        )
+        assert changed.status.code == v2.OK, changed.status
+        assert changed.receipt_handle != request.receipt_handle
+        response = await world.call(
+            "AckMessage", ack_request(changed.receipt_handle), service.AckMessageResponse
+        )
+        assert response.status.code == v2.OK, response.status
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("does_first", [False, True])
+def test_a_dead_letter_is_sent_again_after_a_lost_stream_and_stored_once(does_first: bool) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        await world.send(message(b"dead"))
+        [only] = await world.receive_messages()
+        request = service.ForwardMessageToDeadLetterQueueRequest(
+            group=v2.Resource(name="group"),
+            topic=v2.Resource(name="topic"),
+            receipt_handle=only.system_properties.receipt_handle,
+        )
+        moved = await _answer_of_repeated(
+            world,
+            "ForwardMessageToDeadLetterQueue",
+            request,
+            service.ForwardMessageToDeadLetterQueueResponse,
+            field="dead_letters",
+            holds="" if does_first else "dead_letter",
+            is_done=lambda: len(world.broker.engine.log) == 2,
+        )
+        assert moved.status.code == v2.OK, moved.status
+        assert len(world.broker.engine.log) == 2, "the message and one copy"
+
+    run(scenario)
+
+
+async def _answer_of_repeated(
+    world: ProxyWorld,
+    method: str,
+    request: Message,
+    response: type[Response],
+    *,
+    field: str,
+    holds: str,
+    is_done: Callable[[], bool],
+) -> Response:
+    """Return the answer to a request whose first answer the proxy loses.
+
+    If the broker `holds` the first request, it is not done. Else `is_done` becomes true.
+    """
+    if holds:
+        world.broker.holds.add(holds)
+    else:
+        world.broker.is_mute = True
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(world.call(method, request, response))
+        await eventually(lambda: world.broker.count_of(field) == 1 and (bool(holds) or is_done()))
+        world.broker.holds.clear()
+        world.broker.is_mute = False
+        world.broker.drop_links()
+    assert world.broker.count_of(field) == 2
+    return call.result()
+
+
 def test_a_delayed_send_may_not_be_repeated() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
@@ -222,7 +313,7 @@ def test_a_message_group_keeps_its_order_over_a_lost_link(monkeypatch: pytest.Mo
     run(scenario)
 
 
-def test_a_hanging_broker_is_down_since_it_was_last_heard() -> None:
+def test_a_hanging_broker_is_down_since_its_last_reply() -> None:
     async def scenario(world: ProxyWorld) -> None:
         world.link.pending.open()
         heard_at_s = time.monotonic() - 20

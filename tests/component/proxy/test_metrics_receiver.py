@@ -43,7 +43,9 @@ def run(scenario: Callable[[ProxyWorld, Export], Awaitable[None]], *, is_on: boo
                 knows=world.cluster.knows,
             )
             receiver = MetricsReceiver(metrics) if is_on else None
-            server = GrpcServer(world.methods, world.boundary, receiver)
+            server = GrpcServer(
+                world.methods, world.boundary, receiver, on_lost=world.clients.forget_connection
+            )
             async with (
                 server.serving(ProxySettings(grpc_port=0)),
                 grpc.aio.insecure_channel(server.address) as channel,
@@ -121,7 +123,7 @@ def resident_bytes() -> int:
 
 def call_from(address: str, client_id: str = "c") -> Call:
     metadata = {**HEADERS, "x-mq-client-id": client_id}
-    return Call(metadata, peer=lambda: f"{address}:5", time_remaining_s=None)
+    return Call(metadata, peer=lambda: f"{address}:5", connection=address, time_remaining_s=None)
 
 
 def receiver() -> MetricsReceiver:

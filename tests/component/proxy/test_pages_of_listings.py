@@ -54,9 +54,9 @@ def test_a_missing_name_is_requested_once() -> None:
     async def scenario(world: ProxyWorld) -> None:
         broker = Broker(gone=[["a"], [], ["c"], []])
         async with calls_to(broker) as calls:
-            told = await missing(ListingPages(world.cluster, calls), ["a", "b", "a", "c", "b"])
+            answers = await missing(ListingPages(world.cluster, calls), ["a", "b", "a", "c", "b"])
         assert broker.asked == [["a", "b", "c"], ["b", "c"], ["b", "c"], ["b"]]
-        assert told == [["a"], [], ["c"], []]
+        assert answers == [["a"], [], ["c"], []]
 
     run(scenario)
 

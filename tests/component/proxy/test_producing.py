@@ -10,7 +10,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.support.bodies import body_of
 from tests.support.worlds.memory_broker import MemoryBroker
-from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, eventually, message, run
+from tests.support.worlds.proxy_world import (
+    HEADERS,
+    ProxyWorld,
+    eventually,
+    message,
+    milliseconds,
+    run,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -117,6 +124,12 @@ def test_a_message_group_shares_a_queue_and_other_messages_rotate() -> None:
         (message(delivery_timestamp=Timestamp(nanos=10**9)), v2.ILLEGAL_DELIVERY_TIME),
         (message(delivery_timestamp=Timestamp(seconds=253_402_300_800)), v2.ILLEGAL_DELIVERY_TIME),
         (message(message_type=v2.TRANSACTION), v2.NOT_IMPLEMENTED),
+        (
+            message(orphaned_transaction_recovery_duration=milliseconds(1_000)),
+            v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+        ),
+        (message(body_digest=v2.Digest(type=v2.MD5, checksum="0" * 32)), v2.MESSAGE_CORRUPTED),
+        (message(body_digest={"type": 9, "checksum": "0"}), v2.BAD_REQUEST),
     ],
 )
 def test_an_invalid_message_is_rejected_with_its_code(

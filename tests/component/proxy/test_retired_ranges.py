@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from tests.support.worlds.proxied_broker import calls_of
-from tests.support.worlds.proxy_world import HEADERS, Collected, ProxyWorld, run
+from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, ResponseCollector, run
 from tidemill.common.clock import SystemClock
 from tidemill.message.encoding import encode_stored
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
@@ -62,7 +62,7 @@ class Queue:
         ).SerializeToString()
 
 
-class Pulled(Collected):
+class PullResponses(ResponseCollector):
     """The responses of a pull."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def calls_to(queue: Queue) -> AbstractAsyncContextManager[BrokerCalls]:
     return calls_of(Pull=queue.pull)
 
 
-async def told(world: ProxyWorld, queue: Queue) -> tuple[list[int], list[range]]:
+async def read_all(world: ProxyWorld, queue: Queue) -> tuple[list[int], list[range]]:
     """Read the whole queue. Return the offsets of its messages, and of missing ones."""
     offsets: list[int] = []
     gone: list[range] = []
@@ -96,7 +96,7 @@ def test_messages_retired_during_a_read_are_returned_once() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("t", queues=1)
         queue = Queue(retired=[32, 32])
-        assert await told(world, queue) == (list(range(END)), [])
+        assert await read_all(world, queue) == (list(range(END)), [])
         assert queue.asked == [0, A_PAGE]
 
     run(scenario)
@@ -106,7 +106,7 @@ def test_filtered_messages_retired_during_a_read_are_not_missing() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("t", queues=1)
         queue = Queue(retired=[32], matching=range(90, END))
-        assert await told(world, queue) == (list(range(90, END)), [])
+        assert await read_all(world, queue) == (list(range(90, END)), [])
 
     run(scenario)
 
@@ -116,7 +116,7 @@ def test_messages_retired_before_a_read_are_missing() -> None:
         await world.put_topic("t", queues=1)
         queue = Queue(retired=[80])
         wanted = [*range(A_PAGE), *range(80, END)]
-        assert await told(world, queue) == (wanted, [range(A_PAGE, 80)])
+        assert await read_all(world, queue) == (wanted, [range(A_PAGE, 80)])
         assert queue.asked == [0, A_PAGE, 80]
 
     run(scenario)
@@ -133,8 +133,8 @@ def test_a_filtered_pull_ignores_messages_retired_during_it() -> None:
         request.long_polling_timeout.FromMilliseconds(5_000)
         async with calls_to(queue) as calls:
             puller = Puller(world.cluster, calls, PullPages(calls), SystemClock(), ProxySettings())
-            call = Call(HEADERS, peer=lambda: "test", time_remaining_s=10)
-            responses = Pulled()
+            call = Call(HEADERS, peer=lambda: "test", connection="test", time_remaining_s=10)
+            responses = PullResponses()
             await puller.pull_message(call, request.SerializeToString(), responses)
         assert queue.asked == [0, A_PAGE]
         messages = [each.message for each in responses.pulled if each.HasField("message")]

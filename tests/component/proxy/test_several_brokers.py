@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.worlds.proxy_world import (
     HEADERS,
-    Collected,
     ProxyWorld,
+    ResponseCollector,
     eventually,
     message,
     receive_request,
@@ -399,7 +399,7 @@ def test_with_one_broker_group_a_poll_is_one_pop_that_is_parked_there() -> None:
     run(scenario, count=1)
 
 
-class Narrow(Collected):
+class NarrowConnection(ResponseCollector):
     """Responses on a connection that never has more room than it held at first."""
 
     def hold(self, size_bytes: int) -> bool:
@@ -425,7 +425,7 @@ def test_receives_without_room_are_counted(
             world.send(n, *["a" * (SMALL_REPLY_BYTES + size) for size in (10, 20, 30, 40)])
         request = receive_request(poll_ms=poll_ms)
         request.batch_size = 1
-        items = await world.receive(request, responses=Narrow())
+        items = await world.receive(request, responses=NarrowConnection())
         assert v2.Code.Name(items[0].status.code) == status
         mode = "direct" if count == 1 else "notify"
         assert world.polling.counts.receives == {("topic", "group", mode, outcome): 1}
@@ -462,7 +462,7 @@ async def assignments(world: SeveralBrokers) -> list[tuple[str, int, str]]:
     request.topic.name, request.group.name = "topic", "group"
     request.endpoints.scheme = v2.IPv4
     request.endpoints.addresses.add(host="127.0.0.1", port=8081)
-    call = Call(HEADERS, peer=lambda: "test", time_remaining_s=5)
+    call = Call(HEADERS, peer=lambda: "test", connection="test", time_remaining_s=5)
     answer = await world.methods.unary["QueryAssignment"](call, request.SerializeToString())
     queues = [
         each.message_queue

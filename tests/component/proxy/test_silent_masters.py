@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 
 from tests.simulation.loop import simulate
-from tests.support.worlds.replica_records import record_of_three
+from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.controller.election.record import view_of
-from tidemill.proxy.link.master_routes import MasterRoutes
-from tidemill.proxy.link.masters import UnreachableMaster
 from tidemill.proxy.link.stream import EXCHANGE, PROBE, LinkStream
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.routes.master_routes import MasterRoutes
+from tidemill.transport.routes.masters import UnreachableMaster
 
 GROUP = "broker-0"
 A, B, C = (f"10.0.0.{n}:10911" for n in range(3))
@@ -72,9 +72,9 @@ class Channel:
             loop.call_soon(stream.outcome.set_result, None)
             return stream
         assert path == EXCHANGE
+        self._network.links[self._address] = stream, on_message
         if self._address == A:
-            config = pb.ConfigUpdate(is_complete=True, broker_name=GROUP)
-            loop.call_soon(on_message, pb.ReplyFrame(config=config, epoch=3).SerializeToString())
+            self._network.serve(A, epoch=3)
         return stream
 
 
@@ -86,6 +86,20 @@ class Network:
         self.away: set[str] = set()
         self.dialled: list[str] = []  # for a link
         self.probed: list[str] = []
+        self.links: dict[str, tuple[Stream, Callable[[bytes], None]]] = {}  # by address
+
+    def serve(self, address: str, *, epoch: int) -> None:
+        """Answer the link as its master."""
+        _, on_message = self.links[address]
+        config = pb.ConfigUpdate(is_complete=True, broker_name=GROUP)
+        frame = pb.ReplyFrame(config=config, epoch=epoch)
+        asyncio.get_running_loop().call_soon(on_message, frame.SerializeToString())
+
+    def kill(self, address: str) -> None:
+        """End the link, and answer no other one."""
+        self.away.add(address)
+        stream, _ = self.links[address]
+        stream.fail(RpcError(RpcCode.UNAVAILABLE, "the replica was killed"))
 
     @contextlib.asynccontextmanager
     async def connect(
@@ -107,6 +121,7 @@ class World:
         self.network = Network()
         self.lost: list[str] = []
         self.frames: list[pb.ReplyFrame] = []
+        self._served = 0  # frames until the last loss
         self.routes = MasterRoutes(
             [], None, connect=self.network.connect, name="proxy-0", cluster="c"
         )
@@ -121,7 +136,14 @@ class World:
 
     def _lose(self, reason: str) -> bool:
         self.lost.append(reason)
-        return True
+        was_served, self._served = len(self.frames) > self._served, len(self.frames)
+        return was_served
+
+    def elect(self, replica: int) -> None:
+        """Let a controller announce another master."""
+        record = record_of_three(epoch=4, version=8)._replace(master=member_of(replica))
+        for address in self.routes.masters.learn(GROUP, view_of(record)):
+            self.routes._moved[address]()
 
     @property
     def cut_off(self) -> dict[str, UnreachableMaster]:
@@ -183,5 +205,35 @@ def test_no_replica_is_probed_while_the_master_answers() -> None:
         await asyncio.sleep(60.0)
         assert not world.cut_off
         assert (world.network.dialled, world.network.probed) == ([A], [])
+
+    play(scenario)
+
+
+def test_a_route_to_the_dialled_replica_keeps_the_connection() -> None:
+    """A new master that is slow to answer is not left for a replica that is not the master."""
+
+    async def scenario(world: World) -> None:
+        world.network.away.add(C)
+        world.network.kill(A)
+        await world.until(lambda: B in world.network.links)
+        world.elect(1)
+        await asyncio.sleep(1.0)
+        world.network.serve(B, epoch=4)
+        await world.until(lambda: len(world.frames) == 2)
+        assert world.network.dialled.count(B) == 1
+        assert world.network.dialled[-1] == B
+
+    play(scenario)
+
+
+def test_a_route_to_another_replica_ends_the_attempt() -> None:
+    async def scenario(world: World) -> None:
+        world.network.kill(A)
+        await world.until(lambda: B in world.network.links)
+        world.elect(2)
+        assert await world.until(lambda: C in world.network.links) < 0.1
+        world.network.serve(C, epoch=4)
+        await world.until(lambda: len(world.frames) == 2)
+        assert world.network.dialled[-1] == C
 
     play(scenario)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import CoroutineType
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from tests.support.clocks import ManualClock
 from tests.support.worlds.proxy_world import HEADERS
 from tidemill.common.errors import GroupNotFound
+from tidemill.common.item_bytes import ITEM_BYTES_MAX
 from tidemill.proxy.clients import settings_updates
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.settings import DEFAULT_GROUP
@@ -53,8 +54,11 @@ class HangingCluster:
     def report_alive(self, _client_id: str, _now_ms: int) -> None:
         pass
 
-    def add_listener(self, tell: Callable[[], None]) -> None:
-        self.changed = tell
+    def report_subscriptions(self, _group: str, _topics: Iterable[str]) -> None:
+        pass
+
+    def add_listener(self, on_change: Callable[[], None]) -> None:
+        self.changed = on_change
 
     def known_group(self, name: str) -> link_pb2.GroupConfig | None:
         return self.groups.get(name)
@@ -88,9 +92,13 @@ class Stream:
         if clients is None:
             clients = Clients(clients_max=10, monotonic_ms=clock.monotonic_ms)
         served = Telemetry(
-            cast("BrokerCluster", self.cluster), clients, clock, long_polling_max_ms=1_000
+            cast("BrokerCluster", self.cluster),
+            clients,
+            clock,
+            long_polling_max_ms=1_000,
+            item_bytes_max=ITEM_BYTES_MAX,
         )
-        call = Call(HEADERS, peer=lambda: "test", time_remaining_s=None)
+        call = Call(HEADERS, peer=lambda: "test", connection="test", time_remaining_s=None)
         requests, responses = cast("AsyncIterator[bytes]", self), cast("Responses", self)
         self.served = served
         self.serving = served.telemetry(call, requests, responses)
@@ -227,8 +235,8 @@ def test_an_unknown_group_is_logged_once() -> None:
 
     with capture_logs() as logs:
         asyncio.run(scenario())
-    [told] = logs
-    assert told["reason"] == "group group is not there"
+    [line] = logs
+    assert line["reason"] == "group group is not there"
 
 
 @pytest.mark.parametrize(
@@ -352,19 +360,19 @@ def test_a_consumer_gets_settings_when_its_group_changes() -> None:
         assert len(stream.answers) == 1
         await updates.send()
         assert len(stream.answers) == 1, "nothing has changed"
-        for told, group in enumerate(
+        for answer_count, group in enumerate(
             (group_of(1, attempts=3), group_of(2, attempts=5), group_of(1, id_=8, attempts=9)), 2
         ):
             groups["group"] = group
             await updates.send()
             await updates.send()
-            assert len(stream.answers) == told
+            assert len(stream.answers) == answer_count
             assert stream.last.status.code == v2.OK
             assert stream.last.settings.backoff_policy.max_attempts == group.max_attempts
             assert stream.last.settings.subscription.group.name == "group"
             del groups["group"]
             await updates.send()
-            assert len(stream.answers) == told, "a deleted group causes no update"
+            assert len(stream.answers) == answer_count, "a deleted group causes no update"
         assert not stream.held_bytes
         await cancelled(task)
         assert not len(updates), "an ended stream leaves no state"
@@ -377,16 +385,16 @@ def test_a_configuration_change_schedules_settings_updates(monkeypatch: pytest.M
 
     async def scenario() -> None:
         stream = Stream(CONSUMER)
-        told = asyncio.Event()
+        is_sent = asyncio.Event()
         updates = stream.served.updates
 
         async def send(_updates: SettingsUpdates) -> None:
-            told.set()
+            is_sent.set()
 
         monkeypatch.setattr(SettingsUpdates, "send", send)
         running = asyncio.create_task(updates.run())
         stream.cluster.changed()
-        await told.wait()
+        await is_sent.wait()
         await cancelled(running)
         stream.serving.close()
 

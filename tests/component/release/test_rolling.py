@@ -24,6 +24,8 @@ class Cluster(KubernetesServer):
         super().__init__()
         self.revisions = {f"{name}-0": "old" for name in SETS}
         self.unreachable: set[str] = set()
+        self.broken: set[str] = set()  # pods that a bad template keeps from being ready
+        self.starting = ""  # a broken pod that becomes ready when another pod is evicted
         self.evicted: list[str] = []
         self._budget_rejections = budget_rejections
 
@@ -39,7 +41,9 @@ class Cluster(KubernetesServer):
             if self._budget_rejections:
                 self._budget_rejections -= 1
                 return Answer(HTTPStatus.TOO_MANY_REQUESTS, {})
-            assert not self.unreachable, "one pod at a time"
+            assert name in self.broken or not self.unreachable, "one pod at a time"
+            self.broken -= {name, self.starting}
+            self.unreachable.discard(self.starting)
             self.evicted.append(name)
             self.unreachable.add(name)
             self.revisions[name] = ""
@@ -50,8 +54,9 @@ class Cluster(KubernetesServer):
             # The next call finds the new pod, and the call after that finds it ready.
             self.revisions[name] = "new"
             return Answer(HTTPStatus.NOT_FOUND, {})
-        is_ready = revision == "new" and name in self.unreachable
-        self.unreachable.discard(name)
+        is_ready = name not in self.broken
+        if is_ready and revision == "new":
+            self.unreachable.discard(name)
         conditions = [{"type": "Ready", "status": "True" if is_ready else "False"}]
         labels = {"controller-revision-hash": revision}
         return Answer(
@@ -103,3 +108,20 @@ def test_roll_replaces_no_pod_while_another_group_is_unreachable() -> None:
     with pytest.raises(WaitTimeout, match="waiting for mill-b"):
         cluster.roll(patience_s=0)
     assert cluster.evicted == []
+
+
+def test_roll_begins_with_pods_that_are_not_ready() -> None:
+    """Their groups are unreachable because of the old template, so a rollback is the remedy."""
+    cluster = Cluster()
+    cluster.broken = {"mill-b-0"}
+    cluster.unreachable = {"mill-b-0"}
+    assert cluster.roll() == ["replaced mill-b-0, which was not ready", "replaced mill-a-0"]
+    assert cluster.evicted == ["mill-b-0", "mill-a-0"]
+
+
+def test_roll_takes_no_pod_that_has_become_ready_for_broken() -> None:
+    cluster = Cluster()
+    cluster.broken = {"mill-a-0", "mill-b-0"}  # both have just started
+    cluster.unreachable = {"mill-a-0", "mill-b-0"}
+    cluster.starting = "mill-b-0"
+    assert cluster.roll() == ["replaced mill-a-0, which was not ready", "replaced mill-b-0"]

@@ -130,7 +130,7 @@ func (l *looping) ack(consumer rmq.SimpleConsumer, role, key string, view *rmq.M
 	err := ack(consumer, view)
 	// This client looks at the status of the answer, and tells its application nothing of it.
 	tell("ack", fact{"role": role, "topic": view.GetTopic(), "key": key, "attempt": view.GetDeliveryAttempt(),
-		"begun": begun, "ended": nowUs(), "error": errorText(err), "untold": true})
+		"begun": begun, "ended": nowUs(), "error": errorText(err), "hidden": true})
 	return err == nil
 }
 

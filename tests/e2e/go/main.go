@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,6 +41,7 @@ type arguments struct {
 	Messages  int
 	Receivers int
 	WaitS     float64 `json:"wait_s"`
+	Namespace string
 	TLS       bool
 }
 
@@ -103,6 +105,7 @@ func configuration(given arguments) *rmq.Config {
 	return &rmq.Config{
 		Endpoint:      given.Endpoints[0],
 		ConsumerGroup: given.Group,
+		NameSpace:     given.Namespace,
 		Credentials:   &credentials.SessionCredentials{},
 	}
 }
@@ -201,6 +204,17 @@ func roundTrip(given arguments) {
 	})
 }
 
+// rejected sends a message with a property that is too long. This client repeats a send after any
+// error.
+func rejected(given arguments) {
+	message := &rmq.Message{Topic: given.Topic, Body: []byte("x")}
+	message.AddProperty("long", strings.Repeat("x", 40_000))
+	producing(given, func(producer rmq.Producer) {
+		_, err := producer.Send(context.Background(), message)
+		tellError("send", err)
+	})
+}
+
 // redelivery lets a delivery expire, and gives the next one back. This client's ack returns no error
 // for a handle that is void, so its change of the duration tells.
 func redelivery(given arguments) {
@@ -280,6 +294,24 @@ func stay(given arguments) {
 	must(err)
 }
 
+// sqlPush starts a push consumer with an SQL filter, and reports the error of the start.
+func sqlPush(given arguments) {
+	consume := func(*rmq.MessageView) rmq.ConsumerResult { return rmq.SUCCESS }
+	filter := rmq.NewFilterExpressionWithType("a > 1", rmq.SQL92)
+	consumer, err := rmq.NewPushConsumer(configuration(given),
+		rmq.WithPushSubscriptionExpressions(map[string]*rmq.FilterExpression{given.Topic: filter}),
+		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: consume}))
+	must(err)
+	started := make(chan error, 1)
+	go func() { started <- consumer.Start() }()
+	select {
+	case err := <-started:
+		tellError("start", err)
+	case <-time.After(10 * time.Second):
+		tellError("start", errors.New("the start takes more than ten seconds"))
+	}
+}
+
 // consumeAll receives and acks all that is there, with several polls at a time, and tells how calls
 // ended.
 func consumeAll(given arguments) {
@@ -335,7 +367,7 @@ func consumeAll(given arguments) {
 func main() {
 	scenario := map[string]func(arguments){
 		"roundTrip": roundTrip, "redelivery": redelivery, "push": push, "consumeAll": consumeAll,
-		"loop": loop, "stay": stay,
+		"loop": loop, "stay": stay, "sqlPush": sqlPush, "rejected": rejected,
 	}[os.Args[1]]
 	var given arguments
 	must(json.Unmarshal([]byte(os.Args[2]), &given))

@@ -5,7 +5,7 @@
 import { createHash } from 'node:crypto';
 import client from 'rocketmq-client-nodejs';
 
-const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = client;
+const { ConsumeResult, FilterExpression, Producer, PushConsumer, SimpleConsumer } = client;
 
 const AWAIT_MS = 3000; // a poll's least time, with the request timeout of 3 s on top
 const INVISIBLE_MS = 30_000; // longer than any scenario
@@ -13,6 +13,10 @@ const LONG_AWAIT_MS = 20_000; // so that what a slow reader has asked for comes 
 const CONSUMED_MS = 120_000; // invisible while a slow reader takes what else it has asked for
 const DELAY_MS = 4000; // of a message that is scheduled
 const WAIT_MS = 40_000; // for anything, on the slowest machine
+
+const given = JSON.parse(process.argv[3]);
+const namespace = given.namespace ?? '';
+const SQL = 2; // FilterType of the protocol; the client does not export it
 
 const logger = { info() {}, warn() {}, error() {}, debug() {}, close() {} };
 
@@ -38,7 +42,7 @@ function tellReceived(message, values = {}) {
 }
 
 async function producing(endpoint, topics, use) {
-  const producer = new Producer({ endpoints: endpoint, namespace: '', topics, logger });
+  const producer = new Producer({ endpoints: endpoint, namespace, topics, logger });
   await producer.startup();
   try {
     return await use(producer);
@@ -49,7 +53,7 @@ async function producing(endpoint, topics, use) {
 
 async function consuming(endpoint, group, filters, use, awaitDuration = AWAIT_MS) {
   const consumer = new SimpleConsumer({
-    endpoints: endpoint, namespace: '', consumerGroup: group, awaitDuration, logger,
+    endpoints: endpoint, namespace, consumerGroup: group, awaitDuration, logger,
     subscriptions: new Map(Object.entries(filters)),
   });
   await consumer.startup();
@@ -62,7 +66,7 @@ async function consuming(endpoint, group, filters, use, awaitDuration = AWAIT_MS
 
 async function pushing(endpoint, group, topics, consume, use) {
   const consumer = new PushConsumer({
-    endpoints: endpoint, namespace: '', consumerGroup: group, logger,
+    endpoints: endpoint, namespace, consumerGroup: group, logger,
     subscriptions: new Map(topics.map(topic => [ topic, '*' ])),
     messageListener: { consume },
   });
@@ -352,6 +356,21 @@ const scenarios = {
     });
   },
 
+  // Starts a push consumer with an SQL filter, and reports the error of the start or of its log.
+  async sqlPush({ endpoints: [ endpoint ], topic, group }) {
+    const logged = new Promise((_, reject) => {
+      const report = (...parts) => reject(new Error(parts.map(String).join(' ')));
+      setTimeout(() => report('no error in time'), WAIT_MS).unref();
+      logger.error = report;
+    });
+    const consumer = new PushConsumer({
+      endpoints: endpoint, namespace, consumerGroup: group, logger,
+      subscriptions: new Map([[ topic, new FilterExpression('a > 1', SQL) ]]),
+      messageListener: { consume: async () => ConsumeResult.SUCCESS },
+    });
+    await tellError('start', () => Promise.all([ consumer.startup(), logged ]));
+  },
+
   async wrongType({ endpoints: [ endpoint ], normal, fifo }) {
     await producing(endpoint, [ normal, fifo ], async producer => {
       await tellError('fifo', () => producer.send({ topic: normal, body: Buffer.from('1'), messageGroup: 'g' }));
@@ -360,5 +379,5 @@ const scenarios = {
   },
 };
 
-await scenarios[process.argv[2]](JSON.parse(process.argv[3]));
+await scenarios[process.argv[2]](given);
 process.exit(0);

@@ -25,7 +25,7 @@ from scenarios import (  # type: ignore[import-not-found]  # beside this script
     SimpleConsumer,
     configuration,
     message,
-    tell,
+    report_fact,
 )
 
 NORMAL, DELAYED, ORDERED = "normal", "delayed", "ordered"
@@ -78,7 +78,7 @@ def produce(producer: Producer, name: str, topic: str) -> None:
             made.delivery_timestamp = due_s
         begun = now_us()
         error = error_of(lambda made=made: producer.send(made))  # type: ignore[misc]
-        tell(
+        report_fact(
             "send",
             key=key,
             topic=topic,
@@ -101,7 +101,9 @@ def consume(consumer: SimpleConsumer, role: str) -> None:
             )
         )
         if error:
-            tell("failed", role=role, during="receive", begun=begun, ended=now_us(), error=error)
+            report_fact(
+                "failed", role=role, during="receive", begun=begun, ended=now_us(), error=error
+            )
             time.sleep(PAUSE_S)
         if found:
             settle(consumer, role, found)
@@ -111,7 +113,7 @@ def settle(consumer: SimpleConsumer, role: str, found: list[Any]) -> None:
     """Ack the received messages. If they are ordered, stop at the first message without an ack."""
     topic = found[0].topic
     keys = [each.body.decode() for each in found]
-    tell(
+    report_fact(
         "received",
         role=role,
         topic=topic,
@@ -128,7 +130,7 @@ def settle(consumer: SimpleConsumer, role: str, found: list[Any]) -> None:
 def ack(consumer: SimpleConsumer, role: str, key: str, received: Any) -> bool:
     begun = now_us()
     error = error_of(lambda: consumer.ack(received))
-    tell(
+    report_fact(
         "ack",
         role=role,
         topic=received.topic,
@@ -151,10 +153,10 @@ class Listener(MessageListener):  # type: ignore[misc]  # of a library without t
     def consume(self, received: Any) -> ConsumeResult:
         key, topic, at = received.body.decode(), received.topic, now_us()
         attempt = received.delivery_attempt
-        tell("received", role=self.role, topic=topic, keys=[key], attempts=[attempt], at=at)
+        report_fact("received", role=self.role, topic=topic, keys=[key], attempts=[attempt], at=at)
         if refuses(self.role, topic, key):
             return ConsumeResult.FAILURE
-        tell(
+        report_fact(
             "ack",
             role=self.role,
             topic=topic,
@@ -195,12 +197,12 @@ def main(endpoint: str, name: str) -> None:
         pushed.startup()
         kept.append(pushed)
     producing = [start(produce, producer, name, topic) for topic in (NORMAL, DELAYED, ORDERED)]
-    tell("ready")
+    report_fact("ready")
     sys.stdin.readline()
     stopping.set()
     for thread in producing:
         thread.join()
-    tell("stopped")
+    report_fact("stopped")
     sys.stdin.read()
 
 

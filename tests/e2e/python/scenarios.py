@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ AWAIT_S = 3  # a poll's least time, with the request timeout of 3 s on top
 INVISIBLE_S = 30  # longer than any scenario
 CONSUMED_S = 120  # invisible while a slow reader takes what else it has asked for
 LONG_AWAIT_S = 20  # so that what a slow reader has asked for comes before its deadline
+PUSHED = 10  # messages per namespace
 DELAY_S = 4  # of a message that is scheduled
 TLS_MESSAGES = 100  # enough for several renewals beside them
 WAIT_S = 40.0  # for anything, on the slowest machine
@@ -41,20 +42,23 @@ WAIT_S = 40.0  # for anything, on the slowest machine
 _out = threading.Lock()
 
 
-def tell(fact: str, **values: object) -> None:
+SQL = 2  # FilterType of the protocol; the client does not export it
+
+
+def report_fact(fact: str, **values: object) -> None:
     """Print one fact."""
     with _out:
         sys.stdout.write(json.dumps({"fact": fact, **values}) + "\n")
         sys.stdout.flush()
 
 
-def configuration(endpoint: str) -> ClientConfiguration:
-    return ClientConfiguration(endpoint, Credentials())
+def configuration(endpoint: str, namespace: str = "") -> ClientConfiguration:
+    return ClientConfiguration(endpoint, Credentials(), namespace)
 
 
 @contextmanager
-def producing(endpoint: str, *topics: str) -> Iterator[Producer]:
-    producer = Producer(configuration(endpoint), topics)
+def producing(endpoint: str, *topics: str, namespace: str = "") -> Iterator[Producer]:
+    producer = Producer(configuration(endpoint, namespace), topics)
     producer.startup()
     try:
         yield producer
@@ -64,9 +68,14 @@ def producing(endpoint: str, *topics: str) -> Iterator[Producer]:
 
 @contextmanager
 def consuming(
-    endpoint: str, group: str, topic: str, tags: str = "*", await_s: int = AWAIT_S
+    endpoint: str,
+    group: str,
+    topic: str,
+    tags: str = "*",
+    await_s: int = AWAIT_S,
+    namespace: str = "",
 ) -> Iterator[SimpleConsumer]:
-    consumer = SimpleConsumer(configuration(endpoint), group, await_duration=await_s)
+    consumer = SimpleConsumer(configuration(endpoint, namespace), group, await_duration=await_s)
     consumer.startup()
     consumer.subscribe(topic, FilterExpression(tags))
     try:
@@ -77,14 +86,19 @@ def consuming(
 
 @contextmanager
 def pushing(
-    endpoint: str, group: str, topic: str, listen: Callable[[Any], ConsumeResult]
+    endpoint: str,
+    group: str,
+    topic: str,
+    listen: Callable[[Any], ConsumeResult],
+    namespace: str = "",
+    tags: str = "*",
 ) -> Iterator[None]:
     class Listener(MessageListener):  # type: ignore[misc]  # of a library without types
         def consume(self, message: Any) -> ConsumeResult:
             return listen(message)
 
     consumer = PushConsumer(
-        configuration(endpoint), group, Listener(), {topic: FilterExpression("*")}
+        configuration(endpoint, namespace), group, Listener(), {topic: FilterExpression(tags)}
     )
     consumer.startup()
     try:
@@ -115,8 +129,8 @@ def message(
     return made
 
 
-def tell_received(received: Any, **values: object) -> None:
-    tell(
+def report_received(received: Any, **values: object) -> None:
+    report_fact(
         "received",
         id=received.message_id,
         topic=received.topic,
@@ -145,15 +159,15 @@ def receive(consumer: SimpleConsumer, wanted: int, invisible_s: int = INVISIBLE_
     return found
 
 
-def tell_error(during: str, call: Callable[[], object]) -> None:
+def report_error(during: str, call: Callable[[], object]) -> None:
     """Call, and tell the error, or that there was none."""
     try:
         call()
     except Exception as error:  # noqa: BLE001  # Every error is a fact here.
         code = getattr(error, "code", None)
-        tell("error", during=during, code=code, type=type(error).__name__, text=str(error))
+        report_fact("error", during=during, code=code, type=type(error).__name__, text=str(error))
     else:
-        tell("error", during=during, code=None, type="", text="")
+        report_fact("error", during=during, code=None, type="", text="")
 
 
 # ------------------------------------------------------------ the scenarios
@@ -173,11 +187,11 @@ def round_trip(endpoints: list[str], topic: str, group: str) -> None:
     with producing(endpoint, topic) as producer, consuming(endpoint, group, topic) as consumer:
         for each in sent:
             receipt = producer.send(each)
-            tell("sent", id=receipt.message_id, sha=hashlib.sha256(each.body).hexdigest())
+            report_fact("sent", id=receipt.message_id, sha=hashlib.sha256(each.body).hexdigest())
         for received in receive(consumer, len(sent)):
-            tell_received(received)
+            report_received(received)
             consumer.ack(received)
-        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+        report_fact("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
 
 
 def tls_round_trip(endpoints: list[str], topic: str, group: str, authority: str) -> None:
@@ -195,9 +209,9 @@ def tls_round_trip(endpoints: list[str], topic: str, group: str, authority: str)
     for number in range(TLS_MESSAGES):
         body = str(number).encode()
         receipt = producer.send(message(topic, body))
-        tell("sent", id=receipt.message_id, sha=hashlib.sha256(body).hexdigest())
+        report_fact("sent", id=receipt.message_id, sha=hashlib.sha256(body).hexdigest())
         for received in receive(consumer, 1):
-            tell_received(received)
+            report_received(received)
             consumer.ack(received)
     consumer.shutdown()
     producer.shutdown()
@@ -210,19 +224,19 @@ def redelivery(endpoints: list[str], topic: str, group: str) -> None:
         producer.send(message(topic, b"expires"))
         [first] = receive(consumer, 1, invisible_s=2)
         popped_at = time.monotonic()
-        tell_received(first)
+        report_received(first)
         [second] = receive(consumer, 1)
-        tell_received(second, after_s=time.monotonic() - popped_at)
-        tell_error("expired", lambda: consumer.ack(first))
+        report_received(second, after_s=time.monotonic() - popped_at)
+        report_error("expired", lambda: consumer.ack(first))
         old = second.receipt_handle
         consumer.change_invisible_duration(second, 1)
         changed_at = time.monotonic()
         new = second.receipt_handle
-        tell("changed", is_new=new != old)
+        report_fact("changed", is_new=new != old)
         second.receipt_handle = old
-        tell_error("replaced", lambda: consumer.ack(second))
+        report_error("replaced", lambda: consumer.ack(second))
         [third] = receive(consumer, 1)
-        tell_received(third, after_s=time.monotonic() - changed_at)
+        report_received(third, after_s=time.monotonic() - changed_at)
         consumer.ack(third)
 
 
@@ -234,8 +248,8 @@ def extension(endpoints: list[str], topic: str, group: str) -> None:
         [received] = receive(consumer, 1, invisible_s=2)
         consumer.change_invisible_duration(received, INVISIBLE_S)
         # The poll lasts longer than the first duration.
-        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
-        tell_error("prolonged", lambda: consumer.ack(received))
+        report_fact("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+        report_error("prolonged", lambda: consumer.ack(received))
 
 
 def tag_filter(endpoints: list[str], topic: str, group: str) -> None:
@@ -246,9 +260,9 @@ def tag_filter(endpoints: list[str], topic: str, group: str) -> None:
             producer.send(message(topic, f"is {tag}".encode(), tag=tag))
     with consuming(endpoint, group, topic, "red || blue") as consumer:
         for received in receive(consumer, 2):
-            tell_received(received)
+            report_received(received)
             consumer.ack(received)
-        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+        report_fact("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
 
 
 def fifo(endpoints: list[str], topic: str, group: str) -> None:
@@ -264,9 +278,9 @@ def fifo(endpoints: list[str], topic: str, group: str) -> None:
             for received in batch:
                 if received.delivery_attempt == 1 and received.body == b"group-0 3":
                     # Not acked: what follows it in its group must wait for it.
-                    tell("skipped", body="group-0 3")
+                    report_fact("skipped", body="group-0 3")
                     break
-                tell_received(received)
+                report_received(received)
                 consumer.ack(received)
                 popped += 1
 
@@ -280,7 +294,7 @@ def push(endpoints: list[str], topic: str, group: str, messages: int) -> None:
     def listen(received: Any) -> ConsumeResult:
         body = received.body.decode()
         succeeds = body != "2" or received.delivery_attempt > 1
-        tell_received(received, succeeds=succeeds)
+        report_received(received, succeeds=succeeds)
         if not succeeds:
             return ConsumeResult.FAILURE
         done.add(body)
@@ -291,9 +305,21 @@ def push(endpoints: list[str], topic: str, group: str, messages: int) -> None:
     with pushing(endpoint, group, topic, listen), producing(endpoint, topic) as producer:
         for n in range(messages):
             producer.send(message(topic, str(n).encode()))
-        tell("done", is_done=is_done.wait(WAIT_S))
+        report_fact("done", is_done=is_done.wait(WAIT_S))
     with consuming(endpoint, group, topic) as consumer:
-        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+        report_fact("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+
+
+def sql_push(endpoints: list[str], topic: str, group: str) -> None:
+    """Start a push consumer with an SQL filter, and report the error of the start."""
+
+    class Listener(MessageListener):  # type: ignore[misc]  # of a library without types
+        def consume(self, _message: Any) -> ConsumeResult:
+            return ConsumeResult.SUCCESS
+
+    filters = {topic: FilterExpression("a > 1", SQL)}
+    consumer = PushConsumer(configuration(endpoints[0]), group, Listener(), filters)
+    report_error("start", consumer.startup)
 
 
 def push_fifo(endpoints: list[str], topic: str, group: str, messages: int) -> None:
@@ -304,7 +330,7 @@ def push_fifo(endpoints: list[str], topic: str, group: str, messages: int) -> No
 
     def listen(received: Any) -> ConsumeResult:
         body = received.body.decode()
-        tell_received(received)
+        report_received(received)
         bodies.append(body)
         if len(bodies) == messages:
             is_done.set()
@@ -314,7 +340,7 @@ def push_fifo(endpoints: list[str], topic: str, group: str, messages: int) -> No
         for n in range(messages):
             name = f"group-{n % 3}"
             producer.send(message(topic, f"{name} {n}".encode(), group=name))
-        tell("done", is_done=is_done.wait(WAIT_S))
+        report_fact("done", is_done=is_done.wait(WAIT_S))
 
 
 def dead_letter(endpoints: list[str], topic: str, group: str, attempts: int) -> None:
@@ -322,16 +348,49 @@ def dead_letter(endpoints: list[str], topic: str, group: str, attempts: int) -> 
     [endpoint] = endpoints
     with producing(endpoint, topic) as producer, consuming(endpoint, group, topic) as consumer:
         receipt = producer.send(message(topic, b"poison", tag="tag", properties={"a": "b"}))
-        tell("sent", id=receipt.message_id)
+        report_fact("sent", id=receipt.message_id)
         for _ in range(attempts):
             [received] = receive(consumer, 1)
-            tell_received(received)
+            report_received(received)
             consumer.change_invisible_duration(received, 1)
     dead_letters = f"%DLQ%{group}"
     with consuming(endpoint, f"{group}-reader", dead_letters) as consumer:
         [received] = receive(consumer, 1)
-        tell_received(received)
+        report_received(received)
         consumer.ack(received)
+
+
+def repeated_dead_letter(endpoints: list[str], topic: str, group: str) -> None:
+    """Have the client repeat the forward of a message, as after a lost answer, with one thread."""
+    [endpoint] = endpoints
+    is_forwarded, is_done = threading.Event(), threading.Event()
+
+    class Listener(MessageListener):  # type: ignore[misc]  # of a library without types
+        def consume(self, received: Any) -> ConsumeResult:
+            report_received(received)
+            if received.body == b"last":
+                is_done.set()
+                return ConsumeResult.SUCCESS
+            # The client sends the same request after this failure.
+            consumer._PushConsumer__forward_message_to_dead_letter_queue(received)
+            is_forwarded.set()
+            return ConsumeResult.FAILURE
+
+    consumer = PushConsumer(
+        configuration(endpoint),
+        group,
+        Listener(),
+        {topic: FilterExpression("*")},
+        consumption_thread_count=1,
+    )
+    consumer.startup()
+    with producing(endpoint, topic) as producer:
+        producer.send(message(topic, b"first", group="first"))
+        report_fact("forwarded", is_forwarded=is_forwarded.wait(WAIT_S))
+        producer.send(message(topic, b"last", group="last"))
+    report_fact("done", is_done=is_done.wait(WAIT_S))
+    if is_done.is_set():
+        consumer.shutdown()  # Waits for its threads.
 
 
 def two_endpoints(endpoints: list[str], topic: str, group: str) -> None:
@@ -344,14 +403,14 @@ def two_endpoints(endpoints: list[str], topic: str, group: str) -> None:
     ):
         producer.send(message(topic, b"1"))
         [received] = receive(there, 1)
-        tell_received(received)
+        report_received(received)
         received.endpoints = here.client_configuration.rpc_endpoints
         here.change_invisible_duration(received, INVISIBLE_S)
         received.endpoints = there.client_configuration.rpc_endpoints
-        tell_error("ack elsewhere", lambda: there.ack(received))
+        report_error("ack elsewhere", lambda: there.ack(received))
         received.endpoints = here.client_configuration.rpc_endpoints
-        tell_error("ack again", lambda: here.ack(received))
-        tell("left", count=len(here.receive(32, INVISIBLE_S) or []))
+        report_error("ack again", lambda: here.ack(received))
+        report_fact("left", count=len(here.receive(32, INVISIBLE_S) or []))
 
 
 def outage(endpoints: list[str], topic: str, group: str, pids: list[int]) -> None:
@@ -381,7 +440,7 @@ def outage(endpoints: list[str], topic: str, group: str, pids: list[int]) -> Non
     def expect(body: str) -> None:
         with has_arrived:
             is_there = has_arrived.wait_for(lambda: body in arrived, WAIT_S)
-        tell("arrived", body=body, is_there=is_there)
+        report_fact("arrived", body=body, is_there=is_there)
 
     with pushing(endpoint, group, topic, listen), producing(endpoint, topic) as producer:
         send(producer, "before")
@@ -396,10 +455,10 @@ def unknown_topic(endpoints: list[str], topic: str, group: str) -> None:
     """Use a topic that does not exist."""
     [endpoint] = endpoints
     with producing(endpoint) as producer:
-        tell_error("send", lambda: producer.send(message(topic, b"1")))
+        report_error("send", lambda: producer.send(message(topic, b"1")))
     consumer = SimpleConsumer(configuration(endpoint), group, await_duration=AWAIT_S)
     consumer.startup()
-    tell_error("subscribe", lambda: consumer.subscribe(topic))
+    report_error("subscribe", lambda: consumer.subscribe(topic))
     consumer.shutdown()
 
 
@@ -414,18 +473,89 @@ def delayed(endpoints: list[str], topic: str, group: str) -> None:
             made.delivery_timestamp = due_s
             receipt = producer.send(made)
             handles.append(receipt.recall_handle)
-            tell("sent", id=receipt.message_id, body=body.decode(), due_ms=due_s * 1000)
+            report_fact("sent", id=receipt.message_id, body=body.decode(), due_ms=due_s * 1000)
         for _ in range(2):
-            tell("recalled", id=producer.recall_message(topic, handles[1]))
+            report_fact("recalled", id=producer.recall_message(topic, handles[1]))
         with consuming(endpoint, group, topic) as consumer:
             [received] = receive(consumer, 1)
             at_ms = time.time() * 1000
-            tell_received(received, at_ms=at_ms, due_ms=received.delivery_timestamp)
+            report_received(received, at_ms=at_ms, due_ms=received.delivery_timestamp)
             consumer.ack(received)
             # This client takes "not found" for no error; the id that it returns is empty then.
-            tell("too late", id=producer.recall_message(topic, handles[0]))
-            tell_error("forged", lambda: producer.recall_message(topic, handles[0][:-1] + "!"))
-            tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+            report_fact("too late", id=producer.recall_message(topic, handles[0]))
+            report_error("forged", lambda: producer.recall_message(topic, handles[0][:-1] + "!"))
+            report_fact("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+
+
+def namespaces(endpoints: list[str], topic: str, group: str, names: list[str]) -> None:
+    """Send to one topic name in several namespaces; receive, retry and dead-letter in each."""
+    [endpoint] = endpoints
+    for namespace in names:
+        with producing(endpoint, topic, namespace=namespace) as producer:
+            for n in range(2):
+                producer.send(message(topic, f"{namespace} {n}".encode(), tag="tag"))
+    for namespace in names:
+        with consuming(endpoint, group, topic, "tag", namespace=namespace) as consumer:
+            for _ in range(2):
+                for received in receive(consumer, 2):
+                    shown = received.namespace
+                    report_received(received, during="receive", of=namespace, shown=shown)
+                    consumer.change_invisible_duration(received, 1)
+            report_fact("left", of=namespace, count=len(consumer.receive(32, INVISIBLE_S) or []))
+        dead_letters = f"%DLQ%{group}"
+        with consuming(endpoint, f"{group}-d", dead_letters, namespace=namespace) as consumer:
+            for received in receive(consumer, 2):
+                shown = received.namespace
+                report_received(received, during="dead letters", of=namespace, shown=shown)
+                consumer.ack(received)
+
+
+def recall_in_namespaces(endpoints: list[str], topic: str, group: str, names: list[str]) -> None:
+    """Schedule a message per namespace; recall that of the second in the first, and in its own."""
+    [endpoint] = endpoints
+    first, second = names
+    with (
+        producing(endpoint, topic, namespace=first) as stranger,
+        producing(endpoint, topic, namespace=second) as owner,
+        consuming(endpoint, group, topic, namespace=first) as consumer,
+        consuming(endpoint, group, topic, namespace=second) as empty,
+    ):
+        handles = []
+        for producer, namespace in ((stranger, first), (owner, second)):
+            made = message(topic, namespace.encode())
+            made.delivery_timestamp = int(time.time()) + DELAY_S
+            handles.append(producer.send(made).recall_handle)
+        report_error("recall by a stranger", lambda: stranger.recall_message(topic, handles[1]))
+        report_error("recall by the owner", lambda: owner.recall_message(topic, handles[1]))
+        [received] = receive(consumer, 1)
+        report_received(received)
+        report_error("ack by a stranger", lambda: empty.ack(received))
+        consumer.ack(received)
+        report_fact("left", count=len(empty.receive(32, INVISIBLE_S) or []))
+
+
+def push_in_namespaces(endpoints: list[str], topic: str, group: str, names: list[str]) -> None:
+    """Run a push consumer of one group name per namespace beside each other."""
+    [endpoint] = endpoints
+    bodies: dict[str, list[str]] = {name: [] for name in names}
+    is_done = threading.Event()
+
+    def listen(namespace: str, received: Any) -> ConsumeResult:
+        report_received(received, of=namespace)
+        bodies[namespace].append(received.body.decode())
+        if all(len(of_one) >= PUSHED for of_one in bodies.values()):
+            is_done.set()
+        return ConsumeResult.SUCCESS
+
+    with ExitStack() as stack:
+        for namespace in names:
+            callback = partial(listen, namespace)
+            stack.enter_context(pushing(endpoint, group, topic, callback, namespace))
+        for namespace in names:
+            with producing(endpoint, topic, namespace=namespace) as producer:
+                for n in range(PUSHED):
+                    producer.send(message(topic, f"{namespace} {n}".encode()))
+        report_fact("done", is_done=is_done.wait(WAIT_S))
 
 
 def wrong_type(endpoints: list[str], normal: str, fifo: str) -> None:
@@ -434,10 +564,10 @@ def wrong_type(endpoints: list[str], normal: str, fifo: str) -> None:
     with producing(endpoint, normal, fifo) as producer:
         for topic, name in ((normal, "group"), (fifo, "")):
             made = message(topic, b"1", group=name)
-            tell_error(f"to {topic}", partial(producer.send, made))
+            report_error(f"to {topic}", partial(producer.send, made))
         made = message(normal, b"1")
         made.delivery_timestamp = int(time.time()) + 60
-        tell_error("delayed", lambda: producer.send(made))
+        report_error("delayed", lambda: producer.send(made))
 
 
 def consume_all(
@@ -485,21 +615,30 @@ def consume_all(
             thread.start()
         for thread in threads:
             thread.join()
-    tell("consumed", messages=len(ids), bytes=received_bytes, ended=ended, tookS=last - began)
+    report_fact(
+        "consumed", messages=len(ids), bytes=received_bytes, ended=ended, tookS=last - began
+    )
 
 
-def stay(endpoints: list[str], topic: str, group: str) -> None:
-    """Consume until standard input ends; what is poison is never consumed."""
+def stay(
+    endpoints: list[str], topic: str, group: str, namespace: str = "", tags: str = "*"
+) -> None:
+    """Consume until standard input ends; poison fails, and work is held until the process ends."""
 
     def listen(received: Any) -> ConsumeResult:
-        tell_received(received)
+        report_received(received)
+        if received.body == b"work":
+            threading.Event().wait()
         return ConsumeResult.FAILURE if received.body == b"poison" else ConsumeResult.SUCCESS
 
-    with producing(endpoints[0], topic) as producer, pushing(endpoints[0], group, topic, listen):
-        tell("ready")
+    with (
+        producing(endpoints[0], topic, namespace=namespace) as producer,
+        pushing(endpoints[0], group, topic, listen, namespace, tags),
+    ):
+        report_fact("ready")
         for line in sys.stdin:
             # A message to send, so that this process has something to measure.
-            tell("sent", id=producer.send(message(topic, line.strip().encode())).message_id)
+            report_fact("sent", id=producer.send(message(topic, line.strip().encode())).message_id)
 
 
 if __name__ == "__main__":

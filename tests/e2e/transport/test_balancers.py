@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Certificates
 from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import grpc_message
-from tests.support.clients.rpc_server import GREETING, RawClient, Running, rpc_server
+from tests.support.clients.rpc_server import GREETING, RawClient, RunningServer, rpc_server
 from tests.support.eventually import eventually
 from tidemill.transport.aio.proxy_protocol import HEAD, SIGNATURE
 from tidemill.transport.http2 import frames
@@ -30,7 +30,7 @@ LOCAL = HEAD.pack(SIGNATURE, 0x20, 0, 0)
 UNKNOWN = HEAD.pack(SIGNATURE, 0x21, 0, 4) + bytes(4)  # a client of family UNSPEC
 
 
-def peers(running: Running) -> set[str]:
+def peers(running: RunningServer) -> set[str]:
     return {one.peer_host for one in running.server.connections}
 
 

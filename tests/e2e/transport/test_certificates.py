@@ -92,8 +92,8 @@ def test_a_broken_certificate_keeps_the_old_one_and_is_reported(
             breaking()
             with capture_logs() as logs:
                 tls.check()
-            [told] = [line for line in logs if line["log_level"] == "error"]
-            assert "tls_" in told["reason"]
+            [line] = [line for line in logs if line["log_level"] == "error"]
+            assert "tls_" in line["reason"]
             with RawClient(running.port, tls=trust) as client:
                 assert client.call(1) == grpc_message(b"hello")
     assert tls.results == {"failed": 4}
@@ -170,8 +170,8 @@ def test_an_expired_certificate_is_logged_at_the_start(tmp_path: Path, files: Tl
 
     with capture_logs() as logs:
         asyncio.run(start())
-    [told] = logs
-    assert (told["log_level"], told["use"], told["file"]) == ("error", "clients", files.certificate)
+    [line] = logs
+    assert (line["log_level"], line["use"], line["file"]) == ("error", "clients", files.certificate)
 
 
 def test_removed_authorities_are_not_trusted(

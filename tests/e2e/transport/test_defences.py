@@ -18,7 +18,13 @@ import pytest
 
 from tests.e2e.conftest import Certificates
 from tests.support.clients import http2_peer as peer
-from tests.support.clients.rpc_server import WAIT_S, RawClient, Running, request_to, rpc_server
+from tests.support.clients.rpc_server import (
+    WAIT_S,
+    RawClient,
+    RunningServer,
+    request_to,
+    rpc_server,
+)
 from tests.support.eventually import eventually
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import ErrorCode, Setting
@@ -32,7 +38,7 @@ NO_WINDOW = frames.PREFACE + peer.settings({Setting.INITIAL_WINDOW_SIZE: 0})
 class Attack:
     """A way to exceed a limit, and the server for it."""
 
-    overstep: Callable[[Running], None]
+    overstep: Callable[[RunningServer], None]
     limits: Limits = field(default_factory=Limits)
     listen: dict[str, Any] = field(default_factory=dict)
 
@@ -44,10 +50,10 @@ def is_calmed(attacker: RawClient) -> bool:
     return (last.kind, code) == (frames.GOAWAY, ErrorCode.ENHANCE_YOUR_CALM)
 
 
-def flood(raw: bytes) -> Callable[[Running], None]:
+def flood(raw: bytes) -> Callable[[RunningServer], None]:
     """Send `raw`, which exceeds the limit, on a started stream."""
 
-    def overstep(running: Running) -> None:
+    def overstep(running: RunningServer) -> None:
         with RawClient(running.port) as attacker:
             attacker.send(peer.headers(1, request_to("Echo")))
             attacker.send_if_open(raw)
@@ -56,7 +62,7 @@ def flood(raw: bytes) -> Callable[[Running], None]:
     return overstep
 
 
-def reset_rapidly(running: Running) -> None:
+def reset_rapidly(running: RunningServer) -> None:
     with RawClient(running.port) as attacker:
         for n in range(Limits().resets_burst + 200):
             stream_id = 2 * n + 1
@@ -66,7 +72,7 @@ def reset_rapidly(running: Running) -> None:
     eventually(lambda: running.server.call_count == 0)
 
 
-def open_too_many_streams(running: Running) -> None:
+def open_too_many_streams(running: RunningServer) -> None:
     with RawClient(running.port) as attacker:
         for n in range(5):
             attacker.send(peer.request(2 * n + 1, b"many", request_to("Hang")))
@@ -77,13 +83,13 @@ def open_too_many_streams(running: Running) -> None:
         assert attacker.call(11) == peer.grpc_message(b"hello")
 
 
-def read_nothing(running: Running) -> None:
+def read_nothing(running: RunningServer) -> None:
     with RawClient(running.port, NO_WINDOW) as attacker:
         attacker.send(peer.request(1, b"200000", request_to("Large")))
         assert is_calmed(attacker)
 
 
-def keep_a_window_closed(running: Running) -> None:
+def keep_a_window_closed(running: RunningServer) -> None:
     with RawClient(running.port, NO_WINDOW) as attacker:
         attacker.send(peer.request(1, b"1000", request_to("Large")))
         attacker.send(peer.request(3, b"keeps the connection", request_to("Hang")))
@@ -92,13 +98,13 @@ def keep_a_window_closed(running: Running) -> None:
         attacker.pong()
 
 
-def say_nothing(running: Running) -> None:
+def say_nothing(running: RunningServer) -> None:
     with RawClient(running.port, greeting=b"") as attacker:
         attacker.send(frames.PREFACE[:7])
         attacker.to_the_end()
 
 
-def send_half_a_request(running: Running) -> None:
+def send_half_a_request(running: RunningServer) -> None:
     with RawClient(running.port) as attacker:
         half = peer.data(1, peer.grpc_message(b"half", length=1_000))
         attacker.send(peer.headers(1, request_to("Echo")) + half)
@@ -106,20 +112,20 @@ def send_half_a_request(running: Running) -> None:
         assert peer.fields_of(trailers.payload)["grpc-status"] == "4"
 
 
-def stay_idle(running: Running) -> None:
+def stay_idle(running: RunningServer) -> None:
     with RawClient(running.port) as idle:
         last = idle.to_the_end()[-1]
         assert (last.kind, last.payload[4:8]) == (frames.GOAWAY, bytes(4))
 
 
-def answer_no_ping(running: Running) -> None:
+def answer_no_ping(running: RunningServer) -> None:
     with RawClient(running.port) as dead:
         dead.send(peer.request(1, b"dead", request_to("Hang")))
         dead.to_the_end()
         assert peer.of(frames.PING, dead.frames)
 
 
-def open_too_many_connections(running: Running) -> None:
+def open_too_many_connections(running: RunningServer) -> None:
     with contextlib.ExitStack() as opened:
         for _ in range(2):
             opened.enter_context(RawClient(running.port)).pong()
@@ -131,7 +137,7 @@ def open_too_many_connections(running: Running) -> None:
         again.pong()
 
 
-def hold_too_much(running: Running) -> None:
+def hold_too_much(running: RunningServer) -> None:
     with RawClient(running.port) as attacker:
         for n in range(4):
             attacker.send(peer.request(2 * n + 1, bytes(10_000), request_to("Hang")))
@@ -142,7 +148,7 @@ def hold_too_much(running: Running) -> None:
         assert attacker.call(9) == peer.grpc_message(b"hello")
 
 
-def send_a_message_that_is_too_large(running: Running) -> None:
+def send_a_message_that_is_too_large(running: RunningServer) -> None:
     with RawClient(running.port) as attacker:
         too_long = peer.grpc_message(b"", length=MESSAGE_BYTES_MAX + 1)
         attacker.send(peer.headers(1, request_to("Echo")) + peer.data(1, too_long))
@@ -198,7 +204,7 @@ def test_a_client_over_a_limit_is_ended_and_counted_and_others_are_served(limit:
     attack = ATTACKS[limit]
     with (
         rpc_server(attack.limits, message_bytes_max=MESSAGE_BYTES_MAX, **attack.listen) as running,
-        Honest(running.port) as honest,
+        HonestClient(running.port) as honest,
     ):
         attack.overstep(running)
         honest.stop()
@@ -207,7 +213,7 @@ def test_a_client_over_a_limit_is_ended_and_counted_and_others_are_served(limit:
         assert {other: running.hits(other) for other in others} == dict.fromkeys(others, 0)
 
 
-class Honest:
+class HonestClient:
     """A client that calls all the time; all its calls must be answered."""
 
     def __init__(self, port: int) -> None:

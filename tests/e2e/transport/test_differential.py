@@ -22,7 +22,7 @@ from tests.support.seeds import seed_base
 from tidemill.transport.grpc.messages import PREFIX_SIZE
 from tidemill.transport.http2 import frames
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.hostile]
 
 SEED = seed_base()
 RUNS = 4  # of each kind of call

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.clients import http2_peer as peer
-from tests.support.clients.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
+from tests.support.clients.rpc_server import (
+    SERVICE,
+    RawClient,
+    RunningServer,
+    request_to,
+    rpc_server,
+)
 from tests.support.eventually import eventually
 from tidemill.transport.aio import server
 from tidemill.transport.aio.call import RpcCall, unary
@@ -38,7 +44,7 @@ def calls_left() -> int:
     return sum(isinstance(one, RpcCall) for one in gc.get_objects())
 
 
-def everything_is_free(running: Running) -> None:
+def everything_is_free(running: RunningServer) -> None:
     eventually(lambda: not running.server.ending and running.server.call_count == 0)
     eventually(lambda: calls_left() == 0)
     eventually(lambda: running.server.account.bytes == 0)
@@ -168,7 +174,7 @@ def test_unread_requests_of_a_stream_do_not_block_its_connection() -> None:
 
 
 def test_the_share_of_an_address_exists_as_long_as_its_connections() -> None:
-    def addresses(running: Running) -> dict[str, int]:
+    def addresses(running: RunningServer) -> dict[str, int]:
         return {host: one.bytes for host, one in running.server._addresses.items()}
 
     with rpc_server() as running:

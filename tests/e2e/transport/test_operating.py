@@ -48,8 +48,8 @@ def test_a_missing_or_invalid_tls_file_is_named(
     files = all_files(certificates)
     assert f"{name} must name a file" in refusal(but(files, name, tmp_path / "none"))
     (tmp_path / "garbage").write_text("garbage")
-    told = refusal(but(files, name, tmp_path / "garbage"))
-    assert f"{name} {tmp_path / 'garbage'}" in told
+    reason = refusal(but(files, name, tmp_path / "garbage"))
+    assert f"{name} {tmp_path / 'garbage'}" in reason
 
 
 def test_an_encrypted_key_is_rejected_without_a_prompt(
@@ -90,8 +90,8 @@ def test_clients_do_not_get_the_last_files_of_a_process(few_files: int) -> None:
         assert len(refused) == 20 - few_files
         for one in clients:
             one.close()
-    [told] = [line for line in logs if line["event"] == "fewer connections than configured"]
-    assert told["connections_max"] == few_files
+    [line] = [line for line in logs if line["event"] == "fewer connections than configured"]
+    assert line["connections_max"] == few_files
 
 
 def readable_and_open(client: socket.socket) -> bool:
@@ -118,9 +118,9 @@ def test_a_tls_client_at_a_plain_port_is_logged(certificates: Certificates) -> N
             while client.recv(1_000):
                 pass
         eventually(lambda: running.server.misuse.failures["protocol_error"] == 1)
-    [told] = [line for line in logs if line["event"] == "clients were refused"]
-    assert told["reason"] == "the client uses TLS, which is off at this port"
-    assert told["last_peer"] == "127.0.0.1"
+    [line] = [line for line in logs if line["event"] == "clients were refused"]
+    assert line["reason"] == "the client uses TLS, which is off at this port"
+    assert line["last_peer"] == "127.0.0.1"
 
 
 def test_a_client_without_its_certificate_is_logged(certificates: Certificates) -> None:

@@ -8,7 +8,13 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.clients import http2_peer as peer
-from tests.support.clients.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
+from tests.support.clients.rpc_server import (
+    SERVICE,
+    RawClient,
+    RunningServer,
+    request_to,
+    rpc_server,
+)
 from tests.support.eventually import eventually
 from tidemill.transport.aio import read_confirmations, server
 from tidemill.transport.aio.call import RpcCall, server_streaming
@@ -16,7 +22,7 @@ from tidemill.transport.http2 import frames
 
 
 @contextmanager
-def serving() -> Iterator[tuple[Running, list[bytes]]]:
+def serving() -> Iterator[tuple[RunningServer, list[bytes]]]:
     """Serve a method with confirmed responses; also return the list of confirmed ones."""
     read: list[bytes] = []
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -26,13 +27,13 @@ from tests.support.clients.rpc_server import (
     SERVICE,
     WAIT_S,
     RawClient,
-    Running,
+    RunningServer,
     request_to,
     rpc_server,
 )
 from tests.support.eventually import eventually
 from tidemill.transport.aio import health as health_service
-from tidemill.transport.aio import reflection
+from tidemill.transport.aio import reflection, server, server_protocol
 from tidemill.transport.aio.call import RpcCall, server_streaming, unary
 from tidemill.transport.aio.health import HealthService
 from tidemill.transport.aio.server import DRAINED_PER_STEP, drain_steps
@@ -60,7 +61,7 @@ class Client:
         return self.channel.stream_stream(f"/{SERVICE}/Exchange")(timeout=WAIT_S)
 
 
-def with_client(running: Running, use: Callable[[Client], Awaitable[None]]) -> None:
+def with_client(running: RunningServer, use: Callable[[Client], Awaitable[None]]) -> None:
     async def run() -> None:
         async with grpc.aio.insecure_channel(running.address, options=UNLIMITED) as channel:
             await use(Client(channel))
@@ -281,6 +282,38 @@ def test_a_drain_answers_calls_that_a_client_started_before_it_knew() -> None:
         draining.result(WAIT_S)
 
 
+def answer_pings(client: RawClient) -> None:
+    """Answer each ping until the server ends the connection."""
+    while not client.is_ended:
+        for one in client.read():
+            if one.kind == frames.PING and not one.flags:
+                client.send_if_open(peer.ping(one.payload, is_ack=True))
+
+
+def test_a_drained_server_stops_although_a_client_keeps_its_tls_connection_open(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gRPC's C core does while a reference to a call exists."""
+    for module in (server, server_protocol):
+        monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 10 * WAIT_S)
+    trust = ssl.create_default_context(cafile=certificates.authority)
+    with contextlib.ExitStack() as opened:
+        running = opened.enter_context(
+            rpc_server(
+                tls="required",
+                tls_certificate_file=str(certificates.folder / "server.crt"),
+                tls_key_file=str(certificates.folder / "server.key"),
+            )
+        )
+        with RawClient(running.port, tls=trust) as client:
+            assert client.call(1) == grpc_message(b"hello")
+            answering = threading.Thread(target=answer_pings, args=(client,))
+            answering.start()
+            running.drain()
+            opened.close()  # It waits for the end of the server, before that of the client.
+            answering.join(WAIT_S)
+
+
 def test_a_grpcio_client_survives_a_drain_with_all_calls_answered() -> None:
     async def use(client: Client) -> None:
         held = client.unary("Hold")(b"held", timeout=WAIT_S)
@@ -316,12 +349,12 @@ def test_connections_in_the_backlog_are_asked_to_leave_at_a_drain() -> None:
         running.run(connect_and_drain)
         for client in clients:
             with client:
-                told = client.until(lambda one: one.kind == frames.GOAWAY)
-                assert int.from_bytes(told.payload[4:8], "big") == ErrorCode.NO_ERROR
+                goaway = client.until(lambda one: one.kind == frames.GOAWAY)
+                assert int.from_bytes(goaway.payload[4:8], "big") == ErrorCode.NO_ERROR
 
 
 def test_many_connections_are_asked_to_leave_in_steps() -> None:
-    async def drain(running: Running) -> int:
+    async def drain(running: RunningServer) -> int:
         draining = asyncio.ensure_future(running.server.drain(WAIT_S))
         await asyncio.sleep(0)  # The first step has happened, and no later one.
         told_count = sum(one.is_drain_announced for one in running.server.connections)
@@ -334,8 +367,8 @@ def test_many_connections_are_asked_to_leave_in_steps() -> None:
         ]
         for client in clients:
             assert client.call(1)
-        told = asyncio.run_coroutine_threadsafe(drain(running), running.loop).result(WAIT_S)
-        assert told == DRAINED_PER_STEP
+        counts = asyncio.run_coroutine_threadsafe(drain(running), running.loop).result(WAIT_S)
+        assert counts == DRAINED_PER_STEP
         for client in clients:
             client.until(lambda one: one.kind == frames.GOAWAY)
 
@@ -383,8 +416,8 @@ def test_an_old_connection_is_asked_to_leave_and_its_calls_end() -> None:
     with rpc_server(limits) as running, RawClient(running.port) as client:
         client.send(peer.request(1, b"held", request_to("Hold")))
         client.send(peer.headers(3, request_to("Exchange")))
-        told = client.until(lambda one: one.kind == frames.GOAWAY)
-        assert int.from_bytes(told.payload[4:8], "big") == ErrorCode.NO_ERROR
+        goaway = client.until(lambda one: one.kind == frames.GOAWAY)
+        assert int.from_bytes(goaway.payload[4:8], "big") == ErrorCode.NO_ERROR
         client.until(lambda one: one.stream_id == 3 and one.is_last)
         running.run(running.calls.released.set)
         last = client.until(lambda one: one.stream_id == 1 and one.is_last)

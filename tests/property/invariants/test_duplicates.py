@@ -11,7 +11,7 @@ import pytest
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.disk.log_checker import judge
 from tests.support.disk.observation import observe
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
@@ -137,7 +137,8 @@ def test_invariant_15_power_cuts_while_dead_lettering_leave_one_dead_letter() ->
         world.group("fifo", is_ordered=True, max_attempts=1)
         world.send("m0", "m1")
         world.pop(2, invisible_ms=1_000)
-        world.pop(2, group="fifo", invisible_ms=1_000)
+        for one in world.pop(2, group="fifo", invisible_ms=1_000):
+            world.change(one, 1_000)
         world.now_ms += 1_000
 
     def check(world: World, is_cut: bool) -> None:
@@ -151,7 +152,7 @@ def test_invariant_15_power_cuts_while_dead_lettering_leave_one_dead_letter() ->
 
 @pytest.mark.parametrize("group", [GROUP, "fifo"])
 def test_invariant_16_change_invisible_leaves_exactly_one_live_delivery(group: str) -> None:
-    handles: dict[str, Popped | None] = {}
+    handles: dict[str, PoppedMessage | None] = {}
 
     def prepare(world: World) -> None:
         world.group("fifo", is_ordered=True)

@@ -91,6 +91,9 @@ def test_invariant_36_the_kth_delivery_is_attempt_k_and_the_last_is_followed_by_
     for attempt in (1, 2, 3):
         popped = world.pop(group=group, invisible_ms=1_000)
         assert [one.attempt for one in popped] == [attempt] * 2
+        if group == "fifo":
+            # The end of an ordered delivery counts as an attempt of its first message only.
+            popped = [world.change(one, 1_000) for one in popped]
         if restarts:
             world.restart(power_cut=True)
         world.advance(1_000)
@@ -118,7 +121,7 @@ def test_invariant_36_a_lowered_limit_counts_at_the_next_transition(
     assert world.bodies(group="auditor", topic=f"%DLQ%{group}") == ["m0"]
 
 
-def test_invariant_36_a_suspended_delivery_is_no_attempt() -> None:
+def test_invariant_36_a_suspended_delivery_does_not_count_as_an_attempt() -> None:
     world = World()
     world.group(max_attempts=2)
     world.send("m0")

@@ -102,7 +102,7 @@ def test_invariant_4_no_response_leaves_before_its_checkpoint_is_durable() -> No
 
 
 def test_invariant_5_a_checkpoint_that_cannot_be_registered_delivers_nothing() -> None:
-    world = World(deliveries_max=3, disk_reserve_bytes=1 << 20)
+    world = World(deliveries_max=2, disk_reserve_bytes=1 << 20)
     world.send("m0", "m1", "m2")
     (first,), (second,) = world.pop(1), world.pop(1)
     progress = world.engine.state.progress[world.group(), world.topic(), QueueId(0)]

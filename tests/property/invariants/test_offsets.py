@@ -45,7 +45,7 @@ def test_invariant_21_consumer_offsets_only_grow_through_all_crashes(group: str)
     assert last > 0
 
 
-def test_invariant_22_a_batch_commits_only_after_those_before_it() -> None:
+def test_invariant_22_a_batch_commits_only_after_earlier_batches() -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(9)])
     batches = [world.pop(3) for _ in range(3)]

@@ -127,6 +127,7 @@ def test_invariant_33_a_waiting_consumer_is_served_in_the_round_that_frees_its_q
     async def main() -> None:
         world = RoundWorld()
         world.group_id = world.world.group(FIFO, is_ordered=True)
+        world.world.pop(1, group=FIFO)  # the first pop changes the configuration
         world.world.engine.take_config_changes()
         world.world.send("m0", "m1")
         async with world.running(), world.proxy() as first, world.proxy() as second:

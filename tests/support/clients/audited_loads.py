@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tests.support.clients.api import POLL_MS_MIN
 from tests.support.clients.history import Outcome
 from tests.support.clients.history_against_audit import (
-    Compared,
+    Comparison,
     Delivery,
-    Failed,
+    LostAnswerSpan,
     audited,
     compare,
     witness_of,
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
 
 def second_opinion(
-    spark: SparkSession, endpoints: str, loads: Sequence[Load], kills: Sequence[Failed], to: Path
-) -> tuple[Compared, list[dict[str, Any]]]:
+    spark: SparkSession,
+    endpoints: str,
+    loads: Sequence[Load],
+    kills: Sequence[LostAnswerSpan],
+    to: Path,
+) -> tuple[Comparison, list[dict[str, Any]]]:
     """Audit loads that have ended; return the differences from their histories, and findings."""
     findings, deliveries = audit(
         spark,

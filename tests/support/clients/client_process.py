@@ -73,18 +73,24 @@ class StayingClient:
                     self._facts.append(json.loads(line))
                     self._changed.notify_all()
 
-    def wait_for(self, fact: str, count: int = 1, **values: object) -> list[Fact]:
+    def kill(self) -> None:
+        """Kill the process, as `kill -9` does."""
+        self._process.kill()
+
+    def wait_for(
+        self, fact: str, count: int = 1, *, timeout_s: float = RUN_S, **values: object
+    ) -> list[Fact]:
         """Wait for `count` facts of one kind with these values; return them."""
 
         def matching() -> list[Fact]:
             return [f for f in self._facts.of(fact) if values.items() <= f.items()]
 
         with self._changed:
-            if not self._changed.wait_for(lambda: len(matching()) >= count, timeout=RUN_S):
+            if not self._changed.wait_for(lambda: len(matching()) >= count, timeout=timeout_s):
                 raise AssertionError(f"only {self._facts}")
             return matching()
 
-    def tell(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write a line to the client's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")

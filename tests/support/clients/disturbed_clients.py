@@ -33,7 +33,7 @@ from tests.support.clients.looping_clients import (
     TOPICS,
     US_PER_S,
     Disturbance,
-    Looping,
+    LoopingClient,
     unsettled,
 )
 from tests.support.eventually import eventually
@@ -77,11 +77,11 @@ def disturbed_clients(folder: Path, running: Standalone) -> Iterator[DisturbedCl
     if shutil.which("java") and JAVA_CLASSES.exists():
         commands["java"] = ["java", java_home, "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Loop"]
     prepare(running)
-    clients: list[Looping] = []
+    clients: list[LoopingClient] = []
     disturbed = DisturbedClients(running, clients)
     try:
         for name, command in commands.items():
-            clients.append(Looping(name, command, running.grpc, folder / name))
+            clients.append(LoopingClient(name, command, running.grpc, folder / name))
         yield disturbed
     finally:
         lines = "".join(f"{json.dumps(fact)}\n" for fact in disturbed.facts())
@@ -93,7 +93,7 @@ def disturbed_clients(folder: Path, running: Standalone) -> Iterator[DisturbedCl
 class DisturbedClients:
     """The clients and the disturbances of their server."""
 
-    def __init__(self, running: Standalone, clients: list[Looping]) -> None:
+    def __init__(self, running: Standalone, clients: list[LoopingClient]) -> None:
         self.clients = clients
         self.disturbances: list[Disturbance] = []
         self._running = running
@@ -103,7 +103,7 @@ class DisturbedClients:
         return [
             {"client": client.name, **fact}
             for client in self.clients
-            for fact in list(client.told.facts)
+            for fact in list(client.report.facts)
         ]
 
     @contextlib.contextmanager
@@ -116,12 +116,12 @@ class DisturbedClients:
 
     def ready(self) -> None:
         """Wait until each client is ready."""
-        self.eventually(lambda: all(client.told.said["ready"] for client in self.clients))
+        self.eventually(lambda: all(client.report.line_counts["ready"] for client in self.clients))
 
     def progress(self) -> None:
         """Wait until each client has stored more of each topic, and each role received more."""
         goals = [
-            (client.told.stored[topic], len(client.told.stored[topic]) + PROGRESS)
+            (client.report.stored[topic], len(client.report.stored[topic]) + PROGRESS)
             for client in self.clients
             for topic in TOPICS
         ]
@@ -140,14 +140,16 @@ class DisturbedClients:
         """
         for client in self.clients:
             client.stop_sending()
-        self.eventually(lambda: all(client.told.said["stopped"] for client in self.clients))
+        self.eventually(
+            lambda: all(client.report.line_counts["stopped"] for client in self.clients)
+        )
         with contextlib.suppress(AssertionError):
             self.eventually(
-                lambda: not unsettled([client.told for client in self.clients]), DRAIN_S
+                lambda: not unsettled([client.report for client in self.clients]), DRAIN_S
             )
         self.eventually(
             lambda: (
-                _now_us() - max(client.told.last_received_at for client in self.clients)
+                _now_us() - max(client.report.last_received_at for client in self.clients)
                 > QUIET_S * US_PER_S
             )
         )
@@ -165,16 +167,16 @@ class DisturbedClients:
         try:
             eventually(checked, within_ms=int(within_s * 1000))
         except AssertionError as late:
-            told = "\n".join(client.status for client in self.clients)
+            statuses = "\n".join(client.status for client in self.clients)
             log = self._running.log.read_text()[-LOG_CHARS:]
-            raise AssertionError(f"{late}\n{told}\n{self.done()}\n{log}") from None
+            raise AssertionError(f"{late}\n{statuses}\n{self.done()}\n{log}") from None
 
     def done(self) -> str:
         """Return the disturbances, one per line."""
         return "\n".join(map(str, self.disturbances))
 
     def _received(self, role: str) -> int:
-        return sum(client.told.received[role] for client in self.clients)
+        return sum(client.report.received[role] for client in self.clients)
 
 
 def _now_us() -> int:

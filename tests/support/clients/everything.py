@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
 
-from tests.support.clients.api import CALL_S, METADATA, Api, api, message
+from tests.support.clients.api import CALL_S, METADATA, Api, api, message, receive_request
 from tests.support.processes.processes import ADMIN_S, Standalone
 from tidemill.proxy.clients.points import HISTOGRAMS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -37,7 +37,7 @@ EXPORT_NS = 60_000_000_000  # period of a client's exports
 
 
 def measuring(folder: Path) -> Path:
-    """Return a settings file with which proxies accept the clients' metrics."""
+    """Return a settings file that makes proxies accept the metrics of clients."""
     path = folder / "tidemill.yaml"
     path.write_text("client_metrics: true\n", "utf-8")
     return path
@@ -56,7 +56,7 @@ def quick_start(running: Standalone, home: Path) -> None:
     )
 
 
-class Served(Protocol):
+class ServerAddresses(Protocol):
     """The server: a standalone or a release."""
 
     @property
@@ -74,7 +74,7 @@ class Served(Protocol):
         ...
 
 
-async def touch_everything(running: Served) -> None:
+async def touch_everything(running: ServerAddresses) -> None:
     """Use every feature of the public service and of the REST API once."""
     running.put("topics/parcels", messageType="NORMAL", queues=4)
     running.put("topics/steps", messageType="FIFO", queues=1)
@@ -84,6 +84,7 @@ async def touch_everything(running: Served) -> None:
     running.put("groups/strict", maxAttempts=1)
     running.put("groups/orderly", deliveryOrder="FIFO")
     running.put("groups/patient")
+    running.put("groups/hasty")
     async with api(running.grpc) as client:
         await _live(client)
         await _deliver(client)
@@ -139,6 +140,17 @@ async def _keep_order(client: Api) -> None:
     await client.ack("steps", "orderly", [_handle(held)])
     [held] = await client.receive("steps", "orderly", poll_ms=POLL_MS, batch_size=1)
     await client.ack("steps", "orderly", [_handle(held)])
+    await _lose_order(client)
+
+
+async def _lose_order(client: Api) -> None:
+    """Read the FIFO topic with two consumers of a CONCURRENT group that have different filters."""
+    for tag in ("red", "blue"):
+        request = receive_request("steps", "hasty")
+        request.filter_expression.expression = tag
+        metadata = (("x-mq-client-id", f"client-{tag}"), *METADATA[1:])
+        call = client.stub.ReceiveMessage(request, metadata=metadata, timeout=CALL_S)
+        assert [item async for item in call]
 
 
 async def _delay(client: Api) -> None:
@@ -203,7 +215,7 @@ async def _measure(client: Api) -> None:
     assert not answer.partial_success.rejected_data_points, answer
 
 
-def _administer(running: Served) -> None:
+def _administer(running: ServerAddresses) -> None:
     with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=ADMIN_S) as rest:
         for path in ("/topics", "/groups", "/groups/depot/progress", "/broker-groups", "/timers"):
             rest.get(path).raise_for_status()

@@ -13,8 +13,9 @@ consumer group has received nothing for longer than an invisible duration.
 from __future__ import annotations
 
 import enum
+from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -71,6 +72,7 @@ class Receive(NamedTuple):
     attempt: int  # delivery attempt of the message; 0: unknown
     # Broker group of the message: both groups may store a send that was moved.
     place: str = ""
+    called_at: int = 0  # the begin of the receive; 0: unknown
 
 
 class Verdict(NamedTuple):
@@ -102,6 +104,11 @@ class History:
     receives: list[Receive] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
     _order_given_up_at: list[int] = field(default_factory=list)
+    # By message, the times in order:
+    _removals: dict[str, list[int]] = field(default_factory=dict)
+    _replays: dict[str, list[int]] = field(default_factory=dict)
+    _due_again_at: dict[str, int] = field(default_factory=dict)  # the last replay that succeeded
+    _purged_at: dict[tuple[str, str], int] = field(default_factory=dict)  # by key and broker group
     _clock: Iterator[int] = field(default_factory=count)
 
     def send(self, key: str, *, message_group: str = "") -> Send:
@@ -115,14 +122,22 @@ class History:
         return send
 
     def received(
-        self, keys: Sequence[str], attempts: Sequence[int] = (), places: Sequence[str] = ()
+        self,
+        keys: Sequence[str],
+        attempts: Sequence[int] = (),
+        places: Sequence[str] = (),
+        *,
+        called_at: int = 0,
     ) -> None:
-        """Record the messages of one answer in order, with their attempts and broker groups."""
+        """Record the messages of one answer in order, with their attempts and broker groups.
+
+        `called_at` is the result of `now` before the receive.
+        """
         now = next(self._clock)
         attempts = attempts or [0] * len(keys)
         places = places or [""] * len(keys)
         self.receives += [
-            Receive(key, now, position, attempt, place)
+            Receive(key, now, position, attempt, place, called_at)
             for position, (key, attempt, place) in enumerate(
                 zip(keys, attempts, places, strict=True)
             )
@@ -140,16 +155,52 @@ class History:
         """Record that earlier messages may now come after later ones."""
         self._order_given_up_at.append(next(self._clock))
 
+    def now(self) -> int:
+        """Return a time between the records before and after this call."""
+        return next(self._clock)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Record that retention or a purge removes messages now: they need not come any more.
+
+        A power cut may undo a removal. The messages may then still come.
+        """
+        _note(self._removals, self.sends.keys() & keys, self.now())
+
+    def replay(self, keys: Iterable[str]) -> int:
+        """Record that an operator sets the group back: settled messages may come again.
+
+        Returns the time of the replay, for `expect_again`.
+        """
+        now = self.now()
+        _note(self._replays, self.sends.keys() & keys, now)
+        return now
+
+    def expect_again(self, keys: Iterable[str], replayed_at: int) -> None:
+        """Record the OK of a replay: all its messages must be delivered again."""
+        self._due_again_at |= dict.fromkeys(self.sends.keys() & keys, replayed_at)
+
+    def expect_no_more(self, keys: Iterable[str], place: str) -> None:
+        """Record the OK of a purge at a broker group: later receives return none of these."""
+        now = self.now()
+        self._purged_at |= {(key, place): now for key in self.sends.keys() & keys}
+
     def unsettled(self) -> set[str]:
         """Return the stored messages without an ack. A drain waits for them."""
-        settled = {ack.key for ack in self.acks if ack.outcome is not Outcome.FAILED}
+        settled_at = {
+            ack.key: ack.begun_at for ack in self.acks if ack.outcome is not Outcome.FAILED
+        }
+        settled_at |= {
+            key: max(times[-1], settled_at.get(key, 0)) for key, times in self._removals.items()
+        }
+        # Acks and removals before a replay do not count.
         return {
             key
             for key, send in self.sends.items()
-            if send.outcome is Outcome.OK and key not in settled
+            if send.outcome is Outcome.OK
+            and (key not in settled_at or settled_at[key] < self._due_again_at.get(key, 0))
         }
 
-    def told_of_unsettled(self) -> str:
+    def describe_unsettled(self) -> str:
         """Return the records of the first unsettled messages, one per line."""
         noted: list[Receive | Ack | Send] = [*self.receives, *self.acks, *self.sends.values()]
         return "\n".join(
@@ -176,24 +227,36 @@ class History:
         ]
 
     def _duplicated(self) -> list[str]:
-        acked: dict[tuple[str, str], Ack] = {}
+        acked: dict[tuple[str, str, int], Ack] = {}
         for ack in self.acks:
             if ack.outcome is Outcome.OK and ack.ended_at is not None:
-                acked.setdefault((ack.key, ack.place), ack)
+                # The broker rejects acks of deliveries from before a replay.
+                acked.setdefault((ack.key, ack.place, self._replays_at(ack.key, ack.begun_at)), ack)
         return [
             f"{one.key} came again after its ack was answered with OK"
             for one in self.receives
-            if (place := (one.key, one.place)) in acked and _is_again(one, acked[place])
+            if (place := (one.key, one.place, self._replays_at(one.key, one.received_at))) in acked
+            and _is_again(one, acked[place])
         ]
+
+    def _replays_at(self, key: str, at: int) -> int:
+        """Return how often a message was replayed before a time."""
+        return bisect(self._replays.get(key, ()), at)
 
     def _unexpected(self) -> list[str]:
         findings = []
-        for key, received_at, *_ in self.receives:
+        for one in self.receives:
+            key, received_at = one.key, one.received_at
             send = self.sends.get(key)
             if send is None or send.begun_at > received_at:
                 findings.append(f"{key} was never sent")
             elif send.outcome is Outcome.FAILED:
                 findings.append(f"{key} came although its send was refused")
+            purged_at = self._purged_at.get((key, one.place), one.called_at)
+            if purged_at < one.called_at and self._replays_at(key, purged_at) == self._replays_at(
+                key, received_at
+            ):
+                findings.append(f"{key} came after it was purged")
         return findings
 
     def _out_of_order(self) -> list[str]:
@@ -234,18 +297,31 @@ class History:
     def _settled_at(self) -> dict[str, int]:
         """Return the earliest time at which each message may count as settled.
 
-        The broker applies an ack after its begin. If the message came again, the broker did not
-        apply an ack without an answer.
+        The broker applies an ack after its begin. If the message came again without a replay, the
+        broker did not apply an ack without an answer. A removed message delays no other.
         """
-        last_received_at = {key: received_at for key, received_at, *_ in self.receives}
+        replays_at = self._replays_at
+        last_received_at = {
+            (key, replays_at(key, received_at)): received_at
+            for key, received_at, *_ in self.receives
+        }
         settled_at: dict[str, int] = {}
         for ack in self.acks:
+            key, begun_at = ack.key, ack.begun_at
             is_applied = ack.outcome is Outcome.OK or (
-                ack.outcome is Outcome.UNKNOWN and last_received_at.get(ack.key, 0) < ack.begun_at
+                ack.outcome is Outcome.UNKNOWN
+                and last_received_at.get((key, replays_at(key, begun_at)), 0) < begun_at
             )
             if is_applied:
-                settled_at.setdefault(ack.key, ack.begun_at)
+                settled_at.setdefault(key, begun_at)
+        for key, times in self._removals.items():
+            settled_at[key] = min(settled_at.get(key, times[0]), times[0])
         return settled_at
+
+
+def _note(times: dict[str, list[int]], keys: Iterable[str], now: int) -> None:
+    for key in keys:
+        times.setdefault(key, []).append(now)
 
 
 def _is_again(received: Receive, ack: Ack) -> bool:

@@ -36,7 +36,7 @@ class Delivery(NamedTuple):
         return f"{self.group}: {self.key}, attempt {self.attempt}, at {self.at_ms}"
 
 
-class Failed(NamedTuple):
+class LostAnswerSpan(NamedTuple):
     """A time of lost answers by the wall clock: a failed receive or a kill."""
 
     begun_ms: int
@@ -51,13 +51,13 @@ class Witness:
     group: str
     received: Sequence[tuple[str, int]]  # key and attempt of each delivery
     found: Mapping[str, frozenset[str]]  # keys by the audit's name of the kind
-    failed: Sequence[Failed]
+    failed: Sequence[LostAnswerSpan]
     # An ordered push consumer itself passes a message to its listener again, as a new attempt.
     repeats_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Comparison:
     """The differences and the lost answers, as sentences."""
 
     differences: Sequence[str]
@@ -70,7 +70,7 @@ def witness_of(
     topic: str,
     group: str,
     early: Iterable[str],
-    failed: Sequence[Failed],
+    failed: Sequence[LostAnswerSpan],
     duplicate: Iterable[str] | None = None,
     repeats_itself: bool = False,
 ) -> Witness:
@@ -115,14 +115,14 @@ def audited(
     for finding in findings:
         finding["message_id"] = key_of.get(finding["message_id"], finding["message_id"])
     place = F.concat_ws("/", "broker", "topic", "topic_id", "queue_id", "queue_offset")
-    told = (
+    reported = (
         at_first_place(events)
         .where("event = 'delivered'")
         .select("consumer_group", "message_id", "attempt", F.unix_millis("event_ts"), place)
     )
     deliveries = [
         Delivery(group, key_of.get(message_id, message_id), attempt, at_ms, where)
-        for group, message_id, attempt, at_ms, where in told.collect()
+        for group, message_id, attempt, at_ms, where in reported.collect()
     ]
     return findings, deliveries
 
@@ -133,30 +133,30 @@ def compare(
     deliveries: Iterable[Delivery],
     *,
     slack_ms: int,
-) -> Compared:
+) -> Comparison:
     """Compare subscriptions with an audit's findings on their topics and consumer groups.
 
     The broker may deliver up to `slack_ms` after the receive failed: it continues for a while
     after the client has given up.
     """
     findings = list(findings)
-    told: dict[str, list[Delivery]] = defaultdict(list)
+    reported: dict[str, list[Delivery]] = defaultdict(list)
     for one in sorted(deliveries):
-        told[one.group].append(one)
+        reported[one.group].append(one)
     differences = _found_by_one(witnesses, findings)
     lost_answers: list[str] = []
     for group in sorted({seen.group for seen in witnesses}):
         own = [seen for seen in witnesses if seen.group == group]
         received = Counter(each for seen in own for each in seen.received)
-        differences += _unheard_of(own, told[group])
+        differences += _unheard_of(own, reported[group])
         failed = [each for seen in own for each in seen.failed]
-        lost, unexplained = _untold(told[group], received, failed, slack_ms)
+        lost, unexplained = _unreported(reported[group], received, failed, slack_ms)
         lost_answers += map(str, lost)
         differences += [
             f"redelivered: {one} came to nobody, and no answer was lost then" for one in unexplained
         ]
-        differences += _counted(group, told[group], findings)
-    return Compared(differences=differences, lost_answers=lost_answers)
+        differences += _counted(group, reported[group], findings)
+    return Comparison(differences=differences, lost_answers=lost_answers)
 
 
 def times_of(finding: Mapping[str, Any]) -> int:
@@ -190,9 +190,9 @@ def _found_by_one(witnesses: Sequence[Witness], findings: Iterable[Mapping[str, 
     ]
 
 
-def _unheard_of(own: Sequence[Witness], told: Sequence[Delivery]) -> list[str]:
+def _unheard_of(own: Sequence[Witness], reported: Sequence[Delivery]) -> list[str]:
     """Return the received deliveries of a consumer group that have no event."""
-    keys = {one.key for one in told}
+    keys = {one.key for one in reported}
     received = Counter(
         (key, attempt)
         for seen in own
@@ -201,21 +201,21 @@ def _unheard_of(own: Sequence[Witness], told: Sequence[Delivery]) -> list[str]:
     )
     return [
         f"redelivered: {key} of {own[0].group} came in attempt {attempt}, and no event tells it"
-        for key, attempt in sorted(received - Counter(map(_which, told)))
+        for key, attempt in sorted(received - Counter(map(_which, reported)))
     ]
 
 
-def _untold(
-    told: Sequence[Delivery],
+def _unreported(
+    reported: Sequence[Delivery],
     received: Counter[tuple[str, int]],
-    failed: Sequence[Failed],
+    failed: Sequence[LostAnswerSpan],
     slack_ms: int,
 ) -> tuple[list[Delivery], list[Delivery]]:
     """Return the deliveries that no client reported: lost answers, and unexplained ones."""
     lost: list[Delivery] = []
     unexplained: list[Delivery] = []
     alike: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
-    for one in told:
+    for one in reported:
         alike[_which(one)].append(one)
     for which, made in alike.items():
         count = max(0, len(made) - received[which])
@@ -231,11 +231,11 @@ def _untold(
 
 
 def _counted(
-    group: str, told: Iterable[Delivery], findings: Iterable[Mapping[str, Any]]
+    group: str, reported: Iterable[Delivery], findings: Iterable[Mapping[str, Any]]
 ) -> list[str]:
     """Return the messages whose repeats differ between the audit and the log."""
     made: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in told:
+    for one in reported:
         made[one.key][one.place] += 1
     repeats: Counter[str] = Counter()
     for finding in findings:

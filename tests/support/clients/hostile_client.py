@@ -175,7 +175,7 @@ class Stranger(RawClient):
 # ---------------------------------------------------------------- the honest client
 
 
-class Honest:
+class HonestClient:
     """A client in its own process that sends a small message every few milliseconds."""
 
     def __init__(self, address: str) -> None:
@@ -190,15 +190,15 @@ class Honest:
 
     def stop(self) -> dict[str, float]:
         """Stop the client; return its send times in milliseconds and the number of rejections."""
-        told, _ = self._process.communicate("stop\n", timeout=60)
-        result = json.loads(told)
+        output, _ = self._process.communicate("stop\n", timeout=60)
+        result = json.loads(output)
         assert isinstance(result, dict)
         return result
 
 
 @contextlib.contextmanager
-def honest(address: str) -> Iterator[Honest]:
-    client = Honest(address)
+def honest(address: str) -> Iterator[HonestClient]:
+    client = HonestClient(address)
     try:
         yield client
     finally:

@@ -11,7 +11,7 @@ import grpc
 
 from tests.support.clients.api import CALL_S, POLL_MS_MIN, Api, api, message
 from tests.support.clients.history import History, Outcome
-from tests.support.clients.history_against_audit import Failed
+from tests.support.clients.history_against_audit import LostAnswerSpan
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVISIBLE_MS = 3_000
@@ -39,7 +39,7 @@ class Load:
     places: set[str] = field(default_factory=set)  # broker groups of the received messages
     # Messages that came too early, with their monotonic time in seconds.
     early: dict[str, float] = field(default_factory=dict)
-    failed: list[Failed] = field(default_factory=list)  # receives without a whole answer
+    failed: list[LostAnswerSpan] = field(default_factory=list)  # receives without a whole answer
     _due_at_ms: dict[str, int] = field(default_factory=dict)
     _last_received_at: float = 0.0
 
@@ -69,7 +69,7 @@ class Load:
         while not self._is_quiet(loop.time() - quiet_s):
             still_s = loop.time() - max(began_at, self._last_received_at)
             assert still_s < STILL_S_MAX, (
-                f"{self.status}, and no more comes:\n{self.history.told_of_unsettled()}"
+                f"{self.status}, and no more comes:\n{self.history.describe_unsettled()}"
             )
             await asyncio.sleep(0.2)
 
@@ -129,7 +129,7 @@ class Load:
                     )
                 except (grpc.aio.AioRpcError, AssertionError):
                     # A cut stream or an error status: popped messages come back.
-                    self.failed.append(Failed(begun_ms, _now_ms()))
+                    self.failed.append(LostAnswerSpan(begun_ms, _now_ms()))
                     await asyncio.sleep(PAUSE_S)
                     continue
                 if messages:

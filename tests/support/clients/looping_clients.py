@@ -1,9 +1,9 @@
 """Official clients that run in every role through all faults, and the verdict on their history.
 
-`Looping` runs one client in its own process. The process reports every call as a line of JSON with
-the begin and the end in microseconds (`tests/e2e/python/loop.py` describes the lines). All clients
-share the machine's clock. Sorted by time, their lines form one history for each topic and consumer
-group.
+`LoopingClient` runs one client in its own process. The process reports every call as a line of JSON
+with the begin and the end in microseconds (`tests/e2e/python/loop.py` describes the lines). All
+clients share the machine's clock. Sorted by time, their lines form one history for each topic and
+consumer group.
 
 `judge` compares the histories with the delivery guarantees. A `Disturbance` is a fault that the
 test caused, with its time. `judge` counts separately what a disturbance explains: an error of an
@@ -48,12 +48,12 @@ SHOWN_MAX = 10  # findings of each kind in the text of a verdict
 Subscription = tuple[str, str]  # consumer group (its name is the role) and topic
 
 
-class Told:
+class LoopReport:
     """The reports of a looping client so far, with totals."""
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
-        self.said: Counter[str] = Counter()  # lines of each kind
+        self.line_counts: Counter[str] = Counter()  # by kind of fact
         self.received: Counter[str] = Counter()  # messages by role
         self.stored: dict[str, set[str]] = {topic: set() for topic in TOPICS}
         self.settled: dict[str, set[str]] = {role: set() for role in ROLES}
@@ -70,21 +70,21 @@ class Told:
         elif fact["fact"] == "ack":
             # An ack without an answer may be applied, and then the message does not come again.
             self.settled[fact["role"]].add(fact["key"])
-        self.said[fact["fact"]] += 1
+        self.line_counts[fact["fact"]] += 1
 
     def __str__(self) -> str:
         stored = {topic: len(keys) for topic, keys in self.stored.items()}
         return f"stored {stored}, received {dict(self.received)}"
 
 
-class Looping:
+class LoopingClient:
     """An official client in its own process. A thread collects its lines."""
 
     def __init__(self, name: str, command: Sequence[str], endpoint: str, home: Path) -> None:
         self.name = name
         home.mkdir()
         self.stderr = home / "stderr"
-        self.told = Told()
+        self.report = LoopReport()
         with self.stderr.open("w") as stderr:
             self.process = subprocess.Popen(
                 [*command, json.dumps({"endpoint": endpoint, "name": name})],
@@ -106,7 +106,7 @@ class Looping:
     def _read(self, lines: IO[str]) -> None:
         for line in lines:
             if line.startswith("{"):  # Some clients print a greeting.
-                self.told.note(json.loads(line))
+                self.report.note(json.loads(line))
 
     @property
     def has_died(self) -> bool:
@@ -137,7 +137,7 @@ class Looping:
     @property
     def status(self) -> str:
         """The progress so far."""
-        return f"{self.name}: {self.told}"
+        return f"{self.name}: {self.report}"
 
 
 class Disturbance(NamedTuple):
@@ -151,7 +151,7 @@ class Disturbance(NamedTuple):
 
 
 @dataclass(slots=True)
-class Judged:
+class LoopVerdict:
     """Violations in the clients' history, and the counts that a disturbance explains."""
 
     broken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -214,23 +214,33 @@ def histories_of(facts: Iterable[Fact]) -> dict[Subscription, History]:
     return found
 
 
-def unsettled(told: Sequence[Told]) -> dict[Subscription, set[str]]:
+def unsettled(reports: Sequence[LoopReport]) -> dict[Subscription, set[str]]:
     """Return the stored messages without an ack attempt, only for subscriptions that have some."""
-    left = {}
+    found = {}
     for role, topics in ROLES.items():
         for topic in topics:
             # Each set in one step: other threads read the lines.
-            stored = set[str]().union(*[each.stored[topic] for each in told])
-            stored.difference_update(*[each.settled[role] for each in told])
+            stored = set[str]().union(*[each.stored[topic] for each in reports])
+            stored.difference_update(*[each.settled[role] for each in reports])
             if stored:
-                left[role, topic] = stored
-    return left
+                found[role, topic] = stored
+    return found
 
 
-def judge(facts: Sequence[Fact], disturbances: Sequence[Disturbance]) -> Judged:
-    """Compare the clients' history with the delivery guarantees."""
-    judged = Judged()
+def judge(
+    facts: Sequence[Fact], disturbances: Sequence[Disturbance], retention_us: int = 0
+) -> LoopVerdict:
+    """Compare the clients' history with the delivery guarantees.
+
+    With a retention, a message that a disturbance has delayed may expire, but not in the role
+    `simple`: see `_expired`.
+    """
+    judged = LoopVerdict()
     for (role, topic), history in histories_of(facts).items():
+        if retention_us and role != "simple":
+            for key in _expired(role, facts, disturbances, history, retention_us):
+                history.sends[key].ended(Outcome.UNKNOWN)
+                judged.explained["expired"] += 1
         verdict = history.judge()
         for kind in ("lost", "unexpected", "out_of_order"):
             if findings := getattr(verdict, kind):
@@ -241,7 +251,43 @@ def judge(facts: Sequence[Fact], disturbances: Sequence[Disturbance]) -> Judged:
     return judged
 
 
-def _judge_times(facts: Sequence[Fact], judged: Judged) -> None:
+def _expired(
+    role: str,
+    facts: Sequence[Fact],
+    disturbances: Sequence[Disturbance],
+    history: History,
+    retention_us: int,
+) -> Iterator[str]:
+    """Yield the stored messages that retention may have deleted before their ack.
+
+    If a disturbance loses a delivery to a push consumer, the message comes back a minute later. It
+    may be older than the retention then. Ordered messages behind it wait, and may expire too. The
+    same holds for an ordered message that each client in turn rejects once. If such a message is
+    in flight when it expires, later ones come before its ack.
+    """
+    unsettled = history.unsettled()
+    acked_at: dict[str, int] = {}
+    for fact in facts:
+        if fact["fact"] == "ack" and fact["role"] == role:
+            acked_at.setdefault(fact["key"], fact["begun"])
+    for fact in facts:
+        if fact["fact"] == "send":
+            ready = max(fact["ended"], fact["due"] * US_PER_MS)
+            is_late = fact["group"] and acked_at.get(fact["key"], ready) > ready + retention_us
+            if not is_late and fact["key"] not in unsettled:
+                continue
+            lost_to = [
+                one
+                for one in disturbances
+                if one.fails
+                and one.begun <= ready + retention_us
+                and fact["begun"] <= one.ended + EFFECT_US
+            ]
+            if lost_to:
+                yield fact["key"]
+
+
+def _judge_times(facts: Sequence[Fact], judged: LoopVerdict) -> None:
     due = {fact["key"]: fact["due"] for fact in facts if fact["fact"] == "send" and fact["due"]}
     for fact in facts:
         if fact["fact"] == "received":
@@ -252,7 +298,7 @@ def _judge_times(facts: Sequence[Fact], judged: Judged) -> None:
 
 
 def _judge_duplicates(
-    facts: Sequence[Fact], disturbances: Sequence[Disturbance], judged: Judged
+    facts: Sequence[Fact], disturbances: Sequence[Disturbance], judged: LoopVerdict
 ) -> None:
     """Find messages that came again after their ack.
 
@@ -260,7 +306,7 @@ def _judge_duplicates(
     the broker may store the message twice. If the ack of a push consumer is lost, the consumer
     gives up when the delivery has expired. Then a disturbance between the receive and `ACKED_US`
     after the success explains the duplicate. The same holds if the client hides the result of an
-    ack from its application (`untold`). Such an ack may also time out without a disturbance.
+    ack from its application (`hidden`). Such an ack may also time out without a disturbance.
     """
     sends = {fact["key"]: fact for fact in facts if fact["fact"] == "send"}
     first_received: dict[tuple[str, str], int] = {}
@@ -277,11 +323,11 @@ def _judge_duplicates(
                 send = sends[key]
                 if _disturbed(disturbances, send["begun"], send["ended"]):
                     judged.explained["stored twice"] += 1
-                elif (fact["role"].endswith("push") or ack.get("untold")) and _disturbed(
+                elif (fact["role"].endswith("push") or ack.get("hidden")) and _disturbed(
                     disturbances, first_received[fact["role"], key], ack["ended"] + ACKED_US
                 ):
                     judged.explained["an ack was lost"] += 1
-                elif ack.get("untold") and ack["ended"] - ack["begun"] >= LATE_ANSWER_US:
+                elif ack.get("hidden") and ack["ended"] - ack["begun"] >= LATE_ANSWER_US:
                     judged.explained["an ack took too long"] += 1
                 else:
                     late_ms = (at - ack["ended"]) // US_PER_MS
@@ -292,7 +338,7 @@ def _judge_duplicates(
 
 
 def _judge_errors(
-    facts: Sequence[Fact], disturbances: Sequence[Disturbance], judged: Judged
+    facts: Sequence[Fact], disturbances: Sequence[Disturbance], judged: LoopVerdict
 ) -> None:
     """Find errors that reached an application and that no disturbance explains."""
     received_at: dict[tuple[str, str], int] = {}

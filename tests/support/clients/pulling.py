@@ -14,13 +14,13 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 
-METADATA = (("x-mq-client-id", "puller"), ("x-mq-language", "PYTHON"))
+METADATA: tuple[tuple[str, str], ...] = (("x-mq-client-id", "puller"), ("x-mq-language", "PYTHON"))
 TIMEOUT_S = 30.0
 SENT_AT_ONCE = 256  # the most messages of a request
 
 
 @dataclass
-class Pulled:
+class PullAnswer:
     """The answer to one pull."""
 
     code: int = 0
@@ -40,15 +40,27 @@ class Pulled:
 class PullClient:
     """A client for pulls, offsets and sends."""
 
-    def __init__(self, channel: grpc.Channel, *, broker: str = "broker-0") -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        *,
+        broker: str = "broker-0",
+        namespace: str = "",
+        header_namespace: str = "",
+    ) -> None:
         self.stub = service_pb2_grpc.MessagingServiceStub(channel)
         self._broker = broker
+        self._namespace = namespace
+        self._metadata = METADATA
+        if header_namespace:
+            self._metadata += (("x-mq-namespace", header_namespace),)
+
+    def resource(self, name: str) -> v2.Resource:
+        return v2.Resource(resource_namespace=self._namespace, name=name)
 
     def queue(self, topic: str, queue_id: int = 0, broker: str = "") -> v2.MessageQueue:
         return v2.MessageQueue(
-            topic=v2.Resource(name=topic),
-            id=queue_id,
-            broker=v2.Broker(name=broker or self._broker),
+            topic=self.resource(topic), id=queue_id, broker=v2.Broker(name=broker or self._broker)
         )
 
     def pull(
@@ -62,20 +74,17 @@ class PullClient:
         tags: str = "*",
         wait_s: int = 0,
         group: str = "",
-        namespace: str = "",
-    ) -> Pulled:
-        queue = self.queue(topic, queue_id, broker)
-        queue.topic.resource_namespace = namespace
+    ) -> PullAnswer:
         request = service.PullMessageRequest(
-            group=v2.Resource(name=group) if group else None,
-            message_queue=queue,
+            group=self.resource(group) if group else None,
+            message_queue=self.queue(topic, queue_id, broker),
             offset=offset,
             batch_size=batch_size,
             filter_expression=v2.FilterExpression(type=v2.TAG, expression=tags),
             long_polling_timeout=Duration(seconds=wait_s),
         )
-        pulled = Pulled()
-        for item in self.stub.PullMessage(request, metadata=METADATA, timeout=TIMEOUT_S):
+        pulled = PullAnswer()
+        for item in self.stub.PullMessage(request, metadata=self._metadata, timeout=TIMEOUT_S):
             match item.WhichOneof("content"):
                 case "status":
                     pulled.code, pulled.text = item.status.code, item.status.message
@@ -100,23 +109,23 @@ class PullClient:
             request.timestamp.CopyFrom(
                 Timestamp(seconds=at_ms // 1000, nanos=at_ms % 1000 * 1_000_000)
             )
-        return self.stub.QueryOffset(request, metadata=METADATA, timeout=TIMEOUT_S)
+        return self.stub.QueryOffset(request, metadata=self._metadata, timeout=TIMEOUT_S)
 
     def get_offset(self, group: str, topic: str, *, queue_id: int = 0) -> service.GetOffsetResponse:
         request = service.GetOffsetRequest(
-            group=v2.Resource(name=group), message_queue=self.queue(topic, queue_id)
+            group=self.resource(group), message_queue=self.queue(topic, queue_id)
         )
-        return self.stub.GetOffset(request, metadata=METADATA, timeout=TIMEOUT_S)
+        return self.stub.GetOffset(request, metadata=self._metadata, timeout=TIMEOUT_S)
 
     def update_offset(
         self, group: str, topic: str, offset: int, *, queue_id: int = 0, broker: str = ""
     ) -> service.UpdateOffsetResponse:
         request = service.UpdateOffsetRequest(
-            group=v2.Resource(name=group),
+            group=self.resource(group),
             message_queue=self.queue(topic, queue_id, broker),
             offset=offset,
         )
-        return self.stub.UpdateOffset(request, metadata=METADATA, timeout=TIMEOUT_S)
+        return self.stub.UpdateOffset(request, metadata=self._metadata, timeout=TIMEOUT_S)
 
     def send(self, topic: str, body: bytes, **properties: Any) -> service.SendResultEntry:
         """Send one message with the properties of `message_of`."""
@@ -126,9 +135,11 @@ class PullClient:
     def send_all(self, messages: Sequence[v2.Message]) -> list[service.SendResultEntry]:
         """Send messages, many per request."""
         entries: list[service.SendResultEntry] = []
+        for message in messages if self._namespace else ():
+            message.topic.resource_namespace = self._namespace
         for first in range(0, len(messages), SENT_AT_ONCE):
             request = service.SendMessageRequest(messages=messages[first : first + SENT_AT_ONCE])
-            response = self.stub.SendMessage(request, metadata=METADATA, timeout=TIMEOUT_S)
+            response = self.stub.SendMessage(request, metadata=self._metadata, timeout=TIMEOUT_S)
             assert response.status.code == v2.OK, response
             entries += response.entries
         return entries
@@ -137,23 +148,36 @@ class PullClient:
         self, topic: str, group: str, *, wait_s: int = 0, invisible_s: int = 30
     ) -> list[v2.Message]:
         request = service.ReceiveMessageRequest(
-            group=v2.Resource(name=group),
+            group=self.resource(group),
             message_queue=self.queue(topic),
             batch_size=32,
             invisible_duration=Duration(seconds=invisible_s),
             long_polling_timeout=Duration(seconds=wait_s),
         )
-        answer = self.stub.ReceiveMessage(request, metadata=METADATA, timeout=TIMEOUT_S)
+        answer = self.stub.ReceiveMessage(request, metadata=self._metadata, timeout=TIMEOUT_S)
         return [item.message for item in answer if item.HasField("message")]
+
+    def announce(self, topic: str, group: str) -> None:
+        """Announce the settings of a consumer that has not polled yet."""
+        entry = v2.SubscriptionEntry(
+            topic=self.resource(topic), expression=v2.FilterExpression(type=v2.TAG, expression="*")
+        )
+        settings = v2.Settings(
+            client_type=v2.PUSH_CONSUMER,
+            subscription=v2.Subscription(group=self.resource(group), subscriptions=[entry]),
+        )
+        commands = iter([service.TelemetryCommand(settings=settings)])
+        for answer in self.stub.Telemetry(commands, metadata=self._metadata, timeout=TIMEOUT_S):
+            assert answer.status.code == v2.OK, answer
 
     def forward_to_dead_letters(self, topic: str, group: str, message: v2.Message) -> None:
         request = service.ForwardMessageToDeadLetterQueueRequest(
-            group=v2.Resource(name=group),
-            topic=v2.Resource(name=topic),
+            group=self.resource(group),
+            topic=self.resource(topic),
             receipt_handle=message.system_properties.receipt_handle,
             message_id=message.system_properties.message_id,
         )
-        response = self.stub.ForwardMessageToDeadLetterQueue(request, metadata=METADATA)
+        response = self.stub.ForwardMessageToDeadLetterQueue(request, metadata=self._metadata)
         assert response.status.code == v2.OK, response
 
 

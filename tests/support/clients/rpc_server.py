@@ -112,7 +112,7 @@ class Calls:
             await call.send(request)
 
 
-class Running:
+class RunningServer:
     """A server that serves in its thread."""
 
     def __init__(self, calls: Calls) -> None:
@@ -163,15 +163,15 @@ def rpc_server(
     held_bytes_max: int = HELD_BYTES_MAX,
     more_methods: Mapping[str, RpcMethod] | None = None,
     **listen: Any,
-) -> Iterator[Running]:
+) -> Iterator[RunningServer]:
     """Run a server for the block on a free port of loopback."""
     ready: threading.Event = threading.Event()
     failures: list[BaseException] = []
-    running: Running
+    running: RunningServer
 
     async def serve() -> None:
         nonlocal running
-        running = Running(Calls())
+        running = RunningServer(Calls())
         running.loop, running._stop = asyncio.get_running_loop(), asyncio.Event()
         running.server = RpcServer(
             {**running.calls.methods(), **(more_methods or {})},

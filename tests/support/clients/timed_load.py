@@ -27,7 +27,7 @@ BACKLOG_MAX = 20_000  # stored messages that no consumer has received
 
 
 @dataclass(slots=True)
-class Timed:
+class TimedMessage:
     """The history of one delayed message."""
 
     due_at_ms: int
@@ -45,7 +45,7 @@ class TimedLoad:
     group: str
     rng: random.Random
     delay_ms_max: int
-    messages: dict[str, Timed] = field(default_factory=dict)
+    messages: dict[str, TimedMessage] = field(default_factory=dict)
     sent_ok: int = 0
     received: int = 0
     recalled_ok: int = 0
@@ -106,7 +106,7 @@ class TimedLoad:
                 key = f"{self.topic}/{producer}/{number}"
                 number += 1
                 now_ms = time.time_ns() // 1_000_000
-                timed = Timed(now_ms + self.rng.randint(100, self.delay_ms_max))
+                timed = TimedMessage(now_ms + self.rng.randint(100, self.delay_ms_max))
                 self.messages[key] = timed
                 handle = await self._schedule(client, key, timed)
                 if handle and self.rng.random() < RECALL_SHARE:
@@ -115,7 +115,7 @@ class TimedLoad:
                 elif timed.sent is not Outcome.OK:
                     await asyncio.sleep(PAUSE_S)
 
-    async def _schedule(self, client: Api, key: str, timed: Timed) -> str:
+    async def _schedule(self, client: Api, key: str, timed: TimedMessage) -> str:
         body = f"{key} ".encode().ljust(self.rng.choice((64, 512, 4096)), b".")
         try:
             answer = await client.send(
@@ -129,7 +129,7 @@ class TimedLoad:
         self.sent_ok += 1
         return answer.entries[0].recall_handle
 
-    async def _recall(self, client: Api, handle: str, timed: Timed) -> None:
+    async def _recall(self, client: Api, handle: str, timed: TimedMessage) -> None:
         """Repeat the recall until the server answers. A recall is idempotent."""
         timed.recalled = Outcome.UNKNOWN
         while True:

@@ -33,7 +33,7 @@ class WalkedDict(dict[K, V]):
         return super().items()
 
 
-class Spent(NamedTuple):
+class SliceWork(NamedTuple):
     """The work of one slice."""
 
     items: int  # counted by the engine
@@ -49,19 +49,19 @@ class Meter:
         self._engine = engine
         self._seen = self._totals()
 
-    def take(self) -> Spent:
+    def take(self) -> SliceWork:
         """Return the work since the last call."""
         totals = self._totals()
         spent = [now - before for now, before in zip(totals, self._seen, strict=True)]
         self._seen = totals
-        return Spent(*spent)
+        return SliceWork(*spent)
 
-    def _totals(self) -> Spent:
+    def _totals(self) -> SliceWork:
         tally, log = self._engine.tally, self._engine.log
-        return Spent(tally.items, tally.size_bytes, log.record_count, log.log_end)
+        return SliceWork(tally.items, tally.size_bytes, log.record_count, log.log_end)
 
 
-def each_turn(engine: Engine, now_ms: int, after: Callable[[], None]) -> Iterator[Spent]:
+def each_turn(engine: Engine, now_ms: int, after: Callable[[], None]) -> Iterator[SliceWork]:
     """Yield the work of each due slice until none is due. Call `after` at the end of a round."""
     meter = Meter(engine)
     has_more: bool | None = True

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tests.support.clients.history import History, Outcome
 from tests.support.disk.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.disk.quiet import has_pending
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
 
 SEGMENT = 64 << 10
 BACKLOG_MAX = 20  # messages: far fewer than retention keeps
@@ -81,7 +81,7 @@ class Life:
         self._is_hidden = False
         self._count = 0
         self._unsettled: dict[str, int] = {}  # with the log end after the send
-        self._out: list[Popped] = []
+        self._out: list[PoppedMessage] = []
 
     def hide(self) -> None:
         """Count the outcome of all later operations as unknown."""

@@ -15,7 +15,7 @@ from tests.support.processes.processes import START_S, STOP_S, command, environm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningProcess:
     """A process that serves."""
 
     process: subprocess.Popen[bytes]
@@ -25,7 +25,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def child(log: Path, *arguments: object) -> Iterator[Running]:
+def child(log: Path, *arguments: object) -> Iterator[RunningProcess]:
     """Run `tidemill ARGUMENTS` on free ports during the block, and supervise it."""
     ours, theirs = socket.socketpair()
     with ours, log.open("a") as output:
@@ -44,7 +44,9 @@ def child(log: Path, *arguments: object) -> Iterator[Running]:
                 line = lines.readline()
             assert line, f"the process did not start:\n{log.read_text()}"
             ready = json.loads(line)
-            yield Running(process=process, grpc=ready["grpc"], metrics=ready["metrics"], log=log)
+            yield RunningProcess(
+                process=process, grpc=ready["grpc"], metrics=ready["metrics"], log=log
+            )
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -54,12 +56,21 @@ def child(log: Path, *arguments: object) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def two_proxies(folder: Path, *broker_flags: str) -> Iterator[tuple[Running, Running]]:
+def two_proxies(
+    folder: Path, *broker_flags: str
+) -> Iterator[tuple[RunningProcess, RunningProcess]]:
     """Run two proxies in front of one broker, each with its own endpoint."""
     with contextlib.ExitStack() as running:
         data_dir = f"--data-dir={folder / 'data'}"
         broker = running.enter_context(
-            child(folder / "broker.log", "broker", data_dir, "--auto-create", *broker_flags)
+            child(
+                folder / "broker.log",
+                "broker",
+                data_dir,
+                "--auto-create-topics",
+                "--auto-create-groups",
+                *broker_flags,
+            )
         )
         first, second = (
             running.enter_context(

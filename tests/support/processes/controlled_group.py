@@ -32,7 +32,7 @@ def no_more(_name: str) -> Mapping[str, str]:
     return {}
 
 
-class Announced:
+class AnnouncedProcess:
     """A process that has reported its addresses."""
 
     def __init__(
@@ -103,7 +103,7 @@ def parent_of(pid: int) -> int:
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def reasons_since(before: wire.Group, after: wire.Group) -> list[str]:
+def reasons_since(before: wire.BrokerGroupStatus, after: wire.BrokerGroupStatus) -> list[str]:
     """Return the reasons of the elections between two states of a broker group."""
     return [one.reason for one in after.history if one.epoch > before.view.epoch]
 
@@ -133,20 +133,20 @@ class ControlledGroup:
         self.controllers = [self.start_controller() for _ in range(controllers)]
         self.to_controllers: dict[int, list[Link]] = {}  # by replica
         self.to_replica: dict[int, Link] = {}  # from other replicas and proxies
-        self.replicas: dict[int, Announced] = {}
+        self.replicas: dict[int, AnnouncedProcess] = {}
         for replica in range(3):
             self.start_replica(replica)
 
     @property
-    def controller(self) -> Announced:
+    def controller(self) -> AnnouncedProcess:
         """Return the controller that answers the queries below."""
         return self.controllers[0]
 
     @controller.setter
-    def controller(self, controller: Announced) -> None:
+    def controller(self, controller: AnnouncedProcess) -> None:
         self.controllers[0] = controller
 
-    def start_controller(self, port: str = "0") -> Announced:
+    def start_controller(self, port: str = "0") -> AnnouncedProcess:
         arguments = [
             "controller",
             f"--grpc-port={port}",
@@ -156,7 +156,7 @@ class ControlledGroup:
             *self.controller_flags,
         ]
         log, variables = self.folder / "controller.log", self.variables("controller")
-        return Announced("controller", arguments, log, variables)
+        return AnnouncedProcess("controller", arguments, log, variables)
 
     def start_replica(self, replica: int) -> None:
         controllers = [one.grpc for one in self.controllers]
@@ -165,7 +165,8 @@ class ControlledGroup:
             f"--name={GROUP}",
             f"--replica-id={replica}",
             f"--data-dir={self.folder / str(replica)}",
-            "--auto-create",
+            "--auto-create-topics",
+            "--auto-create-groups",
             "--grpc-port=0",
             "--metrics-port=0",
             *self.flags,
@@ -179,7 +180,7 @@ class ControlledGroup:
         arguments.append(f"--controllers={','.join(controllers)}")
         log = self.folder / f"replica-{replica}.log"
         name = f"replica {replica}"
-        started = Announced(name, arguments, log, self.variables(name))
+        started = AnnouncedProcess(name, arguments, log, self.variables(name))
         self.replicas[replica] = started
         if self.links is not None:
             self.to_replica[replica].target = started.grpc
@@ -189,11 +190,11 @@ class ControlledGroup:
         link = self.to_replica.get(replica)
         return self.replicas[replica].grpc if link is None else link.address
 
-    def group(self) -> wire.Group:
+    def group(self) -> wire.BrokerGroupStatus:
         """Return the controller's state of the broker group."""
         with grpc.insecure_channel(self.controller.grpc) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
-            found: wire.GroupList = stub.GetGroups(
+            found: wire.BrokerGroupStatusList = stub.GetGroups(
                 wire.GetGroupsRequest(group=GROUP), timeout=CALL_S, wait_for_ready=True
             )
         return found.groups[0]
@@ -203,7 +204,7 @@ class ControlledGroup:
         """Return the number of the master, which may change at any time."""
         return self.await_group(lambda found: found.view.HasField("master")).view.master.replica_id
 
-    def move_master(self, target: int) -> wire.Group:
+    def move_master(self, target: int) -> wire.BrokerGroupStatus:
         """Repeat the transfer to a replica until it is the master.
 
         Controllers reject a transfer to a replica that is not in sync or was silent for a second.
@@ -222,7 +223,7 @@ class ControlledGroup:
         eventually(is_there, within_ms=WITHIN_MS)
         return self.group()
 
-    def led_by_another(self, before: wire.Group) -> wire.Group:
+    def led_by_another(self, before: wire.BrokerGroupStatus) -> wire.BrokerGroupStatus:
         """Wait until the master is another run than in `before`; return the new state."""
         return self.await_group(
             lambda found: (
@@ -242,9 +243,11 @@ class ControlledGroup:
             stub = controller_pb2_grpc.ControllerStub(channel)
             stub.ForceMaster(wire.ForceMasterRequest(group=GROUP, target=target), timeout=CALL_S)
 
-    def await_group(self, is_so: Callable[[wire.Group], bool]) -> wire.Group:
+    def await_group(
+        self, is_so: Callable[[wire.BrokerGroupStatus], bool]
+    ) -> wire.BrokerGroupStatus:
         """Wait until the controller's state of the group fulfils a condition."""
-        found: list[wire.Group] = []
+        found: list[wire.BrokerGroupStatus] = []
 
         def look() -> bool:
             try:
@@ -272,7 +275,7 @@ class ControlledGroup:
 
         eventually(is_forced, within_ms=WITHIN_MS)
 
-    def await_in_sync(self, count: int = 3) -> wire.Group:
+    def await_in_sync(self, count: int = 3) -> wire.BrokerGroupStatus:
         return self.await_group(lambda group: len(group.view.sss) == count)
 
     def end(self) -> None:
@@ -310,7 +313,9 @@ def controlled_group(
 
 
 @contextlib.contextmanager
-def proxy_of(group: ControlledGroup, *flags: str, name: str = "proxy-0") -> Iterator[Announced]:
+def proxy_of(
+    group: ControlledGroup, *flags: str, name: str = "proxy-0"
+) -> Iterator[AnnouncedProcess]:
     """Run a proxy of the broker group during the block."""
     arguments = [
         "proxy",
@@ -323,9 +328,9 @@ def proxy_of(group: ControlledGroup, *flags: str, name: str = "proxy-0") -> Iter
         "--drain-delay-ms=0",
         *flags,
     ]
-    started: list[Announced] = []
+    started: list[AnnouncedProcess] = []
     try:
-        started.append(Announced(name, arguments, group.folder / f"{name}.log"))
+        started.append(AnnouncedProcess(name, arguments, group.folder / f"{name}.log"))
         yield started[0]
     finally:
         for each in started:

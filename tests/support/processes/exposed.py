@@ -14,7 +14,7 @@ HEAD = ("metric", "type", "labels", "from", "meaning")
 
 
 @dataclass(slots=True)
-class Exposed:
+class ExposedMetric:
     """One metric."""
 
     name: str
@@ -35,14 +35,16 @@ class Exposed:
         )
 
 
-def exposed(scrapes: Mapping[str, Iterable[str]]) -> dict[str, Exposed]:
+def exposed(scrapes: Mapping[str, Iterable[str]]) -> dict[str, ExposedMetric]:
     """Return the metrics of scrapes by name; `scrapes` maps kinds of processes to texts."""
-    found: dict[str, Exposed] = {}
+    found: dict[str, ExposedMetric] = {}
     for process, texts in scrapes.items():
         for text in texts:
             for family in text_string_to_metric_families(text):
                 name = f"{family.name}_total" if family.type == "counter" else family.name
-                known = found.setdefault(name, Exposed(name, family.type, family.documentation))
+                known = found.setdefault(
+                    name, ExposedMetric(name, family.type, family.documentation)
+                )
                 known.processes.add(process)
                 for sample in family.samples:
                     known.sample_names.add(sample.name)
@@ -50,14 +52,14 @@ def exposed(scrapes: Mapping[str, Iterable[str]]) -> dict[str, Exposed]:
     return found
 
 
-def table(metrics: Iterable[Exposed]) -> str:
+def table(metrics: Iterable[ExposedMetric]) -> str:
     """Return a table of metrics, by name."""
     rows = [each.row() for each in sorted(metrics, key=lambda each: each.name)]
     lines = [HEAD, ("---",) * len(HEAD), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def parse(text: str) -> dict[str, Exposed]:
+def parse(text: str) -> dict[str, ExposedMetric]:
     """Return the metrics of a page with such a table, by name."""
     found = {}
     for line in text.splitlines():
@@ -66,5 +68,5 @@ def parse(text: str) -> dict[str, Exposed]:
             name, kind, labels, processes, meaning = cells
             names = {label.strip("`") for label in labels.split(", ") if label}
             name = name.strip("`")
-            found[name] = Exposed(name, kind, meaning, names, set(processes.split(", ")))
+            found[name] = ExposedMetric(name, kind, meaning, names, set(processes.split(", ")))
     return found

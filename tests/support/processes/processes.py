@@ -17,10 +17,14 @@ from typing import Any
 
 import httpx
 
+from tidemill.common.item_bytes import ITEM_BYTES_MAX_OF_ALL
+
 # Far longer than the start or stop of eleven processes beside other tests.
 START_S = 120.0
 STOP_S = 60.0
 ADMIN_S = 30.0  # for a call of the REST API
+# Bodies of 4 MiB with properties, which not every official client receives.
+LARGEST_MESSAGES = f"--message-item-bytes-max={ITEM_BYTES_MAX_OF_ALL}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +79,9 @@ class Standalone:
         return descendants(self.process.pid)
 
 
-def command(*arguments: object) -> list[str]:
+def command(*arguments: object, python: Path | str = sys.executable) -> list[str]:
     """Return the command line of `tidemill` with `arguments`."""
-    return [sys.executable, "-m", "tidemill", *map(str, arguments)]
+    return [str(python), "-m", "tidemill", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:
@@ -131,7 +135,9 @@ def standalone(data_dir: Path, *flags: str, start_s: float = START_S) -> Iterato
 
 
 @contextlib.contextmanager
-def broker(data_dir: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+def broker(
+    data_dir: Path, *flags: str, python: Path | str = sys.executable
+) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
     """Run a broker during the block; yield its process, its gRPC address and its log."""
     log = data_dir.with_name(f"{data_dir.name}.log")
     ours, theirs = socket.socketpair()
@@ -145,6 +151,7 @@ def broker(data_dir: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes
                     "--metrics-port=0",
                     f"--supervisor-fd={theirs.fileno()}",
                     *flags,
+                    python=python,
                 ),
                 env=environment(),
                 stderr=stderr,

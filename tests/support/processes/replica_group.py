@@ -31,7 +31,7 @@ class ReplicaProcess:
         self.member: ReplicaRun
         self.address = self.metrics = ""
 
-    def tell(self, view: ReplicationView) -> None:
+    def send_view(self, view: ReplicationView) -> None:
         """Send a view to the process."""
         line = {
             "epoch": view.epoch,
@@ -82,7 +82,8 @@ class ReplicaGroup:
                 f"--data-dir={self.folder / str(number)}",
                 "--grpc-port=0",
                 "--metrics-port=0",
-                "--auto-create",
+                "--auto-create-topics",
+                "--auto-create-groups",
                 *self.flags,
                 env=environment(),
                 stdin=asyncio.subprocess.PIPE,
@@ -129,7 +130,7 @@ class ReplicaGroup:
     async def _write(self, **changes: object) -> None:
         self.view = self.view._replace(version=self.view.version + 1, **changes)  # type: ignore[arg-type]  # Fields of a view.
         for replica in self.up.values():
-            replica.tell(self.view)
+            replica.send_view(self.view)
         async with self.changed:
             self.changed.notify_all()
 

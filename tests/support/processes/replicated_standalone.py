@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.support.eventually import LOOK_EVERY_S, eventually
-from tests.support.processes.killing import RECOVERY_S, Stuck, child_pid
+from tests.support.processes.killing import RECOVERY_S, NoProgress, child_pid
 from tests.support.processes.processes import ADMIN_S, Standalone, descendants
 
 GROUP = "broker-0"
@@ -20,7 +20,7 @@ REPLICAS = 3
 FLAGS = (f"--replicas={REPLICAS}",)
 
 
-class Replicated:
+class ReplicatedStandalone:
     """A running standalone with its controller's view of one broker group."""
 
     def __init__(self, running: Standalone, group: str = GROUP) -> None:
@@ -68,8 +68,11 @@ class Replicated:
             client.post(url, json={"replica": replica, "undo": undo}).raise_for_status()
 
     def pids(self, name: str) -> list[int]:
-        """Return the process ids of a child: a replica has a supervisor, a broker and helpers."""
-        return descendants(child_pid(self.running, name))
+        """Return the process ids of a child: a replica has a supervisor, a broker and helpers.
+
+        Wait until the child runs: its id is 0 before that, which signals this process group.
+        """
+        return descendants(eventually(lambda: child_pid(self.running, name)))
 
     async def in_sync(self, *, after_epoch: int = 0) -> None:
         """Wait for a master of an epoch later than `after_epoch` with all replicas in sync."""
@@ -81,7 +84,7 @@ class Replicated:
         deadline = asyncio.get_running_loop().time() + RECOVERY_S
         while not await asyncio.to_thread(look):
             if asyncio.get_running_loop().time() > deadline:
-                raise Stuck
+                raise NoProgress
             await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -3,6 +3,7 @@
 cut          blocks one or both directions; connections stay open, as behind a firewall that drops
              packets; blocked bytes arrive after `heal`
 cut_off      the same for one process; other processes still reach the address
+strand       blocks the existing connections of all processes; new ones pass, as after a lost node
 slow         delays all bytes and limits the bytes per second
 reset        ends all connections, as if the machine between them had restarted
 """
@@ -58,6 +59,15 @@ class Link:
             for port, gate in self._of_ports.items():
                 if has_dialled(pid, port):
                     gate.clear()
+
+        self._loop.call_soon_threadsafe(close)
+
+    def strand(self) -> None:
+        """Block all existing connections in both directions, and keep them open."""
+
+        def close() -> None:
+            for gate in self._of_ports.values():
+                gate.clear()
 
         self._loop.call_soon_threadsafe(close)
 

@@ -67,7 +67,7 @@ def archive_job(
     )
 
 
-class Archived:
+class ArchiveWorld:
     """An archive of a cluster in memory with its jobs and readers."""
 
     def __init__(self, cluster: FakeCluster, path: Path) -> None:

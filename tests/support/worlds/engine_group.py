@@ -117,17 +117,17 @@ class Group:
             2,
             addresses=tuple((ReplicaId(n.number), f"h{n.number}:1") for n in self.nodes),
         )
-        self.tell()
+        self.share_view()
         self.settle()
 
     def set_members(self, *members: int) -> None:
         self.view = self.view._replace(
             version=self.view.version + 1, sss=frozenset(self.nodes[n].me for n in members)
         )
-        self.tell()
+        self.share_view()
         self.settle()
 
-    def tell(self) -> None:
+    def share_view(self) -> None:
         for node in self.nodes:
             if node.is_up and node.number not in self.cut_off:
                 node.replication.learn(self.view, self.now_ms)

@@ -28,7 +28,9 @@ SMALL = EngineConfig(
     checkpoint_log_bytes=256 << 10,
     files_merged=3,
     disk_reserve_bytes=0,
-    auto_create=True,
+    auto_create_topics=True,
+    auto_create_groups=True,
+    recreate_block_ms=0,  # most tests create deleted names again at once
     default_queues=1,
     # A wheel of 14 days has 38 MB, and each start clears it.
     timer=TimerConfig(wheel_slots=4_096),
@@ -161,7 +163,7 @@ class World:
         if self.engine.log.committed_offset != before:
             self.follow()
 
-    def tell(self, what: Callable[..., object], *arguments: Any) -> None:
+    def react(self, what: Callable[..., object], *arguments: Any) -> None:
         """Call `what`, a client's reaction to the answer of the last round."""
         what(*arguments)
 
@@ -213,7 +215,7 @@ class World:
         attempt_id: str = "",
         client_id: str = "",
         renews: bool = False,
-    ) -> list[Popped]:
+    ) -> list[PoppedMessage]:
         """Perform due revives, pop, and return the messages with their deliveries."""
         self.run_due()
         ids = self.group(group), self.topic(topic)
@@ -231,10 +233,10 @@ class World:
         self.commit()
         return popped
 
-    def _popped(self, batch: DeliveryBatch, group_id: int, topic_id: int) -> list[Popped]:
+    def _popped(self, batch: DeliveryBatch, group_id: int, topic_id: int) -> list[PoppedMessage]:
         batch, records = self.engine.consumption.read_batch(batch)
         return [
-            Popped(
+            PoppedMessage(
                 text_of(record.blob),
                 Delivery(
                     GroupId(group_id),
@@ -263,19 +265,21 @@ class World:
             bodies += more
         return bodies
 
-    def ack(self, *popped: Popped) -> list[AckResult]:
+    def ack(self, *popped: PoppedMessage) -> list[AckResult]:
         results = [self.engine.commands.ack(one.delivery, self.now_ms) for one in popped]
         self.commit()
         return results
 
-    def change(self, popped: Popped, invisible_ms: int, *, suspend: bool = False) -> Popped:
+    def change(
+        self, popped: PoppedMessage, invisible_ms: int, *, suspend: bool = False
+    ) -> PoppedMessage:
         delivery = self.engine.commands.change_invisible(
             popped.delivery, invisible_duration_ms=invisible_ms, suspend=suspend, now_ms=self.now_ms
         )
         self.commit()
-        return Popped(popped.body, delivery, popped.attempt, popped.offset, "")
+        return PoppedMessage(popped.body, delivery, popped.attempt, popped.offset, "")
 
-    def give_back(self, *popped: Popped) -> None:
+    def give_back(self, *popped: PoppedMessage) -> None:
         """Give back messages that have not left a proxy."""
         for one in popped:
             self.engine.commands.give_back(
@@ -291,6 +295,12 @@ class World:
     def end(self, *client_ids: str) -> None:
         """Report that clients have ended, and run all due work."""
         self.engine.commands.end_clients(client_ids)
+        self.run_due()
+
+    def disconnect(self, *client_ids: str) -> None:
+        """Report that clients have no connection, and run all due work."""
+        now_ms = self.now_ms if self.monotonic_ms is None else self.monotonic_ms
+        self.engine.commands.disconnect_clients(client_ids, monotonic_ms=now_ms)
         self.run_due()
 
     def release_lock(self, *, group: str = GROUP, topic: str = TOPIC, queue_id: int = 0) -> None:
@@ -363,7 +373,7 @@ class World:
         raise AssertionError("background work does not come to an end")
 
 
-class Popped:
+class PoppedMessage:
     """One message as a consumer received it."""
 
     def __init__(

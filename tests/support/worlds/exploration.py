@@ -12,7 +12,7 @@ from tests.support.worlds.replica_world import Scope, State, Step, check, steps
 RARE = {"elect": 0.15, "crash": 0.2, "power": 0.3, "append": 0.3, "send": 0.3}
 
 
-class Found(NamedTuple):
+class ExplorationResult(NamedTuple):
     """The result of an exploration."""
 
     states: int
@@ -20,7 +20,7 @@ class Found(NamedTuple):
     is_complete: bool  # all states of the scope were visited
 
 
-def explore(begin: State, scope: Scope, *, states_max: int) -> Found:
+def explore(begin: State, scope: Scope, *, states_max: int) -> ExplorationResult:
     """Visit the states, nearest first, up to `states_max`."""
     came_from: dict[int, tuple[int, str]] = {hash(begin): (0, "")}
     waiting = deque([begin])
@@ -36,10 +36,10 @@ def explore(begin: State, scope: Scope, *, states_max: int) -> Found:
                 check(after)
                 waiting.append(after)
         except AssertionError as broken:  # Broken, or an assertion of production
-            return Found(len(came_from), f"{broken}\n{_trail(came_from, key)}", False)
+            return ExplorationResult(len(came_from), f"{broken}\n{_trail(came_from, key)}", False)
         if len(came_from) > states_max:
-            return Found(len(came_from), "", False)
-    return Found(len(came_from), "", True)
+            return ExplorationResult(len(came_from), "", False)
+    return ExplorationResult(len(came_from), "", True)
 
 
 def _trail(came_from: dict[int, tuple[int, str]], key: int) -> str:
@@ -50,7 +50,7 @@ def _trail(came_from: dict[int, tuple[int, str]], key: int) -> str:
     return "\n".join(reversed(names))
 
 
-def walk(begin: State, scope: Scope, *, seed: int, length: int) -> Found:
+def walk(begin: State, scope: Scope, *, seed: int, length: int) -> ExplorationResult:
     """Take `length` random steps."""
     random, state, names = Random(seed), begin, list[str]()
     try:
@@ -67,5 +67,5 @@ def walk(begin: State, scope: Scope, *, seed: int, length: int) -> Found:
             names.append(name)
             check(state)
     except AssertionError as broken:
-        return Found(len(names), f"{broken}\n" + "\n".join(names), False)
-    return Found(len(names), "", True)
+        return ExplorationResult(len(names), f"{broken}\n" + "\n".join(names), False)
+    return ExplorationResult(len(names), "", True)

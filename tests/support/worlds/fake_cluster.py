@@ -16,6 +16,8 @@ from typing import Any
 
 import grpc
 
+from tidemill.message.namespaces import full_name
+from tidemill.message.resources import resource_name
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
@@ -26,6 +28,9 @@ FIRST_STORED_AT_MS = 1_700_000_000_000
 EVENT_BYTES = 100  # of log per event
 PAGE_ROWS = 16  # messages per answer
 LISTED_ROWS = 2  # rows per page of a listing
+# For calls in flight at the end. A server that cancels them makes the clients print a warning.
+STOP_S = 10.0
+OVERTAKE_S = 0.02  # a send waits for a later one that is stored before it
 
 
 @dataclass
@@ -77,6 +82,9 @@ class FakeCluster:
         self.lock = threading.Lock()
         self.brokers: dict[str, FakeBroker] = {}
         self.sent: list[v2.Message] = []
+        self.sends = threading.Condition(self.lock)
+        self.arrived_sends = 0
+        self.stored_sends: set[int] = set()  # by order of arrival
         self.pulls: list[tuple[str, int, int]] = []  # broker, queue, offset
         self.due_ranges: set[tuple[int, int]] = set()  # requested from ListPending
         self.asked_topics: set[str] = set()  # requested from ListPending
@@ -133,6 +141,11 @@ class FakeCluster:
                 system.store_timestamp.FromMilliseconds(stored_at_ms + at * step_ms)
                 self._put(queue, queue_id, message)
 
+    def create(self, *topics: str) -> None:
+        """Create topics without messages, unless they exist."""
+        for topic in topics:
+            self.add(topic, count=0)
+
     def put(self, message: v2.Message, broker: str = "broker-a", queue_id: int = 0) -> None:
         """Store a message unchanged."""
         with self.lock:
@@ -182,7 +195,7 @@ class FakeCluster:
         with self.lock:
             del self.brokers[broker]
 
-    def make_store_anew(self, broker: str) -> None:
+    def recreate_store(self, broker: str) -> None:
         """Replace a broker group's store with an empty one, which assigns the same ids again."""
         with self.lock:
             log_id = f"another-{self.brokers[broker].log_id}"
@@ -220,7 +233,22 @@ class FakeCluster:
                 self.passing[method] -= 1
             elif self.failing.get(method, 0) > 0:
                 self.failing[method] -= 1
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the test says so")
+                context.abort(grpc.StatusCode.UNAVAILABLE, "rejected by the test")
+
+    def store(self, messages: Sequence[v2.Message]) -> None:
+        """Store the messages of a send. Sends that are in flight together are stored newest first.
+
+        Their order is open, so a test that relies on it fails at once.
+        """
+        with self.sends:
+            number = self.arrived_sends
+            self.arrived_sends += 1
+            self.sends.notify_all()
+            if self.sends.wait_for(lambda: self.arrived_sends > number + 1, OVERTAKE_S):
+                self.sends.wait_for(lambda: number + 1 in self.stored_sends, STOP_S)
+            self.sent.extend(messages)
+            self.stored_sends.add(number)
+            self.sends.notify_all()
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[FakeCluster]:
@@ -235,7 +263,7 @@ class FakeCluster:
         try:
             yield self
         finally:
-            server.stop(None).wait()
+            server.stop(STOP_S).wait()
 
 
 def _public(cluster: FakeCluster) -> Any:
@@ -253,7 +281,8 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
     ) -> service.QueryOffsetResponse:
         self.cluster.note("QueryOffset", context)
         asked = request.message_queue
-        queue = self.cluster.brokers[asked.broker.name].queues[asked.topic.name, asked.id]
+        topic = resource_name(asked.topic).full
+        queue = self.cluster.brokers[asked.broker.name].queues[topic, asked.id]
         at_ms = request.timestamp.ToMilliseconds()
         offset = next(
             (
@@ -271,24 +300,25 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
     ) -> service.UpdateOffsetResponse:
         self.cluster.note("UpdateOffset", context)
         asked = request.message_queue
+        topic, group = resource_name(asked.topic).full, resource_name(request.group).full
         broker = self.cluster.brokers[asked.broker.name]
-        end = broker.queues[asked.topic.name, asked.id].end
-        if asked.topic.name in self.cluster.refused:
-            status = v2.Status(code=v2.FORBIDDEN, message="the test says so")
+        end = broker.queues[topic, asked.id].end
+        if topic in self.cluster.refused:
+            status = v2.Status(code=v2.FORBIDDEN, message="rejected by the test")
             return service.UpdateOffsetResponse(status=status)
-        if request.group.name in self.cluster.missing_groups:
+        if group in self.cluster.missing_groups:
             status = v2.Status(
-                code=v2.CONSUMER_GROUP_NOT_FOUND, message=f"there is no group {request.group.name}"
+                code=v2.CONSUMER_GROUP_NOT_FOUND, message=f"there is no group {group}"
             )
             return service.UpdateOffsetResponse(status=status)
         if request.offset > end:
             status = v2.Status(code=v2.ILLEGAL_OFFSET, message=f"the queue ends at {end}")
             return service.UpdateOffsetResponse(status=status)
-        key = (request.group.name, asked.broker.name, asked.id)
+        key = (group, asked.broker.name, asked.id)
         self.cluster.pull_offsets[key] = request.offset
         item = pb.Progress(
-            consumer_group=request.group.name,
-            topic=asked.topic.name,
+            consumer_group=group,
+            topic=topic,
             queue_id=asked.id,
             max_offset=end,
             commit_offset=-1,
@@ -313,8 +343,7 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
             status = v2.Status(code=v2.ILLEGAL_MESSAGE_TAG, message="a tag has no |")
             entries = [service.SendResultEntry(status=status) for _ in request.messages]
             return service.SendMessageResponse(status=status, entries=entries)
-        with self.cluster.lock:
-            self.cluster.sent.extend(request.messages)
+        self.cluster.store(request.messages)
         for message in request.messages:
             refused = message.body == b"refuse me"
             answer.entries.append(
@@ -357,6 +386,7 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         self, request: pb.ReadMessagesRequest, context: Any
     ) -> Iterator[pb.ReadMessagesReply]:
         self.cluster.note("ReadMessages", context)
+        request.topic = full_name(request.namespace, request.topic)
         if request.topic in self.cluster.refused:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "it is not allowed")
         self.cluster.on_pull(request)
@@ -543,4 +573,4 @@ def _check_position(broker: FakeBroker, request: pb.ReadEventsRequest, context: 
 
 def _refuse(context: Any, name: str) -> None:
     context.set_trailing_metadata((("tidemill-error", name),))
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is another one")
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the log of the broker was replaced")

@@ -33,14 +33,14 @@ _MACHINES = "tests/unit/engine/replication/test_machines.py::"
 _GROUP = "tests/component/controller/test_group.py::"
 _SIMULATED = "tests/property/test_replica_simulation.py::"
 _SIMULATION = _SIMULATED + "test_no_reply_is_taken_back"
-_SLOW = _SIMULATED + "test_a_replica_with_a_slow_disk_is_removed_and_comes_back"
+_SLOW = _SIMULATED + "test_a_replica_with_a_slow_or_full_disk_is_removed_and_comes_back"
 
 ROWS: Final[dict[int, Row]] = {
     1: Row(
         "the master's pod is deleted",
         (
             _CONTROLLERS + "test_a_master_that_is_stopped_hands_over_first",
-            _CLIENTS + "test_a_planned_transfer_is_no_error_to_anybody",
+            _CLIENTS + "test_a_planned_transfer_causes_no_client_errors",
             _STANDALONE + "[master moved]",
         ),
         ("master-deleted",),
@@ -57,7 +57,7 @@ ROWS: Final[dict[int, Row]] = {
     4: Row("a replica is killed", (_STANDALONE + "[replica killed]",)),
     5: Row(
         "two of three are killed",
-        (_KILLED + "test_one_of_three_confirms_nothing_and_goes_on_when_another_is_back",),
+        (_KILLED + "test_one_of_three_replicas_confirms_nothing_until_another_returns",),
     ),
     6: Row(
         "all are killed",
@@ -95,7 +95,7 @@ ROWS: Final[dict[int, Row]] = {
     ),
     14: Row(
         "controllers do not hear the master",
-        (_PARTITIONS + "test_a_master_that_controllers_do_not_hear_goes_on",),
+        (_PARTITIONS + "test_a_master_unreachable_for_controllers_keeps_its_role",),
     ),
     15: Row(
         "the master is cut off from all",
@@ -104,7 +104,7 @@ ROWS: Final[dict[int, Row]] = {
     ),
     16: Row(
         "controllers do not hear a replica",
-        (_PARTITIONS + "test_a_replica_that_controllers_do_not_hear_acks_and_is_not_elected",),
+        (_PARTITIONS + "test_a_replica_unreachable_for_controllers_acks_and_is_not_elected",),
     ),
     17: Row(
         "a proxy does not reach the master",
@@ -122,11 +122,11 @@ ROWS: Final[dict[int, Row]] = {
     ),
     18: Row(
         "nothing passes in one direction",
-        (_PARTITIONS + "test_what_passes_one_way_only_is_as_good_as_nothing", _SIMULATION),
+        (_PARTITIONS + "test_a_link_cut_in_one_direction_causes_a_failover", _SIMULATION),
     ),
     19: Row(
         "a slow network, and connections that are reset",
-        (_PARTITIONS + "test_a_slow_network_is_no_reason_for_an_election",),
+        (_PARTITIONS + "test_a_slow_network_causes_no_election",),
     ),
     20: Row(
         "a slow disk at the master",
@@ -144,6 +144,7 @@ ROWS: Final[dict[int, Row]] = {
         "a full disk",
         (
             "tests/e2e/test_full_disks.py",
+            _ELECTION + "test_a_full_master_is_asked_to_hand_over_to_a_replica_with_room",
             "tests/property/test_full_disk.py",
             _LOG + "test_a_full_replica_deletes_the_segments_that_its_master_deleted",
         ),
@@ -152,7 +153,7 @@ ROWS: Final[dict[int, Row]] = {
     23: Row(
         "a write or a sync fails",
         (
-            "tests/e2e/test_failing_disks.py::test_whose_disk_fails_ends_and_another_one_goes_on",
+            "tests/e2e/test_failing_disks.py::test_a_replica_with_a_failed_disk_is_replaced",
             "tests/property/test_crash_upon_crash.py",
         ),
     ),
@@ -206,7 +207,7 @@ ROWS: Final[dict[int, Row]] = {
                 "tests/component/controller/test_kubernetes_store.py::"
                 "test_a_failed_write_is_unknown_only_after_a_server_error"
             ),
-            _GROUP + "test_an_unreachable_store_raises_an_alarm_until_the_election_is_done",
+            _GROUP + "test_a_failed_store_raises_an_alarm_until_the_election_is_done",
             _SIMULATION,
         ),
         ("api-server-away",),
@@ -283,7 +284,7 @@ ROWS: Final[dict[int, Row]] = {
     43: Row(
         "all proxies, and controllers, start again",
         (
-            _CONTROLLERS + "test_replicas_go_on_without_controllers_and_are_known_to_the_next_one",
+            _CONTROLLERS + "test_replicas_serve_without_controllers_and_register_with_the_next_one",
             _STANDALONE + "[controller killed]",
         ),
         ("proxies-rolled",),
@@ -291,14 +292,13 @@ ROWS: Final[dict[int, Row]] = {
     44: Row(
         "the master's event loop stands still",
         (
-            _CONTROLLERS
-            + "test_a_master_that_stands_still_is_replaced_while_its_supervisor_is_heard",
+            _CONTROLLERS + "test_a_frozen_master_is_replaced_although_its_supervisor_reports",
             _STANDALONE + "[broker of the master frozen]",
         ),
     ),
     45: Row(
         "retention has left a replica behind",
-        (("tests/e2e/test_seeded_replicas.py::test_what_retention_took_meanwhile_is_no_obstacle"),),
+        ("tests/e2e/test_seeded_replicas.py::test_a_replica_behind_retention_catches_up",),
     ),
 }
 

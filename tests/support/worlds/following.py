@@ -2,9 +2,9 @@
 
 It has its own disk and applies each record once. After every round both engines must have the same
 state. The comparison omits state that depends on an engine's own clock or retention: slots that
-wait only for their deadline, the position of a filter, deleted items that are not forgotten yet,
-and queues below the first engine's minimum. After a restart, the first engine may know only older
-statements than the second, and then it states them once more than necessary.
+wait only for their deadline or for a sweep, the position of a filter, deleted items that are not
+forgotten yet, and queues below the first engine's minimum. After a restart, the first engine may
+know only older statements than the second, and then it states them once more than necessary.
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ def _catalog(engine: Engine) -> dict[str, Any]:
         "open": set(catalog.open_queues),
         "name": (catalog.broker_name, catalog.handle_secret),
         "next": catalog.next_id,
+        "handles": catalog.ended_handles.of_group,
         "pulled": {
             key: offset for key, offset in catalog.pull_offsets.all.items() if is_alive(key[1])
         },
@@ -219,6 +220,9 @@ def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
     for slot in table.in_use(0, len(table.ids)).tolist():
         owner = engine.state.owners[table.owners[slot]]
         is_kept = table.superseded[slot] and table.visible_at_ms[slot] > latest_ms
+        # Each engine drops kept deliveries of ended handles in its own slices.
+        handles = engine.catalog.ended_handles
+        is_kept = is_kept and not handles.have_ended(owner.group_id, table.ids[slot])
         if not engine.state.is_void(owner, table.ids[slot]) and (table.live[slot] or is_kept):
             found[slot] = (
                 table.ids[slot],

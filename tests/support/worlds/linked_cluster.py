@@ -38,12 +38,12 @@ class LinkedCluster:
     def topic(self) -> pb.TopicConfig:
         return self.cluster.find_topic("topic")
 
-    def tell_all(self) -> None:
+    def send_all_configs(self) -> None:
         """Let every member send its configuration."""
         for n in range(len(self.members)):
-            self.tell(n)
+            self.send_config(n)
 
-    def tell(
+    def send_config(
         self, n: int, *, at: str = "", home_id: int = 7, has_topic: bool = True, cluster: str = "c"
     ) -> None:
         """Let broker `n` send its configuration. Ids at broker n begin with n."""
@@ -70,7 +70,7 @@ class LinkedCluster:
         group = pb.GroupConfig(
             id=8 if n == 0 else 100 * n + 8, home_id=0 if n == 0 else 8, name="group"
         )
-        self.tell_config(
+        self.apply_config(
             at or address,
             pb.ConfigUpdate(
                 is_complete=True,
@@ -82,7 +82,7 @@ class LinkedCluster:
             ),
         )
 
-    def tell_config(self, address: str, update: pb.ConfigUpdate) -> None:
+    def apply_config(self, address: str, update: pb.ConfigUpdate) -> None:
         link = self.links[address]
         update.handle_secret = update.handle_secret or bytes(32)
         link.configuration.apply(update)

@@ -160,7 +160,7 @@ class MemoryBroker:
     """The broker: its engine, its service and its faults."""
 
     def __init__(self, *, auto_create: bool = True) -> None:
-        self.engine = MemoryEngine()
+        self.engine = MemoryEngine(auto_create=auto_create)
         self.frames: list[pb.RequestFrame] = []
         self.failures: dict[str, pb.Failure] = {}  # name of a command -> its answer
         self.holds: set[str] = set()  # names of commands that are never answered
@@ -172,7 +172,7 @@ class MemoryBroker:
         self.arrived = asyncio.Condition()
         self.address = ""
         self._rounds = MemoryRounds(self.engine)
-        self._service = BrokerLinkService(self._rounds, Traffic(), auto_create=auto_create)  # type: ignore[arg-type]  # a stand-in
+        self._service = BrokerLinkService(self._rounds, Traffic())  # type: ignore[arg-type]  # a stand-in
         self._streams: list[Stream] = []
 
     @contextlib.asynccontextmanager
@@ -229,6 +229,14 @@ class MemoryBroker:
         group = self.engine.put_group(name, **fields)
         self._rounds.do()
         return group_config(group)
+
+    def delete_topic(self, name: str) -> None:
+        self.engine.delete_topic(name)
+        self._rounds.do()
+
+    def delete_group(self, name: str) -> None:
+        self.engine.delete_group(name)
+        self._rounds.do()
 
     def deliver_timer(self, timer_id: int) -> None:
         """Store a delayed message as if its due time had come."""

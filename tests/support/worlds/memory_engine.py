@@ -58,7 +58,7 @@ class Message:
 
 
 @dataclass
-class Delivered:
+class DeliveredBatch:
     """The messages of one pop from one queue."""
 
     messages: list[Message]
@@ -82,6 +82,8 @@ class MemoryCatalog:
         self.membership = Membership()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, ConsumerGroup] = {}
+        # The names are the keys, as in the catalog of the engine.
+        self.topic_ids, self.group_ids = self.topics, self.groups
 
     def find_topic(self, name: str) -> Topic | None:
         return self.topics.get(name)
@@ -108,9 +110,11 @@ class MemoryTimers:
 class MemoryEngine:
     """The state and the commands that change it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, auto_create: bool = True) -> None:
+        self.auto_create_topics = self.auto_create_groups = auto_create
         # This object plays all parts that the link calls.
         self.administration = self.commands = self.consumption = self.renewals = self.store = self
+        self.state = self.index = self.reported_subscriptions = self
         self.catalog = MemoryCatalog()
         self.timers = MemoryTimers()
         self.tally = Tally()
@@ -118,11 +122,14 @@ class MemoryEngine:
         self.refused_queues: set[int] = set()  # reject appends with Overloaded
         self.alive_clients: list[str] = []  # reported ids, in order
         self.ended_clients: list[str] = []
+        self.disconnected_clients: list[str] = []
+        self.subscriptions: list[tuple[int, int]] = []  # ids of reported groups and topics
         self.handed_over_ids: list[int] = []  # delivery ids, in the order of their reports
         self.pops: list[tuple[str, bool]] = []  # client id, and whether it renews
         self._changes = ConfigChanges()
         self._taken: set[tuple[int, int]] = set()  # (group id, position in the log)
-        self._deliveries: dict[int, Delivered] = {}
+        self._deliveries: dict[int, DeliveredBatch] = {}
+        self.replacements: dict[Delivery, Delivery] = {}
         self._ids = 0
 
     # ------------------------------------------------------------ topics and groups
@@ -152,6 +159,12 @@ class MemoryEngine:
         )
         self._changes.groups[group.id] = group
         return group
+
+    def delete_topic(self, name: str) -> None:
+        self._changes.deleted_topic_ids.add(self.catalog.topics.pop(name).id)
+
+    def delete_group(self, name: str) -> None:
+        self._changes.deleted_group_ids.add(self.catalog.groups.pop(name).id)
 
     def ensure(self, topic: str, group: str, now_ms: int) -> None:
         if topic and topic not in self.catalog.topics:
@@ -223,8 +236,14 @@ class MemoryEngine:
     def note_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
         self.alive_clients += client_ids
 
+    def note(self, group_id: GroupId, topic_id: TopicId) -> None:
+        self.subscriptions.append((group_id, topic_id))
+
     def end_clients(self, client_ids: Iterable[str]) -> None:
         self.ended_clients += client_ids
+
+    def disconnect_clients(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+        self.disconnected_clients += client_ids
 
     def begin_handover(self, batches: Iterable[DeliveryBatch]) -> None:
         """Do nothing: deliveries do not expire here."""
@@ -327,11 +346,19 @@ class MemoryEngine:
         if not invisible_duration_ms:
             self._taken.discard((delivery.group_id, self.log.index(message)))
         new_id = self._new_delivery([message])
-        return delivery._replace(
+        replacement = self.replacements[delivery] = delivery._replace(
             slot=DeliverySlot(new_id),
             delivery_id=LogOffset(new_id),
             message_index=0,
             visible_at_ms=now_ms + invisible_duration_ms,
+        )
+        return replacement
+
+    def change_invisible_again(
+        self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
+    ) -> Delivery:
+        return self.replacements.get(delivery) or self.change_invisible(
+            delivery, invisible_duration_ms=invisible_duration_ms, suspend=suspend, now_ms=now_ms
         )
 
     def give_back(self, delivery: Delivery, *, invisible_duration_ms: int, now_ms: int) -> Delivery:
@@ -346,6 +373,11 @@ class MemoryEngine:
         dead = self.catalog.find_topic(name) or self.put_topic(name, queues=1)
         self.store_message(dead.id, 0, message.blob, message.origin_topic or origin.name)
 
+    def dead_letter_again(self, delivery: Delivery, now_ms: int) -> None:
+        delivered = self._deliveries.get(delivery.delivery_id)
+        if delivered is None or delivered.state[delivery.message_index] is not AckResult.ALREADY:
+            self.dead_letter(delivery, now_ms)
+
     def _take_back(self, delivery: Delivery, later: AckResult) -> Message:
         """End a delivery without an ack; `later` is the result of a later ack."""
         delivered, index = self._deliveries.get(delivery.delivery_id), delivery.message_index
@@ -356,7 +388,9 @@ class MemoryEngine:
 
     def _new_delivery(self, messages: list[Message]) -> int:
         delivery_id = self._new_id()
-        self._deliveries[delivery_id] = Delivered(messages, [AckResult.APPLIED] * len(messages))
+        self._deliveries[delivery_id] = DeliveredBatch(
+            messages, [AckResult.APPLIED] * len(messages)
+        )
         return delivery_id
 
     def _new_id(self) -> int:

@@ -12,12 +12,13 @@ import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from kubernetes.client import Configuration
 
+from tests.support.http_server import PatientHTTPServer
 from tidemill.common.kubernetes_access import KubernetesAccess
 
 Json = dict[str, Any]
@@ -58,7 +59,7 @@ class KubernetesServer:
     def serving(self, tls: ssl.SSLContext | None = None) -> Iterator[Self]:
         """Serve on a free port until the block ends."""
         handler = type("_BoundHandler", (_Handler,), {"kubernetes": self})
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        with PatientHTTPServer(("127.0.0.1", 0), handler) as server:
             server.daemon_threads = True
             server.block_on_close = False
             if tls is not None:

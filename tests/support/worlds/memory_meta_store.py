@@ -9,7 +9,12 @@ from enum import Enum, auto
 from tidemill.controller.election.leadership import LeaseSeen
 from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.swap import StoredRecord, WriteAttempt
-from tidemill.controller.meta_store import RecordChange, StoreUnreachable, WriteFailure
+from tidemill.controller.meta_store import (
+    RecordChange,
+    StoreDamaged,
+    StoreUnreachable,
+    WriteFailure,
+)
 
 
 class Fault(Enum):
@@ -33,15 +38,21 @@ class Contents:
 class MemoryStore:
     """The store of one controller."""
 
+    has_specs = False
+
     def __init__(self, contents: Contents) -> None:
         self.contents = contents
         self.faults: list[Fault] = []  # of the next swaps, in order
-        self.is_unreachable = False
+        self.is_unreachable = self.is_damaged = False
+        self.answers_reads = asyncio.Event()  # Until then, the answers of reads are in flight.
+        self.answers_reads.set()
         self.late: list[tuple[str, WriteAttempt]] = []
 
     async def get(self, group: str) -> StoredRecord | None:
         self._check_reachable()
-        return self.contents.records.get(group)
+        found = self.contents.records.get(group)
+        await self.answers_reads.wait()
+        return found
 
     async def create(self, group: str, record: GroupRecord) -> StoredRecord | WriteFailure:
         self._check_reachable()
@@ -120,5 +131,7 @@ class MemoryStore:
         return written
 
     def _check_reachable(self) -> None:
+        if self.is_damaged:
+            raise StoreDamaged("the record of the test is damaged")
         if self.is_unreachable:
             raise StoreUnreachable("as the test wants it")

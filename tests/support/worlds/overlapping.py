@@ -45,7 +45,7 @@ class OverlappingWorld(World):
         while len(self._round_ends) > ROUNDS_MAX:
             self._move()
 
-    def tell(self, what: Callable[..., object], *arguments: Any) -> None:
+    def react(self, what: Callable[..., object], *arguments: Any) -> None:
         """Call `what`, a client's reaction to its answer, when the last round is committed."""
         self._told.append((self.engine.log.log_end, partial(what, *arguments)))
         self._release()

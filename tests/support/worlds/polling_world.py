@@ -15,9 +15,9 @@ from random import Random
 
 from tidemill.common.errors import Overloaded
 from tidemill.proxy.polling.counts import PollCounts
-from tidemill.proxy.polling.notifications import HintWatch, NotificationStart, NotificationStop
-from tidemill.proxy.polling.pair import PairKey
-from tidemill.proxy.polling.poll import LAST_LOOK_MS, Outcome, PollEnd, PopStep, ReceivePoll
+from tidemill.proxy.polling.notifications import NotificationStart, NotificationStop
+from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch, PollPair
+from tidemill.proxy.polling.poll import LAST_LOOK_MS, Outcome, PollEnd, PopStep
 from tidemill.proxy.polling.polling import FALSE_EMPTY_MS, Polling, PollWakeup, PopCancellation
 from tidemill.proxy.polling.timers import TICK_MS
 
@@ -36,8 +36,8 @@ class Broker:
 
     name: str
     ready: dict[int, int] = field(default_factory=dict)  # message -> time when it became ready
-    pops: list[Popping] = field(default_factory=list)
-    notifications: dict[tuple[HintWatch, int], int] = field(default_factory=dict)  # end time
+    pops: list[PopInFlight] = field(default_factory=list)
+    notifications: dict[tuple[PairWatch, int], int] = field(default_factory=dict)  # end time
     is_up: bool = True
     up_at_ms: int = -10_000
     stream: int = 0
@@ -46,10 +46,10 @@ class Broker:
 
 
 @dataclass(eq=False)
-class Popping:
+class PopInFlight:
     """One pop in flight."""
 
-    poll: ReceivePoll
+    poll: PairPoll
     broker: Broker
     until_ms: int
     stream: int
@@ -60,8 +60,8 @@ class Popping:
 class Client:
     """One receive."""
 
-    poll: ReceivePoll
-    popping: Popping | None = None
+    poll: PairPoll
+    popping: PopInFlight | None = None
     answer: PollEnd | None = None
     messages: list[int] = field(default_factory=list)
     is_running: bool = False
@@ -78,7 +78,7 @@ class World:
         self.brokers = {f"broker-{n}": Broker(f"broker-{n}") for n in range(brokers)}
         self.members = list(self.brokers)
         self.clients: list[Client] = []
-        self.of_poll: dict[ReceivePoll, Client] = {}
+        self.of_poll: dict[PairPoll, Client] = {}
         self.taken_by_others: set[int] = set()
         self.answered: set[int] = set()
         self.hidden: set[int] = set()
@@ -201,7 +201,7 @@ class World:
                     case PopCancellation():
                         self.stop_pop(self.of_poll[action.poll])
 
-    def ask(self, action: NotificationStart) -> None:
+    def ask(self, action: NotificationStart[PollPair]) -> None:
         self.asks += 1
         broker, watch, number = self.brokers[action.watch.broker], action.watch, action.number
         assert broker.is_up, "a broker that is down is asked nothing"
@@ -231,7 +231,7 @@ class World:
 
         self.at(self.latency(), arrive)
 
-    def hint(self, broker: Broker, watch: HintWatch, number: int, count: int) -> None:
+    def hint(self, broker: Broker, watch: PairWatch, number: int, count: int) -> None:
         stream = broker.stream
 
         def arrive() -> None:
@@ -240,7 +240,7 @@ class World:
 
         self.at(self.latency(), arrive)
 
-    def stop_asking(self, action: NotificationStop) -> None:
+    def stop_asking(self, action: NotificationStop[PollPair]) -> None:
         broker = self.brokers[action.watch.broker]
         entry = action.watch, action.number
         self.at(self.latency(), lambda: broker.notifications.pop(entry, None))
@@ -283,7 +283,7 @@ class World:
             return
         self.pops += 1
         broker = self.brokers[step.broker]
-        popping = Popping(client.poll, broker, self.now_ms + step.poll_ms, broker.stream)
+        popping = PopInFlight(client.poll, broker, self.now_ms + step.poll_ms, broker.stream)
         client.popping = popping
 
         def arrive() -> None:
@@ -314,7 +314,7 @@ class World:
 
         self.at(self.latency(), arrive)
 
-    def fail(self, client: Client, popping: Popping) -> None:
+    def fail(self, client: Client, popping: PopInFlight) -> None:
         if client.popping is popping:
             client.popping = None
             popping.broker.refused_at_ms = self.now_ms
@@ -336,7 +336,7 @@ class World:
                 self.hint(broker, watch, number, len(broker.ready))
             broker.notifications.clear()
 
-    def reply(self, popping: Popping, messages: list[int], *, was_parked: bool) -> None:
+    def reply(self, popping: PopInFlight, messages: list[int], *, was_parked: bool) -> None:
         broker, stream = popping.broker, popping.broker.stream
 
         def arrive() -> None:

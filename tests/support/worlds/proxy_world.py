@@ -18,6 +18,7 @@ from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary, Call
+from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -39,7 +40,7 @@ def run(
         async with (
             asyncio.timeout(20),
             MemoryBroker(auto_create=auto_create).serving() as broker,
-            ProxyWorld.open(broker, **settings) as world,
+            ProxyWorld.open(broker, calls=None, **settings) as world,
         ):
             await scenario(world)
 
@@ -49,7 +50,9 @@ def run(
 class ProxyWorld:
     """The methods of a proxy by their public names."""
 
-    def __init__(self, broker: MemoryBroker, settings: ProxySettings) -> None:
+    def __init__(
+        self, broker: MemoryBroker, settings: ProxySettings, calls: BrokerCalls | None = None
+    ) -> None:
         self.broker = broker
         self.metrics = ProxyMetrics()
         clock = SystemClock()
@@ -58,13 +61,15 @@ class ProxyWorld:
         self.link = self.cluster.brokers[0].link
         self.polling = PollingShell(self.cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
         telemetry = telemetry_of(settings, self.cluster, self.clients, clock)
-        calls = BrokerCalls()
+        calls = calls or BrokerCalls()
+        self.client_life = ClientLifecycle(self.cluster, self.clients, self.polling, clock)
         self.methods = wire(
             settings,
             self.cluster,
             self.polling,
             self.clients,
             telemetry,
+            self.client_life,
             clock,
             calls,
             PullPages(calls),
@@ -73,9 +78,12 @@ class ProxyWorld:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, broker: MemoryBroker, **settings: int) -> AsyncIterator[ProxyWorld]:
-        """Connect a proxy to `broker`."""
-        world = cls(broker, ProxySettings.model_validate({"brokers": [broker.address], **settings}))
+    async def open(
+        cls, broker: MemoryBroker, *, calls: BrokerCalls | None = None, **settings: int
+    ) -> AsyncIterator[ProxyWorld]:
+        """Connect a proxy to `broker`; `calls` go to another one."""
+        values = {"brokers": [broker.address], **settings}
+        world = cls(broker, ProxySettings.model_validate(values), calls)
         async with world.cluster.running():
             await world.cluster.configured()
             yield world
@@ -100,10 +108,13 @@ class ProxyWorld:
         *,
         headers: dict[str, str] = HEADERS,
         deadline_s: float | None = 10,
+        connection: str = "test",
     ) -> Response:
-        """Call a unary method."""
+        """Call a unary method on the connection with this key."""
         encoded = request if isinstance(request, bytes) else request.SerializeToString()
-        call = Call(headers, peer=lambda: "test", time_remaining_s=deadline_s)
+        call = Call(
+            headers, peer=lambda: "test", connection=connection, time_remaining_s=deadline_s
+        )
         answer = await self.boundary.unary(method, self.methods.unary[method], call, encoded)
         return response.FromString(answer)
 
@@ -124,11 +135,11 @@ class ProxyWorld:
         headers: dict[str, str] = HEADERS,
         deadline_s: float | None = 30,
         send: Callable[[service.ReceiveMessageResponse], Awaitable[None]] | None = None,
-        responses: Collected | None = None,
+        responses: ResponseCollector | None = None,
     ) -> list[service.ReceiveMessageResponse]:
         """Call ReceiveMessage and collect its items."""
-        responses = responses or Collected(send)
-        call = Call(headers, peer=lambda: "test", time_remaining_s=deadline_s)
+        responses = responses or ResponseCollector(send)
+        call = Call(headers, peer=lambda: "test", connection="test", time_remaining_s=deadline_s)
         method = self.methods.streaming["ReceiveMessage"]
         await self.boundary.streaming(
             "receive_message", method, call, request.SerializeToString(), responses
@@ -143,7 +154,7 @@ class ProxyWorld:
         return [item.message for item in items if item.HasField("message")]
 
 
-class Collected:
+class ResponseCollector:
     """The collected responses of a receive. `send` counts a response as handed over."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.archiving import NOW_MS, ArchiveWorld
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.jobs import replay, replay_plan
 from tidemill_pipeline.schema import ddl
@@ -44,9 +44,10 @@ def stored(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
 
 
 def replaying(
-    cluster: FakeCluster, archive: Archived, state: Path, **more: Any
+    cluster: FakeCluster, archive: ArchiveWorld, state: Path, **more: Any
 ) -> replay_plan.ReplaySettings:
     """Return a replay of the topic `orders` into `again` without retries of sends."""
+    cluster.create("again")
     return replay_plan.ReplaySettings(
         archive=archive.path,
         given={"topics": "orders"},

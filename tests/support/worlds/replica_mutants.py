@@ -149,7 +149,7 @@ def _keeps_what_was_cut(journal: Journal, _log_offset: int) -> Journal:
     return journal
 
 
-def _last_epoch_is_kept(journal: Journal, epoch: int, start: int) -> Journal:
+def _last_epoch_is_kept(journal: Journal, epoch: int, start: int, *, log_min: int) -> Journal:
     """Keep the existing entry if a new one begins at the same offset: E9."""
     if journal and journal[-1].start >= start:
         return journal

@@ -3,13 +3,13 @@
 The model covers the surroundings of these decisions. Replicas crash, and their disks keep a part of
 the log. Messages are late, repeated or lost. Controllers may take any replica for alive or dead.
 A log is a tuple of records, and offsets count records. A record is (epoch, number). Number 0 is the
-first record of its epoch.
+first record of its epoch. Records of epoch 0 are those of a broker that was alone.
 
     memory scope   a written record survives a kill; a power cut removes any tail of the log, and
                    the next start reports itself as unclean until a registration is accepted
     fsync scope    a synced record survives; a crash removes any tail of the other records
 
-The step that breaks an invariant raises `Broken` with its name.
+The step that breaks an invariant raises `InvariantBroken` with its name.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tidemill.broker.engine.replication.epoch_journal import (
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election import elect, membership, registration
 from tidemill.controller.election.membership import ChangeRejection
-from tidemill.controller.election.record import GroupRecord, RegisteredRun, view_of
+from tidemill.controller.election.record import GroupRecord, RegisteredRun, view_of, with_sets
 from tidemill.controller.election.registration import FencedRun, Registration
 
 Entry = tuple[int, int]  # epoch, and number in it
 Log = tuple[Entry, ...]
 
 
-class Broken(AssertionError):
+class InvariantBroken(AssertionError):
     """An invariant does not hold."""
 
 
@@ -55,6 +55,7 @@ class Scope(NamedTuple):
     stale_views: bool = True
     tells_confirm: bool = True  # the master sends replicas its confirmed offset
     min_in_sync: int = 2
+    crashes_in_begin: bool = False  # after the journal has an epoch, and before its first record
 
 
 class LateAck(NamedTuple):
@@ -155,6 +156,20 @@ def beginning(scope: Scope, *, members: tuple[int, ...] = (0, 1, 2)) -> State:
     return State(record, tuple(nodes), frozenset(), committed, 0, 0, 0, 0)
 
 
+def beginning_alone(scope: Scope) -> State:
+    """Return a group in its first epoch, of a broker that was alone and has a log.
+
+    The record permits one replica until enough are in sync (`decide`).
+    """
+    begin = beginning(scope._replace(min_in_sync=1), members=(0,))
+    log: Log = ((0, 0), (0, 1))
+    founder = begin.nodes[0]._replace(
+        log=log, durable=len(log), journal=(), confirm=len(log), view=None, lead=None, seen=0
+    )
+    others = tuple(node._replace(seen=0, stream=0) for node in begin.nodes[1:])
+    return begin._replace(nodes=(founder, *others), committed=log)
+
+
 def steps(state: State, scope: Scope) -> Iterator[Step]:
     """Yield all possible next steps. Raises Broken if a step breaks an invariant."""
     for n, node in enumerate(state.nodes):
@@ -173,13 +188,24 @@ def steps(state: State, scope: Scope) -> Iterator[Step]:
             yield f"accept {_names(proposal.sss)}", _with_record(state, after)
     if state.record.epoch < scope.epochs:
         yield from _elections(state)
+    if state.record.min_in_sync < scope.min_in_sync <= len(state.record.sss):
+        raised = state.record._replace(min_in_sync=scope.min_in_sync)
+        raised = with_sets(raised, raised.sss, frozenset())
+        yield f"raise min-in-sync to {scope.min_in_sync}", _with_record(state, raised)
 
 
 def _node_steps(state: State, n: int, node: Node, scope: Scope) -> Iterator[Step]:
     master = state.record.master
     if node.lead is not None or (master is not None and master.replica_id == n):
         # Other replicas learn an epoch from its master. An earlier view would only limit them.
-        yield f"learn {n}", _learned(state, n, node, view_of(state.record), scope)
+        after = _learned(state, n, node, view_of(state.record), scope)
+        yield f"learn {n}", after
+        begun = after.nodes[n]
+        may_crash = scope.crashes_in_begin and state.crashes < scope.crashes
+        if may_crash and len(begun.log) > len(node.log):
+            ready = node._replace(journal=begun.journal, seen=begun.seen)
+            crashed = _crashed(state, n, ready, len(node.log), scope, is_dirty=False)
+            yield f"crash {n} before the first record of its epoch", crashed
     if scope.stale_views:
         if master is not None and master.replica_id == n:
             late = node._replace(mail=view_of(state.record))
@@ -251,7 +277,7 @@ def _led(state: State, n: int, node: Node, lead: Commitment) -> State:
     after = _with_node(state, n, node._replace(lead=lead, confirm=max(node.confirm, lead.confirm)))
     short, long = sorted((confirmed, state.committed), key=len)
     if long[: len(short)] != short:
-        raise Broken(f"F-5: {n} confirms {confirmed}, and {state.committed} was confirmed")
+        raise InvariantBroken(f"F-5: {n} confirms {confirmed}, and {state.committed} was confirmed")
     if len(confirmed) > len(state.committed):
         after = after._replace(committed=confirmed)
         check_sets(after)
@@ -272,12 +298,14 @@ def _replications(
     mine = LogExtent(epoch_journal.cut_at(node.journal, len(node.log)), 0, len(node.log))
     agreement = epoch_journal.agree(mine, LogExtent(own, 0, len(other.log)))
     if not isinstance(agreement, CommonPrefix):
-        raise Broken(f"F-24: {r} and {n} diverge: {agreement}")
+        raise InvariantBroken(f"F-24: {r} and {n} diverge: {agreement}")
     cut = agreement.offset
     if not truncation.may_truncate(
         own, cut=cut, confirm=other.confirm, unclean_since=state.record.unclean_since
     ):
-        raise Broken(f"F-5: {r} should cut at {cut}, and knows of {other.confirm} confirmed")
+        raise InvariantBroken(
+            f"F-5: {r} should cut at {cut}, and knows of {other.confirm} confirmed"
+        )
     late = other.late if other.stream == epoch else other.late | acks_of(r, other, scope)
     kept = other._replace(
         late=late,
@@ -291,7 +319,7 @@ def _replications(
         log = kept.log + node.log[cut : cut + count]
         # In production the replicas compare a checksum of the bytes before the cut.
         if log != node.log[: len(log)]:
-            raise Broken(f"F-6: {r} has {log} of {n}'s {node.log}")
+            raise InvariantBroken(f"F-6: {r} has {log} of {n}'s {node.log}")
         confirm = kept.confirm
         if scope.tells_confirm:
             confirm = max(confirm, min(lead.confirm, len(log)))
@@ -338,10 +366,11 @@ def _learned(state: State, n: int, node: Node, view: ReplicationView, scope: Sco
     log_epoch = epoch_journal.last_epoch(epoch_journal.cut_at(node.journal, start))
     if not fencing.may_begin(view, me, epoch_seen=node.seen, log_epoch=log_epoch):
         return _with_node(state, n, node._replace(view=None))
-    journal = epoch_journal.with_epoch(epoch_journal.cut_at(node.journal, start), view.epoch, start)
+    earlier = epoch_journal.cut_at(node.journal, start)
+    journal = epoch_journal.with_epoch(earlier, view.epoch, start, log_min=0)
     for other in state.nodes:
         if other.lead is not None and other.lead.me != me and other.lead.view.epoch == view.epoch:
-            raise Broken(f"F-1: two masters of epoch {view.epoch}")
+            raise InvariantBroken(f"F-1: two masters of epoch {view.epoch}")
     begun = _written(node, (*node.log, (view.epoch, 0)), scope)._replace(
         journal=journal, stream=0, lead=Commitment(me, view, start + 1, node.confirm)
     )
@@ -430,7 +459,7 @@ def check_sets(state: State) -> None:
     record, committed = state.record, state.committed
     members = {member.replica_id for member in record.sss}
     if len(record.sss) >= record.min_in_sync and record.eligible:
-        raise Broken(f"F-13: {record.eligible} eligible beside {_names(record.sss)}")
+        raise InvariantBroken(f"F-13: {record.eligible} eligible beside {_names(record.sss)}")
     for n in sorted(members | record.eligible):
         node = state.nodes[n]
         # A replica that lost bytes stays in the sets until it reports the loss. Until then a
@@ -438,7 +467,7 @@ def check_sets(state: State) -> None:
         if has_lost(node):
             continue
         if node.log[: len(committed)] != committed:
-            raise Broken(f"F-4: {n} has {node.log}, and {committed} is confirmed")
+            raise InvariantBroken(f"F-4: {n} has {node.log}, and {committed} is confirmed")
 
 
 def check(state: State) -> None:
@@ -446,10 +475,13 @@ def check(state: State) -> None:
     check_sets(state)
     for n, node in enumerate(state.nodes):
         if node.log[: node.confirm] != state.committed[: node.confirm]:
-            raise Broken(f"F-5: {n} takes {node.log[: node.confirm]} for confirmed")
+            raise InvariantBroken(f"F-5: {n} takes {node.log[: node.confirm]} for confirmed")
         for entry in node.journal:
-            if entry.start < len(node.log) and node.log[entry.start] != (entry.epoch, 0):
-                raise Broken(f"F-15: {n} has {node.log}, and its journal says {node.journal}")
+            begin = (entry.epoch, 0), (0, 0)  # the first epoch has the records before it
+            if entry.start < len(node.log) and node.log[entry.start] not in begin:
+                raise InvariantBroken(
+                    f"F-15: {n} has {node.log}, and its journal says {node.journal}"
+                )
         for other in state.nodes[:n]:
             _check_matching(node.log, other.log)
 
@@ -457,7 +489,7 @@ def check(state: State) -> None:
 def _check_matching(one: Log, other: Log) -> None:
     same = [n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a == b]
     if same and one[: same[-1] + 1] != other[: same[-1] + 1]:
-        raise Broken(f"F-6: {one} and {other}")
+        raise InvariantBroken(f"F-6: {one} and {other}")
 
 
 def _names(members: frozenset[ReplicaRun]) -> str:

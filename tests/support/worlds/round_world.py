@@ -58,7 +58,7 @@ class Proxy:
         self.is_read = asyncio.Event()  # clear: `drained` waits
         self.is_read.set()
         self.config = pb.ConfigUpdate()  # the first one
-        self.link = ProxyLink(rounds, Traffic(), self, auto_create=True, newest=newest)
+        self.link = ProxyLink(rounds, Traffic(), self, newest=newest)
         self.requests: asyncio.Queue[pb.RequestFrame | None] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.ReplyFrame] = asyncio.Queue()
 
@@ -95,6 +95,7 @@ class RoundWorld:
         self.clock = ManualClock(self.world.now_ms)
         self.topic_id = self.world.topic()
         self.group_id = self.world.group()
+        self.world.pop(1)  # the first pop of a group records that it reads the topic
         self.syncs = GatedSyncs()
         self.polls = LongPolling(parked_max=parked_max)
         self.durability = Durability(self.world.engine, self.syncs, rounds_max=rounds_max)

@@ -102,7 +102,7 @@ class SeveralBrokers(ProxyWorld):
         """Return the non-zero samples of the polls by name and label values."""
         registry = Registry(cluster="c", node_type="proxy", node_id="p")
         PollingMetrics(registry, self.polling, self.cluster.knows)
-        text = generate_latest(_Collected(registry)).decode()
+        text = generate_latest(_RegistryAdapter(registry)).decode()
         common = {"cluster", "node_type", "node_id"}
         found: dict[str, dict[frozenset[str], float]] = {}
         for family in text_string_to_metric_families(text):
@@ -113,7 +113,7 @@ class SeveralBrokers(ProxyWorld):
         return found
 
 
-class _Collected:
+class _RegistryAdapter:
     """An adapter from a registry to the text encoder."""
 
     def __init__(self, registry: Registry) -> None:

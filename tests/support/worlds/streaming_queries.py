@@ -21,8 +21,8 @@ def run_to_end(writer: Any) -> None:
         try:
             writer.trigger(availableNow=True).start().awaitTermination()
         except StreamingQueryException as error:
-            told = error_summary(error)
-            if told is None or told[0] != TimeoutError.__name__ or attempt == STARTS_MAX - 1:
+            summary = error_summary(error)
+            if summary is None or summary[0] != TimeoutError.__name__ or attempt == STARTS_MAX - 1:
                 raise
         else:
             return

@@ -43,7 +43,7 @@ SPINS_MAX = 3_000  # calls without progress of the clock: the broker would use a
 STRIDE_MS = 900 * SECOND_MS  # well under a revolution of the small wheel
 
 
-class Delivered(NamedTuple):
+class TimerDelivery(NamedTuple):
     """A message that a timer delivered to a topic."""
 
     text: str
@@ -71,7 +71,7 @@ class TimerWorld(World):
     ) -> None:
         """Open an engine. `before` is the previous world, whose fold continues."""
         self.fold: LogChecker = before.fold if before else LogChecker()
-        self.delivered: list[Delivered] = before.delivered if before else []
+        self.delivered: list[TimerDelivery] = before.delivered if before else []
         self._judged_to: int = before._judged_to if before else 0
         super().__init__(
             disk, config=config, now_ms=now_ms, is_followed=is_followed, timer=timer, **changes
@@ -193,7 +193,7 @@ class TimerWorld(World):
         topic = self.fold.timers.topics[place.topic_id]
         text = text_of(tail)
         self.delivered.append(
-            Delivered(
+            TimerDelivery(
                 text,
                 cause.timer_id,
                 cause.due_at_ms,
@@ -232,6 +232,13 @@ class TimerWorld(World):
         else:
             assert steps < 100_000, "background work does not come to an end"
         self.judge()
+
+
+class UnjudgedWorld(TimerWorld):
+    """A world whose log is not checked: retention removes messages that nobody has read."""
+
+    def judge(self) -> None:
+        """Check nothing."""
 
 
 def open_timers(engine: Engine) -> Iterator[tuple[int, int, int]]:

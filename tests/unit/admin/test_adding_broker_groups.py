@@ -26,12 +26,17 @@ class Client(CallsByRequest):
             raise BrokerTimeout("no broker answers")
         return pb.BrokerStatus(name=self._name)
 
+    async def get_config(self, _request: pb.GetConfigRequest) -> pb.ConfigUpdate:
+        return pb.ConfigUpdate(
+            broker_name="broker-0", membership=pb.Membership(cluster_id=self._home.cluster_id)
+        )
+
     async def add_broker_group(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
         self._home.addresses.setdefault(request.name, request.address)
         if self._home.moves_members:
             self._home.addresses[request.name] = request.address
         address = self._home.addresses[request.name]
-        return pb.BrokerGroup(member=pb.Member(name=request.name, address=address))
+        return pb.BrokerGroup(member=pb.ClusterMember(name=request.name, address=address))
 
     async def list_broker_groups(self, request: pb.ListBrokerGroupsRequest) -> pb.BrokerGroupList:
         assert request.with_backlog
@@ -52,6 +57,7 @@ class Cluster:
     def __init__(self) -> None:
         self.addresses = {"broker-0": "h0:1", "broker-1": "h1:1"}
         self.is_up = True
+        self.cluster_id = "c"
         self.moves_members = True
         self._at = {f"h{n}:1": f"broker-{n}" for n in range(3)}
 
@@ -86,9 +92,17 @@ def test_a_broker_with_the_name_at_the_address_is_added() -> None:
     assert add(cluster, "broker-2", "h2:1").group.address == "h2:1"
 
 
+def test_a_broker_group_that_is_alone_adds_itself_first() -> None:
+    cluster = Cluster()
+    cluster.cluster_id = ""
+    with pytest.raises(Conflict, match="tidemill broker-group add broker-0 ADDRESS"):
+        add(cluster, "broker-2", "h2:1")
+    assert "broker-2" not in cluster.addresses
+
+
 def test_without_force_a_broker_must_answer_at_the_address() -> None:
     cluster = Cluster()
-    with pytest.raises(BrokerGroupUnreachable, match="no broker answers at h9:1"):
+    with pytest.raises(Conflict, match="no broker answers at h9:1"):
         add(cluster, "broker-9", "h9:1")
     with pytest.raises(Conflict, match="is called broker-2, not broker-9"):
         add(cluster, "broker-9", "h2:1")
@@ -99,7 +113,7 @@ def test_without_force_a_broker_must_answer_at_the_address() -> None:
 
 def test_a_member_is_not_moved_to_an_address_without_a_broker() -> None:
     cluster = Cluster()
-    with pytest.raises(BrokerGroupUnreachable, match="broker-1 stays at h1:1"):
+    with pytest.raises(Conflict, match="broker-1 stays at h1:1"):
         add(cluster, "broker-1", "h9:1")
     assert cluster.addresses["broker-1"] == "h1:1"
     # The same address needs no check, so a drain can be undone while the member is down.

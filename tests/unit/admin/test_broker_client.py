@@ -23,6 +23,7 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
 
 TIMEOUT_MS = 10_000
+FOUND_WITHIN_S = 20.0
 SERVICE = "tidemill.broker.v1.BrokerAdmin"
 
 
@@ -55,13 +56,8 @@ def test_a_call_between_two_connection_attempts_waits_for_the_next_one() -> None
                     calls.GET_CONFIG, pb.GetConfigRequest()
                 )
             )
-            server = grpc.aio.server()
-            handler = grpc.method_handlers_generic_handler(SERVICE, {"GetConfig": GET_CONFIG})
-            server.add_generic_rpc_handlers((handler,))
-            server.add_insecure_port(address)
-            await server.start()
-            assert (await call).broker_name == "late"
-            await server.stop(None)
+            async with broker_at(address):
+                assert (await call).broker_name == "late"
 
     with reserved_port() as reserved:
         host, port = reserved.getsockname()
@@ -105,6 +101,71 @@ class HealthServer:
         yield f"127.0.0.1:{port}"
         self.released.set()
         await server.stop(None)
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """A DNS server: every name has one IPv4 address."""
+
+    def __init__(self) -> None:
+        self.address = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+
+    def datagram_received(self, question: bytes, peer: Any) -> None:
+        end = question.index(b"\0", 12) + 5
+        is_ipv4 = question[end - 4 : end - 2] == b"\0\1"
+        record = b"\xc0\x0c\0\1\0\1" + bytes(4) + b"\0\4" + socket.inet_aton(self.address)
+        header = question[:2] + b"\x81\x80\0\1" + (b"\0\1" if is_ipv4 else b"\0\0") + bytes(4)
+        self.transport.sendto(header + question[12:end] + record * is_ipv4, peer)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        loop = asyncio.get_running_loop()
+        _, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", 0))
+        host, port = self.transport.get_extra_info("sockname")
+        try:
+            yield f"{host}:{port}"
+        finally:
+            self.transport.close()
+
+
+@contextlib.asynccontextmanager
+async def broker_at(address: str) -> AsyncIterator[int]:
+    """Serve GetConfig at host:port; yield the port."""
+    server = grpc.aio.server()
+    handler = grpc.method_handlers_generic_handler(SERVICE, {"GetConfig": GET_CONFIG})
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+def test_a_broker_with_another_address_is_found_soon() -> None:
+    """A replaced pod has another address, and gRPC asks for it only every 30 s by default."""
+
+    async def scenario() -> None:
+        names = NameServer()
+        async with contextlib.AsyncExitStack() as running:
+            enter = running.enter_async_context
+            server = await enter(names.serving())
+            async with broker_at("127.0.0.2:0") as port:
+                names.address = "127.0.0.2"
+                address = f"dns://{server}/broker.test:{port}"
+                client = await enter(broker_client(address, timeout_ms=TIMEOUT_MS))
+                await client.call(calls.GET_CONFIG, pb.GetConfigRequest())
+            await enter(broker_at(f"127.0.0.3:{port}"))
+            names.address = "127.0.0.3"
+            async with asyncio.timeout(FOUND_WITHIN_S):
+                while True:
+                    with contextlib.suppress(BrokerUnreachable):
+                        await client.call(calls.GET_CONFIG, pb.GetConfigRequest())
+                        return
+
+    asyncio.run(scenario())
 
 
 def channel_to(address: str) -> grpc.aio.Channel:
@@ -171,6 +232,23 @@ def test_a_call_on_a_closed_connection_raises_broker_unreachable() -> None:
     asyncio.run(scenario())
 
 
+def test_a_call_that_waits_for_a_connection_when_it_is_closed_raises_broker_unreachable() -> None:
+    async def scenario(address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            client = BrokerClient(channel, timeout_ms=TIMEOUT_MS)
+            call = asyncio.create_task(client.call(calls.GET_CONFIG, pb.GetConfigRequest()))
+            await channel.wait_for_state_change(grpc.ChannelConnectivity.IDLE)
+            await channel.close()
+            with pytest.raises(BrokerUnreachable, match="was closed"):
+                await call
+            with pytest.raises(BrokerUnreachable, match="was closed"):
+                await client.is_serving()
+
+    with reserved_port() as reserved:
+        host, port = reserved.getsockname()
+        asyncio.run(scenario(f"{host}:{port}"))
+
+
 def test_a_connection_can_be_closed_after_any_number_of_loop_turns() -> None:
     async def scenario() -> None:
         server = grpc.aio.server()
@@ -216,13 +294,13 @@ class Replica:
         await server.stop(None)
 
 
-def group_led_by(master: int, addresses: list[str]) -> wire.Group:
-    view = replication.GroupView(
+def group_led_by(master: int, addresses: list[str]) -> wire.BrokerGroupStatus:
+    view = replication.ReplicationView(
         version=master + 1,
-        master=replication.Member(replica_id=master),
+        master=replication.ReplicaRun(replica_id=master),
         addresses=dict(enumerate(addresses)),
     )
-    return wire.Group(name="broker-0", view=view)
+    return wire.BrokerGroupStatus(name="broker-0", view=view)
 
 
 def test_a_rejected_send_waits_for_the_next_master() -> None:
@@ -255,5 +333,56 @@ def test_an_error_that_another_replica_cannot_avoid_is_raised_at_once(
                 with pytest.raises(UnavailableError, match="not here"):
                     await client.call(calls.STORE_MESSAGE, pb.StoreMessageRequest())
         assert replica.calls == 1
+
+    asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def lost_once(method: str, reply: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Serve a broker that loses its connection after one request; yield address and requests."""
+    requests: list[bytes] = []
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        requests.append(request)
+        if len(requests) == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
+        return reply
+
+    server = grpc.aio.server()
+    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}", requests
+    await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "repeats"),
+    [
+        (calls.PUT_TOPIC, pb.PutTopicRequest(name="t", queues=2), True),
+        (calls.PUT_GROUP, pb.PutGroupRequest(name="g"), True),
+        (calls.DELETE_TOPIC, pb.DeleteTopicRequest(name="t", dry_run=True), True),
+        (calls.DELETE_TOPIC, pb.DeleteTopicRequest(name="t"), False),
+        (calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name="t"), True),
+        (calls.STORE_MESSAGE, pb.StoreMessageRequest(), False),
+    ],
+)
+def test_a_lost_call_is_repeated_if_that_changes_nothing_more(
+    call: Any, request_: Any, repeats: bool
+) -> None:
+    """A master that hands over closes its connections, so a planned move is no error."""
+    method = type(request_).__name__.removesuffix("Request")
+
+    async def scenario() -> None:
+        async with lost_once(method, b"") as (address, requests):
+            masters = MasterAddresses(ControllerClients(["127.0.0.1:1"]))
+            async with broker_client(address, timeout_ms=TIMEOUT_MS, masters=masters) as client:
+                if repeats:
+                    await client.call(call, request_)
+                else:
+                    with pytest.raises(BrokerUnreachable):
+                        await client.call(call, request_)
+            assert len(requests) == (2 if repeats else 1)
 
     asyncio.run(scenario())

@@ -12,6 +12,7 @@ from tidemill.admin.json.messages import NewMessage
 from tidemill.admin.messages.compose import DELAY_LEVELS_MS, Composer
 from tidemill.admin.messages.message_ids import MessageIds
 from tidemill.common.errors import BadRequest, IllegalDeliveryTime, IllegalTag, MessageTypeConflict
+from tidemill.common.item_bytes import ITEM_BYTES_MAX
 from tidemill.message import stored_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -20,7 +21,7 @@ BEGIN_OF_2021_S = 1_609_459_200
 
 
 def composer() -> Composer:
-    return Composer(ManualClock(NOW_MS))
+    return Composer(ManualClock(NOW_MS), item_bytes_max=ITEM_BYTES_MAX)
 
 
 def test_an_id_has_the_format_of_the_official_clients() -> None:
@@ -41,7 +42,7 @@ def test_ids_are_upper_case_and_all_different() -> None:
     assert all(each == each.upper() for each in made)
 
 
-def test_the_delay_levels_are_those_of_older_clients() -> None:
+def test_the_delay_levels_match_older_clients() -> None:
     seconds = (
         1,
         5,

@@ -37,15 +37,15 @@ async def app(scope: Scope, _receive: Receive, send: Send) -> None:
 @contextlib.asynccontextmanager
 async def served(application: ASGIApp = app) -> AsyncIterator[Connect]:
     opened: list[asyncio.StreamWriter] = []
-    with listening("127.0.0.1", 0) as listener:
-        address = listener.getsockname()
+    with listening("127.0.0.1", 0) as listeners:
+        address = listeners[0].getsockname()
 
         async def connect() -> Ends:
             reader, writer = await asyncio.open_connection(*address)
             opened.append(writer)
             return reader, writer
 
-        async with asyncio.timeout(WAIT_S), serving(application, listener, 0):
+        async with asyncio.timeout(WAIT_S), serving(application, listeners, 0):
             yield connect
             for writer in opened:
                 writer.transport.abort()

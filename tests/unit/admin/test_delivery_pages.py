@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
-from tidemill.admin.http.paging import encode_token
 from tidemill.admin.messages.delivery_pages import DeliveryCursor, cursor_of, merged, position_after
-from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 OF = {
@@ -56,11 +54,5 @@ def test_pages_contain_each_message_once_in_order(page_size: int, looked_at: int
     )
 
 
-@pytest.mark.parametrize("text", ["", "1", "1:a:2", "1:a:2:x", "1:a:2:3:4", "-1:a:2:3", "²:a:2:3"])
-def test_an_invalid_token_is_rejected(text: str) -> None:
-    with pytest.raises(BadRequest):
-        cursor_of(encode_token(text))
-
-
 def test_a_token_contains_its_cursor() -> None:
-    assert cursor_of(encode_token("7:broker-0:8:9")) == DeliveryCursor(7, "broker-0", 8, 9)
+    assert cursor_of("7:broker-0:8:9") == DeliveryCursor(7, "broker-0", 8, 9)

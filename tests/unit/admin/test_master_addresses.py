@@ -8,13 +8,15 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
 
 
-def group(*, master: int, version: int, addresses: tuple[str, ...] = ("a:1", "b:1")) -> wire.Group:
-    view = replication.GroupView(
+def group(
+    *, master: int, version: int, addresses: tuple[str, ...] = ("a:1", "b:1")
+) -> wire.BrokerGroupStatus:
+    view = replication.ReplicationView(
         version=version,
-        master=replication.Member(replica_id=master),
+        master=replication.ReplicaRun(replica_id=master),
         addresses=dict(enumerate(addresses)),
     )
-    return wire.Group(name="broker-0", view=view)
+    return wire.BrokerGroupStatus(name="broker-0", view=view)
 
 
 def test_any_replica_stands_for_the_master_and_an_unknown_address_for_itself() -> None:

@@ -35,3 +35,20 @@ def test_every_parameter_and_call_has_a_description() -> None:
             ]
             silent += [] if operation.get("description") else [f"{method} {path}"]
     assert not silent
+
+
+def test_operations_have_stable_unique_names() -> None:
+    names = [
+        operation["operationId"]
+        for operations in document()["paths"].values()
+        for operation in operations.values()
+    ]
+    assert len(set(names)) == len(names)
+    assert {"putTopic", "putGroup", "listTimers"} <= set(names)
+
+
+def test_errors_are_documented_as_problems() -> None:
+    for path, operations in document()["paths"].items():
+        for method, operation in operations.items():
+            content = operation["responses"]["default"]["content"]
+            assert list(content) == ["application/problem+json"], f"{method} {path}"

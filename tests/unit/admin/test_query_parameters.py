@@ -98,6 +98,34 @@ def test_the_error_names_the_known_parameters(method: str, path: str, hint: str)
     assert hint in refused.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(
+            f"timers?pageToken={token}"
+            for token in ("", "5", "5:x", ":1", "-1:1", "²:1:b-0", "5:1:" + "b" * 300)
+        ),
+        *(
+            f"groups/g/deliveries?pageToken={token}"
+            for token in ("", "1", "1:a:2", "1:a:2:x", "1:a:2:3:4", "-1:a:2:3", "²:a:2:3")
+        ),
+        *(
+            f"messages/m/trace?cursor={cursor}"
+            for cursor in ("x", "é", "a:-1:0:10:x", "a:0:0:x", "a:1.5:0:10:x", "a:0:0:10:x,")
+        ),
+    ],
+)
+def test_an_invalid_position_in_a_list_is_refused(query: str) -> None:
+    refused = ask(UnusedBroker(), "GET", f"/api/v1/{query}")
+    assert (refused.status_code, refused.json()["code"]) == (400, 40000)
+
+
+@pytest.mark.parametrize("path", ["timers/7:cancel", "clients/c:stack", "groups/g:resetOffset"])
+def test_an_action_refuses_other_methods_before_it_reads_anything(path: str) -> None:
+    refused = ask(UnusedBroker(), "GET", f"/api/v1/{path}?zebra=1")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
 @pytest.mark.parametrize(("query", "in_body"), [(True, False), (False, True), (False, False)])
 def test_the_query_or_the_body_can_request_a_dry_run(*, query: bool, in_body: bool) -> None:
     broker = ResetBroker()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +13,7 @@ from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers, Brokers
 from tidemill.admin.json.messages import MessageTraceView
 from tidemill.admin.messages.trace import LOG_BYTES_MAX, LOG_BYTES_PER_REQUEST, trace
-from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
+from tidemill.common.errors import BrokerGroupUnreachable, MessageNotFound
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 MIB = 1 << 20
@@ -48,7 +46,7 @@ class Log(CallsByRequest):
             ],
             next_position=until,
             log_end=self.end,
-            log_id="the log",
+            log_id="the-log",
             damaged_bytes=self.damaged if len(self.asked) == 1 else 0,
         )
 
@@ -78,8 +76,8 @@ def traced(*logs: Log, cursor: str = "", is_gone: bool = False) -> MessageTraceV
     return asyncio.run(trace(cluster, "m", cursor, is_gone=look))
 
 
-def cursor_of(places: object) -> str:
-    return base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
+def cursor_of(places: dict[str, list[object]]) -> str:
+    return ",".join(":".join(map(str, [name, *place])) for name, place in places.items())
 
 
 def positions(found: MessageTraceView) -> list[int]:
@@ -99,7 +97,7 @@ def test_a_call_reads_up_to_the_limit_and_the_next_call_continues() -> None:
         page = traced(log, cursor=cursor)
         found, cursor, calls = found + positions(page), page.cursor, calls + 1
     assert (found, calls) == ([MIB, 2 * MIB, far], 3)
-    assert {request.log_id for request in log.asked[1:]} == {"the log"}
+    assert {request.log_id for request in log.asked[1:]} == {"the-log"}
 
 
 def test_a_log_that_was_read_to_its_end_is_not_read_again() -> None:
@@ -121,40 +119,16 @@ def test_an_unreachable_broker_is_named_and_the_others_are_read() -> None:
         traced(Log("broker-0", [], 10))
 
 
-@pytest.mark.parametrize(
-    "cursor",
-    [
-        "x",
-        "e30",
-        "é",
-        cursor_of({}),
-        cursor_of([]),
-        cursor_of({"a": 1}),
-        cursor_of({"a": [-1, 0, 10, "x"]}),
-        cursor_of({"a": [0, -1, 10, "x"]}),
-        cursor_of({"a": [0, 1 << 32, 10, "x"]}),
-        cursor_of({"a": [0, 0, 1 << 63, "x"]}),
-        cursor_of({"a": [10, 0, 10, "x"]}),
-        cursor_of({"a": [0, 0, 10, 7]}),
-        cursor_of({"a": [0, 0, 10]}),
-        cursor_of({"a": "0123"}),
-        cursor_of({"a": [1.5, 0, 10, "x"]}),
-        cursor_of({"a": [0, 0, float("inf"), "x"]}),
-        cursor_of({"a": [float("nan"), 0, 10, "x"]}),
-        cursor_of({"a": [False, 0, True, "x"]}),
-        cursor_of({"a": [0, 0, 10, "\ud800"]}),
-        cursor_of({"\ud800": [0, 0, 10, "x"]}),
-        base64.urlsafe_b64encode(b"[" * 12_000).decode(),
-    ],
-)
-def test_an_invalid_cursor_is_rejected(cursor: str) -> None:
-    with pytest.raises(BadRequest):
-        traced(Log("broker-0", [5], 10), cursor=cursor)
+def test_a_cursor_with_numbers_beyond_any_log_is_read_like_the_end() -> None:
+    log = Log("broker-0", [5], 10)
+    beyond = {"broker-0": [10**18 * 9, 10**9 * 9, 10**19 - 1, "the-log"], "b": [10, 0, 10, "x"]}
+    found = traced(log, cursor=cursor_of(beyond))
+    assert (positions(found), found.cursor, found.unreachable) == ([], None, ["b"])
 
 
 def test_an_unknown_broker_group_in_a_cursor_is_named_and_the_others_are_read() -> None:
     log = Log("broker-0", [5], 10)
-    places = {"removed": [0, 0, 10, "x"], "broker-0": [0, 0, 10, "the log"]}
+    places = {"removed": [0, 0, 10, "x"], "broker-0": [0, 0, 10, "the-log"]}
     found = traced(log, cursor=cursor_of(places))
     assert (positions(found), found.unreachable, found.cursor) == ([5], ["removed"], None)
     found = traced(log, cursor=cursor_of({"removed": [0, 0, 10, "x"]}))
@@ -171,13 +145,13 @@ def test_a_broker_group_that_was_removed_between_two_calls_is_named() -> None:
 
 def test_a_trace_ends_at_the_end_of_the_log_even_if_the_cursor_has_a_later_end() -> None:
     log = Log("broker-0", [5], 10)
-    found = traced(log, cursor=cursor_of({"broker-0": [0, 0, 1 << 40, "the log"]}))
+    found = traced(log, cursor=cursor_of({"broker-0": [0, 0, 1 << 40, "the-log"]}))
     assert (positions(found), found.cursor, len(log.asked)) == ([5], None, 1)
 
 
 def test_a_call_ends_after_a_page_without_progress() -> None:
     log = Log("broker-0", [], 10, is_stuck=True)
-    cursor = cursor_of({"broker-0": [3, 0, 10, "the log"]})
+    cursor = cursor_of({"broker-0": [3, 0, 10, "the-log"]})
     assert traced(log, cursor=cursor).left_bytes == 7
     assert len(log.asked) == 1
 

@@ -9,6 +9,7 @@ import pytest
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.settings import BrokerSettings
+from tidemill.common.addresses import in_brackets
 from tidemill.common.settings import ProcessSettings
 
 OF_THE_SHELL = {
@@ -78,7 +79,8 @@ REPLICA = ["--replica-id=0", "--controllers=a:10912", "--plain-links"]
 def test_a_replica_needs_an_address_that_others_reach(
     host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for flags in ([f"--grpc-host={host}"], [f"--replica-address={host or '0.0.0.0'}:10911"]):
+    address = f"{in_brackets(host or '0.0.0.0')}:10911"
+    for flags in ([f"--grpc-host={host}"], [f"--replica-address={address}"]):
         with pytest.raises(SystemExit):
             BrokerSettings.load([*REPLICA, *flags])
         assert "set replica_address" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from tidemill.broker.controller_link.sessions import (
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
 
-ME = replication.Member(replica_id=1, incarnation="b" * 32)
+ME = replication.ReplicaRun(replica_id=1, incarnation="b" * 32)
 
 
 class World:
@@ -147,7 +147,7 @@ def test_the_next_run_registers_in_place_of_the_last() -> None:
     world.registered()
     world.sessions.note_broker_end("killed")
     world.take()
-    again = replication.Member(replica_id=1, incarnation="c" * 32)
+    again = replication.ReplicaRun(replica_id=1, incarnation="c" * 32)
     world.say(wire.SessionUp(register=wire.Register(member=again)))
     world.welcome(0, "b")
     registers = [up.register for _, up in world.take() if up.WhichOneof("message") == "register"]
@@ -160,7 +160,7 @@ def test_a_broker_that_emptied_its_store_registers_as_another_run() -> None:
     world.say(wire.SessionUp(register=wire.Register(member=ME, store_uuid="s", is_clean=True)))
     world.welcome(0)
     [late] = [up.number for _, up in world.take() if up.WhichOneof("message") == "register"]
-    again = replication.Member(replica_id=1, incarnation="c" * 32)
+    again = replication.ReplicaRun(replica_id=1, incarnation="c" * 32)
     world.say(wire.SessionUp(register=wire.Register(member=again)))
     world.answer(0, late, "done")
     world.welcome(0, "b")
@@ -171,10 +171,10 @@ def test_a_broker_that_emptied_its_store_registers_as_another_run() -> None:
 def test_the_broker_gets_a_view_once_from_several_controllers() -> None:
     world = World()
     world.registered()
-    view = replication.GroupView(epoch=1, version=4)
+    view = replication.ReplicationView(epoch=1, version=4)
     world.hear(0, wire.SessionDown(view=view))
     world.hear(1, wire.SessionDown(view=view))
-    world.hear(1, wire.SessionDown(view=replication.GroupView(epoch=1, version=3)))
+    world.hear(1, wire.SessionDown(view=replication.ReplicationView(epoch=1, version=3)))
     world.take()
     assert [down.view.version for down in world.to_broker] == [4]
 
@@ -216,7 +216,7 @@ def test_a_supervisor_without_controllers_waits_and_registers_later() -> None:
 
 
 def view(version: int) -> wire.SessionDown:
-    return wire.SessionDown(view=replication.GroupView(epoch=3, version=version))
+    return wire.SessionDown(view=replication.ReplicationView(epoch=3, version=version))
 
 
 def test_a_broker_gets_views_only_after_its_registration() -> None:

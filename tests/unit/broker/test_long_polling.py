@@ -147,6 +147,23 @@ def test_the_polls_of_one_key_are_limited() -> None:
     polls.park(receiver, pop(PARKED_PER_KEY_MAX, topic=9), deadline_ms=10)
 
 
+def test_a_group_with_many_parked_polls_leaves_room_for_others() -> None:
+    polls, receiver = LongPolling(parked_max=256), Receiver()
+    for request_id in range(224):
+        polls.park(receiver, pop(request_id, topic=request_id), deadline_ms=10)
+    with pytest.raises(Overloaded, match="of this consumer group"):
+        polls.park(receiver, pop(1_000), deadline_ms=10)
+    for request_id in (300, 301):
+        other = pop(request_id)._replace(group_id=GROUP + 1)
+        polls.park(receiver, other, deadline_ms=10)
+    polls.cancel(receiver, 300)
+    polls.park(receiver, pop(302)._replace(group_id=GROUP + 1), deadline_ms=10)
+    for request_id in range(224):
+        polls.cancel(receiver, request_id)
+    for request_id in range(222):
+        polls.park(receiver, pop(request_id, topic=request_id), deadline_ms=10)
+
+
 def test_deadlines_of_answered_polls_do_not_pile_up() -> None:
     polls, receiver = LongPolling(), Receiver()
     for request_id in range(1_000):

@@ -66,7 +66,8 @@ def test_a_page_continues_within_a_group() -> None:
             for item in page.items
         ]
         wide = [(f"wide-{n}", number) for n in range(TOPICS) for number in range(WIDE)]
-        expected = [("first", *place) for place in wide]
+        expected = [("billing", "orders", 0)]
+        expected += [("first", *place) for place in wide]
         expected += [("first", "pulled", 2 * number) for number in range(PULLED)]
         expected += [("second", *place) for place in wide]
         assert places == expected

@@ -107,7 +107,7 @@ def test_a_read_returns_committed_messages_without_waiting_for_a_sync() -> None:
     ("request_", "error"),
     [
         (pb.ReadMessagesRequest(topic="none"), "TopicNotFound"),
-        (pb.ReadMessagesRequest(topic=TOPIC, queue_id=2), "BadRequest"),
+        (pb.ReadMessagesRequest(topic=TOPIC, queue_id=2), "QueueNotFound"),
         (pb.ReadMessagesRequest(topic=TOPIC, from_offset=-1), "IllegalOffset"),
     ],
 )

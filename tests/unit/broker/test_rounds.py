@@ -26,7 +26,7 @@ from tidemill.broker.server.link.pops import ROOM_WAIT_MS
 from tidemill.broker.server.round.rounds import REFRESH_MS
 from tidemill.broker.server.round.turn import Turn
 from tidemill.broker.sync_process import SyncFailed
-from tidemill.common.errors import Draining, TopicNotFound
+from tidemill.common.errors import Draining, QueryFailed, TopicNotFound
 from tidemill.common.metrics import Registry
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -301,7 +301,7 @@ def test_background_work_continues_under_constant_load() -> None:
     )
 
 
-def test_messages_deleted_before_the_reply_are_left_out() -> None:
+def test_messages_deleted_before_the_reply_are_omitted() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         inner = world.world
         inner.send("first")
@@ -517,19 +517,19 @@ def test_a_call_that_fails_without_a_change_does_not_end_the_rounds() -> None:
     in_world(scenario)
 
 
-class Broken(Exception):
+class UnexpectedError(Exception):
     """An unexpected error."""
 
 
 def put_and_break(engine: Engine, turn: Turn) -> None:
     engine.administration.put_topic("new", type_=None, queues=1, now_ms=turn.now_ms)
-    raise Broken
+    raise UnexpectedError
 
 
 def ack_and_break(engine: Engine, turn: Turn) -> None:
     (slot,) = (slot for slot, live in enumerate(engine.state.table.live) if live)
     assert engine.consumption.acks.add_live(slot, 1, turn.now_ms)
-    raise Broken
+    raise UnexpectedError
 
 
 def read_a_broken_disk(_engine: Engine, _turn: Turn) -> None:
@@ -543,8 +543,8 @@ def break_an_invariant(_engine: Engine, _turn: Turn) -> None:
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (put_and_break, Broken),
-        (ack_and_break, Broken),
+        (put_and_break, UnexpectedError),
+        (ack_and_break, UnexpectedError),
         (read_a_broken_disk, OSError),
         (break_an_invariant, AssertionError),
     ],
@@ -571,6 +571,42 @@ def test_a_call_that_fails_after_a_change_ends_the_rounds(
         asyncio.run(in_time())
     assert raised.group_contains(error)
     assert not answered
+
+
+@pytest.mark.parametrize("read", [read_a_broken_disk, break_an_invariant])
+def test_a_read_that_fails_unexpectedly_fails_alone(read: Callable[[Engine, Turn], None]) -> None:
+    async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
+        with pytest.raises(QueryFailed, match="its log has it"):
+            await world.rounds.read(read)
+        assert world.rounds.failed_read_count == 1
+        with pytest.raises(TopicNotFound):
+            await world.rounds.read(find_no_topic)
+        assert world.rounds.failed_read_count == 1, "an expected error is no failure"
+        assert await world.rounds.call(lambda _engine, _turn: "the rounds go on")
+
+    in_world(scenario)
+
+
+def find_no_topic(_engine: Engine, _turn: Turn) -> None:
+    raise TopicNotFound("there is none")
+
+
+@pytest.mark.parametrize("call", [put_and_break, ack_and_break])
+def test_a_read_that_changes_the_state_ends_the_rounds(
+    call: Callable[[Engine, Turn], None],
+) -> None:
+    async def main() -> None:
+        world = RoundWorld()
+        world.world.send("a", topic="popped")
+        world.world.pop(topic="popped")
+        async with asyncio.timeout(20), world.running():
+            with contextlib.suppress(UnexpectedError):
+                await world.rounds.read(call)
+            await world.rounds.call(lambda _engine, _turn: None)
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        asyncio.run(main())
+    assert raised.group_contains(UnexpectedError)
 
 
 def test_an_idle_loop_does_no_round() -> None:
@@ -941,7 +977,7 @@ def test_a_jump_of_the_clock_does_not_end_an_invisible_duration() -> None:
     in_world(scenario)
 
 
-def test_a_damaged_message_is_left_out_counted_and_logged() -> None:
+def test_a_damaged_message_is_omitted_counted_and_logged() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         engine, disk = world.world.engine, world.world.disk
         await proxy.send(world.append_frame("a", "b", "c"))

@@ -33,6 +33,7 @@ class Source:
     append_times_us: Histogram[tuple[()]] = field(default_factory=Histogram)
     sync_times_us: Histogram[tuple[()]] = field(default_factory=Histogram)
     disk_full_in_s: float = math.inf
+    failed_read_count: int = 0
 
 
 def value(world: TimerWorld, clock: FiringClock, name: str, **labels: str) -> float | None:

@@ -161,7 +161,7 @@ def test_the_hidden_topic_is_not_sent_to_proxies() -> None:
         hidden = [name for name in world.world.engine.catalog.topic_ids if name.startswith("%SYS%")]
         assert hidden, "the schedule creates it"
         assert [topic.name for topic in reply.config.topics] == []
-        config = complete_config(world.world.engine, auto_create=True)
+        config = complete_config(world.world.engine)
         assert TOPIC in {topic.name for topic in config.topics}
         assert not [topic for topic in config.topics if topic.name.startswith("%SYS%")]
 

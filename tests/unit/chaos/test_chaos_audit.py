@@ -40,17 +40,17 @@ def seen(role: str) -> list[dict[str, Any]]:
     return [received | {"at": 3 * MS}, ack | {"begun": 4 * MS, "ended": 5 * MS}]
 
 
-def told(role: str) -> Delivery:
+def delivery_to(role: str) -> Delivery:
     return Delivery(role, KEY, 1, 2)
 
 
 WHOLE = [SEND, *seen("simple"), *seen("push")]
-BOTH = [told("simple"), told("push")]
+BOTH = [delivery_to("simple"), delivery_to("push")]
 
 
-def test_what_both_find_is_no_difference_and_what_one_finds_is() -> None:
+def test_a_finding_of_only_one_side_is_a_difference() -> None:
     lost = [SEND, *seen("simple")]  # Nobody gave it to the push consumers.
-    given = [told("simple")]
+    given = [delivery_to("simple")]
     assert not compared(lost, [found("missing", KEY, "push")], given).differences
     assert compared(lost, [], given).differences == [
         f"missing: {KEY} of push is found by the history alone"
@@ -58,25 +58,25 @@ def test_what_both_find_is_no_difference_and_what_one_finds_is() -> None:
     assert not compared(WHOLE, [], BOTH).differences
 
 
-def test_what_was_never_stored_is_missing_to_all_groups() -> None:
+def test_a_message_that_was_not_stored_is_missing_for_all_groups() -> None:
     assert not compared([SEND], [found("missing", KEY, None)], []).differences
 
 
-def test_other_faults_and_what_is_under_way_are_not_compared() -> None:
+def test_other_faults_and_unfinished_messages_are_not_compared() -> None:
     under_way = [SEND, *seen("simple"), seen("push")[0]]
     others = Delivery("simple", "other/normal/9", 1, 3)
     missing = found("missing", "other/normal/9", "push")
     assert not compared(under_way, [missing], [*BOTH, others]).differences
 
 
-def test_what_came_early_is_told_of_each_group() -> None:
+def test_early_deliveries_are_reported_for_each_group() -> None:
     due = [SEND | {"due": 4}, *seen("simple"), *seen("push")]
     due[3] = due[3] | {"at": 4 * MS}
     early = {seen.group: seen.found["early"] for seen in witnesses_of(due) if seen.found["early"]}
     assert early == {"simple": {KEY}}
 
 
-def test_what_came_again_after_its_ack_is_none_where_a_disturbance_explains_it() -> None:
+def test_a_disturbance_explains_a_duplicate_after_an_ack() -> None:
     again = seen("push")[0] | {"at": 6 * MS, "attempts": [2]}
     kill = {"fact": DISTURBED, "what": "a kill", "fails": [], "begun": 0, "ended": MS}
 
@@ -89,7 +89,7 @@ def test_what_came_again_after_its_ack_is_none_where_a_disturbance_explains_it()
     assert duplicates(*WHOLE, again, kill)["push"] == set()
 
 
-def test_what_was_never_stored_goes_by_its_key() -> None:
+def test_an_unstored_send_is_identified_by_its_key() -> None:
     never = SEND | {"key": "fault/normal/1"}
     refused = SEND | {"key": "fault/normal/2", "error": "away"}
     assert acknowledged([SEND, never, refused], KEY_OF) == [
@@ -98,7 +98,7 @@ def test_what_was_never_stored_goes_by_its_key() -> None:
     ]
 
 
-def test_a_delivery_that_no_client_tells_is_explained_by_what_met_its_answer() -> None:
+def test_an_unreported_delivery_is_explained_by_a_lost_answer() -> None:
     again = Delivery("simple", KEY, 2, 3)
     twice = [found("redelivered", KEY, "simple")]
 

@@ -51,14 +51,14 @@ def disturbance(begun_s: float, ended_s: float, *fails: str) -> Disturbance:
     return Disturbance("it", int(begun_s * S), int(ended_s * S), frozenset(fails))
 
 
-def test_what_is_stored_and_acked_by_one_group_alone_is_lost_to_the_other() -> None:
+def test_a_message_acked_by_only_one_group_is_lost_to_the_other() -> None:
     found = figures([send("a", 1), *taken("simple", "a", 2)], [disturbance(0, 3)])
     assert (found.stored, found.received, found.lost) == (1, 1, 1)
     assert found.findings["lost"] == ["push, normal: a was stored and never received"]
     assert not found.is_clean
 
 
-def test_an_error_is_counted_and_judged_by_what_the_fault_permits() -> None:
+def test_an_error_is_judged_by_the_errors_its_fault_permits() -> None:
     facts = [send("a", 1, error="no"), send("b", 2)]
     facts += [*taken("simple", "b", 3), *taken("push", "b", 3)]
     permitted = figures(facts, [disturbance(1, 2, "normal")])
@@ -69,7 +69,7 @@ def test_an_error_is_counted_and_judged_by_what_the_fault_permits() -> None:
     assert not refused.is_clean
 
 
-def test_an_error_of_clients_that_start_is_no_errors_of_a_fault() -> None:
+def test_errors_of_starting_clients_do_not_count_for_a_fault() -> None:
     facts = [send("a", 1, error="no"), send("b", 2)]
     facts += [*taken("simple", "b", 3), *taken("push", "b", 3)]
     found = figures(facts, [disturbance(1.5, 2)])

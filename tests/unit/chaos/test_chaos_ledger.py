@@ -1,4 +1,4 @@
-"""The ledger and its page say what was run, and nothing better than that."""
+"""The ledger and its page show the faults that ran, with their true results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import ledger
-from tests.chaos.cluster import Cluster, NotHere, pod_of
+from tests.chaos.cluster import Cluster, FaultUnavailable, pod_of
 from tests.chaos.faults import ALL, FAULTS, Fault
 from tests.chaos.figures import Figures
 from tests.chaos.load import own
@@ -27,11 +27,11 @@ CLEAN = Figures(
     errors={"send": 1, "receive": 2, "ack": 3},
     unpromised_errors=0,
     errors_before=0,
-    without_send_s=[1.0, 5.5],
+    without_send_s=[1.0, 4.5],
     without_receive_s=[2.0, 6.25],
 )
 FAULT = Fault(name="it", what="it is done", act=lambda _: None, promised_s=5)
-ABOUT = {"commit": "abc", "whole_s": [3.0, 4.5]}
+ABOUT = {"commit": "abc", "date": "2027-01-02", "whole_s": [3.0, 4.5]}
 
 
 def line_of(row: ledger.Row) -> str:
@@ -45,16 +45,17 @@ def test_the_page_in_the_repository_is_made_of_the_ledger() -> None:
 
 
 def test_a_row_has_every_figure_of_a_fault_that_was_done() -> None:
-    line = line_of(ledger.row_of(FAULT, CLEAN, ABOUT))
+    place = {"kubernetes": "v1.33.1", "clients": ["go"], "cores": 2, "load_average": 9.5}
+    line = line_of(ledger.row_of(FAULT, CLEAN, ABOUT | place))
     assert line == (
         "| it is done | 2 | kept | 0 of 100 | 0 (2) | 0 | 0 | 1 / 2 / 3 "
-        "| 5.5 of 5 promised | 6.25 | 4.5 |  | abc |"
+        "| 4.5 of 5 promised | 6.25 | 4.5 |  | 9.5 | 2027-01-02 | abc |"
     )
 
 
-def test_what_the_audit_finds_alone_breaks_a_row() -> None:
-    told = {"differences": ["missing: k is found by the audit alone"], "answers_lost": 2}
-    row = ledger.row_of(FAULT, CLEAN, ABOUT | {"audit": told})
+def test_an_audit_difference_breaks_a_row() -> None:
+    audit = {"differences": ["missing: k is found by the audit alone"], "answers_lost": 2}
+    row = ledger.row_of(FAULT, CLEAN, ABOUT | {"audit": audit})
     assert row["result"] == "broken"
     assert "| **differs** (2) |" in line_of(row)
     assert any("k is found by the audit alone" in note for note in ledger.notes_of(FAULT, row))
@@ -98,9 +99,13 @@ def test_a_fault_that_loses_messages_breaks_no_promise_by_that_alone() -> None:
     assert ledger.row_of(losing, early, ABOUT)["result"] == "broken"
 
 
-def test_a_time_that_is_longer_than_promised_is_told_below() -> None:
-    page = ledger.page([FAULT], {3: {"it": ledger.row_of(FAULT, CLEAN, ABOUT)}})
-    assert "it is done: 5.5 s without a send are more than the 5 s promised." in page
+def test_a_duration_over_its_promise_breaks_a_row_and_has_a_note() -> None:
+    late = dataclasses.replace(CLEAN, without_send_s=[1.0, 38.7])
+    row = ledger.row_of(FAULT, late, ABOUT | {"load_average": 30.5, "cores": 2})
+    assert row["result"] == "broken"
+    notes = ledger.notes_of(FAULT, row)
+    assert "38.7 s without a send are more than the 5 s promised." in notes
+    assert "The load average was 30.5 on 2 cores meanwhile." in notes
 
 
 def test_an_error_that_no_application_should_have_seen_is_shown() -> None:
@@ -110,7 +115,7 @@ def test_an_error_that_no_application_should_have_seen_is_shown() -> None:
     assert "1 errors at applications, where none is permitted, such as `refused by 'one'`" in page
 
 
-def test_the_page_says_on_what_its_rows_were_measured() -> None:
+def test_the_page_names_the_cluster_and_the_load_of_the_machine() -> None:
     place = {"kubernetes": "v1.33.1", "nodes": 2, "clients": ["go"], "cores": 4}
     quiet = ledger.row_of(FAULT, CLEAN, ABOUT | place | {"load_average": 1.5})
     busy = quiet | {"load_average": 9.0}
@@ -125,10 +130,10 @@ def test_the_page_says_on_what_its_rows_were_measured() -> None:
 def test_a_row_that_broke_a_promise_says_how_busy_its_machine_was() -> None:
     place = {"kubernetes": "v1.33.1", "nodes": 2, "clients": ["go"], "cores": 4}
     about = ABOUT | place | {"load_average": 36.5}
-    told = "- it is done: The load average was 36.5 on 4 cores meanwhile."
+    line = "- it is done: The load average was 36.5 on 4 cores meanwhile."
     broken = ledger.row_of(FAULT, dataclasses.replace(CLEAN, lost=1), about)
-    assert told in ledger.page([FAULT], {2: {"it": broken}})
-    assert told not in ledger.page([FAULT], {2: {"it": ledger.row_of(FAULT, CLEAN, about)}})
+    assert line in ledger.page([FAULT], {2: {"it": broken}})
+    assert line not in ledger.page([FAULT], {2: {"it": ledger.row_of(FAULT, CLEAN, about)}})
 
 
 def test_a_fault_that_was_not_done_has_no_figures() -> None:
@@ -138,7 +143,7 @@ def test_a_fault_that_was_not_done_has_no_figures() -> None:
     assert "not run: nobody has run it yet" in ledger.page([FAULT], {3: {}})
 
 
-def test_a_release_that_did_not_come_back_is_told() -> None:
+def test_a_release_that_did_not_recover_is_reported() -> None:
     row = ledger.row_failed("not within\n 300 ms", ABOUT)
     assert "| **failed** |" in line_of(row)
     assert "- it is done: `not within 300 ms`" in ledger.page([FAULT], {3: {"it": row}})
@@ -150,7 +155,7 @@ def test_without_a_program_of_hooks_such_a_fault_is_not_run() -> None:
     assert needing
     for fault in needing:
         assert missing(cluster, fault, nodes=3) == "CLUSTER_FAULTS names no program"
-    with pytest.raises(NotHere):
+    with pytest.raises(FaultUnavailable):
         cluster.hook("node", "one", "cut")
 
 
@@ -161,11 +166,11 @@ def test_a_second_node_is_asked_for_where_one_is_lost() -> None:
     assert not missing(cluster, crash, nodes=2)
 
 
-def test_a_hook_is_called_as_its_page_says_and_may_say_that_it_cannot(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+def test_a_hook_gets_the_documented_arguments_and_may_decline(tmp_path: Path) -> None:
+    called = tmp_path / "called"
     hook = tmp_path / "hook"
     hook.write_text(
-        f'#!/bin/sh\necho "$@" >>{told}\n[ "$1" = signal ] || {{ echo no >&2; exit 3; }}\n'
+        f'#!/bin/sh\necho "$@" >>{called}\n[ "$1" = signal ] || {{ echo no >&2; exit 3; }}\n'
     )
     hook.chmod(0o755)
     cluster = Cluster(namespace="one", image="tidemill:dev", hook_program=str(hook))
@@ -181,12 +186,12 @@ def test_a_hook_is_called_as_its_page_says_and_may_say_that_it_cannot(tmp_path: 
         }
     )
     cluster.signal("KILL", pod)
-    with pytest.raises(NotHere, match="no"):
+    with pytest.raises(FaultUnavailable, match="no"):
         cluster.hook("node", "n", "cut")
-    assert told.read_text() == "signal KILL one a-0 broker\nnode n cut\n"
+    assert called.read_text() == "signal KILL one a-0 broker\nnode n cut\n"
 
 
-def test_names_of_faults_are_those_of_the_table() -> None:
+def test_names_of_faults_match_the_table() -> None:
     assert [fault.name for fault in chosen_of("proxy-drained,broker-deleted")] == [
         "broker-deleted",
         "proxy-drained",
@@ -202,7 +207,7 @@ def test_the_table_names_calls_that_clients_tell_of() -> None:
     assert all(fault.fails <= ALL for fault in FAULTS)
 
 
-def test_what_another_load_has_left_is_no_part_of_a_history() -> None:
+def test_a_history_excludes_messages_of_another_load() -> None:
     mixed = {"fact": "received", "role": "push", "keys": ["b-go/1", "a-go/1"], "attempts": [2, 1]}
     assert own(mixed, "a") == mixed | {"keys": ["a-go/1"], "attempts": [1]}
     assert own(mixed, "c") is None

@@ -22,7 +22,7 @@ GROUP = {
 TOPIC = {"name": "orders", "messageType": "FIFO", "queues": 4}
 
 
-class Rest:
+class RestApi:
     """The REST API: what it answers to a method, and what it was asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
@@ -49,7 +49,7 @@ def test_a_group_that_was_there_is_said_to_be_changed() -> None:
 
 def test_fewer_attempts_are_not_taken_without_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     put = GROUP | {"maxAttempts": 1, "isNew": False, "before": GROUP}
-    rest = Rest(monkeypatch, GET=GROUP, PUT=put)
+    rest = RestApi(monkeypatch, GET=GROUP, PUT=put)
     refused = run("group", "create", "billing", "--max-attempts", "1")
     assert refused.exit_code != 0
     assert "--yes" in refused.output
@@ -61,8 +61,8 @@ def test_fewer_attempts_are_not_taken_without_a_yes(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_topic_is_created_by_one_call_to_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    rest = Rest(monkeypatch, PUT=TOPIC | {"isNew": True})
+    rest = RestApi(monkeypatch, PUT=TOPIC | {"isNew": True})
     assert run("topic", "create", "orders").output == "topic orders: FIFO, 4 queues\n"
-    Rest(monkeypatch, PUT=TOPIC | {"isNew": False, "before": TOPIC | {"queues": 2}})
+    RestApi(monkeypatch, PUT=TOPIC | {"isNew": False, "before": TOPIC | {"queues": 2}})
     assert "changed: FIFO, 2 -> 4 queues" in run("topic", "create", "orders").output
     assert rest.asked == ["PUT"]

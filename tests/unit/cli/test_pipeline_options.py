@@ -21,7 +21,7 @@ def read(command: str, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "every_s"), [("60", 60), ("90s", 90), ("1h30m", 5_400), ("1000ms", 1), ("1.5", 1.5)]
 )
-def test_an_archive_goes_on_after_a_duration_or_seconds(
+def test_archive_every_accepts_a_duration_or_seconds(
     tmp_path: Path, given: str, every_s: float
 ) -> None:
     config = tmp_path / "job.yaml"
@@ -31,7 +31,7 @@ def test_an_archive_goes_on_after_a_duration_or_seconds(
 
 
 @pytest.mark.parametrize("given", ["0.5", "0", "999ms"])
-def test_an_archive_does_not_go_on_at_once(tmp_path: Path, given: str) -> None:
+def test_archive_every_rejects_less_than_a_second(tmp_path: Path, given: str) -> None:
     config = tmp_path / "job.yaml"
     config.write_text(f"to: ./archive\nevery: {given}\n")
     for arguments in (("--to", "a", "--every", given), ("--config", str(config))):
@@ -57,7 +57,7 @@ def test_without_a_word_an_archive_ends_and_an_audit_has_a_grace_of_ten_minutes(
         ("zzz", "this command has no option zzz"),
     ],
 )
-def test_an_unknown_option_in_a_file_is_told_with_the_nearest_one(
+def test_an_unknown_option_in_a_file_suggests_the_nearest_one(
     tmp_path: Path, name: str, sentence: str
 ) -> None:
     config = tmp_path / "job.yaml"

@@ -12,7 +12,7 @@ def look(lag: int, stored: int, **more: object) -> dict[str, Any]:
     return {"group": "billing", "total": total, **more}
 
 
-def test_a_group_that_is_faster_than_what_comes_catches_up() -> None:
+def test_a_group_faster_than_its_sends_catches_up() -> None:
     # 20 have come and 60 have gone in two seconds: 20 a second less, 100 are left.
     pace = pace_of(look(140, 1_000), look(100, 1_020), 2.0)
     assert pace == GroupRates(in_per_s=10.0, out_per_s=30.0, caught_up_in_ms=5_000)

@@ -74,7 +74,7 @@ def test_each_noun_has_both_words_for_its_list(noun: str, word: str) -> None:
     assert run(noun, word, "--help").exit_code == 0
 
 
-def test_whose_a_message_is_stays_shown_while_another_broker_group_is_away(
+def test_the_broker_group_of_a_message_is_shown_while_another_is_down(
     answers: dict[str, Any],
 ) -> None:
     message = {
@@ -93,7 +93,7 @@ def test_whose_a_message_is_stays_shown_while_another_broker_group_is_away(
     assert "broker-1" not in run("message", "find", "orders", "--key", "k").output
 
 
-def test_a_list_as_json_is_what_the_api_answers(answers: dict[str, Any]) -> None:
+def test_a_json_list_equals_the_api_response(answers: dict[str, Any]) -> None:
     answers["/broker-groups"] = {"items": []}
     assert json.loads(run("-o", "json", "broker-group", "ls").output) == {"items": []}
 

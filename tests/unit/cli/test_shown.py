@@ -16,7 +16,7 @@ def test_an_age_has_its_two_largest_units(seconds: int, shown: str) -> None:
     assert age(1_000, 1_000 + seconds * 1000) == shown
 
 
-def test_what_has_no_time_has_no_age() -> None:
+def test_the_age_of_a_missing_time_is_none() -> None:
     assert age(None, 1_000) is None
 
 

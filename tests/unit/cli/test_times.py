@@ -28,7 +28,7 @@ def test_a_duration_is_a_sum_of_units(text: str, expected_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "1h 30m", "30m1h", "-1s", "1.5h", "1H", "1mm"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a duration"):
         duration_ms(text)
 
@@ -52,7 +52,7 @@ def test_a_number_alone_is_one_of_seconds(given: str | float, expected_s: float)
 
 
 @pytest.mark.parametrize("given", ["", "soon", "-1", -1, "1e3", "nan", "inf", ".5", "0.5h", True])
-def test_what_is_neither_a_number_nor_a_duration_is_refused(given: str | float) -> None:
+def test_seconds_accept_only_numbers_and_durations(given: str | float) -> None:
     with pytest.raises(typer.BadParameter, match="not a duration"):
         seconds(given)
 
@@ -73,7 +73,7 @@ def test_an_instant_is_read_with_its_zone_and_never_earlier(text: str, expected_
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "2027-13-01T00:00:00Z", "10m"])
-def test_what_is_no_instant_is_refused(text: str) -> None:
+def test_an_invalid_instant_is_rejected(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a time"):
         instant_ms(text)
 
@@ -84,7 +84,7 @@ def test_an_instant_without_a_zone_is_refused() -> None:
 
 
 @given(st.integers(0, 253_402_300_799_999))
-def test_what_is_shown_can_be_read_again(at_ms: int) -> None:
+def test_a_printed_time_can_be_parsed(at_ms: int) -> None:
     assert instant_ms(utc(at_ms)) == at_ms
 
 

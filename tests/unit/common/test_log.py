@@ -36,8 +36,8 @@ def test_the_first_line_after_a_loss_has_the_number_of_lost_lines(tmp_path: Path
     stream.write("kept\n")
     for each in (fd, full, spare):
         os.close(each)
-    told, kept = (tmp_path / "log").read_text().splitlines()
-    assert json.loads(told) == {"event": "log lines lost", "count": 1}
+    lost, kept = (tmp_path / "log").read_text().splitlines()
+    assert json.loads(lost) == {"event": "log lines lost", "count": 1}
     assert (kept, stream.lost_count) == ("kept", 0)
 
 
@@ -92,6 +92,6 @@ def test_on_a_terminal_lines_are_text() -> None:
     )
     subprocess.run([sys.executable, "-c", program], stderr=terminal, check=True, timeout=30)
     os.close(terminal)
-    told = os.read(ours, 4096).decode()
+    text = os.read(ours, 4096).decode()
     os.close(ours)
-    assert "\x1b[33mwarning \x1b[0m admin      it heals" in told
+    assert "\x1b[33mwarning \x1b[0m admin      it heals" in text

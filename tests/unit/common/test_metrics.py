@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,14 +13,22 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.worlds.proxy_world import eventually
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import (
     OVERFLOW,
     SAMPLES_PER_PART,
-    MetricsServer,
     Registry,
     full_parts,
     histogram_parts,
+)
+from tidemill.common.metrics_server import (
+    CONNECTIONS_MAX,
+    COSTLY_S,
+    REUSE_PER_COST,
+    SCRAPES_MAX,
+    MetricsServer,
+    SharedScrapes,
 )
 from tidemill.common.readiness import ProcessReadiness
 
@@ -168,7 +177,7 @@ def test_other_methods_get_the_list_of_methods() -> None:
 def test_a_client_that_does_not_read_the_response_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidemill.common.metrics._WRITE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("tidemill.common.metrics_server.WRITE_TIMEOUT_S", 0.01)
     metrics, count = registry(), 2_000
     # More than the buffers of both ends.
     labels = [(f"{n}{'x' * 10_000}",) for n in range(count)]
@@ -199,5 +208,135 @@ def test_a_client_that_does_not_read_the_response_is_disconnected(
                 await reader.readuntil(b"H")  # The response is being written.
                 await is_let_go.wait()
             writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def gated_registry() -> tuple[Registry, list[int]]:
+    """Return a registry whose scrapes are counted."""
+    metrics, scrapes = registry(), []
+
+    def collect() -> list[GaugeMetricFamily]:
+        scrapes.append(1)
+        return [GaugeMetricFamily("some", "Some.", value=1)]
+
+    metrics.register(collect)
+    return metrics, scrapes
+
+
+def test_waiting_scrapers_share_one_scrape_and_further_ones_are_rejected() -> None:
+    async def scenario() -> None:
+        metrics, scrapes = gated_registry()
+        gate = asyncio.Event()
+
+        async def wait() -> None:
+            await gate.wait()
+
+        endpoint = MetricsServer(metrics, ProcessReadiness(), wait)
+        async with asyncio.timeout(WAIT_S), endpoint.serving("127.0.0.1", 0) as server:
+            waiting = [asyncio.create_task(fetch(server, "/metrics")) for _ in range(SCRAPES_MAX)]
+            await eventually(lambda: server._scrape_count == SCRAPES_MAX)
+            rejected, _ = await fetch(server, "/metrics")
+            assert rejected.startswith("HTTP/1.1 503 ")
+            assert (await fetch(server, "/livez"))[0].startswith("HTTP/1.1 200 ")
+            gate.set()
+            answers = await asyncio.gather(*waiting)
+            assert {head[:13] for head, _ in answers} == {"HTTP/1.1 200 "}
+            assert len({body for _, body in answers}) == 1
+            assert len(scrapes) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_costly_text_serves_scrapes_until_it_has_cost_a_twentieth_of_a_core() -> None:
+    async def scenario() -> None:
+        now_s = [1000.0]
+        cost_s = [COSTLY_S]
+        metrics, scrapes = registry(), []
+
+        def collect() -> list[GaugeMetricFamily]:
+            scrapes.append(now_s[0])
+            now_s[0] += cost_s[0]
+            return [GaugeMetricFamily("some", "Some.", value=len(scrapes))]
+
+        metrics.register(collect)
+        texts = SharedScrapes(metrics, (), lambda: now_s[0])
+        first = await texts.text("", is_gzip=False)
+        assert await texts.text("", is_gzip=False) == first
+        assert len(scrapes) == 1
+        # Another form has a text of its own.
+        now_s[0] += 3.0
+        await texts.text("", is_gzip=True)
+        assert len(scrapes) == 2
+        now_s[0] = scrapes[0] + REUSE_PER_COST * COSTLY_S
+        cost_s[0] = 0.0
+        assert await texts.text("", is_gzip=False) != first
+        now_s[0] += 1.0
+        await texts.text("", is_gzip=False)
+        assert len(scrapes) == 4
+
+    asyncio.run(scenario())
+
+
+def test_head_requests_compute_no_scrape() -> None:
+    async def scenario() -> None:
+        metrics, scrapes = gated_registry()
+        async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:
+            for _ in range(100):
+                head, body = await fetch(server, "/metrics", "HEAD")
+                assert "text/plain" in head
+                assert not body
+        assert not scrapes
+
+    asyncio.run(scenario())
+
+
+def test_idle_connections_make_room_for_probes() -> None:
+    async def scenario() -> None:
+        endpoint = MetricsServer(registry(), ProcessReadiness())
+        async with asyncio.timeout(WAIT_S), endpoint.serving("127.0.0.1", 0) as server:
+            host, _, port = server.address.rpartition(":")
+            idle = [
+                await asyncio.open_connection(host, int(port)) for _ in range(2 * CONNECTIONS_MAX)
+            ]
+            assert (await fetch(server, "/livez"))[0].startswith("HTTP/1.1 200 ")
+            assert len(server._connections) <= CONNECTIONS_MAX
+            for _, writer in idle:
+                writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_gzip"), [("gzip", True), ("br, gzip;q=0.5", True), ("gzip;q=0", False)]
+)
+def test_a_scrape_is_compressed_for_scrapers_that_accept_it(accepted: str, is_gzip: bool) -> None:
+    async def scenario() -> None:
+        async with MetricsServer(registry(), ProcessReadiness()).serving("127.0.0.1", 0) as server:
+            host, _, port = server.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET /metrics HTTP/1.1\r\nAccept-Encoding: {accepted}\r\n\r\n".encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+            assert (b"Content-Encoding: gzip" in head) == is_gzip
+            text = gzip.decompress(body) if is_gzip else body
+            assert b"rocketmq_build_info{" in text
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_scrape_is_an_error_of_that_scrape() -> None:
+    async def scenario() -> None:
+        metrics, failures = registry(), [ValueError("broken")]
+
+        def collect() -> list[Metric]:
+            if failures:
+                raise failures.pop()
+            return []
+
+        metrics.register(collect)
+        async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:
+            assert (await fetch(server, "/metrics"))[0].startswith("HTTP/1.1 500 ")
+            assert (await fetch(server, "/metrics"))[0].startswith("HTTP/1.1 200 ")
 
     asyncio.run(scenario())

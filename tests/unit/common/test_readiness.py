@@ -58,15 +58,15 @@ def test_each_change_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "CHECK_PERIOD_S", 0)
     peers = [UP]
     found = ProcessReadiness(lambda: peers)
-    told: list[bool] = []
+    changes: list[bool] = []
 
     async def scenario() -> None:
         async def until(count: int) -> None:
-            while len(told) < count:  # noqa: ASYNC110 - who watches has no event to wait for
+            while len(changes) < count:  # noqa: ASYNC110 - `changes` is a plain list
                 await asyncio.sleep(0)
 
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(found.report_changes(told.append))
+            watch = tasks.create_task(found.report_changes(changes.append))
             found.phase = "serving"
             await until(1)
             peers[:] = [SILENT]
@@ -76,7 +76,7 @@ def test_each_change_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
             watch.cancel()
 
     asyncio.run(scenario())
-    assert told == [True, False, True]
+    assert changes == [True, False, True]
 
 
 def test_a_missing_part_makes_the_process_unready_and_is_named() -> None:

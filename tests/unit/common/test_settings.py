@@ -23,7 +23,7 @@ class Settings(ProcessSettings):
     limit: int = Field(5, ge=1, description="A number.")
 
 
-class Linked(ProcessSettings):
+class LinkedSettings(ProcessSettings):
     """A process with peers, for tests."""
 
     command: ClassVar[str] = "linked"
@@ -99,13 +99,13 @@ def test_settings_are_frozen() -> None:
 @pytest.mark.parametrize("address", ["nowhere", "host:", "host:0", "host:65536", "http://host:1"])
 def test_an_address_is_a_host_and_a_port(capsys: pytest.CaptureFixture[str], address: str) -> None:
     with pytest.raises(SystemExit):
-        Linked.load([f"--peers={address}"])
-    assert f"{address!r} is not an address of the form host:port" in capsys.readouterr().err
+        LinkedSettings.load([f"--peers={address}"])
+    assert repr(address) in capsys.readouterr().err
 
 
 def test_the_host_of_an_address_may_be_a_name_or_an_ip_address() -> None:
     addresses = ["broker-0.broker:10911", "127.0.0.1:1", "[::1]:65535"]
-    assert Linked.load([f"--peers={','.join(addresses)}"]).peers == addresses
+    assert LinkedSettings.load([f"--peers={','.join(addresses)}"]).peers == addresses
 
 
 @pytest.mark.parametrize(
@@ -163,6 +163,27 @@ def test_unknown_names_are_rejected(
     assert not capsys.readouterr().err
 
 
+def test_a_setting_that_others_replaced_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tidemill.yaml"
+    file.write_text("limit: 2\nauto_create: true\n")
+    monkeypatch.setenv("TIDEMILL_AUTO_CREATE", "true")
+    variables = "TIDEMILL_AUTO_CREATE_TOPICS", "TIDEMILL_AUTO_CREATE_GROUPS"
+    with pytest.raises(SystemExit):
+        Settings.load([f"--config={file}"])
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"  auto_create in {file}; use auto_create_topics and auto_create_groups instead",
+        f"  TIDEMILL_AUTO_CREATE in the environment; use {' and '.join(variables)} instead",
+    ]
+    with pytest.raises(SystemExit):
+        Settings.load(["--no-auto-create"])
+    assert capsys.readouterr().err == (
+        "tidemill test: --no-auto-create does not exist; use --auto-create-topics and"
+        " --auto-create-groups instead\n"
+    )
+
+
 def test_the_file_itself_may_allow_unknown_names(tmp_path: Path) -> None:
     file = tmp_path / "tidemill.yaml"
     file.write_text("zzz: 1\nallow_unknown_settings: true\n")
@@ -200,16 +221,16 @@ def test_a_child_leaves_unknown_names_to_its_supervisor(monkeypatch: pytest.Monk
     assert Settings.load(["--supervisor-fd=3"]).limit == 5
 
 
-class Behind(FrontSettings):
+class BalancedSettings(FrontSettings):
     """A process behind a load balancer, for tests."""
 
     command: ClassVar[str] = "behind"
 
 
 def test_balancers_are_addresses_or_networks(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = Behind.load(["--proxy-protocol-from=10.0.0.0/8,192.0.2.1,2001:db8::/32"])
+    settings = BalancedSettings.load(["--proxy-protocol-from=10.0.0.0/8,192.0.2.1,2001:db8::/32"])
     assert settings.proxy_protocol_from == ["10.0.0.0/8", "192.0.2.1", "2001:db8::/32"]
     for wrong in ("10.1.2.3/8", "balancer.example", "10.0.0.0/40"):
         with pytest.raises(SystemExit):
-            Behind.load([f"--proxy-protocol-from={wrong}"])
+            BalancedSettings.load([f"--proxy-protocol-from={wrong}"])
         assert "proxy_protocol_from" in capsys.readouterr().err

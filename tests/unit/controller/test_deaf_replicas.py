@@ -28,7 +28,7 @@ def hears(**silence_ms: int) -> Heartbeat:
     return BEAT._replace(peer_silence_ms=heard)
 
 
-def test_replicas_that_hear_each_other_are_not_reported() -> None:
+def test_replicas_that_reach_each_other_are_not_reported() -> None:
     beats = hears(of_1=HEARD, of_2=20), hears(of_0=20, of_2=HEARD), hears(of_0=20, of_1=20)
     assert not unheard_of(record(), live(*beats))
 

@@ -9,6 +9,7 @@ import pytest
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun
 from tidemill.controller.election.alarms import of_fewer
 from tidemill.controller.election.decide import (
+    FullMaster,
     Intent,
     MetaRollback,
     NoAction,
@@ -33,6 +34,7 @@ from tidemill.controller.election.record import (
     view_of,
 )
 from tidemill.controller.election.registration import FencedRun, Registration, register
+from tidemill.controller.election.replacement import replace_master
 from tidemill.controller.election.sessions import (
     ElectionTiming,
     Heartbeat,
@@ -106,8 +108,8 @@ def decision(
     group: GroupRecord, known: ReplicaSessions, *, rank: int = 0, now_ms: int = NOW_MS + 10
 ) -> Intent:
     known.note_record(group, now_ms)
-    sight = known.observe(rank=rank, now_ms=now_ms)
-    has_failed = find_failure(group, sight, TIMING) is not None
+    observation = known.observe(rank=rank, now_ms=now_ms)
+    has_failed = find_failure(group, observation, TIMING) is not None
     known.note_failure(group.master, has_failed=has_failed, now_ms=now_ms)
     return decide(group, known.observe(rank=rank, now_ms=now_ms), TIMING)
 
@@ -236,10 +238,100 @@ def test_a_slow_master_is_asked_to_hand_over_to_a_fast_replica() -> None:
     )
 
 
+FULL = BEAT._replace(health=ReplicaHealth.FULL)
+
+
+def test_a_full_master_is_asked_to_hand_over_to_a_replica_with_room() -> None:
+    group = record()
+    assert decision(group, sessions(group, {0: FULL, 1: BEAT, 2: BEAT})) == TransferRequest(
+        ReplicaId(1)
+    )
+    assert isinstance(decision(group, sessions(group, {0: BEAT, 1: FULL, 2: BEAT})), NoAction)
+
+
+@pytest.mark.parametrize(
+    "beats", [{0: FULL, 1: FULL, 2: BEAT}, {0: FULL, 1: FULL, 2: FULL}, {0: FULL, 1: BEAT}]
+)
+def test_a_full_master_stays_if_too_few_replicas_have_room(beats: dict[int, Heartbeat]) -> None:
+    group = record()
+    intent = decision(group, sessions(group, beats))
+    assert isinstance(intent, FullMaster)
+    assert intent.reason.startswith("no message is accepted: the disk of the master, replica 0, is")
+    # With one replica as the minimum, one with room is enough.
+    alone = group._replace(min_in_sync=1)
+    has_room = any(beat is BEAT for beat in beats.values())
+    intent = decision(alone, sessions(alone, beats))
+    assert isinstance(intent, TransferRequest if has_room else FullMaster)
+
+
+def test_a_full_master_hands_over_once_in_half_a_minute() -> None:
+    group = record()
+    beats = {0: FULL, 1: BEAT, 2: BEAT}
+    known = sessions(group, beats)
+    later = group._replace(epoch=group.epoch + 1, version=group.version + 1)
+    known.note_record(later, NOW_MS)
+    assert isinstance(decision(later, known), NoAction)
+    end_ms = NOW_MS + TIMING.flapping_guard_ms + 10
+    for replica_id, beat in beats.items():
+        known.note_heartbeat(run(replica_id), beat, end_ms)
+    assert isinstance(decision(later, known, now_ms=end_ms + 10), TransferRequest)
+
+
+def test_a_replica_with_room_is_elected_before_a_full_one() -> None:
+    group = record()
+    ahead = FULL._replace(log_end=BEAT.log_end + 1)
+    known = sessions(group, {1: ahead, 2: BEAT})
+    known.note_death(run(0), NOW_MS)
+    assert written(decision(group, known)).master == run(2)
+    known = sessions(group, {1: ahead})
+    known.note_death(run(0), NOW_MS)
+    assert written(decision(group, known)).master == run(1)
+
+
+def test_each_planned_or_forced_move_prefers_a_replica_with_room() -> None:
+    """Replica 1 is full and has the longest log; replica 2 has room."""
+    group, ahead = record(), FULL._replace(log_end=BEAT.log_end + 1)
+    drained = with_drained(group, 0)
+    to_two = TransferRequest(ReplicaId(2))
+    assert decision(drained, sessions(drained, {0: BEAT, 1: ahead, 2: BEAT})) == to_two
+    reaching = reached_decision(group, {0: BEAT, 1: ahead, 2: BEAT}, instead=(1, 2))
+    assert reaching == to_two
+    hears = ((ReplicaId(1), 50), (ReplicaId(2), 50))
+    alone = record(sss=(0,), eligible=(1, 2))
+    blocked = BEAT._replace(is_master=True, blocked_ms=1_200)
+    known = {
+        0: blocked,
+        1: ahead._replace(peer_silence_ms=hears),
+        2: BEAT._replace(peer_silence_ms=hears),
+    }
+    assert written(decision(alone, sessions(alone, known))).master == run(2)
+    # A drain and a failure do not wait for room.
+    known[2] = BEAT
+    assert written(decision(alone, sessions(alone, known))).master == run(1)
+    intent = decision(drained, sessions(drained, {0: BEAT, 1: ahead}))
+    assert intent == TransferRequest(ReplicaId(1))
+
+
+def test_a_master_does_not_move_back_and_forth_between_a_full_and_an_unreachable_replica() -> None:
+    """Proxies reach only replica 1, which is full: as master it would hand over to replica 0."""
+    group = record()
+    beats = {0: BEAT, 1: FULL, 2: BEAT}
+    assert reached_decision(group, beats, instead=(1,)) == NoAction()
+
+
+def reached_decision(
+    group: GroupRecord, beats: dict[int, Heartbeat], *, instead: tuple[int, ...]
+) -> Intent:
+    """Return the decision while most proxies reach `instead` and not the master."""
+    observation = sessions(group, beats).observe(rank=0, now_ms=NOW_MS + 10)
+    reached = frozenset(map(ReplicaId, instead))
+    return decide(group, observation._replace(reached_instead=reached), TIMING)
+
+
 def test_a_release_elects_its_target_and_keeps_a_needed_old_master() -> None:
     group = record()
-    sight = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT}).observe(rank=0, now_ms=NOW_MS)
-    live = live_of(group, sight, TIMING)
+    observation = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT}).observe(rank=0, now_ms=NOW_MS)
+    live = live_of(group, observation, TIMING)
     after = release(group, epoch=3, master=run(0), target=ReplicaId(2), live=live)
     assert after is not None
     assert (after.master, after.sss) == (run(2), frozenset({run(1), run(2)}))
@@ -262,13 +354,63 @@ def test_replica_0_founds_a_group_above_the_epochs_of_its_log() -> None:
     assert after.sss == {run(0)}
 
 
+@pytest.mark.parametrize(
+    ("log_end", "has_spec", "minimum"), [(100, True, 1), (0, True, 2), (100, False, 2)]
+)
+def test_a_broker_that_was_alone_goes_on_alone_until_others_have_its_log(
+    log_end: int, minimum: int, *, has_spec: bool
+) -> None:
+    """Otherwise no message is acknowledged while a replica copies a long log."""
+    group = record()._replace(epoch=0, version=3, master=None, sss=frozenset())
+    beat = BEAT._replace(epoch_seen=0, log_epoch=0, log_end=log_end)
+    known = sessions(group, {0: beat})
+    observation = known.observe(rank=0, now_ms=NOW_MS + 10, has_spec=has_spec)
+    assert written(decide(group, observation, TIMING)).min_in_sync == minimum
+
+
+@pytest.mark.parametrize(
+    ("sss", "minimum", "wanted", "after"),
+    [((0,), 1, 2, None), ((0, 1), 1, 2, 2), ((0,), 2, 1, 1), ((0, 1), 2, 3, None)],
+)
+def test_min_in_sync_rises_when_enough_replicas_are_in_sync(
+    sss: tuple[int, ...], minimum: int, wanted: int, after: int | None
+) -> None:
+    group = record(sss=sss)._replace(min_in_sync=minimum)
+    known = sessions(group, {0: BEAT._replace(is_master=True), 1: BEAT, 2: BEAT})
+    known.note_record(group, NOW_MS)
+    observation = known.observe(rank=0, now_ms=NOW_MS + 10, wanted_min_in_sync=wanted)
+    intent = decide(group, observation, TIMING)
+    assert (intent.record.min_in_sync if isinstance(intent, RecordWrite) else None) == after
+
+
 def test_no_decision_is_made_from_a_record_older_than_the_replicas() -> None:
     group = record()
     known = sessions(group, {1: BEAT._replace(epoch_seen=9), 2: BEAT})
     known.note_death(run(0), NOW_MS)
     rollback = decision(group, known)
     assert isinstance(rollback, MetaRollback)
-    assert (rollback.epoch_seen, rollback.survivor) == (9, 1)
+    assert "have seen epoch 9 and the record has epoch 3" in rollback.reason
+    assert rollback.survivor == 1
+
+
+def test_no_decision_is_made_from_an_older_record_of_the_same_epoch() -> None:
+    """Replica 2 has left the set since: it lacks confirmed messages, and only it is live."""
+    restored = record()
+    known = sessions(restored, {2: BEAT._replace(version_seen=8, log_end=50)})
+    known.note_death(run(0), NOW_MS)
+    rollback = decision(restored, known)
+    assert isinstance(rollback, MetaRollback)
+    assert "have seen version 8 of the record, which has version 7" in rollback.reason
+    live = live_of(restored, known.observe(rank=0, now_ms=NOW_MS + 10), TIMING)
+    after = replace_master(restored, ReplicaId(2), live, reason="restored")
+    assert isinstance(after, GroupRecord)
+    assert after.version > 8
+    assert (after.master, after.sss, after.unclean_since) == (
+        run(2),
+        frozenset({run(2)}),
+        after.epoch,
+    )
+    assert not isinstance(decision(after, known), MetaRollback)
 
 
 def test_the_alarm_of_a_blocked_group_names_missing_replicas() -> None:
@@ -437,6 +579,13 @@ def test_the_outcome_of_a_write_follows_from_the_stored_record() -> None:
     # Another write followed: the history still has our election.
     later = attempt_no_change(StoredRecord(made.record, "token 2"), "another's")
     assert outcome_of(made, StoredRecord(later.record, "token 3")) is WriteOutcome.APPLIED
+
+
+def test_a_write_without_a_change_keeps_the_version() -> None:
+    """A record restored from a backup must stay older than the one that replicas have seen."""
+    base = StoredRecord(record(), "token 1")
+    written = attempt_no_change(base, "another's").record
+    assert written == base.record._replace(write_id="another's")
 
 
 def test_json_keeps_a_record() -> None:

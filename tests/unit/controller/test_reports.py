@@ -70,9 +70,9 @@ def test_a_master_that_proxies_cannot_reach_is_asked_to_hand_over() -> None:
     known.note_record(record, NOW_MS - 60_000)
     for replica in range(3):
         known.note_heartbeat(member_of(replica), BEAT, NOW_MS)
-    sight = known.observe(rank=0, now_ms=NOW_MS)
-    assert decide(record, sight, ElectionTiming()) == NoAction()
-    reported = sight._replace(reached_instead=frozenset({ReplicaId(2)}))
+    observation = known.observe(rank=0, now_ms=NOW_MS)
+    assert decide(record, observation, ElectionTiming()) == NoAction()
+    reported = observation._replace(reached_instead=frozenset({ReplicaId(2)}))
     assert decide(record, reported, ElectionTiming()) == TransferRequest(ReplicaId(2))
     # A replica that is not in sync cannot take over.
     short = record._replace(sss=frozenset({member_of(0), member_of(1)}))

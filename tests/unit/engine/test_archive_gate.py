@@ -53,7 +53,7 @@ def first_of(world: World, topic: str = TOPIC) -> int:
     return int(world.engine.catalog.queue(world.topic(topic), QueueId(0)).min_offset)
 
 
-def test_what_is_not_sealed_is_kept_beyond_retention() -> None:
+def test_unsealed_messages_are_kept_beyond_retention() -> None:
     world = world_with_gate()
     fill(world)
     seal(world, 5)
@@ -110,7 +110,7 @@ def test_pull_offsets_of_other_groups_keep_nothing(gate_group: str) -> None:
     assert first_of(world) == 12
 
 
-def test_a_queue_that_nobody_archives_is_not_kept() -> None:
+def test_an_unarchived_queue_is_not_kept() -> None:
     world = world_with_gate()
     seal(world, 0)
     fill(world, topic="not archived")
@@ -160,7 +160,7 @@ def test_the_gate_gives_way_before_messages_are_refused() -> None:
     assert [each.gives_way for each in gate.take_notices()] == [False]
 
 
-def test_a_log_that_goes_on_and_on_never_fills_the_disk_for_the_archive() -> None:
+def test_the_archive_gate_never_lets_the_log_fill_the_disk() -> None:
     world = world_with_gate()
     seal(world, 0)
     world.leave_room(16 * SEGMENT)
@@ -187,7 +187,7 @@ def test_without_the_group_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("only_the_log", [False, True])
-def test_what_is_sealed_is_known_after_a_start_and_at_another_replica(only_the_log: bool) -> None:
+def test_sealed_offsets_survive_a_restart_and_a_failover(only_the_log: bool) -> None:
     world = world_with_gate()
     fill(
         world, topic="first"
@@ -210,7 +210,7 @@ def test_what_is_sealed_is_known_after_a_start_and_at_another_replica(only_the_l
     assert world.engine.retention.gate.sealed_offset(*queue) == 5
 
 
-def test_a_follower_keeps_what_its_master_keeps() -> None:
+def test_the_archive_gate_holds_after_a_failover() -> None:
     world = World(
         FaultyDisk(Random(0)),
         segment_bytes=SEGMENT,

@@ -102,7 +102,7 @@ def test_a_topic_changed_while_state_is_stated_again_stays_changed() -> None:
     assert topic.type is TopicType.DELAY
 
 
-def test_what_a_snapshot_brought_is_stated_again_before_its_record_goes() -> None:
+def test_configuration_from_a_snapshot_is_rewritten_before_retention_deletes_it() -> None:
     """A start from a snapshot does not know which record states a topic."""
     world = World(retention_bytes=2 << 20)
     world.topic("quiet")
@@ -118,7 +118,7 @@ def test_what_a_snapshot_brought_is_stated_again_before_its_record_goes() -> Non
     assert world.engine.catalog.find_group("patient") is not None
 
 
-def test_an_emptied_queue_goes_on_where_it_was_when_the_snapshots_are_lost() -> None:
+def test_an_emptied_queue_keeps_its_offsets_after_snapshots_are_lost() -> None:
     """Else new messages would get offsets that the group has behind it, and never be delivered."""
     world = World(retention_bytes=2 << 20)
     world.send("q0", "q1", topic="quiet")
@@ -176,7 +176,7 @@ def test_a_delivery_that_begins_and_ends_between_two_slices_is_settled_after_a_r
     assert world.bodies(1, group=FIFO) == ["m2"]
 
 
-def test_what_happens_between_the_slices_of_one_moment_is_known_after_a_restart() -> None:
+def test_changes_between_checkpoint_slices_survive_a_restart() -> None:
     """The catalog and the ends of the queues are written in slices, all as of one moment."""
     world = World(segment_bytes=8 << 20)
     put = world.engine.administration.put_topic
@@ -237,7 +237,7 @@ def test_an_ordered_group_that_was_reset_is_in_order_though_it_is_stated_later()
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_what_a_reset_voided_stays_void_when_its_record_is_gone(restarts: bool) -> None:
+def test_voided_deliveries_stay_void_after_retention_deletes_the_reset(restarts: bool) -> None:
     world = World(retention_bytes=2 << 20)
     world.send("m0", "m1", "m2")
     void = world.pop(2, invisible_ms=DAY_MS)

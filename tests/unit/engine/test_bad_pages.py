@@ -93,7 +93,7 @@ def a_repaired_queue_file_says_where_the_others_are() -> None:
 
 def timers_are_copied_past_it() -> None:
     timer = replace(TIMERS, flush_log_bytes=10 << 20, evacuation_lead_ms=0)
-    world = Unjudged(
+    world = UncheckedWorld(
         FaultyDisk(Random(0)),
         timer=timer,
         segment_bytes=32 << 10,
@@ -126,7 +126,7 @@ def timers_are_copied_past_it() -> None:
 
 
 def chains_are_made_again() -> None:
-    world = Unjudged(FaultyDisk(Random(0)), timer=TIMERS)
+    world = UncheckedWorld(FaultyDisk(Random(0)), timer=TIMERS)
     world.group()
     for n in range(COUNT * 10):
         world.schedule(f"t{n}", delay_ms=HOUR_MS + n * SECOND_MS, size=10)
@@ -143,7 +143,7 @@ def chains_are_made_again() -> None:
     assert len(world.drain()) == COUNT * 10
 
 
-class Unjudged(TimerWorld):
+class UncheckedWorld(TimerWorld):
     """A world whose log has lost records. It is not checked against a model."""
 
     def judge(self) -> None:

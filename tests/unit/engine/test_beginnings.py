@@ -6,7 +6,7 @@ from zlib import crc32
 
 from tests.support.disk.log_checker import records_of
 from tests.support.worlds.engine_world import World, blob
-from tests.unit.engine.test_broker_groups import following, founded, note_begun, tell
+from tests.unit.engine.test_broker_groups import following, founded, note_begun, send_configuration
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
@@ -21,8 +21,8 @@ def latest(home: World) -> None:
 
 
 def exchange(follower: World, home: World) -> None:
-    tell(follower, home)
-    for group in follower.engine.following.take_begun():
+    send_configuration(follower, home)
+    for group in follower.engine.following.take_unreported_beginnings():
         note_begun(home, group)
 
 
@@ -50,9 +50,9 @@ def test_a_begin_does_not_apply_to_the_next_topic_with_the_same_id() -> None:
     latest(home)
     backup = home.disk.after_power_cut()
     home.topic("old")
-    tell(follower, home)
+    send_configuration(follower, home)
     home.pop(1, group="latest", topic="old")
-    tell(follower, home)
+    send_configuration(follower, home)
     follower.advance(HOUR_MS)
     restored = World(backup, config=home.config, now_ms=home.now_ms + HOUR_MS)
     restored.topic("new")
@@ -73,17 +73,17 @@ def test_the_first_pop_of_a_group_that_began_elsewhere_searches_in_slices() -> N
     put_topic = home.engine.administration.put_topic
     put_topic("wide", type_=TopicType.NORMAL, queues=QUEUES, now_ms=home.now_ms)
     latest(home)
-    tell(follower, home)
+    send_configuration(follower, home)
     fill(follower, "before")
     follower.advance(HOUR_MS)
     home.now_ms = follower.now_ms
     home.pop(1, group="latest", topic="wide")
-    tell(follower, home)
+    send_configuration(follower, home)
     fill(follower, "since")
 
     catalog = follower.engine.catalog
     group_id, topic_id = catalog.group_ids["latest"], catalog.topic_ids["wide"]
-    read = Read()
+    read = EntryReadCounter()
     with read:
         slices = 0
         while follower.engine.consumption.prepare_pop(group_id, topic_id):
@@ -97,7 +97,7 @@ def test_the_first_pop_of_a_group_that_began_elsewhere_searches_in_slices() -> N
     assert {one.body for one in popped} == {"since"}
 
 
-class Read:
+class EntryReadCounter:
     """Counts the queue entries that are read in the block."""
 
     def __init__(self) -> None:

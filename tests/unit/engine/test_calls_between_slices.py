@@ -108,7 +108,7 @@ def test_a_deleted_topic_leaves_no_queue_entries_in_memory() -> None:
         world.send(*["m"] * 50, topic=f"topic-{n}")
         world.pop(1, topic=f"topic-{n}")
         world.engine.administration.delete_topic(f"topic-{n}", world.now_ms)
-        world.commit()
+        world.run_due()
     assert sum(len(owner.queue.tail) for owner in world.engine.state.owners) == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.seeds import seeds
-from tests.support.worlds.engine_world import Popped, World
+from tests.support.worlds.engine_world import PoppedMessage, World
 from tests.support.worlds.timer_world import SECOND_MS, TimerWorld
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD
@@ -208,7 +208,7 @@ def test_a_clock_days_ahead_at_the_start_loses_no_message() -> None:
     assert len(world.drain()) == 40
 
 
-def hold_ahead(world: World, count: int = 2) -> list[Popped]:
+def hold_ahead(world: World, count: int = 2) -> list[PoppedMessage]:
     """Pop messages for a group while the clock is an hour ahead."""
     world.group()
     world.send(*[f"m{n}" for n in range(count)])
@@ -319,17 +319,22 @@ def test_a_follower_agrees_after_clock_jumps_between_processes(seed: int) -> Non
     """Plain and ordered groups, acks, changes, checkpoints, retirements, starts and failovers."""
     random = Random(seed)
     world = World(FaultyDisk(random), is_followed=True, retention_bytes=1 << 20)
-    world.group("plain", max_attempts=1000)
-    world.group("ordered", is_ordered=True, max_attempts=1000)
-    held: list[Popped] = []
+    groups = {
+        world.group("plain", max_attempts=1000): "plain",
+        world.group("ordered", is_ordered=True, max_attempts=1000): "ordered",
+    }
+    settled: dict[str, set[str]] = {"plain": set(), "ordered": set()}
+    held: list[PoppedMessage] = []
     skew_ms, starts = 0, 0
     for turn in range(120):
         world.send(f"m{turn}", size=random.choice((10, 60_000)))
         group = random.choice(("plain", "ordered"))
-        held += world.pop(random.randint(1, 5), group=group, invisible_ms=30 * SECOND_MS)
-        held = held[-20:]
+        popped = world.pop(random.randint(1, 5), group=group, invisible_ms=30 * SECOND_MS)
+        assert not settled[group] & {one.body for one in popped}, "an ack answered OK was forgotten"
+        held = [*held, *popped][-20:]
         for one in random.sample(held, min(len(held), 2)):
-            world.ack(one)
+            if world.ack(one) != [AckResult.GONE]:
+                settled[groups[one.delivery.group_id]].add(one.body)
         for one in random.sample(held, min(len(held), 1)):
             with suppress(InvalidReceiptHandle):
                 held.append(world.change(one, random.choice((0, 20 * SECOND_MS))))
@@ -359,3 +364,74 @@ def test_a_follower_agrees_after_clock_jumps_between_processes(seed: int) -> Non
             world.ack(*world.pop(group=group, invisible_ms=SECOND_MS))
         world.advance(2 * SECOND_MS)
         assert world.bodies(group=group) == []
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_late_ack_is_rejected_after_a_start_with_the_clock_behind(*, is_ordered: bool) -> None:
+    """Also if the start is cut at any of its operations, and another one follows."""
+    origin, late = replaced(is_ordered=is_ordered)
+    origin.now_ms -= HOUR_MS
+    operations = len(restarted(origin.disk, origin.now_ms, None)[0].operations)
+    for cut_at in range(operations + 1):
+        disk, world = restarted(origin.disk, origin.now_ms, cut_at)
+        if world is None:
+            world = World(disk.after_power_cut(), now_ms=origin.now_ms + SECOND_MS)
+        assert world.ack(*late) == [AckResult.GONE] * len(late)
+        world.restart()
+        assert world.ack(*late) == [AckResult.GONE] * len(late)
+
+
+def replaced(*, is_ordered: bool) -> tuple[World, list[PoppedMessage]]:
+    """Return a world and handles that ran out: of messages that wait, or are in a new batch."""
+    world = World(now_ms=1_000_000_000)
+    world.group(is_ordered=is_ordered)
+    world.send("m0", "m1", "m2")
+    late = world.pop(3, invisible_ms=60 * SECOND_MS)
+    world.advance(60 * SECOND_MS)
+    if is_ordered:
+        world.give_back(late[0])
+        assert len(world.pop(3, invisible_ms=60 * SECOND_MS)) == 3
+    return world, late
+
+
+def test_an_ack_is_repeated_after_a_start_with_a_correct_clock() -> None:
+    world = World(now_ms=1_000_000_000)
+    world.group()
+    world.send("m0", "m1")
+    popped = world.pop(2, invisible_ms=60 * SECOND_MS)
+    world.ack(popped[0])
+    world.restart()
+    assert world.ack(popped[0]) == [AckResult.ALREADY]
+    world.now_ms -= HOUR_MS
+    world.restart()
+    assert world.ack(popped[0]) == [AckResult.GONE], "it is unknown whether it ran out"
+    assert world.ack(popped[1]) == [AckResult.APPLIED]
+
+
+def test_a_start_after_one_that_recorded_nothing_notes_that_the_clock_was_set_back() -> None:
+    world = World(now_ms=1_000_000_000)
+    world.group()
+    world.send("m0")
+    world.now_ms += HOUR_MS
+    world.checkpoint()
+    world.restart()
+    world.now_ms -= HOUR_MS // 2
+    world.restart()
+    assert len(world.engine.catalog.clock_falls) == 1
+
+
+def test_a_late_ack_is_rejected_after_a_start_that_reads_no_record() -> None:
+    """A checkpoint covers the whole log, so the time of the last record is unknown."""
+    world = World(now_ms=1_000_000_000)
+    world.group()
+    world.send("m0")
+    world.advance(HOUR_MS)
+    (late,) = world.pop(1, invisible_ms=30 * SECOND_MS)
+    world.advance(30 * SECOND_MS)
+    world.checkpoint()
+    world.now_ms -= 20 * SECOND_MS
+    world.restart()
+    assert world.ack(late) == [AckResult.GONE]
+    world.restart()
+    assert world.ack(late) == [AckResult.GONE]
+    assert world.bodies() == ["m0"]

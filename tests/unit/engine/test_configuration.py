@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from tests.support.worlds.engine_world import GROUP, World
@@ -10,7 +12,7 @@ from tidemill.common.errors import Conflict, GroupNotFound, TopicNotFound
 
 
 def test_a_dead_letter_topic_can_be_watched_before_the_first_dead_letter() -> None:
-    world = World(auto_create=False)
+    world = World(auto_create_topics=False, auto_create_groups=False)
     world.group(max_attempts=1)
     world.engine.administration.ensure(f"%DLQ%{GROUP}", "", world.now_ms)
     assert world.bodies(group="auditor", topic=f"%DLQ%{GROUP}") == []
@@ -28,7 +30,7 @@ def test_the_dead_letter_topic_of_no_group_is_not_made() -> None:
 
 
 def test_nothing_is_made_by_use_where_that_is_switched_off() -> None:
-    world = World(auto_create=False)
+    world = World(auto_create_topics=False, auto_create_groups=False)
     with pytest.raises(TopicNotFound):
         world.engine.administration.ensure("orders", "", world.now_ms)
     with pytest.raises(GroupNotFound):
@@ -85,3 +87,99 @@ def test_the_type_of_a_topic_in_use_changes_only_when_it_is_forced() -> None:
         put(topic.name, type_=TopicType.FIFO, queues=0, now_ms=world.now_ms)
     forced = put(topic.name, type_=TopicType.FIFO, queues=0, is_forced=True, now_ms=world.now_ms)
     assert forced.type is TopicType.FIFO
+
+
+BLOCK_MS = 600_000
+
+
+@pytest.mark.parametrize("life", ["running", "after a restart", "after retention", "by a snapshot"])
+def test_a_deleted_name_is_not_created_again_by_its_use(life: str) -> None:
+    world = World(recreate_block_ms=BLOCK_MS, segment_bytes=64 << 10, retention_ms=60_000)
+    administration = world.engine.administration
+    world.send("m", topic="orders")
+    world.pop(1, group="billing", topic="orders")
+    administration.delete_topic("orders", world.now_ms)
+    administration.delete_group("billing", world.now_ms)
+    world.commit()
+    if life == "after a restart":
+        world.restart()
+    elif life == "by a snapshot":
+        world.checkpoint()
+        world.restart()
+        assert world.report.snapshot
+    elif life == "after retention":
+        begin = world.engine.log.min_offset
+        for _ in range(3):  # the record of the deletion expires, and then its copy
+            world.advance(60_000)
+            world.send(*["filler"] * 16, topic="filler", size=12_000)
+            world.checkpoint()
+            world.retire()
+        assert world.engine.log.min_offset > begin
+        world.restart()
+    ensure = world.engine.administration.ensure
+    with pytest.raises(TopicNotFound, match=r"deleted .* s ago.*tidemill topic create orders"):
+        ensure("orders", "", world.now_ms)
+    with pytest.raises(GroupNotFound, match=r"deleted .* s ago.*tidemill group create billing"):
+        ensure("", "billing", world.now_ms)
+    ensure("others", "others", world.now_ms)
+    world.advance(BLOCK_MS)
+    ensure("orders", "billing", world.now_ms)
+    assert world.engine.catalog.find_topic("orders")
+    assert world.engine.catalog.find_group("billing")
+
+
+def test_a_rejected_use_creates_nothing() -> None:
+    world = World(recreate_block_ms=BLOCK_MS)
+    world.group("billing")
+    world.engine.administration.delete_group("billing", world.now_ms)
+    with pytest.raises(GroupNotFound):
+        world.engine.administration.ensure("misspelt", "billing", world.now_ms)
+    assert world.engine.catalog.find_topic("misspelt") is None
+
+
+def test_a_deletion_with_a_clock_far_ahead_does_not_block_for_days() -> None:
+    world = World(recreate_block_ms=BLOCK_MS)
+    world.group("billing")
+    world.engine.administration.delete_group("billing", world.now_ms + 4 * 24 * 3_600_000)
+    world.engine.administration.ensure("", "billing", world.now_ms)
+    assert world.engine.catalog.find_group("billing")
+
+
+def test_an_operator_creates_a_deleted_name_at_once() -> None:
+    world = World(recreate_block_ms=BLOCK_MS)
+    administration = world.engine.administration
+    for kind in (TopicType.MIXED, TopicType.FIFO):
+        administration.put_topic("orders", type_=kind, queues=2, now_ms=world.now_ms)
+        administration.put_group("billing", is_ordered=True, now_ms=world.now_ms)
+        administration.ensure("orders", "billing", world.now_ms)
+        administration.delete_topic("orders", world.now_ms)
+        administration.delete_group("billing", world.now_ms)
+        with pytest.raises(TopicNotFound):
+            administration.ensure("orders", "", world.now_ms)
+
+
+def test_the_type_of_an_empty_topic_changes_while_a_group_reads_it() -> None:
+    world = World()
+    put = world.engine.administration.put_topic
+    put("orders", type_=TopicType.MIXED, queues=4, now_ms=world.now_ms)
+    assert not world.pop(1, group="billing", topic="orders")
+    assert put("orders", type_=TopicType.FIFO, queues=0, now_ms=world.now_ms).type is TopicType.FIFO
+    world.send("m", topic="orders")
+    with pytest.raises(Conflict, match="has 1 messages and 0 delayed ones"):
+        put("orders", type_=TopicType.NORMAL, queues=0, now_ms=world.now_ms)
+
+
+@pytest.mark.parametrize(
+    ("topics", "groups"), [(True, False), (False, True)], ids=["only topics", "only groups"]
+)
+def test_topics_and_groups_are_created_by_their_use_as_each_setting_says(
+    topics: bool, groups: bool
+) -> None:
+    world = World(auto_create_topics=topics, auto_create_groups=groups)
+    ensure = world.engine.administration.ensure
+    for missing, error, is_allowed in (
+        (("orders", ""), TopicNotFound, topics),
+        (("", "billing"), GroupNotFound, groups),
+    ):
+        with contextlib.nullcontext() if is_allowed else pytest.raises(error):
+            ensure(*missing, world.now_ms)

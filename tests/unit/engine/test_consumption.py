@@ -92,7 +92,7 @@ def test_expired_ordered_deliveries_leave_the_table_after_a_reset_or_deletion() 
     world.pop(1, group=FIFO, invisible_ms=1_000)
     world.advance(2_000)
     world.engine.administration.delete_group(FIFO, world.now_ms)
-    world.commit()
+    world.run_due()
     assert world.engine.state.table.used_count == 0
 
 
@@ -129,11 +129,14 @@ def test_replaced_deliveries_do_not_fill_the_table() -> None:
     world = World(deliveries_max=80)
     world.send("m0")
     (popped,) = world.pop(1)
-    for _ in range(89):
+    for _ in range(159):
         popped = world.change(popped, DAY_MS // 2)
-    with pytest.raises(Overloaded, match="change invisible durations less often"):
+    with pytest.raises(Overloaded, match="full of replaced deliveries"):
         world.change(popped, DAY_MS // 2)
-    assert world.engine.state.table.used_count == 90
+    assert world.engine.state.table.used_count == 160
+    world.run_due()
+    assert world.engine.state.table.used_count == 1
+    popped = world.change(popped, DAY_MS // 2)
     assert world.ack(popped) == [1], "the last handle is valid"
 
 
@@ -200,7 +203,7 @@ def test_an_ordered_redelivery_obeys_the_filter_of_the_poll() -> None:
     world.advance(1_001)
     popped = world.pop(group="fifo", tags=("red",))
     assert [one.body for one in popped] == ["red0", "red1"]
-    assert [one.attempt for one in popped] == [2, 2]
+    assert [one.attempt for one in popped] == [2, 1]
     world.ack(*popped)
     world.restart()
     world.advance(60_000)

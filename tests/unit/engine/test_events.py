@@ -87,15 +87,15 @@ def test_a_changed_message_continues_as_another_delivery() -> None:
     world.give_back(shorter)
     events = read(world)
     kinds = EventKind.DELIVERED, EventKind.RENEWED, EventKind.NACKED
-    told = of_kinds(events, *kinds)
-    assert [(event.kind, event.reason) for event in told] == [
+    chosen = of_kinds(events, *kinds)
+    assert [(event.kind, event.reason) for event in chosen] == [
         (EventKind.DELIVERED, ""),
         (EventKind.RENEWED, ""),
         (EventKind.NACKED, ""),
         (EventKind.NACKED, "unread"),
     ]
-    positions = [event.position for event in told]
-    assert [event.delivery_id for event in told] == [positions[0], *positions[:-1]]
+    positions = [event.position for event in chosen]
+    assert [event.delivery_id for event in chosen] == [positions[0], *positions[:-1]]
 
 
 def test_an_ack_has_its_message_after_its_delivery_has_expired() -> None:
@@ -266,8 +266,10 @@ def test_an_index_beyond_the_events_of_a_record_is_rejected(where: str) -> None:
 
     with pytest.raises(LogChanged):
         read_from(index)
-    told = [event for event in events if (event.position, event.number) >= (position, index - 1)]
-    assert read_from(index - 1) == told
+    following = [
+        event for event in events if (event.position, event.number) >= (position, index - 1)
+    ]
+    assert read_from(index - 1) == following
 
 
 def test_an_ordered_redelivery_has_delivery_events_again() -> None:
@@ -277,8 +279,8 @@ def test_an_ordered_redelivery_has_delivery_events_again() -> None:
     world.ack(world.pop(2, invisible_ms=1_000)[0])
     world.advance(1_000)
     world.pop(2, invisible_ms=1_000)
-    told = [(e.kind, e.message_id, e.attempt) for e in read(world)]
-    assert told[2:] == [
+    summary = [(e.kind, e.message_id, e.attempt) for e in read(world)]
+    assert summary[2:] == [
         (EventKind.DELIVERED, "id-m0", 1),
         (EventKind.DELIVERED, "id-m1", 1),
         (EventKind.ACKED, "id-m0", 1),
@@ -416,15 +418,15 @@ def test_damaged_bytes_are_counted_once_wherever_pages_end(
     name = world.engine.log.segments[0].name
     for damaged in (0, 2, 3):
         world.disk.damage(name, events[damaged].position + 12)
-    at, told, end = 0, 0, world.engine.log.committed_offset
+    at, damaged_bytes, end = 0, 0, world.engine.log.committed_offset
     while at < end:
         reader = world.engine.events.read(
             EventQuery(), from_position=at, log_bytes_max=log_bytes_max, events_max=events_max
         )
         while reader.step():
             pass
-        at, told = reader.next_position, told + reader.damaged_bytes
-    assert told == 3 * (events[3].position - events[2].position)
+        at, damaged_bytes = reader.next_position, damaged_bytes + reader.damaged_bytes
+    assert damaged_bytes == 3 * (events[3].position - events[2].position)
 
 
 def test_a_read_reports_the_begin_of_an_expired_range() -> None:
@@ -449,6 +451,25 @@ def test_a_read_reports_the_begin_of_an_expired_range() -> None:
         EventQuery(), from_position=reader.next_position, log_bytes_max=NO_END, events_max=1
     )
     assert following.gone_from == reader.next_position
+
+
+def test_retention_may_remove_a_record_between_two_slices_of_its_events() -> None:
+    world = small()
+    popped = []
+    for n in range(0, 2_048, MESSAGES_MAX):
+        world.send(*[f"m{n + m}" for m in range(MESSAGES_MAX)])
+        popped += world.pop(MESSAGES_MAX)
+    begin = world.engine.log.committed_offset
+    world.ack(*popped)
+    reader = world.engine.events.read(
+        EventQuery(), from_position=begin, log_bytes_max=NO_END, events_max=NO_END
+    )
+    assert reader.step(), "the record has events left"
+    assert reader.next_index
+    fill(world)
+    while reader.step():
+        pass
+    assert begin < reader.gone_from <= world.engine.log.min_offset
 
 
 def test_a_read_returns_committed_events_only() -> None:

@@ -28,7 +28,7 @@ def queue_of(world: World, topic: str = TOPIC) -> ConsumeQueue:
     return world.engine.catalog.queue(TopicId(world.topic(topic)), QueueId(0))
 
 
-def test_a_look_for_needed_segments_begins_anew_for_the_next_one() -> None:
+def test_a_search_for_needed_segments_restarts_for_the_next_segment() -> None:
     """It was half done when the oldest one went for its age: the rest told of that one alone."""
     world = World(retention_ms=DAY_MS, checkpoint_log_bytes=64 << 10)
     for name in ("wide-a", "wide-b"):
@@ -93,7 +93,7 @@ def test_a_repaired_queue_file_goes_with_its_segment() -> None:
     assert world.report.snapshot
 
 
-def test_what_is_held_for_a_damaged_file_goes_on_when_retention_takes_the_file() -> None:
+def test_held_deliveries_continue_after_retention_deletes_the_damaged_file() -> None:
     world = World()
     world.group()
     world.send("m0", "m1")

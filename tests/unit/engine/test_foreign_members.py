@@ -53,7 +53,7 @@ def test_a_member_with_a_later_epoch_does() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["master", "replica"])
-def test_a_stranger_is_told_no_view(number: int) -> None:
+def test_a_foreign_member_gets_no_view(number: int) -> None:
     group = group_of_three()
     refusal = answer(group.nodes[number], hello_of("other", ReplicaRun(ReplicaId(1), "x"), 1))
     assert refusal.view is None
@@ -62,7 +62,7 @@ def test_a_stranger_is_told_no_view(number: int) -> None:
         assert ours.view == group.view
 
 
-def test_a_view_of_another_group_is_no_news() -> None:
+def test_a_view_of_another_group_is_ignored() -> None:
     group = group_of_three()
     node = group.nodes[1]
     foreign = group.view._replace(epoch=20, version=99, group="elsewhere/g")

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.support.seeds import seeds
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.pop.deliveries import AckResult
@@ -99,7 +99,7 @@ def test_the_oldest_delivery_comes_first_with_all_its_fields() -> None:
     ]
 
 
-def test_settled_void_and_expired_deliveries_and_those_of_other_groups_are_omitted() -> None:
+def test_deliveries_settled_void_expired_or_of_other_groups_are_omitted() -> None:
     world = World()
     world.send("acked", "kept", "run out", topic="a")
     world.send("void", topic="b")
@@ -122,6 +122,16 @@ def test_settled_void_and_expired_deliveries_and_those_of_other_groups_are_omitt
     world.pop(topic="b", invisible_ms=HIDDEN_MS)
     assert ids(look(world)[0]) == ["kept", "void"]
     assert ids(look(world, before_id=before)[0]) == ["kept"]
+
+
+def test_a_changed_message_of_an_ordered_group_shows_its_current_attempt() -> None:
+    world = World()
+    world.group(is_ordered=True)
+    world.send("m0", "m1")
+    m0, _ = world.pop(invisible_ms=HIDDEN_MS)
+    world.change(m0, HIDDEN_MS)
+    found, _ = look(world)
+    assert [one.delivery_attempt for one in found] == [1, 1]
 
 
 def test_a_released_delivery_of_a_locked_queue_is_not_in_flight() -> None:
@@ -215,7 +225,7 @@ def test_a_released_message_is_redelivered_and_its_handles_are_rejected(
 def test_all_messages_of_a_stuck_consumer_can_be_released_from_a_full_table() -> None:
     world = World(deliveries_max=40)
     world.send(*[f"m{number}" for number in range(42)])
-    for _ in range(39):
+    for _ in range(40):
         world.pop(1, invisible_ms=60_000, client_id="hung", renews=True)
     for _ in range(30):
         world.alive("hung")
@@ -223,7 +233,7 @@ def test_all_messages_of_a_stuck_consumer_can_be_released_from_a_full_table() ->
     with pytest.raises(Overloaded):
         world.pop(1)
     found, _ = look(world, count=100)
-    assert len(found) == 39
+    assert len(found) == 40
     release(world, *found)
     assert len(world.drain(invisible_ms=1_000)) == 42
 
@@ -257,17 +267,17 @@ def test_a_valid_handle_is_rejected_after_a_release() -> None:
 
 def test_a_release_beyond_the_reserve_is_rejected() -> None:
     world = World(deliveries_max=4)
-    world.send("m0", "m1", "m2", "m3", "m4", "m5")
-    world.pop(6, invisible_ms=60_000)
+    world.send("m0", "m1", "m2", "m3", "m4", "m5", "m6")
+    world.pop(7, invisible_ms=60_000)
     found, _ = look(world)
-    for one in found[:4]:
+    for one in found[:5]:
         world.engine.commands.release(one.delivery, world.now_ms)
     with pytest.raises(Overloaded):
-        world.engine.commands.release(found[4].delivery, world.now_ms)
+        world.engine.commands.release(found[5].delivery, world.now_ms)
     world.commit()
     world.run_due()
-    release(world, *found[4:])
-    assert len(world.drain(invisible_ms=1_000)) == 6
+    release(world, *found[5:])
+    assert len(world.drain(invisible_ms=1_000)) == 7
 
 
 def pages(
@@ -414,7 +424,7 @@ def test_a_message_in_flight_throughout_appears_once_while_others_change(
     chance = Random(seed)
     world = World()
     world.topic(TOPIC, queues=4)
-    held: dict[str, Popped] = {}
+    held: dict[str, PoppedMessage] = {}
 
     def pop() -> None:
         for group in (GROUP, "shipping"):
@@ -436,10 +446,10 @@ def test_a_message_in_flight_throughout_appears_once_while_others_change(
     for _ in range(10):
         pop()
     were_out = set(held)
-    told = [
+    listed = [
         f"{GROUP if one.delivery.group_id == world.group() else 'shipping'} {one.message_id}"
         for page in pages(world, count=count, between=live)
         for one in page
     ]
-    assert len(told) == len(set(told))
-    assert were_out <= set(told)
+    assert len(listed) == len(set(listed))
+    assert were_out <= set(listed)

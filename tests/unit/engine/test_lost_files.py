@@ -28,7 +28,7 @@ GROUP = "billing"
 CACHES_READ = ("timer/checkpoint.a", "timer/checkpoint.b", "timer/state/", "timer/wheel")
 
 
-class Unjudged(TimerWorld):
+class UncheckedWorld(TimerWorld):
     """A world with a log that may have lost records. It is not checked against a model."""
 
     def judge(self) -> None:
@@ -81,8 +81,8 @@ def lose(disk: FaultyDisk, name: str, how: str, seed: int) -> None:
         disk.remove(name)
 
 
-def start(disk: FaultyDisk) -> Unjudged:
-    return Unjudged(disk, now_ms=history().now_ms, timer=TIMERS, **OPTIONS)  # type: ignore[arg-type]  # as above
+def start(disk: FaultyDisk) -> UncheckedWorld:
+    return UncheckedWorld(disk, now_ms=history().now_ms, timer=TIMERS, **OPTIONS)  # type: ignore[arg-type]  # as above
 
 
 def outcome(disk: FaultyDisk) -> tuple[list[str], list[str], list[str]]:

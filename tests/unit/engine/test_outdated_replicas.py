@@ -94,7 +94,7 @@ def test_a_replica_that_learns_late_of_its_removal_is_copied_then() -> None:
     group.settle(1_000)
     assert state_of(member) is ReplicaPhase.DIVERGED
     group.view = after
-    group.tell()
+    group.share_view()
     group.settle(1_000)
     assert state_of(member) is ReplicaPhase.FOLLOWING
     assert member.log.log_end == master.log.log_end

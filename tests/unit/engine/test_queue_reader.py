@@ -27,6 +27,7 @@ from tidemill.broker.engine.queries.queue_reader import (
     SCAN_ENTRIES_MAX,
     QueueMessage,
     QueueReader,
+    describe,
     reason_of,
 )
 from tidemill.broker.engine.tally import SLICE_BYTES
@@ -96,7 +97,7 @@ def test_a_queue_is_pulled_in_its_order_and_nothing_is_consumed() -> None:
     assert world.bodies() == [f"m{n}" for n in range(5)]
 
 
-def test_what_is_not_committed_is_not_read() -> None:
+def test_uncommitted_messages_are_not_read() -> None:
     world = World()
     world.send("committed")
     data = blob("pending")
@@ -112,7 +113,7 @@ def test_what_is_not_committed_is_not_read() -> None:
     assert pull.end_offset() == 2
 
 
-def test_a_pull_stops_at_the_offset_it_was_told() -> None:
+def test_a_pull_stops_at_its_end_offset() -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(6)])
     pull = pull_of(world, 2, until_offset=4)
@@ -157,7 +158,7 @@ def test_a_slice_copies_a_bounded_number_of_messages() -> None:
     assert len(pull.take()) == 3 * MESSAGES_A_STEP
 
 
-def test_a_filter_looks_at_a_bounded_number_of_entries_and_goes_on_there() -> None:
+def test_a_filter_stops_after_a_bounded_number_of_entries() -> None:
     world = World(segment_bytes=16 << 20, checkpoint_log_bytes=64 << 20)
     topic_id, data = world.topic(), blob("m", tag="no")
     for _ in range(SCAN_ENTRIES_MAX + 10):
@@ -184,7 +185,7 @@ def test_a_damaged_message_is_passed_over() -> None:
     assert pull.next_offset == 3
 
 
-def test_what_retention_takes_meanwhile_ends_the_pull_with_where_the_queue_begins() -> None:
+def test_expiry_during_a_pull_ends_it_with_the_first_offset() -> None:
     world = World(FaultyDisk(Random(0)), retention_ms=DAY_MS)
     for n in range(24):
         world.send(f"m{n}", size=130_000)
@@ -203,7 +204,7 @@ def test_what_retention_takes_meanwhile_ends_the_pull_with_where_the_queue_begin
     assert bodies(all_of(pull_of(world, pull.min_offset)))[-1] == "late"
 
 
-def test_a_dead_letter_says_where_it_was_and_why_it_is_there() -> None:
+def test_a_dead_letter_has_its_origin_and_reason() -> None:
     world = World()
     world.group()
     world.send("m0", "m1")
@@ -242,8 +243,23 @@ TOPICS, GROUPS, TAGS = ("orders", "bills"), ("billing", "shipping"), ("a", "b", 
 OPERATIONS = 250
 
 
+def test_a_dead_letter_shows_the_number_of_its_deliveries() -> None:
+    world = World()
+    world.group(max_attempts=2)
+    world.send("poison")
+    for _ in range(2):
+        [message] = world.pop(1, invisible_ms=1_000)
+        last = message.attempt
+        world.advance(1_001)
+        world.background()
+    [dead] = all_of(pull_of(world, topic=f"%DLQ%{GROUP}"))
+    found = describe(world.engine.catalog, dead)
+    assert found is not None
+    assert (last, found.delivery_attempt) == (2, 2)
+
+
 @pytest.mark.parametrize("seed", seeds("pulls", 12))
-def test_pulls_and_pull_offsets_are_those_of_a_plain_list(seed: int) -> None:
+def test_pulls_and_pull_offsets_match_a_plain_list(seed: int) -> None:
     """Include restarts, power cuts, snapshots, retention, a take-over and deletions."""
     random = Random(seed)
     world = World(FaultyDisk(Random(seed)), is_followed=True, retention_ms=DAY_MS)
@@ -382,7 +398,7 @@ def test_the_segments_that_retention_leaves_hold_pull_offsets() -> None:
     assert world.engine.catalog.pull_offsets.all == {(*ids, 0): 2}
 
 
-def test_a_pull_offset_that_is_said_again_is_no_record() -> None:
+def test_an_unchanged_pull_offset_writes_no_record() -> None:
     world = World()
     ids = world.group(), world.topic(queues=2)
     world.send("m0")
@@ -423,7 +439,7 @@ def test_one_group_cannot_have_all_pull_offsets_that_a_broker_keeps() -> None:
     update(modest, topic_id, QueueId(0), 0, world.now_ms)
 
 
-def test_there_are_so_many_pull_offsets_and_the_group_that_has_most_is_told() -> None:
+def test_the_limit_of_pull_offsets_names_the_largest_group() -> None:
     world = World()
     first, second, topic_id = world.group("first"), world.group("second"), world.topic(queues=2)
     world.send("m0")

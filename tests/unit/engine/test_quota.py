@@ -10,7 +10,7 @@ from tidemill.common.errors import Conflict, Overloaded
 
 
 def test_automatic_creation_is_limited_to_the_rate() -> None:
-    world = World(auto_create=True, auto_create_per_s=10)
+    world = World(auto_create_topics=True, auto_create_groups=True, auto_create_per_s=10)
     ensure = world.engine.administration.ensure
     for n in range(AUTO_CREATE_BURST // 2):
         ensure(f"t{n}", f"g{n}", world.now_ms)
@@ -28,7 +28,7 @@ def test_automatic_creation_is_limited_to_the_rate() -> None:
 
 
 def test_the_numbers_of_topics_and_groups_are_limited() -> None:
-    world = World(auto_create=True, topics_max=5, groups_max=2)
+    world = World(auto_create_topics=True, auto_create_groups=True, topics_max=5, groups_max=2)
     administration = world.engine.administration
     free = 5 - len(world.engine.catalog.topics)
     for n in range(free):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.queries.inspection import QueueLock
@@ -164,7 +164,7 @@ def test_a_lock_shows_its_holder_and_its_deadline() -> None:
         world.release_lock()
 
 
-def lock_id(world: World, popped: Popped) -> str:
+def lock_id(world: World, popped: PoppedMessage) -> str:
     topic = world.engine.catalog.find_topic(TOPIC)
     assert topic is not None
     lock = lock_of(world)

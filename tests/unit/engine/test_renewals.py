@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.disk.log_checker import judge
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout import delivery_rows, pop_checkpoint, renewal
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, QueueId, TopicId
@@ -24,6 +24,7 @@ from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.holder_numbers import HolderNumbers
 from tidemill.broker.engine.pop.renewals import (
     CHECK_PERIOD_MS,
+    DISCONNECTED_GRACE_MS,
     HELD_MAX_MS,
     MINUTE_MS,
     SILENT_GRACE_MS,
@@ -37,6 +38,7 @@ FIRST_MS = 60_000  # the invisible duration that proxies use for push consumers
 ONE = "client-1"
 OTHER = "client-2"
 HEARTBEAT_MS = 10_000
+RECONNECT_MS = 10_000  # after the end of a connection, until a proxy reports it
 
 
 def world_with(*texts: str, is_ordered: bool = False) -> World:
@@ -47,7 +49,7 @@ def world_with(*texts: str, is_ordered: bool = False) -> World:
     return world
 
 
-def push(world: World, client_id: str = ONE, want: int = 32, **options: str) -> list[Popped]:
+def push(world: World, client_id: str = ONE, want: int = 32, **options: str) -> list[PoppedMessage]:
     """Pop as a proxy does for a push consumer."""
     return world.pop(
         want,
@@ -99,6 +101,50 @@ def test_a_released_and_replaced_extended_batch_ends_the_same_after_a_start() ->
     assert world.engine.state.table.ids[slot] == free
 
 
+@pytest.mark.parametrize("held_ms", [0, 30 * MINUTE_MS])
+def test_messages_of_a_disconnected_client_return_a_minute_after_its_end(held_ms: int) -> None:
+    world = world_with("a")
+    hand_over(world, *push(world))
+    world.alive(ONE)
+    live_on(world, held_ms, ONE)
+    world.advance(RECONNECT_MS)
+    world.disconnect(ONE)
+    assert not push(world, OTHER)
+    world.advance(DISCONNECTED_GRACE_MS)
+    assert [one.body for one in push(world, OTHER)] == ["a"]
+
+
+def test_a_client_that_comes_back_keeps_its_messages() -> None:
+    world = world_with("a")
+    hand_over(world, *push(world))
+    live_on(world, 30 * MINUTE_MS, ONE)
+    world.advance(RECONNECT_MS)
+    world.disconnect(ONE)
+    world.advance(HEARTBEAT_MS)
+    live_on(world, 10 * MINUTE_MS, ONE)
+    assert not push(world, OTHER)
+
+
+def test_a_client_that_another_proxy_hears_is_not_disconnected() -> None:
+    world = world_with("a")
+    [popped] = push(world)
+    hand_over(world, popped)
+    live_on(world, 30 * MINUTE_MS, ONE)
+    before = visible_at(world, popped)
+    world.alive(ONE)
+    world.advance(1_000)
+    world.disconnect(ONE)
+    assert visible_at(world, popped) == before
+
+
+def test_the_acks_of_a_disconnected_client_are_applied() -> None:
+    world = world_with("a")
+    popped = push(world)
+    world.advance(RECONNECT_MS)
+    world.disconnect(ONE)
+    assert world.ack(*popped) == [AckResult.APPLIED]
+
+
 def live_on(world: World, duration_ms: int, *client_ids: str) -> None:
     """Let time pass while these clients send heartbeats."""
     for _ in range(duration_ms // HEARTBEAT_MS):
@@ -106,7 +152,7 @@ def live_on(world: World, duration_ms: int, *client_ids: str) -> None:
         world.advance(HEARTBEAT_MS)
 
 
-def visible_at(world: World, popped: Popped) -> int:
+def visible_at(world: World, popped: PoppedMessage) -> int:
     table = world.engine.state.table
     assert table.ids[popped.delivery.slot] == popped.delivery.delivery_id
     return table.visible_at_ms[popped.delivery.slot]
@@ -378,15 +424,47 @@ def test_an_ordered_queue_continues_when_its_client_ends() -> None:
     judge(world)
 
 
+@pytest.mark.parametrize(
+    ("extends", "later_ms"),
+    [(World.restart, FIRST_MS), (lambda world: world.advance(FIRST_MS), 0)],
+    ids=["start", "alive"],
+)
+def test_no_handle_of_a_repeated_attempt_acks_a_message_given_to_another_client(
+    extends: Callable[[World], None], later_ms: int
+) -> None:
+    world = world_with("m1", is_ordered=True)
+    world.alive(ONE)
+    first = push(world, attempt_id="x")
+    extends(world)
+    world.alive(ONE)
+    again = push(world, attempt_id="x")
+    assert [one.delivery.delivery_id for one in again] == [first[0].delivery.delivery_id]
+    world.advance(later_ms)
+    world.end(ONE)
+    assert [one.body for one in push(world, OTHER, attempt_id="y")] == ["m1"]
+    assert world.ack(*again, *first) == [AckResult.GONE] * 2
+    judge(world)
+
+
+def test_a_handle_of_a_repeated_attempt_acks_an_extended_delivery() -> None:
+    world = world_with("m1", "m2", is_ordered=True)
+    world.alive(ONE)
+    push(world, attempt_id="x")
+    live_on(world, 600_000, ONE)
+    again = push(world, attempt_id="x")
+    assert world.ack(*again) == [AckResult.APPLIED] * 2
+    judge(world)
+
+
 # ---------------------------------------------------------------- handover
 
 
-def leave_unconfirmed(world: World, *popped: Popped) -> None:
+def leave_unconfirmed(world: World, *popped: PoppedMessage) -> None:
     for one in popped:
         world.engine.state.table.handover[one.delivery.slot] = 1
 
 
-def hand_over(world: World, *popped: Popped) -> None:
+def hand_over(world: World, *popped: PoppedMessage) -> None:
     """Confirm that clients have deliveries, as a proxy does."""
     deliveries = [(one.delivery.slot, one.delivery.delivery_id) for one in popped]
     world.engine.consumption.renewals.confirm_handovers(deliveries, now_ms=world.now_ms)
@@ -407,28 +485,28 @@ def test_a_delivery_without_a_confirmed_handover_is_not_extended() -> None:
     judge(world)
 
 
-def _change(world: World, popped: Popped) -> None:
+def _change(world: World, popped: PoppedMessage) -> None:
     world.change(popped, 3 * FIRST_MS)
 
 
-def _dead_letter(world: World, popped: Popped) -> None:
+def _dead_letter(world: World, popped: PoppedMessage) -> None:
     world.engine.commands.dead_letter(popped.delivery, world.now_ms)
     world.commit()
 
 
-def _ack(world: World, popped: Popped) -> None:
+def _ack(world: World, popped: PoppedMessage) -> None:
     world.ack(popped)
 
 
-def _ack_and_give_back(world: World, popped: Popped) -> None:
+def _ack_and_give_back(world: World, popped: PoppedMessage) -> None:
     world.ack(popped)
     delivery = popped.delivery._replace(message_index=1)
-    world.give_back(Popped("n", delivery, 1, popped.offset + 1, ""))
+    world.give_back(PoppedMessage("n", delivery, 1, popped.offset + 1, ""))
 
 
 @pytest.mark.parametrize("say", [_ack, _change, _dead_letter, _ack_and_give_back])
 def test_a_request_about_a_part_of_a_delivery_confirms_all_of_it(
-    say: Callable[[World, Popped], None],
+    say: Callable[[World, PoppedMessage], None],
 ) -> None:
     world = world_with("m", "n", "o")
     popped = push(world)
@@ -440,11 +518,11 @@ def test_a_request_about_a_part_of_a_delivery_confirms_all_of_it(
     judge(world)
 
 
-def _give_back(world: World, popped: Popped) -> None:
+def _give_back(world: World, popped: PoppedMessage) -> None:
     world.give_back(popped)
 
 
-def _release(world: World, popped: Popped) -> None:
+def _release(world: World, popped: PoppedMessage) -> None:
     world.engine.commands.release(popped.delivery, world.now_ms)
     world.commit()
 
@@ -452,7 +530,7 @@ def _release(world: World, popped: Popped) -> None:
 @pytest.mark.parametrize("settle", [_give_back, _release])
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_a_part_settled_by_others_does_not_confirm_the_handover(
-    settle: Callable[[World, Popped], None], is_ordered: bool
+    settle: Callable[[World, PoppedMessage], None], is_ordered: bool
 ) -> None:
     world = world_with("m", "n", "o", is_ordered=is_ordered)
     popped = push(world)
@@ -506,7 +584,7 @@ def test_deliveries_of_a_client_that_ends_after_a_start_are_given_back_at_once(s
 
 @pytest.mark.parametrize("say", [_ack, _change, _dead_letter])
 def test_a_request_after_a_start_leaves_other_deliveries_to_be_given_back(
-    say: Callable[[World, Popped], None],
+    say: Callable[[World, PoppedMessage], None],
 ) -> None:
     world = world_with("m", "n", "o")
     popped = push(world)
@@ -670,7 +748,7 @@ def test_the_count_in_flight_of_a_client_is_in_messages() -> None:
     assert look(ONE) == 0
 
 
-def test_a_void_delivery_has_no_holder_after_it_has_left_the_table() -> None:
+def test_a_void_delivery_removed_from_the_table_has_no_holder() -> None:
     world = world_with(*"abc")
     world.pop(3, client_id=ONE)
     world.engine.administration.delete_group(GROUP, world.now_ms)

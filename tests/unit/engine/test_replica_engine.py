@@ -116,7 +116,7 @@ def test_a_tail_that_the_new_master_does_not_have_is_cut() -> None:
     group.send("b")
     group.settle()
     group.cut_off = set()
-    group.tell()
+    group.share_view()
     group.settle(1_000)
     assert [node.bodies() for node in group.nodes] == [["a", "b"]] * 3
     group.kill(0, power_cut=True)

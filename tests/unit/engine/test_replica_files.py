@@ -22,11 +22,14 @@ from tidemill.broker.engine.replica.known_end import KnownEnd
 from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
 from tidemill.broker.engine.replica.replica_engine import MustBeEmptied, ReplicaEngine
 from tidemill.broker.engine.replica.replica_files import (
+    ADDRESSES,
     IDENTITY,
     INTENT,
     STATES,
     ReplicaFiles,
+    find_addresses,
     find_cut,
+    save_addresses,
 )
 from tidemill.broker.engine.replication.epoch_journal import EpochEntry
 from tidemill.broker.engine.replication.messages import Data
@@ -211,7 +214,7 @@ def test_a_torn_tail_of_several_segments_is_cut() -> None:
     assert bodies_in(again) == bodies
 
 
-def test_records_after_a_cut_are_those_of_the_master() -> None:
+def test_records_after_a_cut_match_the_master() -> None:
     random, (source, target) = Random(3), logs()
     append(source, 25, random)
     follow(source, target, 2_000)
@@ -460,6 +463,48 @@ def test_a_cut_without_a_power_cut_is_doubtful_until_the_doubt_is_cleared() -> N
     target.files.known_end.clear_doubt()
     disk = disk_of(target).after_power_cut()
     assert not open_log(disk).files.known_end.is_doubtful
+
+
+@pytest.mark.parametrize("is_same_boot", [True, False])
+def test_a_damaged_copy_of_the_state_is_named_and_makes_the_replica_doubtful(
+    is_same_boot: bool,
+) -> None:
+    boots = [bytes([1] * 16), bytes([1] * 16) if is_same_boot else bytes([2] * 16)]
+    first = open_replica_engine(
+        FaultyDisk(Random(1)), CONFIG, now_ms=0, fresh=FRESH, boot_id=boots[0]
+    )[0]
+    for epoch in (4, 5):
+        first.save_epoch_seen(epoch)
+    disk = disk_of(first).after_kill()
+    newest = STATES[first.files._state.generation % 2]
+    disk.damage(newest, 30)
+    again, report = open_replica_engine(disk, CONFIG, now_ms=0, fresh=FRESH, boot_id=boots[1])
+    assert again.epoch_seen == 4
+    # After a power cut, a torn copy was never durable.
+    assert again.files.known_end.is_doubtful is is_same_boot
+    assert report.damaged_file == newest
+    again.files.known_end.clear_doubt()
+    third, report = open_replica_engine(
+        disk_of(again).after_kill(), CONFIG, now_ms=0, fresh=FRESH, boot_id=boots[1]
+    )
+    assert (third.epoch_seen, report.damaged_file) == (4, "")
+    assert not third.files.known_end.is_doubtful
+
+
+def test_no_damaged_address_of_a_replica_is_used() -> None:
+    disk = disk_of(logs(1)[0])
+    addresses = [(0, "10.0.0.1:10911"), (1, "[::1]:10911")]
+    save_addresses(disk, addresses)
+    assert find_addresses(disk) == dict(addresses)
+    data = disk.read(ADDRESSES)
+    assert data is not None
+    for at in range(len(data)):
+        for changed in (data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]):
+            file = disk.open(ADDRESSES)
+            file.resize(len(changed))
+            file.write_at(0, [changed])
+            file.close()
+            assert find_addresses(disk) == {}
 
 
 def test_a_missing_log_is_doubtful() -> None:

@@ -83,7 +83,7 @@ def test_the_segments_that_retention_leaves_hold_all_live_state() -> None:
     assert (progress.pop_offset, progress.in_flight) == (low, 1)
 
 
-def test_a_second_retirement_keeps_what_the_first_stated_again() -> None:
+def test_a_second_segment_deletion_keeps_rewritten_records() -> None:
     world = world_with_old_segments()
     (live,) = world.pop(1, invisible_ms=100 * DAY_MS)
     for _ in range(3):
@@ -143,7 +143,7 @@ def test_the_original_of_a_delivery_may_expire_before_its_revive() -> None:
     assert world.engine.state.progress[group_id, topic_id, QueueId(0)].in_flight == 0
 
 
-def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:
+def test_sends_are_rejected_before_the_disk_is_full_and_acks_continue() -> None:
     world = World(
         FaultyDisk(Random(0), capacity_bytes=6 << 20), disk_reserve_bytes=4 << 20, now_ms=5
     )

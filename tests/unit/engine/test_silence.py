@@ -9,7 +9,7 @@ FROZEN_MS = 5_000
 STEP_MS = 50
 
 
-def test_a_connection_that_is_accepted_is_no_word_of_the_master() -> None:
+def test_an_accepted_connection_does_not_count_as_a_sign_of_life() -> None:
     """Its kernel accepts, also while the process stands still."""
     group = Group()
     group.elect(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.common.errors import BadRequest
-from tidemill.message.broker_names import check_address, is_loopback
+from tidemill.message.broker_names import check_address, is_loopback_address
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_a_valid_address_is_accepted(address: str) -> None:
     ["localhost:1", "LOCALHOST.:1", "a.localhost:1", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1"],
 )
 def test_an_address_of_each_machine_itself_is_loopback(address: str) -> None:
-    assert is_loopback(address)
+    assert is_loopback_address(address)
 
 
 @pytest.mark.parametrize("address", ["h:1", "localhost.example:1", "10.0.0.1:1", "[fd00::1]:1"])
 def test_an_address_of_one_machine_is_not_loopback(address: str) -> None:
-    assert not is_loopback(address)
+    assert not is_loopback_address(address)
 
 
 @pytest.mark.parametrize(

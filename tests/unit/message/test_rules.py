@@ -14,11 +14,12 @@ from tidemill.common.errors import (
     IllegalTopic,
     MessageBodyEmpty,
     MessageBodyTooLarge,
+    MessageCorrupted,
     PropertiesTooLarge,
     RequestError,
 )
 from tidemill.message.resource_names import check_group, check_topic
-from tidemill.message.rules import RESERVED_PROPERTY_KEYS, check_message
+from tidemill.message.rules import RESERVED_PROPERTY_KEYS, check_digest, check_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SYSTEM_TOPICS = [
@@ -48,7 +49,7 @@ def message(
     )
 
 
-@pytest.mark.parametrize("name", ["a", "A-z_0-9%|", "t" * 127, "TBW1020", "%DLQ%group"])
+@pytest.mark.parametrize("name", ["a", "A-z_0-9%|", "t" * 127, "TBW1020", "%DLQ%group", "a%b%c"])
 def test_a_valid_topic_name_is_accepted(name: str) -> None:
     check_topic(name)
 
@@ -59,6 +60,18 @@ def test_a_valid_topic_name_is_accepted(name: str) -> None:
 def test_an_invalid_topic_name_is_rejected(name: str) -> None:
     with pytest.raises(IllegalTopic):
         check_topic(name)
+
+
+@pytest.mark.parametrize("name", ["%b", "a%", "%", "a%%b", "%DLQ%", "%DLQ%a%", "%DLQ%%b"])
+def test_a_topic_name_with_an_empty_part_is_rejected(name: str) -> None:
+    with pytest.raises(IllegalTopic, match=f"the name {name} has an empty part"):
+        check_topic(name)
+
+
+@pytest.mark.parametrize("name", ["%b", "a%", "%", "a%%b", "%SYS%g"])
+def test_a_group_name_with_an_empty_part_is_rejected(name: str) -> None:
+    with pytest.raises(IllegalGroup, match=f"the name {name} has an empty part"):
+        check_group(name)
 
 
 @pytest.mark.parametrize("name", ["a", "A-z_0-9%|", "g" * 120])
@@ -102,6 +115,10 @@ def test_a_message_within_the_limits_is_accepted(legal: v2.Message) -> None:
         (message(message_id="  "), IllegalMessageId),
         (message(message_id="x" * 1025), IllegalMessageId),
         (message(tag=" "), IllegalTag),
+        (message(tag="a "), IllegalTag),
+        (message(tag="\u3000a"), IllegalTag),
+        (message(tag="*"), IllegalTag),
+        (message(tag="t" * 16_385), IllegalTag),
         (message(tag="a|b"), IllegalTag),
         (message(tag="a\x01"), IllegalTag),
         (message(keys=[""]), IllegalKey),
@@ -118,7 +135,7 @@ def test_a_message_within_the_limits_is_accepted(legal: v2.Message) -> None:
         (message(user_properties={"k": "v" * 16_384}), PropertiesTooLarge),
         (message(user_properties={"k": "ä" * 8_192}), PropertiesTooLarge),
         (message(keys=["k" * 16_385]), PropertiesTooLarge),
-        (message(tag="t" * 8_192, keys=["k" * 8_193]), PropertiesTooLarge),
+        (message(tag="t" * 4_096, keys=["k" * 12_289]), PropertiesTooLarge),
         (message(body=b""), MessageBodyEmpty),
         (message(body=b"x" * 4_194_305), MessageBodyTooLarge),
     ],
@@ -134,7 +151,33 @@ def test_a_reserved_property_is_rejected(name: str) -> None:
         check_message(message(user_properties={name: "v"}))
 
 
-def test_the_reserved_properties_are_those_of_the_protocol_and_two_of_timers() -> None:
+def test_the_reserved_properties_match_the_protocol_and_two_of_timers() -> None:
     assert len(RESERVED_PROPERTY_KEYS) == 51 + 2
     assert {"TIMER_ROLL_LABEL", "__STARTDELIVERTIME"} <= RESERVED_PROPERTY_KEYS
     assert {"KEYS", "TAGS", "1ST_POP_TIME", "__BORNHOST", "__CRC32#"} <= RESERVED_PROPERTY_KEYS
+
+
+@pytest.mark.parametrize(
+    ("kind", "checksum"),
+    [
+        (v2.MD5, "841A2D689AD86BD1611447453C22C6FC"),
+        (v2.MD5, "841a2d689ad86bd1611447453c22c6fc"),
+        (v2.MD5, ""),
+        (v2.SHA1, "02083F4579E08A612425C0C1A17EE47ADD783B94"),
+        (v2.CRC32, "DBA80BB2"),
+        (v2.CRC32, "3685223346"),
+    ],
+)
+def test_a_body_is_accepted_with_each_form_of_its_digest(
+    kind: v2.DigestType.ValueType, checksum: str
+) -> None:
+    digest = v2.Digest(type=kind, checksum=checksum)
+    check_digest(digest, b"body")
+    if checksum:
+        with pytest.raises(MessageCorrupted):
+            check_digest(digest, b"bodx")
+
+
+@pytest.mark.parametrize("checksum", ["81566", "00081566"])
+def test_a_crc_is_accepted_with_and_without_leading_zeros(checksum: str) -> None:
+    check_digest(v2.Digest(type=v2.CRC32, checksum=checksum), b"665")

@@ -21,7 +21,7 @@ from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.offline import block_files, source
 from tidemill.broker.offline.check import CheckReport, NoStore, check
 from tidemill.broker.offline.check_timers import newest_checkpoint
-from tidemill.broker.offline.findings import MEANINGS, OF_THE_LOG, Damage, Finding
+from tidemill.broker.offline.findings import DAMAGE_DESCRIPTIONS, OF_THE_LOG, Damage, Finding
 from tidemill.broker.offline.source import ReadOnlyDisk
 
 SEGMENT = 64 << 10
@@ -155,8 +155,8 @@ def test_a_check_reports_an_unreadable_page_and_continues(name: str) -> None:
     other = "snapshots" if name.startswith("log/") else "log"
     disk.damage(disk.names(other)[-1] if other == "snapshots" else disk.names(other)[0], 100)
     report = checked(disk)
-    (told,) = [one for one in report.findings if one.damage is Damage.UNREADABLE]
-    assert (told.file, told.position, told.size) == (name, page * BLOCK, BLOCK)
+    (finding,) = [one for one in report.findings if one.damage is Damage.UNREADABLE]
+    assert (finding.file, finding.position, finding.size) == (name, page * BLOCK, BLOCK)
     assert any(one.file.startswith(other) for one in report.findings), "the check continues"
 
 
@@ -164,8 +164,8 @@ def test_a_check_reports_an_unreadable_log_end_over_which_no_start_goes() -> Non
     disk = disk_of_all().after_kill()
     name = disk.names("log")[-1]
     disk.spoil(name, counting_bytes(disk_of_all(), name)[0][-1] // BLOCK)
-    told = [one for one in checked(disk).findings if one.damage is Damage.UNREADABLE]
-    assert [one.stops_start for one in told] == [True]
+    findings = [one for one in checked(disk).findings if one.damage is Damage.UNREADABLE]
+    assert [one.stops_start for one in findings] == [True]
     with pytest.raises(CorruptStore, match="cannot be read"):
         TimerWorld(disk, now_ms=world_of_all().now_ms, segment_bytes=SEGMENT, timer=TIMERS)
 
@@ -212,8 +212,8 @@ def test_a_check_finds_a_cut_file(name: str) -> None:
 
 
 def test_every_kind_of_damage_has_a_meaning_and_a_remedy() -> None:
-    assert MEANINGS.keys() == set(Damage)
-    assert all(all(meaning) for meaning in MEANINGS.values())
+    assert DAMAGE_DESCRIPTIONS.keys() == set(Damage)
+    assert all(all(meaning) for meaning in DAMAGE_DESCRIPTIONS.values())
     assert set(Damage) > OF_THE_LOG
 
 
@@ -263,12 +263,12 @@ def damaged(
 def test_a_check_names_a_damaged_message(position: int, *, derived: bool) -> None:
     world = small_world()
     finding, _ = damaged(world, TOPIC, 2, position, derived=derived)
-    (concern,) = finding.concerns
-    assert (concern.topic, concern.queue_id, concern.queue_offset) == (TOPIC, 0, 2)
+    (affected,) = finding.affected
+    assert (affected.topic, affected.queue_id, affected.queue_offset) == (TOPIC, 0, 2)
     is_head = position < HEADER_SIZE + 16
     assert finding.damage is (Damage.HOLE if is_head else Damage.RECORD)
     if position != HEADER_SIZE + 16 + 70:
-        assert concern.message_id == "id-m2"
+        assert affected.message_id == "id-m2"
     assert finding.stops_start is not derived
     restarts = World(world.disk.after_kill(), config=world.config) if derived else None
     assert restarts is not None or not derived
@@ -291,10 +291,10 @@ def test_a_check_names_a_damaged_delayed_message_and_its_timer(position: int) ->
     world = small_world()
     due_at_ms = world.now_ms + DAY_MS + 1
     finding, _ = damaged(world, "%SYS%TIMER", 1, position, derived=True)
-    (concern,) = finding.concerns
-    assert concern.timer is not None
-    assert (concern.timer.timer_id, concern.timer.due_at_ms) == (1, due_at_ms)
-    assert (concern.timer.topic, concern.timer.state) == (TOPIC, "PENDING")
+    (affected,) = finding.affected
+    assert affected.timer is not None
+    assert (affected.timer.timer_id, affected.timer.due_at_ms) == (1, due_at_ms)
+    assert (affected.timer.topic, affected.timer.state) == (TOPIC, "PENDING")
 
 
 def test_a_check_names_the_messages_of_a_missing_segment() -> None:
@@ -307,7 +307,7 @@ def test_a_check_names_the_messages_of_a_missing_segment() -> None:
     world.disk.remove(name)
     (finding,) = checked(world.disk).findings
     assert (finding.damage, finding.stops_start) == (Damage.SEGMENT_MISSING, True)
-    assert [one.queue_offset for one in finding.concerns] == offsets
+    assert [one.queue_offset for one in finding.affected] == offsets
 
 
 # ---------------------------------------------------------------- beside a running broker

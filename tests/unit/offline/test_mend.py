@@ -14,6 +14,7 @@ from tests.support.worlds.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import DiskFailed
+from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.offline.check import NoStore, check
 from tidemill.broker.offline.copy import CopyError, copy
 from tidemill.broker.offline.findings import Damage
@@ -66,8 +67,10 @@ def backed_up_bytes(name: str) -> range:
     return range(min(end, pad + 8) if pad >= 0 else end)
 
 
-def mended(disk: FaultyDisk, source: FaultyDisk, *, is_dry: bool = False) -> MendReport:
-    return finish(mend(disk, source, TIMERS, is_dry=is_dry))
+def mended(
+    disk: FaultyDisk, source: FaultyDisk, *, is_dry: bool = False, accepts_loss: bool = False
+) -> MendReport:
+    return finish(mend(disk, source, TIMERS, is_dry=is_dry, accepts_loss=accepts_loss))
 
 
 def contents(disk: FaultyDisk, folder: str = "log") -> dict[str, bytes | None]:
@@ -183,14 +186,14 @@ def test_a_mend_replaces_a_missing_log_from_a_complete_backup() -> None:
 
     whole = disk.after_kill()
     begin = len(whole.operations)
-    assert mended(whole, target).is_whole
+    assert mended(whole, target, accepts_loss=True).is_whole
     for cut in range(len(whole.operations) - begin):
         partly = disk.after_kill()
         partly.cut_at = len(partly.operations) + cut
         with pytest.raises(PowerCut):
-            mended(partly, target)
+            mended(partly, target, accepts_loss=True)
         partly = partly.after_power_cut()
-        report = mended(partly, target)
+        report = mended(partly, target, accepts_loss=True)
         assert report.is_whole, report.left
         if cut % 5 == 0:
             opened(partly)
@@ -334,6 +337,49 @@ def test_a_mend_leaves_a_cut_between_records_behind_the_end_of_the_backup(part_b
     assert contents(disk) == before
 
 
+@pytest.mark.parametrize("is_zeroed", [False, True])
+@pytest.mark.parametrize("distance", [-700, -7, 0])
+def test_a_mend_ends_the_log_with_the_backup_only_if_the_loss_is_accepted(
+    distance: int, is_zeroed: bool
+) -> None:
+    """An acknowledged message stood behind the end of the backup."""
+    world = World(FaultyDisk(Random(1)), segment_bytes=SEGMENT)
+    world.send(*[f"m{n}" for n in range(5)], size=500)
+    world.checkpoint()
+    source = FaultyDisk(Random(2))
+    finish(copy(world.disk, source))
+    end = world.engine.log.log_end
+    world.send("acknowledged", size=500)
+    disk = world.disk.after_power_cut()
+    (name,) = disk.names("log")
+    disk.cut(name, end + distance)
+    if is_zeroed:
+        disk.open(name).resize(SEGMENT)
+    before = contents(disk)
+    report = finish(mend(disk, source, is_dry=False))
+    if is_zeroed and distance == 0:
+        assert (report.mended, report.left) == ([], []), "the log looks as if it ended there"
+        return
+    assert report.mended == []
+    assert f"would end with the backup at log offset {end}" in report.left[0]
+    assert contents(disk) == before
+    report = finish(mend(disk, source, is_dry=False, accepts_loss=True))
+    assert report.is_whole, report.left
+    assert World(disk, config=world.config).bodies(9, group="fresh") == [f"m{n}" for n in range(5)]
+
+
+def test_a_mend_writes_no_segment_of_a_range_that_is_left() -> None:
+    disk, source = store(), backup()
+    first, missing, other, *_ = segments()
+    disk.damage(first, 1_000)
+    disk.remove(missing)
+    disk.remove(other)
+    source.damage(other, 110)
+    report = mended(disk, source)
+    assert (len(report.left), len(report.mended)) == (1, 1)
+    assert missing not in disk.names("log")
+
+
 @pytest.mark.parametrize("folder", ["queues", "index", "snapshots", "timer", "timer/state"])
 def test_a_rebuild_deletes_damaged_derived_files(folder: str) -> None:
     for name in store().names(folder):
@@ -436,3 +482,20 @@ def test_a_second_mend_delivers_the_messages_around_the_first_one() -> None:
     assert finish(mend(disk, sound.after_kill(), is_dry=False)).is_whole
     again = World(disk, config=world.config, now_ms=world.now_ms + 2_000)
     assert set(again.drain(group="fresh")) == sent
+
+
+def test_no_start_derives_timer_files_around_damage() -> None:
+    """Therefore a mend keeps them."""
+    world = opened(FaultyDisk(Random(1)))
+    world.schedule("t", delay_ms=DAY_MS)
+    at = world.engine.log.log_end - 100
+    world.send("behind")
+    world.restart()
+    world.checkpoint()
+    disk = world.disk.after_kill()
+    disk.damage(disk.names("log")[0], at)
+    for folder in ("timer", "timer/state", "timer/timerlog"):
+        for name in disk.names(folder):
+            disk.remove(name)
+    with pytest.raises(CorruptStore):
+        opened(disk)

@@ -45,7 +45,7 @@ def test_all_members_of_a_packed_body_are_unpacked(body: bytes, whole: bytes) ->
         b"garbage" + packed(FIRST),
     ],
 )
-def test_what_is_not_gzip_to_its_end_stays_as_it_is_stored(body: bytes) -> None:
+def test_an_incomplete_gzip_body_stays_packed(body: bytes) -> None:
     assert unpacked(body) == body
 
 
@@ -57,7 +57,7 @@ def test_all_members_together_have_one_bound(monkeypatch: pytest.MonkeyPatch) ->
         assert unpacked(larger) == larger
 
 
-def test_what_unpacking_adds_to_a_part_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_bytes_of_a_part_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "PART_BYTES", BOUND)
     large = packed(bytes(BOUND))
     given = [b"plain" * BOUND, packed(FIRST), large, packed(FIRST), large, large, b"plain"]

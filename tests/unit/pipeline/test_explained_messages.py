@@ -39,7 +39,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 @cache
-def told() -> str:
+def all_texts() -> str:
     """Return every text of the pipeline, each on a line."""
     return "\n".join(
         " ".join(text.split())
@@ -52,8 +52,8 @@ def told() -> str:
 def test_a_sentence_that_is_explained_is_said(sentence: str) -> None:
     fragments = [part for part in map(str.strip, sentence.split(ELLIPSIS)) if part.strip(" .,;:")]
     assert fragments
-    assert [part for part in fragments if part not in told()] == []
+    assert [part for part in fragments if part not in all_texts()] == []
 
 
-def test_the_table_has_what_operators_meet() -> None:
+def test_the_table_has_at_least_20_errors() -> None:
     assert len(sentences()) >= 20

@@ -151,12 +151,12 @@ def test_ranges_follow_each_other() -> None:
         entry(1, kind="seal", marks=((OTHER, 4),)),
     ],
 )
-def test_what_does_not_follow_is_refused(second: ManifestEntry) -> None:
+def test_an_entry_with_a_gap_is_rejected(second: ManifestEntry) -> None:
     with pytest.raises(ArchiveError):
         fold([entry(0, a_range(3, 5)), second])
 
 
-def test_only_what_is_verified_without_a_gap_is_sealed() -> None:
+def test_only_verified_ranges_without_a_gap_are_sealed() -> None:
     first, second, third = a_range(0, 5), a_range(5, 9), a_range(9, 12)
     archive = fold([entry(0, first, second, third)])
     assert sealing(archive, [third, first]) == ((KEY, 5),)

@@ -12,7 +12,7 @@ from tidemill_pipeline.pace import Pace
 from tidemill_pipeline.priority import LOW_NICE, Priority, lower_priority
 
 
-class Time:
+class SleepClock:
     """A clock that advances with each sleep."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Time:
 
 
 def test_a_rate_is_of_all_so_far() -> None:
-    time = Time()
+    time = SleepClock()
     pace = Pace(100.0, sleep_s=time.sleep, monotonic_s=time.monotonic)
     pace.keep(50)
     pace.keep(80)
@@ -39,8 +39,8 @@ def test_a_rate_is_of_all_so_far() -> None:
     assert time.slept_s == pytest.approx([0.5, 0.3, 1.0])
 
 
-def test_without_a_rate_nobody_waits() -> None:
-    time = Time()
+def test_sends_without_a_rate_do_not_wait() -> None:
+    time = SleepClock()
     Pace(None, sleep_s=time.sleep, monotonic_s=time.monotonic).keep(1_000_000)
     assert not time.slept_s
 
@@ -58,13 +58,13 @@ def test_a_process_gives_way(priority: Priority, policy: int, nice: int) -> None
     before = os.nice(0)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_tell_claim, args=(priority, theirs))
+    process = context.Process(target=_send_claim, args=(priority, theirs))
     process.start()
     found = ours.recv()
     process.join()
     assert found == (policy, min(before + nice, 19))
 
 
-def _tell_claim(priority: Priority, told: Any) -> None:
+def _send_claim(priority: Priority, pipe: Any) -> None:
     lower_priority(priority)
-    told.send((os.sched_getscheduler(0), os.nice(0)))
+    pipe.send((os.sched_getscheduler(0), os.nice(0)))

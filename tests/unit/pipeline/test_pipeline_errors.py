@@ -16,12 +16,12 @@ def test_a_sentence_is_found_where_spark_has_wrapped_it() -> None:
 
 
 def test_a_process_that_did_not_start_in_time_is_a_sentence() -> None:
-    told = error_summary(
+    summary = error_summary(
         RuntimeError(
             "[STREAM_FAILED] Query [id = 4, runId = 6] terminated with exception:"
             " Python worker failed to connect back. SQLSTATE: XXKST\n=== Streaming Query ===\n"
         )
     )
-    assert told is not None
-    assert told[0] == "TimeoutError"
-    assert told[1].endswith("Start the job again: it continues where it stopped")
+    assert summary is not None
+    assert summary[0] == "TimeoutError"
+    assert summary[1].endswith("start it again: it continues where it stopped")

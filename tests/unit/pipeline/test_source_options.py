@@ -76,7 +76,9 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, sentence: str) -> None:
+def test_impossible_options_are_rejected(
+    more: dict[str, str], is_stream: bool, sentence: str
+) -> None:
     with pytest.raises(BadOption) as refused:
         parse_source({**GIVEN, **more}, is_stream=is_stream)
     assert sentence in str(refused.value)
@@ -224,7 +226,7 @@ def test_dead_letters_are_chosen_by_group() -> None:
     assert every.topics.pattern == "%DLQ%.*"
 
 
-def test_a_sink_refuses_what_is_not_there_yet() -> None:
+def test_a_sink_rejects_unsupported_options() -> None:
     with pytest.raises(BadOption, match="not supported yet"):
         parse_sink({"endpoints": "a:1", "mode": "exactly-once"})
     with pytest.raises(BadOption, match="belong together"):

@@ -129,7 +129,7 @@ def test_a_submit_gives_all_pods_the_volume(path: Path) -> None:
     assert "spark.kubernetes.container.image=tidemill-spark:dev" in confs
 
 
-def test_an_executor_without_what_spark_sets_is_an_error(path: Path) -> None:
+def test_an_executor_without_the_spark_variables_is_an_error(path: Path) -> None:
     done = subprocess.run(
         [ENTRYPOINT, "executor"],
         env={"PATH": f"{path}/bin:{os.environ['PATH']}", "SPARK_HOME": str(path)},

@@ -14,7 +14,7 @@ from tidemill_pipeline.errors import NoAnswer
 from tidemill_pipeline.options import parse_source
 
 
-class Quiet(http.server.BaseHTTPRequestHandler):
+class QuietHandler(http.server.BaseHTTPRequestHandler):
     default_request_version = "HTTP/1.1"  # In the answer to an unknown request.
 
     def log_message(self, *_: object) -> None:
@@ -23,7 +23,7 @@ class Quiet(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web_server() -> Iterator[str]:
-    server = http.server.HTTPServer(("127.0.0.1", 0), Quiet)
+    server = http.server.HTTPServer(("127.0.0.1", 0), QuietHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"127.0.0.1:{server.server_port}"
@@ -48,16 +48,16 @@ def asked(endpoint: str) -> str:
     )
     client = ClusterClient(options.connection)
     try:
-        with pytest.raises(NoAnswer) as told:
+        with pytest.raises(NoAnswer) as failure:
             client.cluster(options.topics)
     finally:
         client.close()
-    return str(told.value)
+    return str(failure.value)
 
 
 def test_the_port_of_the_admin_api_is_known_by_its_protocol(web_server: str) -> None:
     assert asked(web_server).endswith("proxies use port 8081")
 
 
-def test_where_nobody_is_it_says_where_a_proxy_would_be(nobody: str) -> None:
+def test_an_unreachable_address_names_the_endpoints_option(nobody: str) -> None:
     assert "check that --endpoints (TIDEMILL_ENDPOINTS) is a running proxy" in asked(nobody)

@@ -11,6 +11,7 @@ from tidemill.proxy.link.client_reports import (
     HANDOVERS_MAX,
     HANDOVERS_PER_FRAME_MAX,
     REPORT_PERIOD_MS,
+    SUBSCRIPTIONS_PER_FRAME_MAX,
     ClientReports,
     FrameReports,
 )
@@ -21,18 +22,18 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 def test_a_client_is_reported_once_per_period() -> None:
     reports = ClientReports(clients_max=10)
     assert reports.add_alive("a", 0)
-    assert reports.take() == FrameReports(["a"], [], [])
+    assert reports.take() == FrameReports(["a"], [], [], [], [])
     assert not reports.add_alive("a", REPORT_PERIOD_MS - 1)
     assert not reports
     assert reports.add_alive("a", REPORT_PERIOD_MS)
-    assert reports.take() == FrameReports(["a"], [], [])
+    assert reports.take() == FrameReports(["a"], [], [], [], [])
 
 
 def test_an_end_replaces_a_waiting_report() -> None:
     reports = ClientReports(clients_max=10)
     reports.add_alive("a", 0)
     reports.add_ended("a")
-    assert reports.take() == FrameReports([], ["a"], [])
+    assert reports.take() == FrameReports([], ["a"], [], [], [])
     assert reports.add_alive("a", 1), "a new start is reported at once"
 
 
@@ -50,7 +51,7 @@ def test_waiting_reports_and_known_clients_are_limited() -> None:
         reports.add_alive(f"alive-{n}", n)
         reports.add_ended(f"ended-{n}")
     assert reports.take() == FrameReports(
-        ["alive-7", "alive-8", "alive-9"], ["ended-7", "ended-8", "ended-9"], []
+        ["alive-7", "alive-8", "alive-9"], ["ended-7", "ended-8", "ended-9"], [], [], []
     )
     assert reports.add_alive("alive-6", 11), "the client was forgotten"
     assert not reports.add_alive("alive-8", 11)
@@ -61,7 +62,7 @@ def test_a_frame_has_a_limited_number_of_clients() -> None:
     for n in range(CLIENTS_PER_FRAME_MAX + 1):
         reports.add_alive(f"client-{n}", 0)
     assert len(reports.take().alive) == CLIENTS_PER_FRAME_MAX
-    assert reports.take() == FrameReports([f"client-{CLIENTS_PER_FRAME_MAX}"], [], [])
+    assert reports.take() == FrameReports([f"client-{CLIENTS_PER_FRAME_MAX}"], [], [], [], [])
 
 
 def test_reports_wait_for_a_request_and_ends_do_not() -> None:
@@ -105,9 +106,32 @@ def test_handovers_of_the_last_minute_are_reported_on_each_stream() -> None:
     reports.add_handovers([(4, 400)], HANDOVER_RETENTION_MS + 1)
     reports.close()
     assert reports.take().handovers == [(3, 300), (4, 400)]
-    reports.forget_deliveries()
+    reports.forget_store()
     reports.close()
     assert not reports
+
+
+def test_subscriptions_are_reported_once_per_stream() -> None:
+    reports = ClientReports(clients_max=10)
+    assert reports.add_subscription(1, 10)
+    assert not reports.add_subscription(1, 10)
+    assert reports.take().subscriptions == [(1, 10)]
+    assert not reports
+    reports.add_subscription(2, 20)
+    reports.close()
+    assert reports.take().subscriptions == [(1, 10), (2, 20)]
+    reports.add_subscription(3, 30)
+    reports.forget_store()
+    reports.close()
+    assert not reports
+
+
+def test_a_frame_has_a_limited_number_of_subscriptions() -> None:
+    reports = ClientReports(clients_max=10)
+    for n in range(SUBSCRIPTIONS_PER_FRAME_MAX + 1):
+        reports.add_subscription(n, 1)
+    assert len(reports.take().subscriptions) == SUBSCRIPTIONS_PER_FRAME_MAX
+    assert reports.take().subscriptions == [(SUBSCRIPTIONS_PER_FRAME_MAX, 1)]
 
 
 def test_a_stopping_proxy_waits_for_the_answer_to_all_reports() -> None:

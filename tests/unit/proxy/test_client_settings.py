@@ -6,6 +6,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tidemill.common.errors import BadRequest, IllegalGroup, IllegalTopic, RequestError
+from tidemill.common.item_bytes import ITEM_BYTES_MAX
 from tidemill.message import limits
 from tidemill.proxy.clients.settings import (
     DEFAULT_GROUP,
@@ -72,7 +73,7 @@ def answer(settings: v2.Settings, config: link_pb2.GroupConfig = EXPONENTIAL) ->
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_producer_gets_an_exponential_back_off(language: v2.Language.ValueType) -> None:
-    policy = producer_settings(producer(language)).backoff_policy
+    policy = producer_settings(producer(language), item_bytes_max=ITEM_BYTES_MAX).backoff_policy
     assert policy.max_attempts == 3
     assert policy.exponential_backoff.initial.ToMilliseconds() == 10
     assert policy.exponential_backoff.max.ToMilliseconds() == 1000
@@ -81,9 +82,9 @@ def test_every_producer_gets_an_exponential_back_off(language: v2.Language.Value
 
 def test_a_producer_gets_its_own_settings_back_with_the_limits() -> None:
     settings = producer()
-    answered = producer_settings(settings)
+    answered = producer_settings(settings, item_bytes_max=ITEM_BYTES_MAX)
     assert answered.publishing.topics == settings.publishing.topics
-    assert answered.publishing.max_body_size == 4_194_304
+    assert answered.publishing.max_body_size == ITEM_BYTES_MAX - (2 << 10)
     assert answered.publishing.validate_message_type
     assert answered.request_timeout == settings.request_timeout
     assert answered.user_agent == settings.user_agent
@@ -109,9 +110,10 @@ def test_a_consumer_of_an_ordered_group_works_in_order() -> None:
 
 
 @pytest.mark.parametrize("kind", [v2.LITE_PUSH_CONSUMER, v2.LITE_SIMPLE_CONSUMER])
-def test_a_lite_consumer_gets_its_quota(kind: v2.ClientType.ValueType) -> None:
-    subscription = answer(consumer(kind=kind)).subscription
-    assert (subscription.lite_subscription_quota, subscription.max_lite_topic_size) == (2000, 64)
+def test_a_lite_consumer_gets_no_quota_before_lite_topics_are_served(
+    kind: v2.ClientType.ValueType,
+) -> None:
+    assert not answer(consumer(kind=kind)).subscription.lite_subscription_quota
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -141,7 +143,7 @@ def test_a_node_js_consumer_gets_an_exponential_back_off() -> None:
     assert policy.exponential_backoff.max.ToMilliseconds() == 60_000
 
 
-def test_other_consumers_get_what_the_group_is_configured_with() -> None:
+def test_other_consumers_get_the_settings_of_their_group() -> None:
     policy = answer(consumer(v2.GOLANG), CUSTOMIZED).backoff_policy
     steps = [step.ToMilliseconds() for step in policy.customized_backoff.next]
     assert steps == [1000, 2500, 60_000]
@@ -193,17 +195,19 @@ def test_a_user_agent_is_limited(field: str) -> None:
 def test_only_otlp_clients_send_metrics_to_their_access_point() -> None:
     measured = measured_languages(is_on=True, is_tls_required=False)
     point = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="10.0.0.9", port=8081)])
-    told = set()
+    languages = set()
     for language in LANGUAGES:
         settings = producer(language)
-        assert not producer_settings(settings, measured=measured).metric.on
+        assert not producer_settings(
+            settings, measured=measured, item_bytes_max=ITEM_BYTES_MAX
+        ).metric.on
         settings.access_point.CopyFrom(point)
-        answer = producer_settings(settings, measured=measured)
+        answer = producer_settings(settings, measured=measured, item_bytes_max=ITEM_BYTES_MAX)
         if answer.metric.on:
             assert answer.metric.endpoints == point
-            told.add(language)
-        assert not producer_settings(settings).metric.on
-    assert told == {v2.JAVA, v2.PYTHON}
+            languages.add(language)
+        assert not producer_settings(settings, item_bytes_max=ITEM_BYTES_MAX).metric.on
+    assert languages == {v2.JAVA, v2.PYTHON}
     consumes = consumer(v2.PYTHON)
     consumes.access_point.CopyFrom(point)
     answer = consumer_settings(
@@ -218,4 +222,4 @@ def test_a_client_cannot_choose_its_metrics_endpoint() -> None:
     settings = producer(v2.JAVA)
     settings.metric.on = True
     settings.metric.endpoints.addresses.add(host="elsewhere", port=1)
-    assert producer_settings(settings).metric == v2.Metric(on=False)
+    assert producer_settings(settings, item_bytes_max=ITEM_BYTES_MAX).metric == v2.Metric(on=False)

@@ -33,14 +33,20 @@ class World:
         group: str = "",
         version: str = "5.1.2",
         settings: bytes | None = None,
+        host: str = "10.0.0.1",
     ) -> None:
         kind = v2.SIMPLE_CONSUMER if group else v2.PRODUCER
         client = Client(
-            client_type=kind, group=group, language="GO", version=version, seen_at_ms=self.now_ms
+            client_type=kind,
+            group=group,
+            language="GO",
+            version=version,
+            seen_at_ms=self.now_ms,
+            address=f"ipv4:{host}:5000",
         )
-        self.clients.record(client_id, client, settings)
+        self.clients.record(client_id, client, settings, connection=f"of {client_id}")
 
-    def told(self, name: str) -> dict[tuple[str, ...], float]:
+    def metric_values(self, name: str) -> dict[tuple[str, ...], float]:
         [family] = [one for one in self.clients.collect() if one.name == name]
         return {tuple(sample.labels.values()): sample.value for sample in family.samples}
 
@@ -51,23 +57,25 @@ def test_clients_are_counted_by_their_reported_labels() -> None:
     world.seen("c1", group="g")
     world.seen("c2", group="g")
     world.seen("c2", group="g", version="5.2")
-    assert world.told("rocketmq_producer_connections") == {("grpc", "GO", "5.1.2"): 1}
-    assert world.told("rocketmq_consumer_connections") == {
+    assert world.metric_values("rocketmq_producer_connections") == {("grpc", "GO", "5.1.2"): 1}
+    assert world.metric_values("rocketmq_consumer_connections") == {
         ("grpc", "pop", "g", "GO", "5.1.2"): 1,
         ("grpc", "pop", "g", "GO", "5.2"): 1,
     }
     world.clients.forget("c1")
     world.clients.forget("c1")
-    assert world.told("rocketmq_consumer_connections") == {("grpc", "pop", "g", "GO", "5.2"): 1}
+    assert world.metric_values("rocketmq_consumer_connections") == {
+        ("grpc", "pop", "g", "GO", "5.2"): 1
+    }
 
 
 def test_silent_clients_leave_the_metrics_without_other_calls() -> None:
     world = World()
     world.seen("c", group="g")
     world.now_ms += EXPIRY_MS
-    assert world.told("rocketmq_consumer_connections")
+    assert world.metric_values("rocketmq_consumer_connections")
     world.now_ms += 1
-    assert not world.told("rocketmq_consumer_connections")
+    assert not world.metric_values("rocketmq_consumer_connections")
     assert len(world.clients) == 0
 
 
@@ -87,19 +95,47 @@ def test_invented_labels_do_not_grow_the_metrics() -> None:
     for n in range(2 * LABEL_SETS_MAX):
         world.seen(f"c{n}", group=f"g{n}")
         world.seen(f"p{n}", version=str(n))
-    consumers = world.told("rocketmq_consumer_connections")
+    consumers = world.metric_values("rocketmq_consumer_connections")
     assert len(consumers) == LABEL_SETS_MAX + 1
     assert consumers["grpc", "pop", OVERFLOW, OVERFLOW, OVERFLOW] == LABEL_SETS_MAX
-    producers = world.told("rocketmq_producer_connections")
+    producers = world.metric_values("rocketmq_producer_connections")
     assert len(producers) == LABEL_SETS_MAX + 1
     assert producers["grpc", OVERFLOW, OVERFLOW] == LABEL_SETS_MAX
     world.now_ms += EXPIRY_MS + 1
     world.seen("late", group="late")
     while len(world.clients) > 1:
-        world.told("rocketmq_consumer_connections")  # Each scrape removes some of them.
-    assert world.told("rocketmq_consumer_connections") == {
+        world.metric_values("rocketmq_consumer_connections")  # Each scrape removes some of them.
+    assert world.metric_values("rocketmq_consumer_connections") == {
         ("grpc", "pop", "late", "GO", "5.1.2"): 1
     }
+
+
+def test_an_address_with_many_clients_removes_its_own() -> None:
+    world = World()
+    for n in range(10):
+        world.seen(f"honest{n}", host=f"10.0.1.{n}")
+    for n in range(2 * CLIENTS_MAX):
+        world.seen(f"p{n}", host="10.0.0.9")
+    assert len(world.clients) == CLIENTS_MAX
+    assert all(world.clients.find(f"honest{n}") for n in range(10))
+    assert world.clients.find(f"p{2 * CLIENTS_MAX - 1}")
+    assert world.clients.find("p0") is None
+
+
+def test_an_address_with_much_settings_leaves_room_for_those_of_others() -> None:
+    world, settings = World(), b"x" * SETTINGS_BYTES_MAX
+    for n in range(ALL_SETTINGS_BYTES_MAX // SETTINGS_BYTES_MAX):
+        world.seen(f"p{n}", settings=settings, host="10.0.0.9")
+    world.seen("honest", settings=b"small", host="10.0.1.1")
+    honest = world.clients.find("honest")
+    assert honest is not None
+    assert honest.settings == b"small"
+    for n in range(ALL_SETTINGS_BYTES_MAX // SETTINGS_BYTES_MAX):
+        world.clients.forget(f"p{n}")
+    world.seen("p", settings=settings, host="10.0.0.9")
+    found = world.clients.find("p")
+    assert found is not None
+    assert found.settings == settings
 
 
 def test_the_limit_removes_the_longest_silent_client() -> None:
@@ -107,7 +143,9 @@ def test_the_limit_removes_the_longest_silent_client() -> None:
     for n in range(CLIENTS_MAX + 10):
         world.seen(f"p{n}")
     assert len(world.clients) == CLIENTS_MAX
-    assert world.told("rocketmq_producer_connections") == {("grpc", "GO", "5.1.2"): CLIENTS_MAX}
+    assert world.metric_values("rocketmq_producer_connections") == {
+        ("grpc", "GO", "5.1.2"): CLIENTS_MAX
+    }
 
 
 # ---------------------------------------------------------------- lists

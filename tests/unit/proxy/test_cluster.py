@@ -44,7 +44,7 @@ def group_places(world: LinkedCluster) -> dict[str, tuple[str, int] | str]:
 
 def test_messages_rotate_over_all_queues_of_all_broker_groups() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         found = Counter((target.broker.name, target.queue_id) for target in targets(world))
         assert set(found.values()) == {10}
         assert len(found) == 6
@@ -54,7 +54,7 @@ def test_messages_rotate_over_all_queues_of_all_broker_groups() -> None:
 
 def test_each_broker_group_has_its_own_ids() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         ids = {target.broker.name: target.topic_id for target in targets(world)}
         assert ids == {"broker-0": 7, "broker-1": 107, "broker-2": 207}
         group = world.cluster.find_group("group")
@@ -69,7 +69,7 @@ def test_each_broker_group_has_its_own_ids() -> None:
 
 def test_a_down_broker_gets_no_message_while_another_is_up() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         world.lose(1)
         assert {target.broker.name for target in targets(world)} == {"broker-0", "broker-2"}
         assert all(target.may_move for target in targets(world))
@@ -82,7 +82,7 @@ def test_a_down_broker_gets_no_message_while_another_is_up() -> None:
 
 def test_a_message_waits_for_a_broker_if_all_are_down() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         for n in range(3):
             world.lose(n)
         assert not any(target.may_move for target in targets(world))
@@ -93,7 +93,7 @@ def test_a_message_waits_for_a_broker_if_all_are_down() -> None:
 
 def test_a_tried_broker_group_is_not_chosen_again() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         first = world.cluster.choose_target(world.topic, "")
         second = world.cluster.choose_target(world.topic, "", tried=[first.broker])
         third = world.cluster.choose_target(world.topic, "", tried=[first.broker, second.broker])
@@ -109,9 +109,9 @@ def test_a_tried_broker_group_is_not_chosen_again() -> None:
 
 def test_a_draining_broker_group_gets_no_new_message() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         world.draining.add("broker-1")
-        world.tell(0)
+        world.send_config(0)
         assert {target.broker.name for target in targets(world)} == {"broker-0", "broker-2"}
         readable = world.cluster.route_queues(world.topic)
         assert [(r.broker_name, r.is_writable) for r in readable] == [
@@ -125,20 +125,20 @@ def test_a_draining_broker_group_gets_no_new_message() -> None:
 
 def test_message_groups_never_move() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         before = group_places(world)
         assert {target[0] for target in before.values()} == {"broker-0", "broker-1", "broker-2"}
         assert len(set(before.values())) == 6
         world.lose(1)
         assert group_places(world) == before
         world.draining.add("broker-2")
-        world.tell(0)
+        world.send_config(0)
         after = group_places(world)
         for group, target in before.items():
             assert after[group] == ("GroupDraining" if target[0] == "broker-2" else target)
         world.members.append(("broker-3", "h3:1"))
         world.draining.clear()
-        world.tell_all()
+        world.send_all_configs()
         assert group_places(world) == before
 
     run(scenario)
@@ -146,11 +146,11 @@ def test_message_groups_never_move() -> None:
 
 def test_only_message_groups_of_a_removed_broker_group_move() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         before = group_places(world)
         world.members.pop()
         world.placements = [("broker-0", 2), ("broker-1", 2), ("broker-0", 1), ("broker-1", 1)]
-        world.tell_all()
+        world.send_all_configs()
         after = group_places(world)
         for group, target in before.items():
             if target[0] == "broker-2":
@@ -166,15 +166,15 @@ def test_a_message_group_has_no_target_while_home_and_broker_disagree() -> None:
     """The configuration of the home may be old, and a broker group may have left and returned."""
 
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         before = group_places(world)
         world.lose(0)
         world.placements = [("broker-1", 2), ("broker-0", 2), ("broker-2", 2)]
-        world.tell(1)
+        world.send_config(1)
         for group, target in group_places(world).items():
             is_at_1 = before[group][0] == "broker-1"
             assert target == ("BrokerUnreachable" if is_at_1 else before[group])
-        world.tell_all()
+        world.send_all_configs()
         assert {target[0] for target in group_places(world).values()} == {
             "broker-0",
             "broker-1",
@@ -187,7 +187,7 @@ def test_a_message_group_has_no_target_while_home_and_broker_disagree() -> None:
 def test_a_topic_without_placements_has_its_message_groups_at_the_home() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.placements = []
-        world.tell_all()
+        world.send_all_configs()
         assert {target[0] for target in group_places(world).values()} == {"broker-0"}
 
     run(scenario)
@@ -195,11 +195,11 @@ def test_a_topic_without_placements_has_its_message_groups_at_the_home() -> None
 
 def test_a_broker_with_another_incarnation_gets_no_request() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
-        world.tell(0, home_id=9)
+        world.send_all_configs()
+        world.send_config(0, home_id=9)
         assert world.cluster.brokers_of(world.topic) == [world.cluster.home]
         assert {target.broker.name for target in targets(world)} == {"broker-0"}
-        world.tell(1, home_id=9)
+        world.send_config(1, home_id=9)
         assert [b.name for b in world.cluster.brokers_of(world.topic)] == ["broker-0", "broker-1"]
 
     run(scenario)
@@ -207,9 +207,9 @@ def test_a_broker_with_another_incarnation_gets_no_request() -> None:
 
 def test_a_message_group_waits_until_its_broker_knows_the_topic() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell(0)
+        world.send_config(0)
         for n in (1, 2):
-            world.tell(n, has_topic=False)
+            world.send_config(n, has_topic=False)
         ids = {p.broker.name: p.topic_id for p in map(target_of(world), GROUPS)}
         assert ids == {"broker-0": 7, "broker-1": 0, "broker-2": 0}
 
@@ -221,9 +221,9 @@ def test_a_message_group_waits_until_its_broker_knows_the_topic() -> None:
 
 def test_a_broker_outside_the_cluster_gets_no_request() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell(0)
-        world.tell(1)
-        world.tell_config("h2:1", pb.ConfigUpdate(is_complete=True, broker_name="broker-2"))
+        world.send_config(0)
+        world.send_config(1)
+        world.apply_config("h2:1", pb.ConfigUpdate(is_complete=True, broker_name="broker-2"))
         assert [broker.name for broker in world.cluster.brokers] == ["broker-0", "broker-1"]
 
     run(scenario)
@@ -231,12 +231,12 @@ def test_a_broker_outside_the_cluster_gets_no_request() -> None:
 
 def test_one_member_leads_to_all_others() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell(1, at="h1:1")
+        world.send_config(1, at="h1:1")
         assert set(world.links) == {"h1:1", "h0:1"}
         configured = asyncio.create_task(world.cluster.configured())
         await asyncio.sleep(0)
         assert not configured.done()
-        world.tell(0)
+        world.send_config(0)
         assert set(world.links) == {"h0:1", "h1:1", "h2:1"}
         await configured
         assert world.cluster.home.name == "broker-0"
@@ -246,19 +246,28 @@ def test_one_member_leads_to_all_others() -> None:
 
 def test_a_seed_that_is_not_a_member_is_not_used() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
-        world.tell_config("x:1", pb.ConfigUpdate(is_complete=True, broker_name="x"))
+        world.send_all_configs()
+        world.apply_config("x:1", pb.ConfigUpdate(is_complete=True, broker_name="x"))
         assert [b.name for b in world.cluster.brokers] == ["broker-0", "broker-1", "broker-2"]
         assert "x:1" not in [peer.address for peer in world.cluster.peers()]
 
     run(scenario, "h0:1", "x:1")
 
 
+def test_operators_are_answered_through_the_masters() -> None:
+    async def scenario(world: LinkedCluster) -> None:
+        world.send_all_configs()
+        world.cluster.brokers[1].link._stream._dialled = "h1:2"
+        assert world.cluster.masters() == ["h0:1", "h1:2", "h2:1"]
+
+    run(scenario, "h0:1")
+
+
 def test_a_moved_member_is_used_at_its_new_address() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell(0)
-        world.tell(2)
-        world.tell(1, at="h1:9")
+        world.send_config(0)
+        world.send_config(2)
+        world.send_config(1, at="h1:9")
         assert world.cluster.brokers[1].link.address == "h1:9"
 
     run(scenario, "h0:1", "h1:9")
@@ -266,8 +275,8 @@ def test_a_moved_member_is_used_at_its_new_address() -> None:
 
 def test_a_member_without_a_known_address_is_not_used() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell(0)
-        world.tell(2, at="h1:1")  # broker-2 answers where broker-1 was
+        world.send_config(0)
+        world.send_config(2, at="h1:1")  # broker-2 answers where broker-1 was
         assert [b.name for b in world.cluster.brokers] == ["broker-0", "broker-2"]
         assert "BrokerUnreachable" in group_places(world).values()
 
@@ -276,7 +285,7 @@ def test_a_member_without_a_known_address_is_not_used() -> None:
 
 def test_a_handle_leads_to_its_issuer() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         deliveries = world.cluster.deliveries("group", "topic")
         for name in ("broker-0", "broker-1", "broker-2"):
             signer = HandleSigner(SECRETS[name], name)
@@ -293,13 +302,13 @@ def test_a_handle_leads_to_its_issuer() -> None:
 
 def test_a_home_with_a_new_store_is_not_used() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
-        world.tell_config("h0:1", pb.ConfigUpdate(is_complete=True, broker_name="broker-0"))
+        world.send_all_configs()
+        world.apply_config("h0:1", pb.ConfigUpdate(is_complete=True, broker_name="broker-0"))
         with pytest.raises(BrokerUnreachable, match="start it with its former data"):
             world.cluster.find_topic("topic")
         with pytest.raises(BrokerUnreachable, match="start it with its former data"):
             world.cluster.find_group("group")
-        world.tell(0)
+        world.send_config(0)
         assert world.cluster.find_topic("topic").id == 7
 
     run(scenario)
@@ -307,7 +316,7 @@ def test_a_home_with_a_new_store_is_not_used() -> None:
 
 def test_an_invalid_handle_does_not_affect_later_handles() -> None:
     async def scenario(world: LinkedCluster) -> None:
-        world.tell_all()
+        world.send_all_configs()
         first, second, *_ = world.cluster.brokers
 
         def handle(broker: LinkedGroup, group: str, delivery_id: int = 1) -> str:

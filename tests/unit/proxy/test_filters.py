@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from tidemill.common.errors import IllegalFilter, NotBuilt
+from tidemill.common.errors import IllegalFilter, IllegalTag, NotBuilt
+from tidemill.message import limits
+from tidemill.message.rules import check_tag
 from tidemill.proxy.filters import tags_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -27,6 +31,25 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 )
 def test_a_tag_filter_selects_its_tags(expression: str, tags: list[str]) -> None:
     assert tags_of(v2.FilterExpression(type=v2.TAG, expression=expression)) == tags
+
+
+@given(st.text())
+@example("*")
+@example(" a")
+@example("t" * limits.TAG.limit)
+@example("t" * (limits.TAG.limit + 1))
+def test_a_filter_can_select_every_tag_that_a_send_accepts(tag: str) -> None:
+    try:
+        check_tag(tag)
+    except IllegalTag:
+        return
+    assert tags_of(v2.FilterExpression(type=v2.TAG, expression=tag)) == [tag]
+
+
+def test_a_tag_may_have_all_bytes_that_the_properties_may_have() -> None:
+    longest = "t" * limits.PROPERTIES.limit
+    check_tag(longest)
+    assert tags_of(v2.FilterExpression(type=v2.TAG, expression=longest)) == [longest]
 
 
 def test_an_empty_filter_selects_all_messages() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from tests.support.worlds.replica_records import record_of_three
 from tidemill.common.replica_group import ReplicaId, ReplicationView
 from tidemill.controller.election.record import view_of
-from tidemill.proxy.link.masters import LATE_MAX, Masters, UnreachableMaster
-from tidemill.proxy.link.route_file import from_text, to_text
+from tidemill.transport.routes.masters import LATE_MAX, Masters, UnreachableMaster
+from tidemill.transport.routes.route_file import from_text, to_text
 
 GROUP = "broker-0"
 A, B, C = (f"10.0.0.{n}:10911" for n in range(3))
@@ -98,6 +100,18 @@ def test_a_former_address_of_a_replica_leads_to_its_broker_group() -> None:
     assert masters.dial(A) == C
 
 
+def test_a_name_leads_to_the_master_of_an_address_that_no_replica_has() -> None:
+    masters = Masters()
+    masters.bind("old:1", GROUP)
+    assert masters.dial("old:1") == "old:1"
+    assert masters.learn(GROUP, view(master=1)) == ["old:1"]
+    assert masters.dial("old:1") == B
+    masters.bind("older:1", GROUP)
+    assert masters.dial("older:1") == B
+    masters.unbind("old:1")
+    assert masters.dial("old:1") == "old:1"
+
+
 def test_saved_routes_serve_a_start_without_controllers() -> None:
     masters, later = Masters(), Masters()
     masters.learn(GROUP, view(master=1))
@@ -119,7 +133,7 @@ def test_any_source_replaces_saved_routes() -> None:
     assert by_replica.dial(A) == B
 
 
-def test_invalid_routes_and_those_of_another_cluster_are_ignored() -> None:
+def test_invalid_and_foreign_routes_are_ignored() -> None:
     masters = Masters()
     masters.learn(GROUP, view())
     text = to_text("one", masters.routes)
@@ -127,15 +141,18 @@ def test_invalid_routes_and_those_of_another_cluster_are_ignored() -> None:
     kept = {name: route._replace(epoch=0) for name, route in masters.routes.items()}
     assert from_text("one", text) == kept
     assert from_text("other", text) == {}
-    for torn in (
-        "",
-        "[]",
-        "7",
-        text[:-9],
-        '{"cluster": "one"}',
-        '{"cluster": "one", "groups": [1]}',
-    ):
-        assert from_text("one", torn) == {}
+    for line in ("", "[]", "7", '{"cluster": "one"}', '{"cluster": "one", "groups": [1]}'):
+        assert from_text("one", f"{line}\n{crc32(line.encode())}\n") == {}
+
+
+def test_routes_with_a_changed_or_missing_character_are_ignored() -> None:
+    masters = Masters()
+    masters.learn(GROUP, view())
+    text = to_text("one", masters.routes)
+    for at in range(len(text) - 1):  # the last one is the end of the line
+        changed = chr(ord(text[at]) ^ 1)
+        assert from_text("one", text[:at] + changed + text[at + 1 :]) == {}
+        assert from_text("one", text[:at]) == {}
 
 
 def test_an_unreachable_master_is_reported_with_the_replicas_that_answer() -> None:

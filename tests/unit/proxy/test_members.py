@@ -45,7 +45,7 @@ class Peer:
             cluster_id="c",
             home_name="b-0",
             home_address=members["b-0"],
-            members=[link_pb2.Member(name=one, address=at) for one, at in members.items()],
+            members=[link_pb2.ClusterMember(name=one, address=at) for one, at in members.items()],
         )
         self.configured.set()
         self.on_change()

@@ -13,7 +13,9 @@ from tests.support.bodies import body_of
 from tidemill.common.errors import BadRequest, IllegalDeliveryTime, PropertiesTooLarge
 from tidemill.message import stored_message
 from tidemill.message.encoding import encode_stored
+from tidemill.message.namespaces import full_name
 from tidemill.message.receipt_handle import HandleSigner
+from tidemill.message.resources import ResourceName
 from tidemill.proxy import message_codec
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -77,7 +79,7 @@ def receive(batch: link_pb2.Batch, *, namespace: str = "") -> list[v2.Message]:
     )
     items = message_codec.encode_received(
         batch,
-        topic_wire=message_codec.encode_topic(namespace, "topic"),
+        topic=ResourceName(full_name(namespace, "topic"), namespace),
         store_host=b"broker-0",
         signed=signed,
     )
@@ -247,7 +249,7 @@ def test_a_message_without_a_born_time_is_born_when_it_arrives() -> None:
     assert received.system_properties.born_timestamp.ToMilliseconds() == NOW_MS
 
 
-def test_an_empty_tag_is_no_tag() -> None:
+def test_an_empty_tag_is_not_sent() -> None:
     [received] = receive(batch_of(encode(sample(tag=""))))
     assert not received.system_properties.HasField("tag")
 
@@ -256,6 +258,29 @@ def test_a_dead_letter_has_its_origin() -> None:
     [received] = receive(batch_of(encode(sample()), origin_topics=["orders"]))
     origin = received.system_properties.dead_letter_queue
     assert (origin.topic, origin.message_id) == ("orders", "id-1")
+
+
+@pytest.mark.parametrize(("namespace", "shown"), [("", "space%orders"), ("space", "orders")])
+def test_a_dead_letter_has_its_origin_as_its_client_names_it(namespace: str, shown: str) -> None:
+    batch = batch_of(encode(sample()), origin_topics=["space%orders"])
+    [received] = receive(batch, namespace=namespace)
+    assert received.system_properties.dead_letter_queue.topic == shown
+    original = v2.Provenance(consumer_group="space%group", origin_topic="space%orders")
+    reply = link_pb2.PullReply(
+        blobs=[encode(sample())],
+        queue_offsets=[0],
+        log_offsets=[0],
+        stored_at_ms=[NOW_MS],
+        delivery_attempts=[2],
+        provenance_of=[0],
+        provenances=[original.SerializeToString()],
+        dead_letter_origins=["space%orders"],
+    )
+    [message] = pulled(reply, namespace=namespace)
+    provenance = message.system_properties.provenance
+    group = shown.replace("orders", "group")
+    assert (provenance.origin_topic, provenance.consumer_group) == (shown, group)
+    assert message.system_properties.dead_letter_queue.topic == shown
 
 
 @pytest.mark.parametrize(
@@ -330,7 +355,7 @@ def pulled(reply: link_pb2.PullReply, *, namespace: str = "") -> list[v2.Message
         joining = message_codec.join_pulled(
             reply,
             header=header,
-            topic_wire=message_codec.encode_topic(namespace, "topic"),
+            topic=ResourceName(full_name(namespace, "topic"), namespace),
             store_host=b"broker-0",
             queue_id=3,
         )
@@ -402,7 +427,7 @@ def test_fields_of_a_dead_letter_copy_belong_to_that_message_only(has_body: bool
     body_size = stored_message.decode(blobs[70]).body_size
     if not has_body:
         blobs = [blob[: stored_message.decode(blob).body_wire_at] for blob in blobs]
-    told = v2.Provenance(reason="damaged", consumer_group="group", origin_topic="first")
+    provenance = v2.Provenance(reason="damaged", consumer_group="group", origin_topic="first")
     reply = link_pb2.PullReply(
         blobs=blobs,
         queue_offsets=range(count),
@@ -410,20 +435,20 @@ def test_fields_of_a_dead_letter_copy_belong_to_that_message_only(has_body: bool
         stored_at_ms=[NOW_MS] * count,
         delivery_attempts=[2] * count,
         provenance_of=[70],
-        provenances=[told.SerializeToString()],
+        provenances=[provenance.SerializeToString()],
         dead_letter_origins=["first"],
     )
     found = pulled(reply)
     assert [message.system_properties.queue_offset for message in found] == list(range(count))
-    told.log_offset = 70
-    told.body_size = 0 if has_body else body_size
+    provenance.log_offset = 70
+    provenance.body_size = 0 if has_body else body_size
     for number, message in enumerate(found):
         properties = message.system_properties
         if number == 70:
-            assert properties.provenance == told
+            assert properties.provenance == provenance
             assert properties.dead_letter_queue.topic == "first"
             assert properties.dead_letter_queue.message_id == sample().system_properties.message_id
         else:
-            own = v2.Provenance(log_offset=number, body_size=told.body_size)
+            own = v2.Provenance(log_offset=number, body_size=provenance.body_size)
             assert properties.provenance == own
             assert not properties.HasField("dead_letter_queue")

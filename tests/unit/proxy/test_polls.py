@@ -15,19 +15,18 @@ from tidemill.proxy.polling.notifications import (
     FAILURE_MS,
     MISS_MAX_MS,
     MISS_MS,
-    HintWatch,
     NotificationStart,
     NotificationStop,
 )
-from tidemill.proxy.polling.pair import LINGER_MS, PARKED_A_BROKER_MAX, PairKey
-from tidemill.proxy.polling.poll import (
-    LAST_LOOK_MS,
-    Outcome,
-    PollEnd,
-    PollState,
-    PopStep,
-    ReceivePoll,
+from tidemill.proxy.polling.pair import (
+    LINGER_MS,
+    PARKED_A_BROKER_MAX,
+    PairKey,
+    PairPoll,
+    PairWatch,
+    PollPair,
 )
+from tidemill.proxy.polling.poll import LAST_LOOK_MS, Outcome, PollEnd, PollState, PopStep
 from tidemill.proxy.polling.polling import (
     ASK_ONCE_MS,
     UNSURE_POLL_MS,
@@ -50,13 +49,13 @@ class World:
         self.names = list(brokers)
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=lambda: random)
-        self.asked: dict[str, NotificationStart] = {}  # in flight
-        self.woken: list[ReceivePoll] = []
-        self.stopped: list[ReceivePoll] = []
+        self.asked: dict[str, NotificationStart[PollPair]] = {}  # in flight
+        self.woken: list[PairPoll] = []
+        self.stopped: list[PairPoll] = []
 
     def begin(
         self, *, poll_ms: int = POLL_MS, asks_all: bool = False, silent: str = ""
-    ) -> ReceivePoll:
+    ) -> PairPoll:
         poll = self.polling.begin(
             KEY,
             self.names,
@@ -68,7 +67,7 @@ class World:
         self.look()
         return poll
 
-    def waiting(self, *, poll_ms: int = POLL_MS) -> ReceivePoll:
+    def waiting(self, *, poll_ms: int = POLL_MS) -> PairPoll:
         """Begin a poll whose first pop finds nothing."""
         poll = self.begin(poll_ms=poll_ms)
         if poll.step is not None:
@@ -76,12 +75,12 @@ class World:
         assert poll.state is PollState.WAITING
         return poll
 
-    def popped(self, poll: ReceivePoll, count: int = 0, *, was_parked: bool = False) -> bool:
+    def popped(self, poll: PairPoll, count: int = 0, *, was_parked: bool = False) -> bool:
         is_taken = self.polling.popped(poll, count=count, was_parked=was_parked, now_ms=self.now_ms)
         self.look()
         return is_taken
 
-    def failed(self, poll: ReceivePoll, error: ServiceError = ERROR) -> None:
+    def failed(self, poll: PairPoll, error: ServiceError = ERROR) -> None:
         self.polling.pop_failed(poll, error, self.now_ms)
         self.look()
 
@@ -116,7 +115,7 @@ class World:
                 case PopCancellation(poll):
                     self.stopped.append(poll)
 
-    def watch(self, broker: str) -> HintWatch:
+    def watch(self, broker: str) -> PairWatch:
         return self.polling.pairs[KEY].watches[broker]
 
     def make_direct(self) -> None:
@@ -128,7 +127,7 @@ class World:
         mode.is_direct, mode._changed_at_ms = True, self.now_ms
 
 
-def end_of(poll: ReceivePoll) -> Outcome:
+def end_of(poll: PairPoll) -> Outcome:
     assert isinstance(poll.step, PollEnd)
     return poll.step.outcome
 
@@ -136,26 +135,26 @@ def end_of(poll: ReceivePoll) -> Outcome:
 # ------------------------------------------------------------ the table of states and events
 
 
-def in_first_pop(world: World) -> ReceivePoll:
+def in_first_pop(world: World) -> PairPoll:
     return world.begin()
 
 
-def in_waiting(world: World) -> ReceivePoll:
+def in_waiting(world: World) -> PairPoll:
     return world.waiting()
 
 
-def in_consuming(world: World) -> ReceivePoll:
+def in_consuming(world: World) -> PairPoll:
     poll = world.waiting()
     world.hint("b")
     return poll
 
 
-STATES: dict[PollState, Callable[[World], ReceivePoll]] = {
+STATES: dict[PollState, Callable[[World], PairPoll]] = {
     PollState.FIRST_POP: in_first_pop,
     PollState.WAITING: in_waiting,
     PollState.CONSUMING: in_consuming,
 }
-EVENTS: dict[str, Callable[[World, ReceivePoll], object]] = {
+EVENTS: dict[str, Callable[[World, PairPoll], object]] = {
     "found": lambda world, poll: world.popped(poll, 3),
     "nothing": lambda world, poll: world.popped(poll),
     "pop failed": lambda world, poll: world.failed(poll),
@@ -592,7 +591,7 @@ def test_a_failing_broker_is_asked_as_soon_as_it_reconnects() -> None:
     assert "b" in world.asked
 
 
-def test_a_poll_whose_brokers_are_all_lost_has_no_answer() -> None:
+def test_a_poll_fails_after_all_its_brokers_are_lost() -> None:
     world = World()
     poll = world.begin()
     for name in "abc":

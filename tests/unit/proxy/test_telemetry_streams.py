@@ -58,8 +58,8 @@ class Outlet:
 
 
 def stack_wanted() -> service.TelemetryCommand:
-    told = service.PrintThreadStackTraceCommand()
-    return service.TelemetryCommand(print_thread_stack_trace_command=told)
+    command = service.PrintThreadStackTraceCommand()
+    return service.TelemetryCommand(print_thread_stack_trace_command=command)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:

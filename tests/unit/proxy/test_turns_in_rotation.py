@@ -21,7 +21,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-class Wanted:
+class TurnRequests:
     """Requests for turns. Each holds its turn until it is released."""
 
     def __init__(self, count: int) -> None:
@@ -47,7 +47,7 @@ class Wanted:
 
 def test_many_turns_of_one_address_alternate_with_others() -> None:
     async def scenario() -> None:
-        wanted = Wanted(1)
+        wanted = TurnRequests(1)
         for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
             wanted.want(name)
             await settle()
@@ -61,7 +61,7 @@ def test_many_turns_of_one_address_alternate_with_others() -> None:
 
 def test_concurrent_turns_are_limited_and_a_free_turn_starts_at_once() -> None:
     async def scenario() -> None:
-        wanted = Wanted(2)
+        wanted = TurnRequests(2)
         for name in ("a1", "a2", "a3"):
             wanted.want(name)
         await settle()
@@ -77,7 +77,7 @@ def test_concurrent_turns_are_limited_and_a_free_turn_starts_at_once() -> None:
 
 def test_a_cancelled_wait_keeps_no_turn() -> None:
     async def scenario() -> None:
-        wanted = Wanted(1)
+        wanted = TurnRequests(1)
         for name in ("a1", "b1", "c1"):
             wanted.want(name)
         await settle()

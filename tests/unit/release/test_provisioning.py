@@ -73,6 +73,11 @@ def test_provide_adds_the_home_before_other_broker_groups() -> None:
     ]
 
 
+def test_provide_waits_for_a_broker_group_whose_broker_does_not_answer_yet() -> None:
+    api = Api(HOME, rejected={"/broker-groups/broker-1": 409})
+    assert [path for _, path, _ in requests_to(api)].count("/broker-groups/broker-1") == 2
+
+
 def test_provide_puts_topics_and_skips_broker_groups_that_are_members() -> None:
     paths = [path for _, path, _ in requests_to(Api(HOME, OTHER))]
     assert paths == ["/topics/a%7Cb", "/groups/g"]

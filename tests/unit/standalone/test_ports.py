@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tidemill.common.addresses import PORT_MAX
 from tidemill.common.lifecycle import StartError
 from tidemill.standalone.child_plan import requested_ports
-from tidemill.standalone.ports import PORT_MAX, check_free
+from tidemill.standalone.ports import check_free
 from tidemill.standalone.settings import StandaloneSettings
 
 LOOPBACK = "127.0.0.1"
@@ -54,8 +55,8 @@ def test_the_first_port_in_use_is_named_with_its_flag() -> None:
 def test_a_port_of_a_later_child_is_tried_too() -> None:
     with ports(1) as (taken,):
         first = number_of(taken) - 2  # Of the broker; that of the admin process is the third.
-        told = refusal(grpc_port=0, admin_port=0, metrics_port=first)
-    assert told.endswith("or change --metrics-port")
+        reason = refusal(grpc_port=0, admin_port=0, metrics_port=first)
+    assert reason.endswith("or change --metrics-port")
 
 
 def test_a_port_for_two_children_is_named_with_both_flags() -> None:

@@ -36,6 +36,6 @@ def test_the_tests_of_a_row_are_there(row: Row) -> None:
     assert set(row.on_cluster) <= known
 
 
-def test_every_row_has_some_and_what_is_missing_is_said() -> None:
+def test_every_row_has_a_fault_or_a_reason() -> None:
     assert set(ROWS) == WANTED
     assert set(MISSING) <= WANTED | {30, 31}

@@ -26,7 +26,7 @@ def findings(verdict: Verdict) -> dict[str, list[str]]:
     }
 
 
-def test_what_is_sent_received_and_acked_is_clean() -> None:
+def test_a_history_of_sent_received_and_acked_messages_is_clean() -> None:
     history = History()
     sent(history, "a", "b")
     history.received(["a", "b"])
@@ -110,7 +110,7 @@ def test_a_message_that_comes_while_its_ack_is_under_way_is_not_duplicated() -> 
     assert history.judge().is_clean
 
 
-def test_a_message_that_nobody_sent_is_unexpected() -> None:
+def test_a_received_message_without_a_send_is_unexpected() -> None:
     history = History()
     history.received(["a"])
     assert findings(history.judge()) == {"unexpected": ["a"]}
@@ -222,7 +222,7 @@ def test_message_groups_and_messages_without_one_do_not_wait_for_each_other() ->
     assert history.judge().is_clean
 
 
-def test_a_verdict_tells_what_it_found() -> None:
+def test_a_verdict_lists_its_findings() -> None:
     history = History()
     sent(history, "a")
     assert str(history.judge()).splitlines() == [
@@ -232,3 +232,91 @@ def test_a_verdict_tells_what_it_found() -> None:
         "unexpected: 0",
         "out_of_order: 0",
     ]
+
+
+def test_a_removed_message_is_not_lost() -> None:
+    history = History()
+    sent(history, "a", "b")
+    history.remove(["a", "c"])
+    assert findings(history.judge()) == {"lost": ["b"]}
+
+
+def test_a_removed_message_may_still_come_but_not_after_its_ack() -> None:
+    history = History()
+    sent(history, "a")
+    history.remove(["a"])
+    history.received(["a"])
+    assert history.judge().is_clean
+    acked(history, "a")
+    history.received(["a"])
+    assert findings(history.judge()) == {"duplicated": ["a"]}
+
+
+def test_a_removed_message_delays_the_later_ones_only_until_its_removal() -> None:
+    history = History()
+    sent(history, "a", "b", "c", message_group="g")
+    history.received(["b"])
+    history.remove(["a"])
+    history.received(["b"])
+    acked(history, "b")
+    history.received(["c"])
+    acked(history, "c")
+    assert findings(history.judge()) == {"out_of_order": ["b"]}
+
+
+def test_a_settled_message_may_come_again_after_each_replay_but_not_after_its_next_ack() -> None:
+    history = History()
+    sent(history, "a", "b")
+    history.received(["a", "b"])
+    acked(history, "a", "b")
+    for _ in range(2):
+        history.replay(["a"])
+        history.received(["a"])
+        acked(history, "a")
+    assert history.judge().is_clean
+    history.received(["a", "b"])
+    assert findings(history.judge()) == {"duplicated": ["a", "b"]}
+
+
+def test_each_message_of_a_successful_replay_must_come_again() -> None:
+    history = History()
+    sent(history, "a", "b", "c")
+    history.received(["a", "b", "c"])
+    acked(history, "a", "b", "c")
+    replayed_at = history.replay(["a", "b"])
+    assert history.judge().is_clean, "the outcome is unknown"
+    history.expect_again(["a", "b"], replayed_at)
+    history.remove(["b"])
+    assert findings(history.judge()) == {"lost": ["a"]}
+    history.received(["a"])
+    acked(history, "a")
+    assert history.judge().is_clean
+
+
+def test_a_replay_does_not_undo_an_ack_of_unknown_outcome() -> None:
+    history = History()
+    sent(history, "a", "b", message_group="g")
+    history.received(["a"])
+    acked(history, "a", outcome=Outcome.UNKNOWN)
+    history.received(["b"])
+    acked(history, "b")
+    history.replay(["a", "b"])
+    history.received(["a"])
+    assert history.judge().is_clean
+
+
+def test_a_purged_message_may_only_come_in_an_earlier_receive_or_after_a_replay() -> None:
+    history = History()
+    sent(history, "a")
+    before = history.now()
+    history.remove(["a"])
+    history.expect_no_more(["a"], "one")
+    history.received(["a"], places=["one"], called_at=before)
+    history.received(["a"], places=["two"], called_at=history.now())
+    assert history.judge().is_clean
+    history.received(["a"], places=["one"], called_at=history.now())
+    assert findings(history.judge()) == {"unexpected": ["a"]}
+    history.receives.pop()
+    history.replay(["a"])
+    history.received(["a"], places=["one"], called_at=history.now())
+    assert history.judge().is_clean

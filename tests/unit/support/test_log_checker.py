@@ -148,7 +148,7 @@ def test_a_forged_record_breaks_the_promise_of_its_number(
         check_log(forger.world.disk)
 
 
-def test_a_consumer_offset_beyond_a_message_that_is_nowhere_breaks_the_second_promise() -> None:
+def test_a_consumer_offset_beyond_a_lost_message_breaks_the_second_promise() -> None:
     forger = Forger()
     checker = check_log(forger.world.disk)
     key = forger.group_id, forger.topic_id, 0
@@ -160,7 +160,7 @@ def test_a_consumer_offset_beyond_a_message_that_is_nowhere_breaks_the_second_pr
         checker.check_positions({key: (2, 2)})
 
 
-def test_a_reset_voids_what_was_before_it() -> None:
+def test_a_reset_voids_earlier_deliveries() -> None:
     forger = Forger()
     forger.reset(0)
     forger.settle(0)  # The delivery is void, so this record has no effect.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from random import Random
 
 import pytest
@@ -46,7 +48,21 @@ def test_a_touch_of_a_bad_page_ends_the_process_and_of_others_does_not() -> None
         in_own_process(lambda: touch(BLOCK))
 
 
-def test_what_is_written_shows_in_a_view_and_a_page_that_is_written_anew_is_good() -> None:
+def test_an_expected_end_by_a_signal_prints_nothing(pytestconfig: pytest.Config) -> None:
+    """pytest dumps the threads of a process that a signal ends. The dump looks like a fault."""
+    name = test_a_touch_of_a_bad_page_ends_the_process_and_of_others_does_not.__name__
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", f"{__file__}::{name}"],
+        cwd=pytestconfig.rootpath,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Fatal Python error" not in done.stdout
+
+
+def test_a_view_shows_writes_and_a_rewritten_page_is_readable() -> None:
     disk = spoilt()
     file = disk.open(NAME)
     view = file.view()

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.clients.history import History, Outcome
 from tests.support.clients.history_against_audit import (
-    Compared,
+    Comparison,
     Delivery,
-    Failed,
+    LostAnswerSpan,
     Witness,
     compare,
     witness_of,
@@ -20,7 +20,7 @@ SLACK_MS = 100
 
 
 def seen(
-    *failed: Failed, early: frozenset[str] = frozenset(), group: str = "g", **more: Any
+    *failed: LostAnswerSpan, early: frozenset[str] = frozenset(), group: str = "g", **more: Any
 ) -> Witness:
     """Return a subscription that received `m1` once and `m2` twice and acked both."""
     return witness_of(history(), topic="t", group=group, early=early, failed=failed, **more)
@@ -37,7 +37,7 @@ def history() -> History:
     return noted
 
 
-def told_to(group: str) -> list[Delivery]:
+def deliveries_to(group: str) -> list[Delivery]:
     return [
         Delivery(group, "m1", 1, 1_000),
         Delivery(group, "m2", 1, 1_000),
@@ -45,7 +45,7 @@ def told_to(group: str) -> list[Delivery]:
     ]
 
 
-TOLD = told_to("g")
+REPORTED = deliveries_to("g")
 
 
 def finding(kind: str, key: str, detail: str = "", group: str | None = "g") -> dict[str, Any]:
@@ -62,8 +62,8 @@ AGAIN = finding("redelivered", "m2", "delivered 1 times more, without an ack bef
 TWICE = AGAIN | {"detail": "delivered 2 times more, without an ack before"}
 
 
-def compared(witness: Witness, *findings: dict[str, Any], told: Any = TOLD) -> Compared:
-    return compare([witness], findings, told, slack_ms=SLACK_MS)
+def compared(witness: Witness, *findings: dict[str, Any], reported: Any = REPORTED) -> Comparison:
+    return compare([witness], findings, reported, slack_ms=SLACK_MS)
 
 
 def test_two_that_saw_the_same_agree() -> None:
@@ -77,60 +77,62 @@ def test_findings_of_other_groups_and_topics_are_not_compared() -> None:
     assert not compared(seen(), AGAIN, other, elsewhere, finding("late", "m1")).differences
 
 
-def test_what_each_finds_of_another_group_differs() -> None:
+def test_findings_of_different_groups_differ() -> None:
     both = [seen(early=frozenset({"m1"})), seen(group="h")]
-    told = [*TOLD, *told_to("h")]
+    reported = [*REPORTED, *deliveries_to("h")]
     again = [AGAIN, AGAIN | {"consumer_group": "h"}]
     mistaken = finding("early", "m1", group="h")
-    assert compare(both, [*again, mistaken], told, slack_ms=SLACK_MS).differences == [
+    assert compare(both, [*again, mistaken], reported, slack_ms=SLACK_MS).differences == [
         "early: m1 of g is found by the history alone",
         "early: m1 of h is found by the audit alone",
     ]
     # A finding without a consumer group agrees with the finding of any group.
     of_all = finding("early", "m1", group=None)
-    assert not compare(both, [*again, of_all], told, slack_ms=SLACK_MS).differences
+    assert not compare(both, [*again, of_all], reported, slack_ms=SLACK_MS).differences
 
 
-def test_a_delivery_whose_answer_was_lost_is_listed() -> None:
-    told = (*TOLD, Delivery("g", "m2", 3, 9_000))
-    opinion = compared(seen(Failed(8_000, 8_950)), TWICE, told=told)
+def test_a_delivery_with_a_lost_answer_is_listed() -> None:
+    reported = (*REPORTED, Delivery("g", "m2", 3, 9_000))
+    opinion = compared(seen(LostAnswerSpan(8_000, 8_950)), TWICE, reported=reported)
     assert opinion.differences == []
     assert opinion.lost_answers == ["g: m2, attempt 3, at 9000"]
 
 
-@pytest.mark.parametrize("failed", [(), (Failed(9_001, 9_002),), (Failed(1, 8_899),)])
-def test_one_that_nothing_explains_is_a_difference(failed: tuple[Failed, ...]) -> None:
-    told = (*TOLD, Delivery("g", "m2", 3, 9_000))
-    opinion = compared(seen(*failed), TWICE, told=told)
+@pytest.mark.parametrize(
+    "failed", [(), (LostAnswerSpan(9_001, 9_002),), (LostAnswerSpan(1, 8_899),)]
+)
+def test_an_unexplained_delivery_is_a_difference(failed: tuple[LostAnswerSpan, ...]) -> None:
+    reported = (*REPORTED, Delivery("g", "m2", 3, 9_000))
+    opinion = compared(seen(*failed), TWICE, reported=reported)
     assert opinion.differences == [
         "redelivered: g: m2, attempt 3, at 9000 came to nobody, and no answer was lost then"
     ]
     assert opinion.lost_answers == []
 
 
-def test_what_another_group_lost_explains_nothing() -> None:
-    both = [seen(), seen(Failed(8_000, 8_950), group="h")]
-    told = [*TOLD, *told_to("h"), Delivery("g", "m2", 3, 9_000)]
+def test_lost_answers_of_another_group_explain_nothing() -> None:
+    both = [seen(), seen(LostAnswerSpan(8_000, 8_950), group="h")]
+    reported = [*REPORTED, *deliveries_to("h"), Delivery("g", "m2", 3, 9_000)]
     found = [TWICE, AGAIN | {"consumer_group": "h"}]
-    opinion = compare(both, found, told, slack_ms=SLACK_MS)
+    opinion = compare(both, found, reported, slack_ms=SLACK_MS)
     assert len(opinion.differences) == 1
     assert opinion.lost_answers == []
 
 
-def test_what_was_stored_twice_comes_twice_and_is_no_repeat() -> None:
+def test_a_message_stored_twice_is_not_a_redelivery() -> None:
     again = Delivery("g", "m1", 1, 2_000, "another place")
     noted = history()
     noted.received(["m1"], [1])
     witness = witness_of(noted, topic="t", group="g", early=(), failed=(), duplicate=())
-    assert compared(witness, AGAIN, told=[*TOLD, again]).differences == []
+    assert compared(witness, AGAIN, reported=[*REPORTED, again]).differences == []
     # Two equal deliveries were sent and one arrived, so the other was lost.
-    (difference,) = compared(seen(), AGAIN, told=[*TOLD, again]).differences
+    (difference,) = compared(seen(), AGAIN, reported=[*REPORTED, again]).differences
     assert difference.startswith("redelivered: g: m1, attempt 1")
-    lost = compared(seen(Failed(1_900, 2_000)), AGAIN, told=[*TOLD, again])
+    lost = compared(seen(LostAnswerSpan(1_900, 2_000)), AGAIN, reported=[*REPORTED, again])
     assert (lost.differences, lost.lost_answers) == ([], ["g: m1, attempt 1, at 2000"])
 
 
-def test_what_the_audit_alone_finds_is_a_difference() -> None:
+def test_a_finding_of_only_the_audit_is_a_difference() -> None:
     found = [finding("missing", "m1", group=None), finding("early", "m2")]
     assert compared(seen(), AGAIN, *found).differences == [
         "missing: m1 is found by the audit alone",
@@ -138,14 +140,14 @@ def test_what_the_audit_alone_finds_is_a_difference() -> None:
     ]
 
 
-def test_what_the_history_alone_finds_is_a_difference() -> None:
+def test_a_finding_of_only_the_history_is_a_difference() -> None:
     noted = history()
     noted.send("m3").ended(Outcome.OK)
     noted.received(["m1"], [2])
     witness = witness_of(noted, topic="t", group="g", early={"m1"}, failed=())
-    told = (*TOLD, Delivery("g", "m1", 2, 9_000))
+    reported = (*REPORTED, Delivery("g", "m1", 2, 9_000))
     again = AGAIN | {"message_id": "m1"}
-    assert compared(witness, AGAIN, again, told=told).differences == [
+    assert compared(witness, AGAIN, again, reported=reported).differences == [
         "missing: m3 of g is found by the history alone",
         "duplicate: m1 of g is found by the history alone",
         "early: m1 of g is found by the history alone",
@@ -158,16 +160,16 @@ def test_repeats_that_the_audit_does_not_count_are_a_difference() -> None:
     ]
 
 
-def test_a_delivery_that_no_event_tells_is_a_difference() -> None:
-    assert compared(seen(), AGAIN, told=TOLD[1:]).differences == [
+def test_a_delivery_without_an_event_is_a_difference() -> None:
+    assert compared(seen(), AGAIN, reported=REPORTED[1:]).differences == [
         "redelivered: m1 of g came in attempt 1, and no event tells it"
     ]
 
 
 def test_an_attempt_that_a_client_makes_by_itself_is_none() -> None:
-    once = TOLD[:2]
-    assert compared(seen(repeats_itself=True), told=once).differences == []
-    assert compared(seen(repeats_itself=True), told=once[:1]).differences == [
+    once = REPORTED[:2]
+    assert compared(seen(repeats_itself=True), reported=once).differences == []
+    assert compared(seen(repeats_itself=True), reported=once[:1]).differences == [
         f"redelivered: m2 of g came in attempt {n}, and no event tells it" for n in (1, 2)
     ]
-    assert len(compared(seen(), told=once).differences) == 1
+    assert len(compared(seen(), reported=once).differences) == 1

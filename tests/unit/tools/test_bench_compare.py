@@ -54,7 +54,7 @@ def test_a_figure_is_worse_if_its_whole_interval_is_above_the_limit(
     assert verdict(low, high, limit=1.03) == expected
 
 
-def test_a_figure_that_one_tree_lacks_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_figure_of_only_one_tree_is_omitted(capsys: pytest.CaptureFixture[str]) -> None:
     pairs = [({"a.cpu_us": 10.0, "old.cpu_us": 1.0}, {"a.cpu_us": 12.0, "new.cpu_us": 1.0})] * 5
     assert report("x", pairs, limit=1.03) == ["worse"]
     assert "1.200   1.200 -  1.200  worse           a.cpu_us" in capsys.readouterr().out

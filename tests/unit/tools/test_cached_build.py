@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tools import cached_build
 
 SCRIPT = Path(cached_build.__file__)
@@ -72,6 +76,14 @@ def test_a_failed_build_is_shown_and_leaves_nothing(
     assert [path.suffix for path in cached_build.cache_folder().iterdir()] == [".lock"]
 
 
+def test_a_build_without_a_result_failed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A later run repeats it."""
+    assert build("true") == 1
+    assert capsys.readouterr().err.endswith(" s: building it failed\nit built nothing\n")
+    assert not (tree / "bin").exists()
+    assert build() == 0
+
+
 def test_a_folder_and_a_dangling_link_are_replaced(tree: Path) -> None:
     (tree / "bin").mkdir()
     (tree / "bin" / "old").touch()
@@ -81,6 +93,55 @@ def test_a_folder_and_a_dangling_link_are_replaced(tree: Path) -> None:
     (tree / "bin").symlink_to(tree / "nowhere")
     build()
     assert (tree / "bin" / "program").is_file()
+
+
+def test_a_build_reports_itself_with_the_elapsed_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_build, "_BEGAN_S", time.time() - 100)
+    assert build() == 0
+    steps = [line.partition(" s: ") for line in capsys.readouterr().err.splitlines()]
+    assert [step for _, _, step in steps] == ["building it, once per machine", "built it"]
+    assert all(100 <= int(begin.removeprefix("setup: ")) < 200 for begin, _, _ in steps)
+    assert build() == 0
+    assert capsys.readouterr().err == "", "the tool is built"
+
+
+def test_a_long_build_reports_that_it_goes_on(tree: Path) -> None:
+    """The build ends after its second report."""
+    program = "from tools import cached_build as c; c.REPORT_S = 0.01; c.main(['it', '--', 'C'])"
+    command = f"until test -e {tree}/go; do sleep 0.01; done; {BUILD}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program.replace("'C'", repr(command))],
+        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(3)]
+        (tree / "go").touch()
+        lines += process.stderr.readlines()
+    assert process.returncode == 0
+    steps = [line.partition(" s: ")[2] for line in lines]
+    assert steps[0] == "building it, once per machine\n"
+    assert steps[1:3] == ["still building it\n"] * 2
+    assert steps[-1] == "built it\n"
+
+
+def test_a_build_that_waits_for_another_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    key = cached_build.cache_key(BUILD, "", [Path("input")])
+    cached_build.cache_folder().mkdir(parents=True)
+    with (cached_build.cache_folder() / f"it-{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(build)
+            eventually(lambda: "waiting for another build of it" in seen(capsys))
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert waiting.result() == 0
+
+
+def seen(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
 
 
 def test_a_deleted_cache_is_filled_again(tree: Path) -> None:
@@ -101,7 +162,7 @@ def test_a_build_deletes_results_that_were_not_used_for_a_month(tree: Path) -> N
     assert not old.exists()
 
 
-def test_a_missing_program_is_reported_and_is_no_failure(
+def test_a_missing_program_is_reported_without_failure(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build(BUILD, "--needs", "no-such-program", "--skipped", "nothing is tested") == 0

@@ -34,38 +34,38 @@ class FullTransport:
 
 
 def test_output_that_is_written_later_is_reported_at_the_next_check() -> None:
-    told: list[int] = []
+    amounts: list[int] = []
     transport = FullTransport()
 
-    def tell(count: int) -> bool:
-        told.append(count)
+    def record_progress(count: int) -> bool:
+        amounts.append(count)
         return count < 2 * FRAME_BYTES
 
     async def scenario() -> None:
         http = Connection(Role.CLIENT, Limits(), now_s=0.0)
-        writer = Writer(http, asyncio.get_running_loop(), tell)
+        writer = Writer(http, asyncio.get_running_loop(), record_progress)
         writer.attach(cast("asyncio.BaseTransport", transport))
         stream = http.open_stream(peer.block(peer.GRPC_REQUEST))
         assert stream is not None
         writer.flush()
         transport.buffered_bytes = 0
-        assert told == [], "small amounts are not reported"
+        assert amounts == [], "small amounts are not reported"
         http.send_data(stream, bytes(FRAME_BYTES))
         writer.flush()
         http.send_data(stream, bytes(FRAME_BYTES))
         writer.flush()
-        assert told[-1] == transport.buffered_bytes > 2 * FRAME_BYTES
+        assert amounts[-1] == transport.buffered_bytes > 2 * FRAME_BYTES
         assert transport.limits == [BUFFER_BYTES, TIGHT_BUFFER_BYTES]
         transport.buffered_bytes = FRAME_BYTES
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert told[-1] == FRAME_BYTES, "at the end of the turn"
+        assert amounts[-1] == FRAME_BYTES, "at the end of the turn"
         assert transport.limits[-1] == BUFFER_BYTES
         transport.buffered_bytes = 0
         writer.flush()
-        assert told[-1] == 0, "and at each later check"
-        count = len(told)
+        assert amounts[-1] == 0, "and at each later check"
+        count = len(amounts)
         writer.recount()
-        assert len(told) == count, "there is nothing more to report"
+        assert len(amounts) == count, "there is nothing more to report"
 
     asyncio.run(scenario())

@@ -60,6 +60,16 @@ _REQUESTS = Row(
             look=Look.STATES,
             alerts=("BrokerDown",),
         ),
+        panel(
+            "Members without an answer to the home",
+            "Seconds for which a broker group has not answered the home. New topics and consumer groups do not reach it.",
+            Query(
+                "max by (broker_group) (rocketmq_member_unreachable_seconds{HERE})",
+                "{{broker_group}}",
+            ),
+            unit="s",
+            alerts=("MemberUnreachable",),
+        ),
     ),
 )
 

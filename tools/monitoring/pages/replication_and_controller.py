@@ -74,6 +74,14 @@ _REPLICAS = Row(
             alerts=("InSyncSetShrunk",),
         ),
         panel(
+            "Full disks",
+            "Replicas whose disk is full. They cannot be master: a full master hands over to a replica with room.",
+            Query(
+                "max by (broker_set) (rocketmq_controller_full_replicas{HERE})", "{{broker_set}}"
+            ),
+            alerts=("ReplicaDiskFull",),
+        ),
+        panel(
             "Active",
             "Registered replicas that send heartbeats and have a running event loop.",
             Query(

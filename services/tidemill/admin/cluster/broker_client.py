@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -21,13 +21,16 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 ERROR_KEY = "tidemill-error"  # trailing metadata with the class name of the error of the broker
 RECONNECT_MS_MIN = 100  # a local broker restarts quickly; the default of gRPC is a second
 RECONNECT_MS_MAX = 5_000
+# A replaced pod has another address. By default gRPC looks for it every 30 s.
+RESOLVE_PERIOD_MS_MIN = 500
 CONNECT_MS_MAX = 2_000  # for a distant or busy broker; a broker that is down refuses at once
 CONNECT_WAIT_S_MAX = 2.0  # gRPC waits up to a second between its first attempts
 # With replicas: a failover takes two seconds, and controllers report it half a second later.
 FAILOVER_WAIT_S_MAX = 3.5
 RETRY_PERIOD_S = 0.1  # between attempts during a failover: the new master may not be known yet
 HEALTH_TIMEOUT_S = 1.5  # of a health check; a broker that hangs sends no reply
-FIRST_WARNING_AFTER_S = 1.0  # a standalone starts its broker at the same time
+START_WARNING_AFTER_S = 5.0  # a standalone starts its broker at the same time
+FIRST_WARNING_AFTER_S = 1.0  # after the loss of a broker
 WARNING_PERIOD_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
 
@@ -73,13 +76,16 @@ class BrokerClient:
         self._moved = asyncio.Event()
 
     async def is_serving(self) -> bool:
-        """Check the health of the broker without a retry. Raises AioRpcError without a reply."""
+        """Check the health of the broker without a retry.
+
+        Raises AioRpcError without a reply, and BrokerUnreachable on a closed connection.
+        """
         check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
         check = self._channel.unary_unary("/grpc.health.v1.Health/Check")
         # An empty request asks for the health of the whole process.
-        answer = health_pb2.HealthCheckResponse.FromString(
-            await check(b"", timeout=HEALTH_TIMEOUT_S)
-        )
+        with _unreachable_if_closed():
+            reply = await check(b"", timeout=HEALTH_TIMEOUT_S)
+        answer = health_pb2.HealthCheckResponse.FromString(reply)
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     async def call(
@@ -88,19 +94,23 @@ class BrokerClient:
         """Call the broker and return its reply.
 
         During a failover, repeat the call until a replica replies or the time is up. A change that
-        may have been applied is not repeated. Raises the ServiceError that the broker raised.
+        may have been applied is repeated only if that changes nothing more. Raises the ServiceError
+        that the broker raised.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + (FAILOVER_WAIT_S_MAX if self._may_move else CONNECT_WAIT_S_MAX)
         while True:
             moved = self._moved
-            await self._wait_until_connected(end_s)
+            with _unreachable_if_closed():
+                await self._wait_until_connected(end_s)
             try:
                 method = call.method(self._stubs)
                 return await self._call_once(method, request, timeout_s or self._timeout_s)
             except errors.UnavailableError as error:
                 is_time_up = loop.time() + RETRY_PERIOD_S >= end_s
-                if is_time_up or not self._is_retriable(error, reads=call.is_read):
+                if is_time_up or not self._may_repeat(
+                    error, may_apply_twice=call.may_repeat(request)
+                ):
                     raise
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_PERIOD_S):
@@ -125,12 +135,12 @@ class BrokerClient:
         """Drop cached values: another broker may use this address now."""
         self._recall_signer = None
 
-    def _is_retriable(self, error: errors.UnavailableError, *, reads: bool) -> bool:
-        """Whether another replica may execute the call, without applying a change twice."""
+    def _may_repeat(self, error: errors.UnavailableError, *, may_apply_twice: bool) -> bool:
+        """Return whether another replica may execute the call."""
         if not self._may_move:
             return False
         is_refused = isinstance(error, errors.NotMaster | errors.Draining)
-        return is_refused or (reads and isinstance(error, errors.BrokerUnreachable))
+        return is_refused or (may_apply_twice and isinstance(error, errors.BrokerUnreachable))
 
     async def _wait_until_connected(self, end_s: float) -> None:
         """Wait until the current master is connected, at most until `end_s`.
@@ -154,19 +164,10 @@ class BrokerClient:
 
     async def _call_once(self, method: UnaryMethod[Q, A], request: Q, timeout_s: float) -> A:
         try:
-            return await method(request, timeout=timeout_s)
+            with _unreachable_if_closed():
+                return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _error_of(error, self._address) from error
-        except grpc.aio.UsageError as error:
-            # Another channel replaced this one while the call waited for a connection.
-            raise errors.BrokerUnreachable(
-                "the connection to the broker was closed; try again"
-            ) from error
-        except asyncio.CancelledError as error:
-            raise_if_cancelled(error)
-            raise errors.BrokerUnreachable(
-                "the connection to the broker was closed; try again"
-            ) from error
 
 
 @contextlib.asynccontextmanager
@@ -223,11 +224,21 @@ async def broker_client(
         await channel.close()
 
 
-def raise_if_cancelled(cancelled: asyncio.CancelledError) -> None:
-    """Raise if this task is cancelled. A closed channel cancels its calls with the same error."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise cancelled
+@contextlib.contextmanager
+def _unreachable_if_closed() -> Iterator[None]:
+    """Raise BrokerUnreachable if the channel is closed meanwhile: the broker moved or was removed.
+
+    A closed channel cancels its calls and rejects further ones with UsageError.
+    """
+    try:
+        yield
+    except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise errors.BrokerUnreachable(
+            "the connection to the broker was closed; try again"
+        ) from error
 
 
 def _channel(
@@ -238,6 +249,7 @@ def _channel(
         # Despite its name, this is the timeout of a connection attempt with its TLS handshake.
         ("grpc.min_reconnect_backoff_ms", CONNECT_MS_MAX),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+        ("grpc.dns_min_time_between_resolutions_ms", RESOLVE_PERIOD_MS_MIN),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     )
     if credentials is None:
@@ -247,7 +259,7 @@ def _channel(
 
 async def _report(channel: grpc.aio.Channel, address: str, client: BrokerClient) -> None:
     """Log while the broker is unreachable, and when it is connected again."""
-    is_logged, wait_s = False, FIRST_WARNING_AFTER_S
+    is_logged, wait_s = False, START_WARNING_AFTER_S
     while True:
         try:
             async with asyncio.timeout(wait_s):

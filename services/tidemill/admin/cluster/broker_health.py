@@ -14,7 +14,8 @@ from typing import Final, final
 import grpc
 import structlog
 
-from tidemill.admin.cluster.broker_client import BrokerClient, raise_if_cancelled
+from tidemill.admin.cluster.broker_client import BrokerClient
+from tidemill.common.errors import BrokerUnreachable
 from tidemill.common.readiness import PeerStatus
 
 log = structlog.get_logger()
@@ -65,8 +66,7 @@ class BrokerHealth:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return "it does not answer"
             return error.details() or error.code().name.lower()
-        except asyncio.CancelledError as error:
-            raise_if_cancelled(error)
+        except BrokerUnreachable:
             return "its connection was closed"
         except Exception as error:  # See the docstring.
             log.debug("health check failed", exc_info=error)

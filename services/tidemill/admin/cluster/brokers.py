@@ -40,6 +40,8 @@ log = structlog.get_logger()
 
 REFRESH_PERIOD_S: Final = 1.0  # the list of a proxy may be as old
 REFRESH_WAIT_S: Final = 0.5  # then a request uses the last list: the home is unreachable or slow
+# An operator should know of a longer silence of a member: a failover and a restart take less.
+MEMBER_UNREACHABLE_MS: Final = 10_000
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -59,6 +61,15 @@ class BrokerGroupClient(NamedTuple):
     is_home: bool
     is_draining: bool
     client: BrokerClient
+    unreachable_ms: int = 0  # time for which it has not answered the home
+    reason: str = ""  # why it does not answer the home
+
+    def describe_problem(self) -> str:
+        """Return why the home cannot reach it; empty if it can, or could some seconds ago."""
+        if self.unreachable_ms < MEMBER_UNREACHABLE_MS:
+            return ""
+        reason = self.reason or "it is connected and does not answer"
+        return f"the home has not reached it for {self.unreachable_ms // 1_000} s: {reason}"
 
 
 class BrokerAnswer(NamedTuple, Generic[T]):
@@ -122,6 +133,28 @@ class Brokers:
             await connection.is_over.wait()
 
     # ------------------------------------------------------------ list of members
+
+    def problems(self) -> list[str]:
+        """Return a line per broker group that the home cannot reach, by the last list."""
+        return [
+            f"{member.name}: {problem}"
+            for member in self._members
+            if (problem := member.describe_problem())
+        ]
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Keep the list new, also without requests, until the block ends."""
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._refresh_periodically(), name="members")
+            yield
+            watching.cancel()
+
+    async def _refresh_periodically(self) -> None:
+        while True:
+            with contextlib.suppress(ServiceError, grpc.aio.AioRpcError):
+                await self.members()
+            await asyncio.sleep(REFRESH_PERIOD_S)
 
     async def members(self) -> Sequence[BrokerGroupClient]:
         """Return all broker groups, the home first; raise BrokerUnreachable without any list."""
@@ -218,7 +251,15 @@ class Brokers:
             is_draining = group.member.state == pb.MEMBER_STATE_DRAINING
             client = home if group.is_home else await self.client_at(at)
             found.append(
-                BrokerGroupClient(group.member.name, at, group.is_home, is_draining, client)
+                BrokerGroupClient(
+                    group.member.name,
+                    at,
+                    group.is_home,
+                    is_draining,
+                    client,
+                    group.unreachable_ms,
+                    group.reason,
+                )
             )
         return sorted(found, key=lambda member: not member.is_home)
 

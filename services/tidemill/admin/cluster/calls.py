@@ -1,7 +1,8 @@
 """The calls of BrokerAdmin and BrokerReader that the admin process makes, with their types.
 
-`BrokerClient.call` takes one of them and its request. A call that only reads may be repeated at
-another replica. A change may have been applied already, so it is not repeated.
+`BrokerClient.call` takes one of them and its request. If the connection is lost, the change may
+have been applied. So the client repeats a call at the next master only if a second execution
+changes nothing more. Such calls are reads, dry runs, and PutTopic and PutGroup.
 """
 
 from __future__ import annotations
@@ -33,27 +34,36 @@ class BrokerStubs:
 
 @dataclass(frozen=True, slots=True)
 class BrokerCall(Generic[Q, A]):
-    """One call: its method, and whether it only reads."""
+    """One call: its method, and whether a second execution changes nothing more."""
 
     method: Callable[[BrokerStubs], UnaryMethod[Q, A]]
-    is_read: bool
+    is_idempotent: bool
+
+    def may_repeat(self, request: Q) -> bool:
+        """Return whether the client repeats the request after a lost connection."""
+        return self.is_idempotent or bool(getattr(request, "dry_run", False))
 
 
 def _change(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]:
-    return BrokerCall(method, is_read=False)
+    return BrokerCall(method, is_idempotent=False)
+
+
+def _put(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]:
+    return BrokerCall(method, is_idempotent=True)
 
 
 def _read(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]:
-    return BrokerCall(method, is_read=True)
+    return BrokerCall(method, is_idempotent=True)
 
 
 # Topics and consumer groups.
-PUT_TOPIC = _change(lambda stubs: stubs.admin.PutTopic)
+PUT_TOPIC = _put(lambda stubs: stubs.admin.PutTopic)
 DELETE_TOPIC = _change(lambda stubs: stubs.admin.DeleteTopic)
 GET_TOPIC_STATUS = _read(lambda stubs: stubs.admin.GetTopicStatus)
-PUT_GROUP = _change(lambda stubs: stubs.admin.PutGroup)
+PUT_GROUP = _put(lambda stubs: stubs.admin.PutGroup)
 DELETE_GROUP = _change(lambda stubs: stubs.admin.DeleteGroup)
 GET_GROUP_PROGRESS = _read(lambda stubs: stubs.admin.GetGroupProgress)
+LIST_CONFLICTS = _read(lambda stubs: stubs.admin.ListConflicts)
 GET_CONFIG = _read(lambda stubs: stubs.admin.GetConfig)
 RESET_OFFSET = _change(lambda stubs: stubs.admin.ResetOffset)
 FORGET_PULL_OFFSETS = _change(lambda stubs: stubs.admin.ForgetPullOffsets)

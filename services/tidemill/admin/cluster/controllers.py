@@ -1,4 +1,4 @@
-"""Calls to the controllers: the first one that answers serves the call.
+"""Calls to the controllers: the first one that answers serves the call, and the next ones.
 
 Each controller answers for all broker groups and checks changes against the record. Each call opens
 a new channel, which uses the current TLS files.
@@ -34,7 +34,7 @@ class ControllerClients:
         addresses: Sequence[str],
         credentials: ReloadableCredentials[grpc.ChannelCredentials] | None = None,
     ) -> None:
-        self._addresses = addresses
+        self._addresses = list(addresses)  # the one that answered last comes first
         self._credentials = credentials
 
     @property
@@ -42,23 +42,23 @@ class ControllerClients:
         """Whether the cluster has controllers, and so broker groups with several replicas."""
         return bool(self._addresses)
 
-    async def groups(self, name: str = "") -> list[wire.Group]:
+    async def groups(self, name: str = "") -> list[wire.BrokerGroupStatus]:
         """Return the records of all broker groups, or of one."""
         request = wire.GetGroupsRequest(group=name)
         reply = await self._call(lambda stub: stub.GetGroups(request, timeout=CALL_TIMEOUT_S))
         return list(reply.groups)
 
-    async def transfer(self, name: str, target: int | None) -> wire.Group:
+    async def transfer(self, name: str, target: int | None) -> wire.BrokerGroupStatus:
         """Request a planned transfer to another replica."""
         request = wire.TransferMasterRequest(group=name, target=target)
         return await self._call(lambda stub: stub.TransferMaster(request, timeout=CALL_TIMEOUT_S))
 
-    async def drain(self, name: str, target: int, *, undo: bool) -> wire.Group:
+    async def drain(self, name: str, target: int, *, undo: bool) -> wire.BrokerGroupStatus:
         """Drain a replica, or undo the drain."""
         request = wire.DrainReplicaRequest(group=name, target=target, undo=undo)
         return await self._call(lambda stub: stub.DrainReplica(request, timeout=CALL_TIMEOUT_S))
 
-    async def set_min_in_sync(self, name: str, min_in_sync: int) -> wire.Group:
+    async def set_min_in_sync(self, name: str, min_in_sync: int) -> wire.BrokerGroupStatus:
         """Set the number of replicas that must store a message before its acknowledgement."""
         request = wire.SetMinInSyncRequest(group=name, min_in_sync=min_in_sync)
         return await self._call(lambda stub: stub.SetMinInSync(request, timeout=CALL_TIMEOUT_S))
@@ -68,7 +68,7 @@ class ControllerClients:
         request = wire.ForgetGroupRequest(group=name)
         await self._call(lambda stub: stub.ForgetGroup(request, timeout=CALL_TIMEOUT_S))
 
-    async def force(self, name: str, target: int, reason: str) -> wire.Group:
+    async def force(self, name: str, target: int, reason: str) -> wire.BrokerGroupStatus:
         """Make a replica master even if it lacks acknowledged messages."""
         request = wire.ForceMasterRequest(group=name, target=target, reason=reason)
         return await self._call(lambda stub: stub.ForceMaster(request, timeout=CALL_TIMEOUT_S))
@@ -77,15 +77,16 @@ class ControllerClients:
         self, call: Callable[[controller_pb2_grpc.ControllerAsyncStub], Awaitable[A]]
     ) -> A:
         if not self._addresses:
-            raise BrokerGroupUnreachable(
-                "this admin process has no controllers; if broker groups have several replicas,"
-                " set controllers to their addresses"
+            raise Conflict(
+                "this admin process has no controllers. Without replicas, use"
+                " `tidemill broker-group ls`. With replicas, set controllers to the addresses of"
+                " the controllers"
             )
         reasons = []
-        for address in self._addresses:
+        for address in list(self._addresses):
             try:
                 async with self._channel(address) as channel:
-                    return await call(controller_pb2_grpc.ControllerStub(channel))
+                    answer = await call(controller_pb2_grpc.ControllerStub(channel))
             except grpc.aio.AioRpcError as error:
                 details = error.details() or error.code().name
                 if error.code() is grpc.StatusCode.NOT_FOUND:
@@ -93,6 +94,11 @@ class ControllerClients:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     raise Conflict(details) from None
                 reasons.append(f"{address}: {details}")
+            else:
+                # Otherwise each call waits for a controller that hangs, for the whole time-out.
+                self._addresses.remove(address)
+                self._addresses.insert(0, address)
+                return answer
         raise BrokerGroupUnreachable(f"no controller answers: {'; '.join(reasons)}")
 
     @contextlib.asynccontextmanager

@@ -82,7 +82,7 @@ class MasterAddresses:
         for group in groups:
             self.learn(group)
 
-    def learn(self, group: wire.Group) -> None:
+    def learn(self, group: wire.BrokerGroupStatus) -> None:
         """Apply the record of a group, and notify the listeners of a moved master."""
         view = group.view
         if not view.HasField("master") or not self._is_news(group.name, view.version):

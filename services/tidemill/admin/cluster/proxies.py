@@ -26,6 +26,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # A proxy lists 100,000 clients in a tenth of a second besides its traffic.
 LIST_TIMEOUT_MS: Final = 3_000
+CLIENTS_NAMED_MAX = 100  # in the answer of a deletion
 # In addition to the timeout of the client, for the network and the relays.
 RELAY_TIMEOUT_MS: Final = 1_000
 _PROXY_UNREACHABLE_ERRORS: Final = (
@@ -119,6 +120,13 @@ async def list_clients(brokers: Brokers, request: pb.ListClientsRequest) -> Conn
     page = client_ids[: request.clients_max] if request.clients_max else client_ids
     clients = [(each, _merged(known[each])) for each in page]
     return ConnectedClientPage(clients, unreachable, bool(ends) or len(page) < len(client_ids))
+
+
+async def list_client_ids(brokers: Brokers, request: pb.ListClientsRequest) -> list[str]:
+    """Return the ids of clients, of the reachable proxies, at most CLIENTS_NAMED_MAX."""
+    request.clients_max = CLIENTS_NAMED_MAX
+    page = await list_clients(brokers, request)
+    return [client_id for client_id, _ in page.clients]
 
 
 async def find_client(brokers: Brokers, client_id: str) -> tuple[ConnectedClient, list[str]]:

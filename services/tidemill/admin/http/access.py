@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import re
 from collections.abc import Callable, Collection
 from http import HTTPStatus
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -20,6 +20,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from tidemill.admin.http.problems import problem
+from tidemill.common.addresses import is_ip, unmapped
 from tidemill.common.errors import CODES, Overloaded
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartError
@@ -171,12 +172,12 @@ class AccessControl:
         if host in self._hosts or host == "localhost":
             return True
         try:
-            address = ipaddress.ip_address(host)
+            address = ip_address(host)
         except ValueError:
             return False
         # DNS rebinding needs a name, so an address is allowed if the connection arrived there.
-        arrived_at = (scope.get("server") or ("", 0))[0]
-        return address.is_loopback or host == arrived_at
+        arrived_at = unmapped((scope.get("server") or ("", 0))[0])
+        return address.is_loopback or (is_ip(arrived_at) and address == ip_address(arrived_at))
 
     def _shows_token(self, headers: Headers) -> bool:
         shown = headers.getlist("authorization")

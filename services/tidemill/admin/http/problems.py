@@ -53,7 +53,8 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         content_type = request.headers.get("content-type", "")
-        if request.method in {"PUT", "POST"} and not _JSON.fullmatch(content_type):
+        is_body_invalid = any(item["loc"][0] == "body" for item in error.errors())
+        if is_body_invalid and not _JSON.fullmatch(content_type):
             # Other types are not read, since a form on a foreign web page can send them.
             detail = (
                 f"Content-Type {content_type[:REASON_CHARS_MAX]!r} is not JSON; send the body with"
@@ -78,11 +79,13 @@ def add_problem_handlers(app: FastAPI) -> None:
         status, detail = HTTPStatus(error.status_code), str(error.detail)
         headers = dict(error.headers or {})
         if status is HTTPStatus.METHOD_NOT_ALLOWED:
-            template = request.app.state.paths.find(request.url.path)
+            template = request.app.state.paths.find(request.scope["path"])
             if template is not None:
                 # The router names the methods of one route; several may match the path.
                 headers["Allow"] = ", ".join(template.methods)
             detail = f"this path does not allow {request.method}; allowed: {headers['Allow']}"
+        if status is HTTPStatus.NOT_FOUND and detail == status.phrase:
+            detail = "nothing is served at this path; see /openapi.json for the paths"
         response = problem(status, status.phrase, detail, status * 100)
         response.headers.update(headers)
         return response

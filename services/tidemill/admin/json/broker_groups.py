@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from tidemill.admin.json.schema import BY, DRY_RUN, Schema, Text
+
+# A documented pattern: host names, IPv4 and IPv6 addresses. `HostPort.parse` checks the address.
+_NAME = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*"
+_IPV6 = r"\[(([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|([0-9a-f]{1,4}:){1,6}:[0-9a-f]{1,4}|::1)\]"
+ADDRESS = f"^({_NAME}|{_IPV6}):([1-9][0-9]{{0,3}}|[1-5][0-9]{{4}})$"
 
 
 class BacklogItemView(Schema):
@@ -68,10 +73,23 @@ class BrokerGroupView(Schema):
     is_home: bool = Field(
         description="Whether it is the home, which stores topics, groups and the list of members."
     )
-    address: str = Field(description="Address (host:port) for the other processes.")
+    address: str = Field(
+        description="Address (host:port) in the list of broker groups. With controllers, the other"
+        " processes use it to find the master."
+    )
     reachable: bool = Field(description="Whether it answers the admin process.")
     reason: str | None = Field(None, description="Known problem of the broker group, if any.")
+    unreachable_ms: int | None = Field(
+        None,
+        description="Time for which it has not answered the home, in ms: new topics and consumer"
+        " groups do not reach it. Missing while it answers.",
+    )
     master: str = Field(description="Name of the replica that accepts messages.")
+    master_address: str | None = Field(
+        None,
+        description="Address (host:port) of the master, from the controllers. Missing without"
+        " controllers or without a master.",
+    )
     epoch: int | None = Field(
         None, description="Number of changes of the master. Missing if it is unreachable."
     )
@@ -96,9 +114,12 @@ class NewBrokerGroup(Schema):
     """A broker group to add."""
 
     address: Text = Field(
-        min_length=1, max_length=300, description="Address (host:port) of its broker."
+        min_length=1,
+        max_length=255,
+        description="Address (host:port) of its broker.",
+        json_schema_extra={"pattern": ADDRESS},
     )
-    force: bool = Field(
+    force: StrictBool = Field(
         False,
         description="Add it even if no broker with this name answers at the address. It receives"
         " message groups at once; their messages are rejected until the broker is up.",

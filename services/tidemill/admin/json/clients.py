@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, StrictBool, StrictInt
 
+from tidemill.admin.json.conflicts import ConflictView
 from tidemill.admin.json.schema import NEXT_PAGE, Schema, Text
 
 CLIENT_TIMEOUT_MS = 5_000  # as in RocketMQ
@@ -64,6 +65,11 @@ class ClientView(Schema):
     proxies: list[ClientProxyView] = Field(
         description="The proxies that the client calls, the last called one first."
     )
+    conflicts: list[ConflictView] | None = Field(
+        None,
+        description="Ways in which its consumer group loses messages or their order. Missing if"
+        " there are none.",
+    )
     in_flight: int | None = Field(
         None, description="Number of messages in flight of the client. Missing in lists."
     )
@@ -96,13 +102,13 @@ class VerificationRequest(Schema):
 
     topic: Text = Field(min_length=1, max_length=255, description="Topic of the message.")
     message_id: Text = Field(min_length=1, max_length=1_024, description="Id of the message.")
-    timeout_ms: int = Field(
+    timeout_ms: StrictInt = Field(
         CLIENT_TIMEOUT_MS,
         ge=1,
         le=CLIENT_TIMEOUT_MS_MAX,
         description="Timeout of the answer of the client, in ms.",
     )
-    force: bool = Field(
+    force: StrictBool = Field(
         default=False,
         description="Send the message even if the proxies do not know the subscriptions of the"
         " client.",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
+from tidemill.admin.json.conflicts import ConflictView
 from tidemill.admin.json.deliveries import QueueLockView
 from tidemill.admin.json.schema import (
     BY,
+    CLIENTS,
     DRY_RUN,
+    EXACT_MAX,
     NEXT_PAGE,
     UNREACHABLE,
+    ExclusiveSchema,
     IsoTime,
     LimitedSize,
     Millis,
@@ -38,8 +42,8 @@ class ExponentialBackoffView(Schema):
     """A delay that grows with each delivery attempt."""
 
     initial_ms: Millis = Field(description="Delay before the second delivery, in ms.")
-    max_ms: Millis = Field(description="Maximum delay, in ms.")
-    multiplier: float = Field(
+    max_ms: Millis = Field(description="Maximum of every delay, also of the first, in ms.")
+    multiplier: StrictFloat = Field(
         ge=1, le=1000, description="Factor between a delay and the previous one."
     )
 
@@ -52,18 +56,13 @@ class CustomizedBackoffView(Schema):
     )
 
 
-class RetryPolicyView(Schema):
+class RetryPolicyView(ExclusiveSchema):
     """The delay of a message before its next delivery: exactly one of the two kinds."""
+
+    exactly_one = ("exponential", "customized")
 
     exponential: ExponentialBackoffView | None = Field(None, description="A growing delay.")
     customized: CustomizedBackoffView | None = Field(None, description="A list of delays.")
-
-    @model_validator(mode="after")
-    def one_policy(self) -> Self:
-        """Accept exactly one policy."""
-        if (self.exponential is None) == (self.customized is None):
-            raise ValueError("give exactly one of exponential and customized")
-        return self
 
 
 class ConsumerGroupSettings(Schema):
@@ -72,12 +71,14 @@ class ConsumerGroupSettings(Schema):
     delivery_order: DeliveryOrder | None = Field(
         None, description="Delivery order; it cannot change later. Default: CONCURRENT."
     )
-    max_attempts: int | None = Field(
+    max_attempts: StrictInt | None = Field(
         None, ge=1, le=1000, description=f"{MAX_ATTEMPTS} Default: 17."
     )
     retry: RetryPolicyView | None = Field(None, description=f"{RETRY} Default: 10 s to 2 h.")
     start_from: Literal["earliest", "latest"] | None = Field(
-        None, description=f"{START_FROM} Default: earliest."
+        None,
+        description=f"{START_FROM} It can change until the group has begun to read; then 409."
+        " Default: earliest.",
     )
 
 
@@ -89,6 +90,17 @@ class ConsumerGroupView(Schema):
     max_attempts: int = Field(description=MAX_ATTEMPTS)
     retry: RetryPolicyView = Field(description=RETRY)
     start_from: Literal["earliest", "latest"] = Field(description=START_FROM)
+
+
+class ConsumerGroupDetailView(ConsumerGroupView):
+    """A consumer group and the conflicts of its consumers."""
+
+    conflicts: list[ConflictView] | None = Field(
+        None,
+        description="Ways in which its consumers of the last ten minutes lose messages or their"
+        " order. Missing if there are none.",
+    )
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class ConsumerGroupPutView(ConsumerGroupView):
@@ -108,6 +120,7 @@ class ConsumerGroupDeletionView(Schema):
     group: ConsumerGroupView = Field(description="The group.")
     topics: list[str] = Field(description="Topics with lost progress.")
     lag: int = Field(description="Unacknowledged messages of the group in these topics.")
+    clients: list[str] = CLIENTS
     unreachable: list[str] | None = UNREACHABLE
 
 
@@ -122,7 +135,10 @@ class ConsumerGroupPageView(Schema):
 class ProgressView(Schema):
     """The progress of a group, as counts of its unacknowledged messages."""
 
-    lag: int = Field(description="Sum of ready, blocked and in-flight messages.")
+    lag: int = Field(
+        description="Sum of ready, blocked and in-flight messages: what the group will be given of"
+        " the topics that it has read at any broker group or that its consumers subscribe to."
+    )
     ready: int = Field(description="Messages that a consumer can receive now.")
     blocked: int = Field(
         description="Messages in locked queues of a FIFO group, which no consumer can receive yet."
@@ -168,39 +184,33 @@ class ConsumerGroupProgressView(Schema):
     unreachable: list[str] | None = UNREACHABLE
 
 
-class OffsetResetRequest(Schema):
+class OffsetResetRequest(ExclusiveSchema):
     """The new position of a group: exactly one of `timestampMs`, `timestamp`, `to`, `offset`."""
 
+    exactly_one = ("timestamp_ms", "timestamp", "to", "offset")
+
     topic: Text = Field(min_length=1, description="Topic of the reset.")
-    timestamp_ms: int | None = Field(
+    timestamp_ms: StrictInt | None = Field(
         None,
         ge=0,
-        le=2**62,
+        le=EXACT_MAX,
         description="The first message stored at or after this time (Unix, ms).",
     )
     timestamp: IsoTime | None = Field(None, description="The same as a time with a zone.")
     to: Literal["earliest", "latest"] | None = Field(
         None, description="The begin or the end of the topic."
     )
-    offset: int | None = Field(
-        None, ge=0, le=2**62, description="This offset in each queue, within its stored range."
+    offset: StrictInt | None = Field(
+        None, ge=0, le=EXACT_MAX, description="This offset in each queue, within its stored range."
     )
-    dry_run: bool = Field(False, description=REQUESTED_DRY_RUN)
-
-    @model_validator(mode="after")
-    def one_target(self) -> Self:
-        """Accept exactly one target."""
-        targets = (self.timestamp_ms, self.timestamp, self.to, self.offset)
-        if sum(target is not None for target in targets) != 1:
-            raise ValueError("give exactly one of timestampMs, timestamp, to and offset")
-        return self
+    dry_run: StrictBool = Field(False, description=REQUESTED_DRY_RUN)
 
 
 class PullOffsetDeletionRequest(Schema):
     """Topic of the deleted pull offsets."""
 
     topic: Text = Field(min_length=1, description="Name of the topic.")
-    dry_run: bool = Field(False, description=REQUESTED_DRY_RUN)
+    dry_run: StrictBool = Field(False, description=REQUESTED_DRY_RUN)
 
 
 class PullOffsetView(Schema):
@@ -223,7 +233,7 @@ class PullOffsetDeletionView(Schema):
 
 
 class QueueResetView(QueueView):
-    """A queue after a reset. `maxOffset` is the new position too."""
+    """A queue, and the position of the group before and after a reset."""
 
     from_offset: int | None = Field(
         None,

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
-from tidemill.admin.json.schema import BY, DRY_RUN, NEXT_PAGE, UNREACHABLE, Schema, Text
+from tidemill.admin.json.schema import (
+    BY,
+    DRY_RUN,
+    NEXT_PAGE,
+    UNREACHABLE,
+    Schema,
+    Text,
+    given,
+    missing,
+    refuse,
+)
+
+FILTERS = ("topic", "queue", "clientId", "messageId")  # of a release
 
 
 class QueueLockView(Schema):
@@ -32,7 +44,7 @@ class LockReleaseRequest(Schema):
     """The queue to unlock."""
 
     topic: Text = Field(min_length=1, description="Name of the topic.")
-    queue: int = Field(ge=0, le=2**31, description="Number of its queue, from 0.")
+    queue: StrictInt = Field(ge=0, le=2**31, description="Number of its queue, from 0.")
     broker: Text | None = Field(
         None,
         description="Name of the broker group of the queue. Required if several broker groups have"
@@ -89,29 +101,43 @@ class DeliveryPageView(Schema):
 class DeliveryReleaseRequest(Schema):
     """The deliveries to release: those that match all given filters, or `all` alone."""
 
+    model_config = ConfigDict(
+        json_schema_extra=refuse(
+            {"properties": {**missing(*FILTERS)["properties"], "all": {"const": False}}},
+            *(
+                {
+                    "required": ["all", field],
+                    "properties": {**given(field)["properties"], "all": {"const": True}},
+                }
+                for field in FILTERS
+            ),
+        )
+    )
+
     topic: Text | None = Field(
         None, min_length=1, description="Only of this topic, retries included."
     )
-    queue: int | None = Field(
-        None, ge=0, le=2**31, description="Only of this queue of `topic`, from 0, without retries."
+    queue: StrictInt | None = Field(
+        None,
+        ge=0,
+        le=2**31,
+        description="Only of the queue with this number, from 0, without retries.",
     )
     client_id: Text | None = Field(None, min_length=1, description="Only messages of this client.")
     message_id: Text | None = Field(
         None, min_length=1, description="Only the message with this id."
     )
-    all: bool = Field(False, description="All deliveries in flight of the group.")
-    dry_run: bool = Field(False, description="Only count the deliveries.")
+    all: StrictBool = Field(False, description="All deliveries in flight of the group.")
+    dry_run: StrictBool = Field(False, description="Only count the deliveries.")
 
     @model_validator(mode="after")
     def one_selection(self) -> Self:
-        """Accept either filters or `all`. A queue needs its topic."""
+        """Accept either filters or `all`."""
         has_filter = any(
             one is not None for one in (self.topic, self.queue, self.client_id, self.message_id)
         )
         if has_filter == self.all:
             raise ValueError("give topic, queue, clientId or messageId, or only all")
-        if self.queue is not None and self.topic is None:
-            raise ValueError("queue needs topic; give topic too")
         return self
 
 

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictInt
 
 from tidemill.admin.json.schema import (
     BROKER,
     EXACT_MAX,
-    ITEMS_MAX,
     MAX_OFFSET,
     MIN_OFFSET,
     UNREACHABLE,
+    ExclusiveSchema,
     IsoTime,
     LimitedSize,
     Schema,
     Text,
     millis_of,
 )
+from tidemill.message import limits
+
+# Documented patterns. The rules of messages refuse other texts, with codes of their own.
+_CONTROL = "\\x00-\\x1f\\x7f-\\x9f"
+_ANY_TEXT = f"^[^{_CONTROL}]*$"
+_NOT_BLANK = f"^[^\\s{_CONTROL}][^{_CONTROL}]*$"
+_TAG = f"^[^\\s*|{_CONTROL}]([^|{_CONTROL}]*[^\\s|{_CONTROL}])?$"
+Body = Annotated[Text, Field(json_schema_extra={"minLength": 1})]
+Tag = Annotated[Text, Field(json_schema_extra={"pattern": _TAG})]
+Key = Annotated[Text, Field(json_schema_extra={"pattern": _NOT_BLANK})]
+MessageGroup = Annotated[
+    Text, Field(json_schema_extra={"pattern": _NOT_BLANK, "maxLength": limits.MESSAGE_GROUP.limit})
+]
+PropertyText = Annotated[Text, Field(json_schema_extra={"pattern": _ANY_TEXT})]
+Base64 = Annotated[
+    str,
+    Field(
+        json_schema_extra={
+            "contentEncoding": "base64",
+            "minLength": 1,
+            "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+        }
+    ),
+]
 
 
 class MessageEventView(Schema):
@@ -66,52 +90,42 @@ class MessageTraceView(Schema):
     unreachable: list[str] | None = UNREACHABLE
 
 
-class NewMessage(Schema):
+class NewMessage(ExclusiveSchema):
     """A message to send, with one kind of body and at most one kind of delivery time."""
 
-    body: Text | None = Field(None, description="The body as text, stored as UTF-8.")
-    body_base64: str | None = Field(None, description="The body as bytes.")
-    tag: Text | None = Field(None, description="Tag for the filters of consumers.")
-    keys: Annotated[list[Text], LimitedSize] = Field(
-        [], max_length=ITEMS_MAX, description="Keys for searches."
+    exactly_one = ("body", "body_base64")
+    at_most_one = ("deliver_at_ms", "deliver_at", "delay_ms", "delay_level")
+
+    body: Body | None = Field(None, description="The body as text, stored as UTF-8.")
+    body_base64: Base64 | None = Field(None, description="The body as bytes.")
+    tag: Tag | None = Field(None, description="Tag for the filters of consumers.")
+    keys: Annotated[list[Key], LimitedSize] = Field(
+        [], description="Keys for searches.", json_schema_extra={"maxItems": limits.KEYS.limit}
     )
-    properties: Annotated[dict[Text, Text], LimitedSize] = Field(
-        {}, max_length=ITEMS_MAX, description="Properties for consumers."
+    properties: Annotated[dict[Text, PropertyText], LimitedSize] = Field(
+        {},
+        description="Properties for consumers.",
+        json_schema_extra={
+            "maxProperties": limits.USER_PROPERTIES.limit,
+            "propertyNames": {"pattern": _ANY_TEXT},
+        },
     )
-    message_group: Text | None = Field(
+    message_group: MessageGroup | None = Field(
         None, description="Messages of one message group are delivered in order."
     )
-    deliver_at_ms: int | None = Field(
-        None,
-        ge=-EXACT_MAX,
-        le=EXACT_MAX,
-        strict=True,
-        description="Earliest delivery time (Unix, ms).",
+    deliver_at_ms: StrictInt | None = Field(
+        None, ge=-EXACT_MAX, le=EXACT_MAX, description="Earliest delivery time (Unix, ms)."
     )
     deliver_at: IsoTime | None = Field(None, description="The same as a time with a zone.")
-    delay_ms: int | None = Field(
-        None,
-        ge=0,
-        le=EXACT_MAX,
-        strict=True,
-        description="Delay of the delivery after storage, in ms.",
+    delay_ms: StrictInt | None = Field(
+        None, ge=0, le=EXACT_MAX, description="Delay of the delivery after storage, in ms."
     )
-    delay_level: int | None = Field(
+    delay_level: StrictInt | None = Field(
         None,
         ge=1,
-        strict=True,
+        le=EXACT_MAX,
         description="One of 18 delays from 1 s to 2 h. A higher level means the 18th.",
     )
-
-    @model_validator(mode="after")
-    def one_body_and_time(self) -> Self:
-        """Accept exactly one body and at most one time."""
-        if (self.body is None) == (self.body_base64 is None):
-            raise ValueError("give exactly one of body and bodyBase64")
-        times = (self.deliver_at_ms, self.deliver_at, self.delay_ms, self.delay_level)
-        if sum(time is not None for time in times) > 1:
-            raise ValueError("give at most one of deliverAtMs, deliverAt, delayMs and delayLevel")
-        return self
 
     @property
     def due_at_ms(self) -> int | None:
@@ -153,7 +167,10 @@ class MessageView(Schema):
     born_host: str = Field(description="Host of the producer.")
     stored_at_ms: int = Field(description="Time at which this copy was stored (Unix, ms).")
     deliver_at_ms: int | None = Field(None, description="Requested delivery time (Unix, ms).")
-    delivery_attempt: int = Field(description="Delivery attempt, from 1.")
+    delivery_attempt: int = Field(
+        description="Delivery attempt, from 1. Of a dead letter: the last attempt, 0 if it had"
+        " none."
+    )
     consumer_group: str | None = Field(None, description="Consumer group of a copy.")
     origin_topic: str | None = Field(None, description="Of a copy: topic of the original message.")
     reason: str | None = Field(None, description="Reason for the copy.")

@@ -65,7 +65,9 @@ def queue_of(status: pb.QueueStatus, broker: str) -> QueueView:
     )
 
 
-def queue_reset_of(status: pb.QueueStatus, from_offset: int, broker: str) -> QueueResetView:
+def queue_reset_of(
+    status: pb.QueueStatus, from_offset: int, to_offset: int, broker: str
+) -> QueueResetView:
     """Render a queue after a reset. `from_offset` is -1 if the group had not read the queue."""
     return QueueResetView(
         broker=broker,
@@ -73,7 +75,7 @@ def queue_reset_of(status: pb.QueueStatus, from_offset: int, broker: str) -> Que
         min_offset=status.min_offset,
         max_offset=status.max_offset,
         from_offset=from_offset if from_offset >= 0 else None,
-        to_offset=status.max_offset,
+        to_offset=to_offset,
     )
 
 

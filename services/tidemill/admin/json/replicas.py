@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, StrictBool, StrictInt
 
 from tidemill.admin.json.schema import Schema
 
@@ -33,6 +33,10 @@ class ReplicaStateView(Schema):
     diverged: bool = Field(
         description="Whether its log differs from the log of the master and must not be cut. An"
         " operator must decide."
+    )
+    full: bool = Field(
+        description="Whether its disk is full, so that it accepts no messages as master. It counts"
+        " as full until a segment of the log fits."
     )
     unheard: list[int] = Field(
         description="Replicas that it cannot reach although the controllers reach both."
@@ -106,7 +110,7 @@ class ReplicatedBrokerGroupListView(Schema):
 class MasterTransferRequest(Schema):
     """The next master."""
 
-    target: int | None = Field(
+    target: StrictInt | None = Field(
         None, ge=0, le=999, description="Number of the replica. Default: any one in sync."
     )
 
@@ -114,18 +118,18 @@ class MasterTransferRequest(Schema):
 class ReplicaDrainRequest(Schema):
     """The replica to drain."""
 
-    replica: int = Field(ge=0, le=999, description="Number of the replica.")
-    undo: bool = Field(False, description="Undo the drain instead.")
+    replica: StrictInt = Field(ge=0, le=999, description="Number of the replica.")
+    undo: StrictBool = Field(False, description="Undo the drain instead.")
 
 
 class MinInSyncRequest(Schema):
     """The number of replicas that must store a message."""
 
-    min_in_sync: int = Field(ge=1, le=7, description=MIN_IN_SYNC_TEXT)
+    min_in_sync: StrictInt = Field(ge=1, le=7, description=MIN_IN_SYNC_TEXT)
 
 
 class MasterReplacementRequest(Schema):
     """The replica to make master even if it lacks acknowledged messages."""
 
-    target: int = Field(ge=0, le=999, description="Number of the replica.")
+    target: StrictInt = Field(ge=0, le=999, description="Number of the replica.")
     reason: str = Field(min_length=1, max_length=200, description="Reason, for the history.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from itertools import combinations
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -12,14 +13,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     TypeAdapter,
     WithJsonSchema,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
 
 EXACT_MAX = 2**53  # JSON parsers may round larger integers
-Millis = Annotated[int, Field(ge=1, le=366 * 24 * 3600 * 1000)]
+Millis = Annotated[int, Field(strict=True, ge=1, le=366 * 24 * 3600 * 1000)]
 
 
 def _whole(text: str) -> str:
@@ -50,7 +53,8 @@ def millis_of(at: datetime) -> int:
 
 def _instant_ms(value: object) -> object:
     if isinstance(value, str) and not value.removeprefix("-").isdecimal():
-        return millis_of(_DATE_TIME.validate_python(_iso(value)))
+        # No message is older than the epoch. 0 would mean that there is no limit.
+        return max(1, millis_of(_DATE_TIME.validate_python(_iso(value))))
     return value
 
 
@@ -63,7 +67,12 @@ Instant = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "integer", "description": "Unix time in ms."},
+                {
+                    "type": "integer",
+                    "minimum": 0,
+                    "maximum": EXACT_MAX,
+                    "description": "Unix time in ms.",
+                },
                 {"type": "string", "format": "date-time"},
             ]
         }
@@ -81,6 +90,15 @@ def _check_size(value: object) -> object:
     return value
 
 
+def _integral(value: object) -> object:
+    """Return 5 for 5.0, also in a list: JSON has one type of numbers."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and len(value) <= ITEMS_MAX:
+        return [_integral(item) if isinstance(item, float) else item for item in value]
+    return value
+
+
 LimitedSize = BeforeValidator(_check_size)
 
 
@@ -92,10 +110,68 @@ class Schema(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def few_fields(cls, value: object) -> object:
-        """Reject an object with too many fields with a single error."""
-        if isinstance(value, dict) and len(value) > FIELDS_MAX:
+        """Reject an object with too many fields with a single error. Read 5.0 as the integer 5."""
+        if not isinstance(value, dict):
+            return value
+        if len(value) > FIELDS_MAX:
             raise ValueError(f"{len(value)} fields; at most {FIELDS_MAX} are allowed")
-        return value
+        return {name: _integral(field) for name, field in value.items()}
+
+
+class ExclusiveSchema(Schema):
+    """An object with fields that exclude each other. A field with null is missing.
+
+    The document names the refused combinations. Its `not` keeps one class per model in generated
+    clients; `oneOf` would give one per choice.
+    """
+
+    exactly_one: ClassVar[tuple[str, ...]] = ()  # names of fields
+    at_most_one: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def one_of_each(self) -> Self:
+        """Reject an object with several of the fields, or with none if one is required."""
+        for quantity, fields in (("exactly", self.exactly_one), ("at most", self.at_most_one)):
+            count = sum(getattr(self, field) is not None for field in fields)
+            if count > 1 or (fields and not count and quantity == "exactly"):
+                names = [to_camel(field) for field in fields]
+                choice = f"{', '.join(names[:-1])} and {names[-1]}"
+                raise ValueError(f"give {quantity} one of {choice}")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls,
+        core_schema: Any,  # pydantic_core.CoreSchema
+        handler: GetJsonSchemaHandler,
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        required, optional = (
+            [to_camel(field) for field in fields] for fields in (cls.exactly_one, cls.at_most_one)
+        )
+        refused = [given(*pair) for some in (required, optional) for pair in combinations(some, 2)]
+        if required:
+            refused.insert(0, missing(*required))
+        handler.resolve_ref_schema(schema).update(refuse(*refused))
+        return schema
+
+
+def given(*fields: str) -> dict[str, Any]:
+    """Return the JSON Schema of objects that have all these fields."""
+    return {
+        "required": list(fields),
+        "properties": {field: {"not": {"type": "null"}} for field in fields},
+    }
+
+
+def missing(*fields: str) -> dict[str, Any]:
+    """Return the JSON Schema of objects that have none of these fields."""
+    return {"properties": {field: {"type": "null"} for field in fields}}
+
+
+def refuse(*refused: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema that refuses objects of any of the schemas `refused`."""
+    return {"not": {"anyOf": list(refused)}}
 
 
 BROKER = Field(description="Name of its broker group.")
@@ -106,5 +182,9 @@ MAX_OFFSET = Field(description="Offset of the next message of the queue.")
 UNREACHABLE = Field(
     None,
     description="Unreachable broker groups, whose data is missing here. Missing if all answered.",
+)
+CLIENTS = Field(
+    description="Ids of connected clients that use it, at most 100. Their requests fail after the"
+    " deletion, and do not create it again for `recreate_block_ms`."
 )
 NEXT_PAGE = Field(None, description="`pageToken` of the next page. Missing on the last page.")

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictInt
 
-from tidemill.admin.json.schema import BROKER, EXACT_MAX, NEXT_PAGE, UNREACHABLE, IsoTime, Schema
+from tidemill.admin.json.schema import (
+    BROKER,
+    EXACT_MAX,
+    NEXT_PAGE,
+    UNREACHABLE,
+    ExclusiveSchema,
+    IsoTime,
+    Schema,
+)
 
 
 class TimerStateView(StrEnum):
@@ -48,30 +55,23 @@ class TimerPageView(Schema):
     next_page_token: str | None = NEXT_PAGE
 
 
-class RescheduleRequest(Schema):
+class RescheduleRequest(ExclusiveSchema):
     """The new due time of a timer: exactly one of `dueAtMs`, `dueAt` and `delayMs`."""
 
-    due_at_ms: int | None = Field(
-        None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True, description="New due time (Unix, ms)."
+    exactly_one = ("due_at_ms", "due_at", "delay_ms")
+    at_most_one = ("expected_due_at_ms", "expected_due_at")
+
+    due_at_ms: StrictInt | None = Field(
+        None, ge=-EXACT_MAX, le=EXACT_MAX, description="New due time (Unix, ms)."
     )
     due_at: IsoTime | None = Field(None, description="The same as a time with a zone.")
-    delay_ms: int | None = Field(
-        None, ge=0, le=EXACT_MAX, strict=True, description="Delay from now, in ms."
+    delay_ms: StrictInt | None = Field(
+        None, ge=0, le=EXACT_MAX, description="Delay from now, in ms."
     )
-    expected_due_at_ms: int | None = Field(
+    expected_due_at_ms: StrictInt | None = Field(
         None,
         ge=-EXACT_MAX,
         le=EXACT_MAX,
         description="Expected current due time (Unix, ms). Any other time is a conflict.",
     )
     expected_due_at: IsoTime | None = Field(None, description="The same as a time with a zone.")
-
-    @model_validator(mode="after")
-    def one_time(self) -> Self:
-        """Accept exactly one time."""
-        times = (self.due_at_ms, self.due_at, self.delay_ms)
-        if sum(time is not None for time in times) != 1:
-            raise ValueError("give exactly one of dueAtMs, dueAt and delayMs")
-        if self.expected_due_at_ms is not None and self.expected_due_at is not None:
-            raise ValueError("give at most one of expectedDueAtMs and expectedDueAt")
-        return self

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import Field, StrictBool, StrictInt
 
 from tidemill.admin.json.schema import (
     BROKER,
     BY,
+    CLIENTS,
     DRY_RUN,
     MAX_OFFSET,
     MIN_OFFSET,
@@ -40,17 +41,19 @@ class TopicSettings(Schema):
     message_type: TopicTypeView | None = Field(
         None,
         description="Accepted message types. Default: MIXED (NORMAL, FIFO and DELAY). To change the"
-        " type of a topic in use, set `force`.",
+        " type of a topic with messages, set `force`.",
     )
-    queues: int | None = Field(
+    queues: StrictInt | None = Field(
         None,
         ge=1,
         le=1024,
         description="Number of queues. It cannot decrease, and cannot change if the topic accepts"
         " FIFO messages. Default: the setting of the broker, 8.",
     )
-    delivery_spread_ms: int | None = Field(None, ge=0, le=3_600_000, description=DELIVERY_SPREAD)
-    force: bool = Field(False, description="Change the type even if the topic is in use.")
+    delivery_spread_ms: StrictInt | None = Field(
+        None, ge=0, le=3_600_000, description=DELIVERY_SPREAD
+    )
+    force: StrictBool = Field(False, description="Change the type even if the topic has messages.")
 
 
 class TopicView(Schema):
@@ -81,7 +84,9 @@ class TopicDeletionView(Schema):
     by: str = BY
     topic: TopicView = Field(description="The topic.")
     messages: int = Field(description="Messages in its queues, acknowledged or not.")
+    delayed_messages: int = Field(description="Delayed messages that will be delivered to it.")
     groups: list[str] = Field(description="Consumer groups that read it.")
+    clients: list[str] = CLIENTS
     unreachable: list[str] | None = UNREACHABLE
 
 

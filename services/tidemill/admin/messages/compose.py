@@ -14,7 +14,7 @@ from tidemill.admin.messages.message_ids import MessageIds
 from tidemill.common.clock import Clock
 from tidemill.common.errors import BadRequest
 from tidemill.message.encoding import encode_stored
-from tidemill.message.rules import check_message, message_type
+from tidemill.message.rules import check_item, check_message, message_type
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 _SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
@@ -37,8 +37,10 @@ class ComposedMessage(NamedTuple):
 class Composer:
     """Builder of messages with unique ids."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, item_bytes_max: int) -> None:
+        """Reject messages that clients would receive as more than `item_bytes_max`."""
         self._clock = clock
+        self._item_bytes_max = item_bytes_max
         self._ids = MessageIds(clock.wall_ms())
         self._host = socket.gethostname()
 
@@ -66,6 +68,7 @@ class Composer:
         check_message(message)
         kind = message_type(properties)
         blob = encode_stored(message, message_type=kind, now_ms=self._clock.wall_ms())
+        check_item(blob, self._item_bytes_max)
         return ComposedMessage(message_id, blob, delay_ms)
 
 

@@ -10,17 +10,24 @@ of other brokers belong to the next page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from fastapi import Query
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http import paging
-from tidemill.admin.http.paging import INVALID_TOKEN, decode_token
 from tidemill.admin.json.schema import EXACT_MAX
-from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-TOKEN_CHARS_MAX: Final = 64 + 96  # of three numbers, and of the name of a broker group
 U32_MAX: Final = 2**32 - 1
+Token = Annotated[
+    str | None,
+    Query(
+        alias="pageToken",
+        pattern="^[0-9]{1,16}:[A-Za-z0-9._-]{1,64}:[0-9]{1,10}:[0-9]{1,10}$",
+        description="`nextPageToken` of the previous page: the position of its last delivery.",
+    ),
+]
 
 
 class DeliveryCursor(NamedTuple):
@@ -40,15 +47,10 @@ class DeliveryPage(NamedTuple):
 
 
 def cursor_of(token: str) -> DeliveryCursor:
-    """Return the position after which a page begins; raise BadRequest."""
-    parts = decode_token(token).split(":")
-    # isdecimal() accepts digits of other scripts too; int() parses them.
-    numbers = parts[:1] + parts[2:]
-    if len(parts) != 4 or len(token) > TOKEN_CHARS_MAX or not all(map(str.isdecimal, numbers)):
-        raise BadRequest(INVALID_TOKEN)
-    since_ms, slot, index = map(int, numbers)
+    """Return the position after which a page begins."""
+    since_ms, broker, slot, index = token.split(":")
     return DeliveryCursor(
-        min(since_ms, EXACT_MAX), parts[1], min(slot, U32_MAX), min(index, U32_MAX)
+        min(int(since_ms), EXACT_MAX), broker, min(int(slot), U32_MAX), min(int(index), U32_MAX)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -146,11 +147,11 @@ async def _choose_queue(
 
 async def _find_topic(home: BrokerGroupClient, name: str) -> pb.TopicConfig | None:
     """Return a topic; create it if the home allows that. None: the home will reject the send."""
-    try:
+    with contextlib.suppress(TopicNotFound):
         return (
             await home.client.call(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=name))
         ).topic
-    except TopicNotFound:
-        if not (await home.client.call(calls.GET_CONFIG, pb.GetConfigRequest())).auto_create:
-            return None
-    return (await home.client.call(calls.PUT_TOPIC, pb.PutTopicRequest(name=name))).topic
+    with contextlib.suppress(TopicNotFound):
+        request = pb.PutTopicRequest(name=name, is_first_use=True)
+        return (await home.client.call(calls.PUT_TOPIC, request)).topic
+    return None

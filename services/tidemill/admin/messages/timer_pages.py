@@ -9,17 +9,25 @@ too: later timers of other brokers belong to the next page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from fastapi import Query
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http import paging
-from tidemill.admin.http.paging import INVALID_TOKEN, decode_token
 from tidemill.admin.json.schema import EXACT_MAX
-from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-TOKEN_CHARS_MAX: Final = 64 + 96  # of two numbers of 64 bits, and of the name of a broker group
 TIMER_ID_MAX: Final = 2**63 - 1
+Token = Annotated[
+    str | None,
+    Query(
+        alias="pageToken",
+        pattern="^[0-9]{1,16}:[0-9]{1,19}(:[A-Za-z0-9._-]{1,64})?$",
+        description="`nextPageToken` of the previous page: due time, id and broker group of its"
+        " last timer.",
+    ),
+]
 
 
 class TimerCursor(NamedTuple):
@@ -38,12 +46,9 @@ class TimerPage(NamedTuple):
 
 
 def cursor_of(token: str) -> TimerCursor:
-    """Return the position after which a page begins; raise BadRequest."""
-    due_at_ms, _, rest = decode_token(token).partition(":")
+    """Return the position after which a page begins."""
+    due_at_ms, _, rest = token.partition(":")
     timer_id, _, broker = rest.partition(":")
-    # isdecimal() accepts digits of other scripts too; int() parses them.
-    if not (due_at_ms.isdecimal() and timer_id.isdecimal() and len(token) <= TOKEN_CHARS_MAX):
-        raise BadRequest(INVALID_TOKEN)
     return TimerCursor(min(int(due_at_ms), EXACT_MAX), min(int(timer_id), TIMER_ID_MAX), broker)
 
 

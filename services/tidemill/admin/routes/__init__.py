@@ -6,7 +6,7 @@ import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Depends, Header, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
 
 from tidemill.admin.cluster.brokers import Brokers
@@ -14,6 +14,7 @@ from tidemill.admin.json.schema import Schema
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.errors import Forbidden
+from tidemill.message.resource_names import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
 
 USER_CHARS_MAX = 128  # of the name of a caller in a log line
 _UNPRINTABLE = re.compile(r"[^ -~]")
@@ -73,8 +74,44 @@ Cluster = Annotated[Brokers, Depends(brokers_of)]
 ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]
+# Documented patterns; the rules of names refuse others, with a reason.
+NAME = "[A-Za-z0-9_|-]+(%[A-Za-z0-9_|-]+)*"
+TopicName = Annotated[
+    str,
+    Path(
+        description="Name of the topic.", json_schema_extra={"pattern": "^[A-Za-z0-9_%|+-]{1,255}$"}
+    ),
+]
+OwnTopicName = Annotated[
+    str,
+    Path(
+        description="Name of the topic, not of a retry or dead-letter topic.",
+        json_schema_extra={"pattern": f"^{NAME}$", "maxLength": TOPIC_CHARS_MAX},
+    ),
+]
+GroupName = Annotated[
+    str,
+    Path(
+        description="Name of the consumer group.",
+        json_schema_extra={"pattern": f"^{NAME}$", "maxLength": GROUP_CHARS_MAX},
+    ),
+]
+BrokerGroupName = Annotated[
+    str,
+    Path(
+        description="Name of the broker group.",
+        json_schema_extra={"pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"},
+    ),
+]
 BrokerName = Annotated[
     str | None, Query(alias="broker", description="Name of the broker group that stores it.")
+]
+Namespace = Annotated[
+    str,
+    Query(
+        description="Only of this namespace, whose names begin with NAMESPACE%.",
+        json_schema_extra={"pattern": "^[A-Za-z0-9_|-]{0,118}$"},
+    ),
 ]
 DryRun = Annotated[
     bool,

@@ -7,10 +7,15 @@ import contextlib
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, BrokerGroupClient, Brokers
+from tidemill.admin.cluster.brokers import (
+    MEMBER_UNREACHABLE_MS,
+    UNREACHABLE_ERRORS,
+    BrokerGroupClient,
+    Brokers,
+)
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.json.broker_groups import (
     BacklogItemView,
@@ -21,7 +26,14 @@ from tidemill.admin.json.broker_groups import (
     NewBrokerGroup,
     ReplicaView,
 )
-from tidemill.admin.routes import Caller, Cluster, DryRun, json_of, refuse_foreign_pages
+from tidemill.admin.routes import (
+    BrokerGroupName,
+    Caller,
+    Cluster,
+    DryRun,
+    json_of,
+    refuse_foreign_pages,
+)
 from tidemill.admin.routes.replicas import All
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.message.broker_names import check_address, check_name
@@ -32,7 +44,6 @@ router = APIRouter(tags=["broker groups"])
 
 ANSWER_TIMEOUT_S: Final = 3.0  # of a broker to add; afterwards the address has no broker
 
-Name = Annotated[str, Path(description="Name of the broker group.")]
 Force = Annotated[
     bool, Query(description="Remove the broker group even if its backlog is not empty or unknown.")
 ]
@@ -51,7 +62,9 @@ async def list_broker_groups(cluster: Cluster, controllers: All) -> BrokerGroupL
 
 
 @router.get("/broker-groups/{name}", response_model_exclude_none=True)
-async def get_broker_group(name: Name, cluster: Cluster, controllers: All) -> BrokerGroupView:
+async def get_broker_group(
+    name: BrokerGroupName, cluster: Cluster, controllers: All
+) -> BrokerGroupView:
     """Show a broker group."""
     group = await _find(cluster, name)
     await _show_replicas([group], controllers)
@@ -60,7 +73,11 @@ async def get_broker_group(name: Name, cluster: Cluster, controllers: All) -> Br
 
 @router.put("/broker-groups/{name}", response_model_exclude_none=True)
 async def add_broker_group(
-    name: Name, new: NewBrokerGroup, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+    name: BrokerGroupName,
+    new: NewBrokerGroup,
+    cluster: Cluster,
+    caller: Caller,
+    dry_run: DryRun = False,
 ) -> BrokerGroupChangeView:
     """Add a broker group, change its address, or undo its drain.
 
@@ -72,6 +89,7 @@ async def add_broker_group(
     known = await _find_member(cluster, name)
     if known is None:
         check_name(name)
+        await _check_cluster(cluster)
     if not new.force and (known is None or known.address != new.address):
         await _check_answers(cluster, name, new.address, known)
     if dry_run:
@@ -88,7 +106,7 @@ async def add_broker_group(
 
 @router.post("/broker-groups/{name}:drain", response_model_exclude_none=True, dependencies=BODILESS)
 async def drain_broker_group(
-    name: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+    name: BrokerGroupName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> BrokerGroupChangeView:
     """Stop new messages to a broker group. Consumers still receive its stored messages."""
     if dry_run:
@@ -115,7 +133,11 @@ async def drain_broker_group(
     },
 )
 async def remove_broker_group(
-    name: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False, force: Force = False
+    name: BrokerGroupName,
+    cluster: Cluster,
+    caller: Caller,
+    dry_run: DryRun = False,
+    force: Force = False,
 ) -> Response | None:
     """Remove a draining broker group with an empty backlog. The others take its message groups.
 
@@ -153,10 +175,21 @@ async def _find_member(cluster: Brokers, name: str) -> BrokerGroupClient | None:
     return next((member for member in await cluster.members() if member.name == name), None)
 
 
+async def _check_cluster(cluster: Brokers) -> None:
+    """Raise Conflict while the only broker group has not added itself."""
+    config = await (await cluster.home()).call(calls.GET_CONFIG, pb.GetConfigRequest())
+    if not config.membership.cluster_id:
+        name = config.broker_name
+        raise Conflict(
+            f"{name} is the only broker group, and the others would not know its address. First add"
+            f" it with its own address: tidemill broker-group add {name} ADDRESS"
+        )
+
+
 async def _check_answers(
     cluster: Brokers, name: str, address: str, known: BrokerGroupClient | None
 ) -> None:
-    """Raise BrokerGroupUnreachable or Conflict unless a broker of this name is at an address."""
+    """Raise Conflict unless a broker of this name answers at an address."""
     unchanged = f"; {name} stays at {known.address}" if known is not None else ""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -164,7 +197,7 @@ async def _check_answers(
                 calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest()
             )
     except (TimeoutError, *UNREACHABLE_ERRORS) as error:
-        raise BrokerGroupUnreachable(
+        raise Conflict(
             f"no broker answers at {address}{unchanged}. Start the broker first, or add it without"
             f" a check: tidemill broker-group add {name} {address} --force"
         ) from error
@@ -247,6 +280,9 @@ def _shown(
     shown.state = "draining" if listed.member.state == pb.MEMBER_STATE_DRAINING else "active"
     if listed.reason and status is not None:
         shown.reason = f"unreachable from the home: {listed.reason}"
+    elif listed.unreachable_ms >= MEMBER_UNREACHABLE_MS and status is not None:
+        shown.reason = "unreachable from the home: it is connected and does not answer"
+    shown.unreachable_ms = listed.unreachable_ms or None
     _show_backlog(shown, listed)
     return shown
 
@@ -264,7 +300,7 @@ async def _show_replicas(groups: list[BrokerGroupView], controllers: ControllerC
             _show_replicas_of(group, known[group.name])
 
 
-def _show_replicas_of(shown: BrokerGroupView, known: wire.Group) -> None:
+def _show_replicas_of(shown: BrokerGroupView, known: wire.BrokerGroupStatus) -> None:
     view = known.view
     ends = {one.replica_id: one.heartbeat.log_end for one in known.replicas}
     in_sync = {one.replica_id for one in view.sss}
@@ -272,6 +308,8 @@ def _show_replicas_of(shown: BrokerGroupView, known: wire.Group) -> None:
     shown.epoch = view.epoch
     if master is not None:
         shown.master = _replica_name(shown.name, master)
+        addresses = {one.replica_id: one.address for one in known.replicas}
+        shown.master_address = addresses.get(master)
     shown.replicas = [
         ReplicaView(
             name=_replica_name(shown.name, number),

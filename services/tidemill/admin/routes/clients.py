@@ -14,7 +14,7 @@ from tidemill.admin.cluster.proxies import (
     find_client,
     list_clients,
 )
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.clients import (
     CLIENT_TIMEOUT_MS,
     CLIENT_TIMEOUT_MS_MAX,
@@ -27,8 +27,11 @@ from tidemill.admin.json.clients import (
     VerificationRequest,
     VerificationView,
 )
-from tidemill.admin.routes import Caller, Cluster, refuse_foreign_pages
+from tidemill.admin.json.conflicts import conflicts_of
+from tidemill.admin.routes import Caller, Cluster, Namespace, refuse_foreign_pages
 from tidemill.common.errors import BrokerGroupUnreachable, ClientCannot, MessageNotFound
+from tidemill.message.namespaces import check_namespace
+from tidemill.message.resources import resource_name
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -67,12 +70,16 @@ async def get_clients(
     cluster: Cluster,
     group: Group = "",
     topic: Topic = "",
+    namespace: Namespace = "",
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
 ) -> ClientListView:
     """List the clients of all proxies, ordered by id."""
-    after = "" if page_token is None else decode_token(page_token)
-    asked = pb.ListClientsRequest(group=group, topic=topic, after=after, clients_max=page_size)
+    after = page_token or ""
+    check_namespace(namespace)
+    asked = pb.ListClientsRequest(
+        group=group, topic=topic, namespace=namespace, after=after, clients_max=page_size
+    )
     page = await list_clients(cluster, asked)
     if not page.clients and not after:
         # A group or topic that does not exist is an error, not an empty list.
@@ -82,10 +89,12 @@ async def get_clients(
             )
         if topic:
             await cluster.call_home(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic))
+    shown = [_show(client_id, client) for client_id, client in page.clients]
+    silent = await _add_conflicts(cluster, shown)
     return ClientListView(
-        clients=[_show(client_id, client) for client_id, client in page.clients],
-        next_page_token=encode_token(page.clients[-1][0]) if page.has_more else None,
-        unreachable=page.unreachable or None,
+        clients=shown,
+        next_page_token=page.clients[-1][0] if page.has_more else None,
+        unreachable=sorted({*page.unreachable, *silent}) or None,
     )
 
 
@@ -96,8 +105,9 @@ async def get_client(client_id: ClientId, cluster: Cluster) -> ClientView:
     held = await cluster.call_all(calls.GET_HELD, pb.GetHeldRequest(client_id=client_id))
     shown = _show(client_id, client)
     shown.in_flight = sum(reply.in_flight_count for _, reply in held.answers)
-    # A broker may be unreachable for both questions.
-    shown.unreachable = sorted({*unreachable, *held.unreachable}) or None
+    silent = await _add_conflicts(cluster, [shown])
+    # A broker may be unreachable for several questions.
+    shown.unreachable = sorted({*unreachable, *held.unreachable, *silent}) or None
     return shown
 
 
@@ -145,6 +155,29 @@ async def verify_message(
         code=answer.code,
         reason=answer.message or None,
     )
+
+
+async def _add_conflicts(cluster: Brokers, shown: list[ClientView]) -> list[str]:
+    """Add the conflicts of each consumer; return the unreachable broker groups."""
+    groups = sorted({client.group for client in shown if client.group})
+    if not groups:
+        return []
+    asked = pb.ListConflictsRequest(groups=groups)
+    try:
+        answers = await cluster.call_all(calls.LIST_CONFLICTS, asked)
+    except BrokerGroupUnreachable:
+        return [member.name for member in await cluster.members()]
+    conflicts = conflicts_of(answers)
+    for client in shown:
+        subscribed = None if client.topics is None else frozenset(client.topics)
+        found = [
+            conflict
+            for conflict in conflicts
+            if conflict.group == client.group
+            and (subscribed is None or conflict.topic in subscribed)
+        ]
+        client.conflicts = found or None
+    return list(answers.unreachable)
 
 
 async def _find_message(cluster: Brokers, topic: str, message_id: str) -> pb.FoundMessage:
@@ -198,11 +231,11 @@ def _show(client_id: str, client: ConnectedClient) -> ClientView:
 def _show_settings(shown: ClientView, settings: v2.Settings) -> None:
     shown.host = settings.user_agent.hostname or None
     if settings.HasField("publishing"):
-        shown.topics = [topic.name for topic in settings.publishing.topics]
+        shown.topics = [resource_name(topic).full for topic in settings.publishing.topics]
         return
     shown.subscriptions = [
         SubscriptionView(
-            topic=entry.topic.name,
+            topic=resource_name(entry.topic).full,
             filter_type="SQL" if entry.expression.type == v2.SQL else "TAG",
             expression=entry.expression.expression or "*",
         )

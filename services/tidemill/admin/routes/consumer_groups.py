@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
+from tidemill.admin.cluster.proxies import list_client_ids
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
 from tidemill.admin.json import render
+from tidemill.admin.json.conflicts import conflicts_of
 from tidemill.admin.json.consumer_groups import (
     ConsumerGroupDeletionView,
+    ConsumerGroupDetailView,
     ConsumerGroupPageView,
     ConsumerGroupProgressView,
     ConsumerGroupPutView,
     ConsumerGroupSettings,
-    ConsumerGroupView,
     DeliveryOrder,
     OffsetResetRequest,
     OffsetResetView,
@@ -28,25 +27,28 @@ from tidemill.admin.json.consumer_groups import (
 )
 from tidemill.admin.json.deliveries import LockReleaseRequest, LockReleaseView
 from tidemill.admin.json.schema import millis_of
-from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
+from tidemill.admin.routes import Caller, Cluster, DryRun, GroupName, Namespace
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
+from tidemill.message.namespaces import check_namespace
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
 
-Name = Annotated[str, Path(description="Name of the consumer group.")]
-
 
 @router.get("/groups", response_model_exclude_none=True)
 async def list_groups(
-    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    cluster: Cluster,
+    page_size: PageSize = PAGE_SIZE,
+    page_token: PageToken = None,
+    namespace: Namespace = "",
 ) -> ConsumerGroupPageView:
     """List consumer groups, ordered by name.
 
     While the home is unreachable, the other broker groups answer with their copies.
     """
+    check_namespace(namespace)
     found = await read_configuration(cluster)
-    page, token = page_of(found.groups, page_size, page_token)
+    page, token = page_of(of_namespace(found.groups, namespace), page_size, page_token)
     return ConsumerGroupPageView(
         groups=[render.group_of(group) for group in page],
         next_page_token=token,
@@ -56,13 +58,13 @@ async def list_groups(
 
 @router.put("/groups/{group}", response_model_exclude_none=True)
 async def put_group(
-    group: Name, settings: ConsumerGroupSettings, cluster: Cluster, caller: Caller
+    group: GroupName, settings: ConsumerGroupSettings, cluster: Cluster, caller: Caller
 ) -> ConsumerGroupPutView:
     """Create or change a consumer group. The answer has the previous settings after a change."""
     request = pb.PutGroupRequest(
         name=group,
         max_attempts=settings.max_attempts or 0,
-        start_from_latest=settings.start_from == "latest",
+        start_from_latest=None if settings.start_from is None else settings.start_from == "latest",
         requested_by=caller,
     )
     if settings.delivery_order is not None:
@@ -86,7 +88,7 @@ async def put_group(
 
 
 @router.get("/groups/{group}/progress", response_model_exclude_none=True)
-async def get_progress(group: Name, cluster: Cluster) -> ConsumerGroupProgressView:
+async def get_progress(group: GroupName, cluster: Cluster) -> ConsumerGroupProgressView:
     """Show the progress of a group: lag, messages in flight and oldest unacknowledged message.
 
     The answer has sums by topic and in total, over all reachable broker groups, and the names of
@@ -98,17 +100,23 @@ async def get_progress(group: Name, cluster: Cluster) -> ConsumerGroupProgressVi
 
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
-async def get_group(group: Name, cluster: Cluster) -> ConsumerGroupView:
-    """Show a consumer group."""
+async def get_group(group: GroupName, cluster: Cluster) -> ConsumerGroupDetailView:
+    """Show a consumer group, and the conflicts of its consumers at all broker groups."""
     found = await cluster.call_home(
         calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
     )
-    return render.group_of(found.answers[0].value.group)
+    asked = pb.ListConflictsRequest(groups=[group])
+    answers = await cluster.call_all(calls.LIST_CONFLICTS, asked)
+    return ConsumerGroupDetailView(
+        **render.group_of(found.answers[0].value.group).model_dump(),
+        conflicts=conflicts_of(answers) or None,
+        unreachable=sorted({*found.unreachable, *answers.unreachable}) or None,
+    )
 
 
 @router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
 async def reset_offset(
-    group: Name,
+    group: GroupName,
     reset: OffsetResetRequest,
     cluster: Cluster,
     caller: Caller,
@@ -143,16 +151,18 @@ async def reset_offset(
         group=group,
         topic=reset.topic,
         queues=[
-            render.queue_reset_of(queue, from_offset, broker)
+            render.queue_reset_of(queue, from_offset, to_offset, broker)
             for broker, reply in replies
-            for queue, from_offset in zip(reply.queues, reply.from_offsets, strict=True)
+            for queue, from_offset, to_offset in zip(
+                reply.queues, reply.from_offsets, reply.to_offsets, strict=True
+            )
         ],
     )
 
 
 @router.post("/groups/{group}:forgetPullOffsets")
 async def forget_pull_offsets(
-    group: Name,
+    group: GroupName,
     pulled: PullOffsetDeletionRequest,
     cluster: Cluster,
     caller: Caller,
@@ -193,7 +203,7 @@ async def forget_pull_offsets(
 
 @router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
 async def release_lock(
-    group: Name, release: LockReleaseRequest, cluster: Cluster, caller: Caller
+    group: GroupName, release: LockReleaseRequest, cluster: Cluster, caller: Caller
 ) -> LockReleaseView:
     """Unlock a queue of a FIFO group before the invisible duration of its batch ends.
 
@@ -211,31 +221,28 @@ async def release_lock(
     return LockReleaseView(by=caller, group=group, released=released)
 
 
-@router.delete(
-    "/groups/{group}",
-    status_code=HTTPStatus.NO_CONTENT,
-    response_model=None,
-    responses={200: {"description": "Result of a dry run.", "model": ConsumerGroupDeletionView}},
-)
+@router.delete("/groups/{group}", response_model_exclude_none=True)
 async def delete_group(
-    group: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
-) -> Response | None:
+    group: GroupName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+) -> ConsumerGroupDeletionView:
     """Delete a consumer group with its progress. Its dead letters remain."""
-    request = pb.DeleteGroupRequest(name=group, dry_run=dry_run, requested_by=caller)
+    clients = await list_client_ids(cluster, pb.ListClientsRequest(group=group))
+    found = await cluster.call_all(
+        calls.DELETE_GROUP, pb.DeleteGroupRequest(name=group, dry_run=True, requested_by=caller)
+    )
     if not dry_run:
+        request = pb.DeleteGroupRequest(name=group, requested_by=caller)
         await (await cluster.home()).call(calls.DELETE_GROUP, request)
-        return None
-    planned = await cluster.call_all(calls.DELETE_GROUP, request)
-    replies = [reply for _, reply in planned.answers]
-    deletion = ConsumerGroupDeletionView(
-        dry_run=True,
+    replies = [reply for _, reply in found.answers]
+    return ConsumerGroupDeletionView(
+        dry_run=dry_run,
         by=caller,
         group=render.group_of(replies[0].group),
         topics=sorted({topic for reply in replies for topic in reply.topics}),
         lag=sum(reply.lag for reply in replies),
-        unreachable=planned.unreachable or None,
+        clients=clients,
+        unreachable=found.unreachable or None,
     )
-    return json_of(deletion)
 
 
 async def _holder_of(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerAnswers, BrokerGroupClient
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.json.deliveries import (
     BrokerGroupCountView,
     DeliveryPageView,
@@ -17,8 +17,8 @@ from tidemill.admin.json.deliveries import (
     DeliveryReleaseView,
 )
 from tidemill.admin.json.render import delivery_of
-from tidemill.admin.messages.delivery_pages import cursor_of, merged, position_after
-from tidemill.admin.routes import Caller, Cluster, DryRun
+from tidemill.admin.messages.delivery_pages import Token, cursor_of, merged, position_after
+from tidemill.admin.routes import Caller, Cluster, DryRun, GroupName
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
@@ -28,10 +28,9 @@ router = APIRouter(tags=["groups"])
 # the messages again.
 CALLS_MAX: Final = 32
 
-Name = Annotated[str, Path(description="Name of the consumer group.")]
 Topic = Annotated[str, Query(max_length=255, description="Only of this topic, retries included.")]
 Queue = Annotated[
-    int | None, Query(ge=0, le=2**31, description="Only of this queue of the topic, from 0.")
+    int | None, Query(ge=0, le=2**31, description="Only of the queue with this number, from 0.")
 ]
 ClientId = Annotated[
     str, Query(alias="clientId", max_length=1024, description="Only messages of this client.")
@@ -43,14 +42,14 @@ MessageId = Annotated[
 
 @router.get("/groups/{group}/deliveries", response_model_exclude_none=True)
 async def list_deliveries(
-    group: Name,
+    group: GroupName,
     cluster: Cluster,
     topic: Topic = "",
     queue: Queue = None,
     client_id: ClientId = "",
     message_id: MessageId = "",
     page_size: PageSize = PAGE_SIZE,
-    page_token: PageToken = None,
+    page_token: Token = None,
 ) -> DeliveryPageView:
     """List the messages in flight of a group at all broker groups, the oldest delivery first.
 
@@ -79,7 +78,7 @@ async def list_deliveries(
 
 @router.post("/groups/{group}/deliveries:release", response_model_exclude_none=True)
 async def release_deliveries(
-    group: Name,
+    group: GroupName,
     release: DeliveryReleaseRequest,
     cluster: Cluster,
     caller: Caller,

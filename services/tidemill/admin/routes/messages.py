@@ -20,10 +20,11 @@ from tidemill.admin.json.messages import (
     QueueMessagesView,
     SentMessageView,
 )
+from tidemill.admin.json.schema import EXACT_MAX
 from tidemill.admin.messages.store import store
-from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, trace
+from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, CURSOR_PATTERN, trace
 from tidemill.admin.messages.views import message_of
-from tidemill.admin.routes import BrokerName, Cluster, MessageComposer
+from tidemill.admin.routes import BrokerName, Cluster, MessageComposer, OwnTopicName, TopicName
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.message.recall_handle import RecallFields
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -71,7 +72,7 @@ FromOffset = Annotated[
     Query(
         alias="fromOffset",
         ge=0,
-        le=2**62,
+        le=EXACT_MAX,
         description="The first offset. Expired messages are skipped.",
     ),
 ]
@@ -84,13 +85,12 @@ MaxBytes = Annotated[
         description="The answer ends with the first message that exceeds this size.",
     ),
 ]
-Topic = Annotated[str, Path(description="Name of the topic.")]
 MessageId = Annotated[str, Path(description="Id of the message, as the producer received it.")]
 
 
 @router.post("/topics/{topic}/messages", response_model_exclude_none=True)
 async def send_message(
-    topic: Topic, message: NewMessage, cluster: Cluster, composer: MessageComposer
+    topic: OwnTopicName, message: NewMessage, cluster: Cluster, composer: MessageComposer
 ) -> SentMessageView:
     """Send a message for immediate or delayed delivery.
 
@@ -113,7 +113,7 @@ async def send_message(
 
 @router.get("/topics/{topic}/messages", response_model_exclude_none=True)
 async def find_messages(
-    topic: Topic, key: Key, cluster: Cluster, limit: Limit = 32
+    topic: TopicName, key: Key, cluster: Cluster, limit: Limit = 32
 ) -> MessageListView:
     """Find messages by key, newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
@@ -121,7 +121,9 @@ async def find_messages(
 
 
 @router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
-async def peek_message(topic: Topic, message_id: MessageId, cluster: Cluster) -> MessageListView:
+async def peek_message(
+    topic: TopicName, message_id: MessageId, cluster: Cluster
+) -> MessageListView:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
     found = _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, COPIES_MAX)
@@ -141,7 +143,12 @@ async def trace_message(
     cluster: Cluster,
     request: Request,
     cursor: Annotated[
-        str, Query(max_length=CURSOR_CHARS_MAX, description="`cursor` of the previous answer.")
+        str,
+        Query(
+            max_length=CURSOR_CHARS_MAX,
+            pattern=CURSOR_PATTERN,
+            description="`cursor` of the previous answer.",
+        ),
     ] = "",
 ) -> MessageTraceView:
     """List the events of a message, from its storage on.
@@ -156,7 +163,7 @@ async def trace_message(
 
 @router.get("/topics/{topic}/queues/{queue}/messages", response_model_exclude_none=True)
 async def read_messages(
-    topic: Topic,
+    topic: TopicName,
     queue: QueueId,
     cluster: Cluster,
     broker: BrokerName = None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Request
 
+from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.json.replicas import (
     CutTailView,
@@ -18,11 +19,11 @@ from tidemill.admin.json.replicas import (
     ReplicatedBrokerGroupListView,
     ReplicatedBrokerGroupView,
 )
+from tidemill.admin.routes import BrokerGroupName, Cluster
+from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 router = APIRouter(tags=["replicas"])
-
-Name = Annotated[str, Path(description="Name of the broker group.")]
 
 
 def controllers_of(request: Request) -> ControllerClients:
@@ -36,20 +37,26 @@ All = Annotated[ControllerClients, Depends(controllers_of)]
 
 
 @router.get("/replicas", response_model_exclude_none=True)
-async def list_replicas(controllers: All) -> ReplicatedBrokerGroupListView:
+async def list_replicas(controllers: All, cluster: Cluster) -> ReplicatedBrokerGroupListView:
     """List the broker groups with their replicas and last elections."""
-    return ReplicatedBrokerGroupListView(items=[_of(group) for group in await controllers.groups()])
+    shown = [_of(group) for group in await controllers.groups()]
+    await _add_problems(shown, cluster)
+    return ReplicatedBrokerGroupListView(items=shown)
 
 
 @router.get("/replicas/{name}", response_model_exclude_none=True)
-async def get_replicas(name: Name, controllers: All) -> ReplicatedBrokerGroupView:
+async def get_replicas(
+    name: BrokerGroupName, controllers: All, cluster: Cluster
+) -> ReplicatedBrokerGroupView:
     """Show the replicas of a broker group and its last elections."""
-    return _of((await controllers.groups(name))[0])
+    shown = _of((await controllers.groups(name))[0])
+    await _add_problems([shown], cluster)
+    return shown
 
 
 @router.post("/replicas/{name}:transfer", response_model_exclude_none=True)
 async def transfer_master(
-    name: Name, wish: MasterTransferRequest, controllers: All
+    name: BrokerGroupName, wish: MasterTransferRequest, controllers: All
 ) -> ReplicatedBrokerGroupView:
     """Start a planned transfer of the master role to another replica. Sends pause for a moment.
 
@@ -60,7 +67,7 @@ async def transfer_master(
 
 @router.post("/replicas/{name}:drain", response_model_exclude_none=True)
 async def drain_replica(
-    name: Name, wish: ReplicaDrainRequest, controllers: All
+    name: BrokerGroupName, wish: ReplicaDrainRequest, controllers: All
 ) -> ReplicatedBrokerGroupView:
     """Drain a replica before its pod or machine is removed, or undo the drain.
 
@@ -73,7 +80,7 @@ async def drain_replica(
 
 @router.post("/replicas/{name}:setMinInSync", response_model_exclude_none=True)
 async def set_min_in_sync(
-    name: Name, wish: MinInSyncRequest, controllers: All
+    name: BrokerGroupName, wish: MinInSyncRequest, controllers: All
 ) -> ReplicatedBrokerGroupView:
     """Set the number of replicas that must store a message before it is acknowledged.
 
@@ -84,7 +91,7 @@ async def set_min_in_sync(
 
 
 @router.delete("/replicas/{name}", status_code=204)
-async def forget_replicas(name: Name, controllers: All) -> None:
+async def forget_replicas(name: BrokerGroupName, controllers: All) -> None:
     """Delete the record of a broker group whose replicas no longer exist.
 
     The controller rejects this while a replica sent a heartbeat within the last half minute and did
@@ -96,7 +103,7 @@ async def forget_replicas(name: Name, controllers: All) -> None:
 
 @router.post("/replicas/{name}:replace", response_model_exclude_none=True)
 async def replace_master(
-    name: Name, wish: MasterReplacementRequest, controllers: All
+    name: BrokerGroupName, wish: MasterReplacementRequest, controllers: All
 ) -> ReplicatedBrokerGroupView:
     """Make a replica master at once, even if it may lack acknowledged messages.
 
@@ -105,7 +112,18 @@ async def replace_master(
     return _of(await controllers.force(name, wish.target, wish.reason))
 
 
-def _of(group: wire.Group) -> ReplicatedBrokerGroupView:
+async def _add_problems(shown: list[ReplicatedBrokerGroupView], cluster: Brokers) -> None:
+    """Add to the alarms that the home cannot reach a broker group."""
+    try:
+        problems = {one.name: one.describe_problem() for one in await cluster.members()}
+    except ServiceError:
+        return  # The controllers know the state when no broker answers, or none is the master.
+    for group in shown:
+        alarms = [group.alarm, problems.get(group.name)]
+        group.alarm = "; ".join(filter(None, alarms)) or None
+
+
+def _of(group: wire.BrokerGroupStatus) -> ReplicatedBrokerGroupView:
     view = group.view
     master = view.master.replica_id if view.HasField("master") else None
     ends = {one.replica_id: one.heartbeat.log_end for one in group.replicas}
@@ -128,6 +146,7 @@ def _of(group: wire.Group) -> ReplicatedBrokerGroupView:
             lag_bytes=lag if has_heartbeat else None,
             unclean=one.is_unclean,
             diverged=one.is_diverged,
+            full=one.heartbeat.health == wire.HEALTH_FULL,
             unheard=list(one.unheard),
         )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 
 from tidemill.admin.json.scaling import ConsumerGroupScalingView, TopicScalingView
-from tidemill.admin.routes import ScalingQueries
+from tidemill.admin.routes import NAME, GroupName, ScalingQueries
 from tidemill.admin.scaling.demand import replicas_of
 from tidemill.admin.scaling.trigger import (
     HORIZON_S_DEFAULT,
@@ -15,12 +15,16 @@ from tidemill.admin.scaling.trigger import (
     MESSAGES_MAX,
     demand_query,
 )
+from tidemill.message.resource_names import TOPIC_CHARS_MAX
 
 router = APIRouter(tags=["groups"])
 
-Name = Annotated[str, Path(description="Name of the consumer group.")]
 Topic = Annotated[
-    str, Query(description="Only this topic. Default: all topics that the group reads.")
+    str,
+    Query(
+        description="Only this topic. Default: all topics that the group reads.",
+        json_schema_extra={"pattern": f"^((%DLQ%)?{NAME})?$", "maxLength": TOPIC_CHARS_MAX},
+    ),
 ]
 Horizon = Annotated[
     int,
@@ -47,7 +51,7 @@ InFlight = Annotated[
 
 @router.get("/groups/{group}/scaling", response_model_exclude_none=True)
 async def get_scaling(
-    group: Name,
+    group: GroupName,
     demands: ScalingQueries,
     topic: Topic = "",
     horizon: Horizon = HORIZON_S_DEFAULT,

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Depends, Path, Query
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
 from tidemill.admin.json.timers import RescheduleRequest, TimerPageView, TimerView
-from tidemill.admin.messages.timer_pages import cursor_of, merged, request_after
+from tidemill.admin.messages.timer_pages import Token, cursor_of, merged, request_after
 from tidemill.admin.messages.views import timer_of
 from tidemill.admin.routes import BrokerName, Caller, Cluster, DryRun, refuse_foreign_pages
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
@@ -54,7 +54,7 @@ async def list_timers(
     due_to: DueTo = 0,
     key: Key = "",
     page_size: PageSize = PAGE_SIZE,
-    page_token: PageToken = None,
+    page_token: Token = None,
 ) -> TimerPageView:
     """List pending timers of all broker groups, ordered by due time."""
     request = pb.ListTimersRequest(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Query
 
 from tidemill.admin.cluster import calls
+from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
+from tidemill.admin.cluster.proxies import list_client_ids
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
 from tidemill.admin.json import render
 from tidemill.admin.json.topics import (
     TopicDeletionView,
@@ -17,14 +18,16 @@ from tidemill.admin.json.topics import (
     TopicPageView,
     TopicPutView,
     TopicSettings,
+    TopicTypeView,
 )
-from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
+from tidemill.admin.routes import Caller, Cluster, DryRun, Namespace, OwnTopicName, TopicName
+from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
+from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["topics"])
 
-Name = Annotated[str, Path(description="Name of the topic.")]
 IncludeSystem = Annotated[
     bool, Query(alias="includeSystem", description="Also retry and dead-letter topics.")
 ]
@@ -36,13 +39,15 @@ async def list_topics(
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
     include_system: IncludeSystem = False,
+    namespace: Namespace = "",
 ) -> TopicPageView:
     """List topics, ordered by name.
 
     While the home is unreachable, the other broker groups answer with their copies.
     """
+    check_namespace(namespace)
     found = await read_configuration(cluster, with_system=include_system)
-    page, token = page_of(found.topics, page_size, page_token)
+    page, token = page_of(of_namespace(found.topics, namespace), page_size, page_token)
     return TopicPageView(
         topics=[render.topic_of(topic) for topic in page],
         next_page_token=token,
@@ -52,13 +57,15 @@ async def list_topics(
 
 @router.put("/topics/{topic}", response_model_exclude_none=True)
 async def put_topic(
-    topic: Name, settings: TopicSettings, cluster: Cluster, caller: Caller
+    topic: OwnTopicName, settings: TopicSettings, cluster: Cluster, caller: Caller
 ) -> TopicPutView:
     """Create or change a topic.
 
-    Without `force`, the type of a topic with messages or readers does not change.
+    Without `force`, the type of a topic with messages does not change.
     """
     kind = settings.message_type
+    if kind is not None and not settings.force:
+        await _check_empty(cluster, topic, kind)
     request = pb.PutTopicRequest(
         name=topic,
         type=pb.TopicType.Value(f"TOPIC_TYPE_{kind.value}") if kind else pb.TOPIC_TYPE_UNSPECIFIED,
@@ -77,7 +84,7 @@ async def put_topic(
 
 
 @router.get("/topics/{topic}", response_model_exclude_none=True)
-async def get_topic(topic: Name, cluster: Cluster) -> TopicDetailsView:
+async def get_topic(topic: TopicName, cluster: Cluster) -> TopicDetailsView:
     """Show a topic and its queues at all broker groups."""
     found = await cluster.call_all(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic))
     return TopicDetailsView(
@@ -91,40 +98,61 @@ async def get_topic(topic: Name, cluster: Cluster) -> TopicDetailsView:
     )
 
 
-@router.delete(
-    "/topics/{topic}",
-    status_code=HTTPStatus.NO_CONTENT,
-    response_model=None,
-    responses={200: {"description": "Result of a dry run.", "model": TopicDeletionView}},
-)
+@router.delete("/topics/{topic}", response_model_exclude_none=True)
 async def delete_topic(
-    topic: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
-) -> Response | None:
+    topic: TopicName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+) -> TopicDeletionView:
     """Delete a topic with its messages.
 
     The home deletes it first, and the other broker groups as soon as the home reaches them. Each
     broker group has its own dead-letter topics: these are deleted at all broker groups, or at none
     while one is unreachable.
     """
-    request = pb.DeleteTopicRequest(name=topic, dry_run=dry_run, requested_by=caller)
+    planned = pb.DeleteTopicRequest(name=topic, dry_run=True, requested_by=caller)
+    request = pb.DeleteTopicRequest(name=topic, requested_by=caller)
+    clients = await list_client_ids(cluster, pb.ListClientsRequest(topic=topic))
+    found = await cluster.call_all(calls.DELETE_TOPIC, planned)
     if not dry_run and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-        await cluster.change_all(
-            calls.DELETE_TOPIC,
-            dry_run=pb.DeleteTopicRequest(name=topic, dry_run=True, requested_by=caller),
-            request=request,
-        )
-        return None
-    if not dry_run:
+        await cluster.change_all(calls.DELETE_TOPIC, dry_run=planned, request=request)
+    elif not dry_run:
         await (await cluster.home()).call(calls.DELETE_TOPIC, request)
-        return None
-    planned = await cluster.call_all(calls.DELETE_TOPIC, request)
-    replies = [reply for _, reply in planned.answers]
-    deletion = TopicDeletionView(
-        dry_run=True,
+    replies = [reply for _, reply in found.answers]
+    return TopicDeletionView(
+        dry_run=dry_run,
         by=caller,
         topic=render.topic_of(replies[0].topic),
         messages=sum(reply.messages for reply in replies),
+        delayed_messages=sum(reply.delayed_messages for reply in replies),
         groups=sorted({group for reply in replies for group in reply.groups}),
-        unreachable=planned.unreachable or None,
+        clients=clients,
+        unreachable=found.unreachable or None,
     )
-    return json_of(deletion)
+
+
+async def _check_empty(cluster: Brokers, name: str, kind: TopicTypeView) -> None:
+    """Raise Conflict if a topic of another type has messages at any broker group.
+
+    Raises BrokerGroupUnreachable if a broker group is unreachable, which may have some.
+    """
+    try:
+        found = await cluster.call_all(
+            calls.DELETE_TOPIC, pb.DeleteTopicRequest(name=name, dry_run=True)
+        )
+    except TopicNotFound:
+        return
+    topic = render.topic_of(found.answers[0].value.topic)
+    if topic.message_type is kind:
+        return
+    used = [
+        f"{reply.messages} messages and {reply.delayed_messages} delayed ones at {broker}"
+        for broker, reply in found.answers
+        if reply.messages or reply.delayed_messages
+    ]
+    change = f"its type changes from {topic.message_type} to {kind} only with force (--force)"
+    if used:
+        raise Conflict(f"topic {name!r} has {', '.join(used)}: {change}")
+    if found.unreachable:
+        raise BrokerGroupUnreachable(
+            f"{', '.join(found.unreachable)} cannot be reached and may have messages of topic"
+            f" {name!r}: {change}"
+        )

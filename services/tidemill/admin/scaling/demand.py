@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.admin.scaling.trigger import Trigger
@@ -58,35 +58,60 @@ def replicas_of(value: int, messages_per_replica: int) -> int:
     return -(-value // messages_per_replica)
 
 
-def topics_begun(progress: pb.GroupProgress) -> set[str]:
-    """Return the topics that a group reads at one broker group."""
-    return {queue.topic for queue in progress.queues}
+def topics_of(progress: Iterable[pb.GroupProgress]) -> set[str]:
+    """Return the topics in the replies of all broker groups."""
+    return {queue.topic for of_broker in progress for queue in of_broker.queues}
+
+
+class DueCounts(NamedTuple):
+    """Timers by due time at all broker groups, as counted once."""
+
+    within_s: Sequence[int]  # ascending; the horizons of all triggers, and ages of a count
+    begun_at_s: float  # by the monotonic clock of this process
+    counts: Mapping[str, Mapping[str, pb.TimerCount]]  # by broker group and topic
+
+    def scheduled(
+        self, broker: str, topic: str, horizon_s: int, *, delivered: int, now_s: float
+    ) -> int:
+        """Return the counted timers within the horizon that are still pending.
+
+        `delivered` is the present number of delivered messages. Timers that have become due since
+        the count have been delivered, and count as ready, unless the broker is late.
+        """
+        count = self.counts.get(broker, {}).get(topic)
+        if count is None:
+            return 0
+        due = count.counts[self.within_s.index(horizon_s)]
+        age_s = now_s - self.begun_at_s
+        # The next age would include timers that are not due yet. Messages with a short delay, sent
+        # after the count, are delivered before them.
+        past = [n for n, s in enumerate(self.within_s) if s <= age_s]
+        became_due = min(count.counts[past[-1]], due) if past else 0
+        # After a restart of the broker, its number begins at 0 again.
+        return due - min(became_due, max(delivered - count.delivered, 0))
 
 
 def demand_of(
     topics: Sequence[str],
-    progress: Sequence[pb.GroupProgress],
-    unread: Mapping[str, int],
-    scheduled: Mapping[str, int],
+    progress: Mapping[str, pb.GroupProgress],
+    due: DueCounts,
+    horizon_s: int,
+    *,
+    now_s: float,
 ) -> Demand:
-    """Sum the replies of all broker groups for some topics.
-
-    `unread` counts the messages at broker groups where the group has not read the topic yet.
-    """
+    """Sum the replies of all broker groups for some topics."""
     ready, in_flight = dict.fromkeys(topics, 0), dict.fromkeys(topics, 0)
-    for of_broker in progress:
+    scheduled = dict.fromkeys(topics, 0)
+    for broker, of_broker in progress.items():
+        delivered = of_broker.delivered_timers
+        for topic in topics:
+            scheduled[topic] += due.scheduled(
+                broker, topic, horizon_s, delivered=delivered.get(topic, 0), now_s=now_s
+            )
         for queue in of_broker.queues:
             if queue.topic in ready:
                 ready[queue.topic] += queue.ready_count
                 in_flight[queue.topic] += queue.in_flight_count
     return Demand(
-        [
-            TopicDemand(
-                topic,
-                ready[topic] + unread.get(topic, 0),
-                in_flight[topic],
-                scheduled.get(topic, 0),
-            )
-            for topic in topics
-        ]
+        [TopicDemand(topic, ready[topic], in_flight[topic], scheduled[topic]) for topic in topics]
     )

@@ -1,7 +1,8 @@
 """Queries of demand to all broker groups. A demand always includes all of them (ADR 0028, 0037).
 
-A query counts timers before it reads the progress. So a timer that fires in between is counted
-twice, but never missed.
+A query uses a count of timers that is some seconds old, and reads the progress afterwards. Timers
+that have been delivered in between count as ready, and no longer as scheduled. A timer that became
+due in the last second is counted twice, but none is missed.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeVar, final
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import UNKNOWN_ERRORS, BrokerAnswers, BrokerGroupClient, Brokers
-from tidemill.admin.scaling.demand import Demand, demand_of, topics_begun
+from tidemill.admin.cluster.brokers import BrokerAnswers, Brokers
+from tidemill.admin.scaling.demand import Demand, DueCounts, demand_of, topics_of
 from tidemill.admin.scaling.shared_answer import SharedAnswer
 from tidemill.admin.scaling.trigger import DemandQuery
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, Overloaded, TopicNotFound
@@ -28,10 +28,11 @@ HORIZONS_MAX: Final = 64  # the limit of a broker per count; people use round nu
 # most a twentieth of its time on it, for any number of timers.
 PAUSE_FACTOR: Final = 20
 
-T = TypeVar("T")
+# Ages of a count, in seconds: a broker with ten million timers is counted each eight seconds. An
+# older count repeats timers that have been delivered after the last of these ages.
+AGES_S: Final = tuple(range(1, 17))
 
-# By horizon in seconds and topic: timers that are due within the horizon, at all broker groups.
-DueCounts = Mapping[int, Mapping[str, int]]
+T = TypeVar("T")
 
 
 @final
@@ -91,81 +92,45 @@ class DemandQueries:
     # ------------------------------------------------------------ calls
 
     async def _measure(self, query: DemandQuery) -> Demand:
-        scheduled = await self._scheduled(query.horizon_s)
+        due = await self._due_counts(query.horizon_s)
+        named = [query.topic] if query.topic else []
         answers = await self._brokers.call_all(
-            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=query.group)
+            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=query.group, topics=named)
         )
         found = dict(_complete(answers).answers)
-        begun = {broker: topics_begun(progress) for broker, progress in found.items()}
-        topics = [query.topic] if query.topic else sorted(set().union(*begun.values()))
+        known = topics_of(found.values())
+        if query.topic and query.topic not in known:
+            raise TopicNotFound(f"there is no topic {query.topic!r}")
+        topics = named or sorted(known)
         if not topics:
             # The demand would be 0 forever: no consumer would start, so none would read a topic.
             raise Conflict(f"group {query.group!r} has not read any topic yet: name its topic")
-        from_latest = next(iter(found.values())).group.start_from_latest
-        unread = await self._unread(topics, begun)
-        if not unread and not any(topics[0] in read for read in begun.values()):
-            raise TopicNotFound(f"there is no topic {query.topic!r}")
-        return demand_of(topics, list(found.values()), {} if from_latest else unread, scheduled)
+        return demand_of(topics, found, due, query.horizon_s, now_s=self._now_s())
 
-    async def _scheduled(self, horizon_s: int) -> Mapping[str, int]:
-        counts = await self._due.get()
+    async def _due_counts(self, horizon_s: int) -> DueCounts:
+        due = await self._due.get()
         # A finished count and a count in progress may have begun before this query.
         for _ in range(2):
-            if horizon_s not in counts:
-                counts = await self._due.ask()
-        if horizon_s not in counts:
+            if horizon_s not in due.within_s:
+                due = await self._due.ask()
+        if horizon_s not in due.within_s:
             raise Overloaded("other queries displaced this one; try again")
-        return counts[horizon_s]
+        return due
 
     async def _count_due(self) -> DueCounts:
-        horizons = sorted(self._horizons)
-        within_ms = [horizon_s * 1000 for horizon_s in horizons]
+        within_s = sorted(self._horizons.union(AGES_S))
+        within_ms = [s * 1000 for s in within_s]
+        begun_at_s = self._now_s()
         answers = _complete(
             await self._brokers.call_all(
                 calls.COUNT_TIMERS, pb.CountTimersRequest(within_ms=within_ms)
             )
         )
-        sums: dict[int, Counter[str]] = {horizon_s: Counter() for horizon_s in horizons}
-        for _, reply in answers.answers:
-            for found in reply.topics:
-                for horizon_s, count in zip(horizons, found.counts, strict=True):
-                    sums[horizon_s][found.topic] += count
-        return sums
-
-    async def _unread(self, topics: list[str], begun: Mapping[str, set[str]]) -> Mapping[str, int]:
-        """Return by topic the messages at broker groups where the group has not read it yet.
-
-        A topic without such a broker group is missing.
-        """
-
-        async def ask(member: BrokerGroupClient) -> Mapping[str, int]:
-            return {
-                topic: count
-                for topic in topics
-                if topic not in begun.get(member.name, ())
-                and (count := await _find_stored_count(member, topic)) is not None
-            }
-
-        # Usually the group reads all topics everywhere, so no call is needed.
-        names = {member.name for member in await self._brokers.members()}
-        if all(topic in begun.get(name, ()) for topic in topics for name in names):
-            return {}
-        sums: dict[str, int] = {}
-        for _, counts in _complete(await self._brokers.ask_all(ask)).answers:
-            for topic, count in counts.items():
-                sums[topic] = sums.get(topic, 0) + count
-        return sums
-
-
-async def _find_stored_count(member: BrokerGroupClient, topic: str) -> int | None:
-    """Return the number of messages of a topic at a broker group; None if it has no such topic."""
-    try:
-        status: pb.TopicStatus = await member.client.call(
-            calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
-        )
-    except UNKNOWN_ERRORS:
-        return None
-    return sum(queue.max_offset - queue.min_offset for queue in status.queues)
+        counts = {
+            broker: {count.topic: count for count in reply.topics}
+            for broker, reply in answers.answers
+        }
+        return DueCounts(within_s, begun_at_s, counts)
 
 
 def _complete(answers: BrokerAnswers[T]) -> BrokerAnswers[T]:

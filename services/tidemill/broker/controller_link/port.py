@@ -46,6 +46,7 @@ class ReplicaStatus(NamedTuple):
     blocked_ms: int
     peer_silence_ms: dict[ReplicaId, int]
     is_slow: bool = False
+    is_full: bool = False
     writable_epoch: int = 0  # a master's epoch, from its first commit on
     cut: LogCut | None = None  # the last cut of its log
     diverged: frozenset[ReplicaId] = frozenset()  # replicas whose log differs from the master's
@@ -154,7 +155,7 @@ class SupervisorPort:
             durable_end=status.durable_end,
             confirm=status.confirm,
             # A broker with a failed disk ends, and its supervisor reports its death.
-            health=wire.HEALTH_SLOW if status.is_slow else wire.HEALTH_OK,
+            health=_health_of(status),
             blocked_ms=status.blocked_ms,
             peer_silence_ms={int(one): ms for one, ms in status.peer_silence_ms.items()},
             writable_epoch=status.writable_epoch,
@@ -220,3 +221,9 @@ class SupervisorPort:
                     self._replica.note_rejection(version)
             case _:
                 pass
+
+
+def _health_of(status: ReplicaStatus) -> wire.Health.ValueType:
+    if status.is_full:
+        return wire.HEALTH_FULL  # It rejects sends, which is worse than slow ones.
+    return wire.HEALTH_SLOW if status.is_slow else wire.HEALTH_OK

@@ -79,7 +79,9 @@ class ControllerSessions:
         self._beat: wire.Heartbeat | None = None
         self._beat_at_ms = 0  # receipt of the last heartbeat, to compute its age
         self._version = -1  # of the newest view
-        self._held: replication.GroupView | None = None  # newest view, not sent to the broker yet
+        self._held: replication.ReplicationView | None = (
+            None  # newest view, not sent to the broker yet
+        )
         self._death: wire.DeathCertificate | None = None
         self._numbers = 0
         self._requests: dict[int, _Request] = {}  # by number of this supervisor
@@ -254,7 +256,7 @@ class ControllerSessions:
             # because a rejected registration waits for another run of the replica.
             self._requests[answer.number] = _Request(request.controller, now_ms, 0)
 
-    def _note_view(self, view: replication.GroupView) -> None:
+    def _note_view(self, view: replication.ReplicationView) -> None:
         if view.version > self._version:
             self._version, self._held = view.version, view
         self._send_view()

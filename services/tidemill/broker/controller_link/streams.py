@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, final
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 SESSION: Final = "/tidemill.controller.v1.Controller/Session"
 TICK_S: Final = 0.05  # a quarter of the time between two heartbeats
 CONNECT_TIMEOUT_S: Final = 1.0  # the default session_timeout_ms
+WARN_FIRST_S: Final = 5.0  # a standalone starts its controller at the same time
 RECONNECT_FIRST_S: Final = 0.1
 RECONNECT_LONGEST_S: Final = 1.0  # all replicas reach a restarted controller within this time
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -81,7 +83,9 @@ class ControllerStreams:
                     self._stop_broker(why)
 
     async def _keep(self, controller: int, address: str) -> None:
-        wait_s, was_connected = RECONNECT_FIRST_S, True
+        wait_s = RECONNECT_FIRST_S
+        # Log only the first of several failures, and none while both processes start.
+        is_logged, warn_at_s = False, time.monotonic() + WARN_FIRST_S
         while True:
             try:
                 async with self._connect(
@@ -95,15 +99,15 @@ class ControllerStreams:
                     )
                     self.do(lambda _: self._sessions.note_connection(controller))
                     log.info("controller connected", controller=address)
-                    was_connected, wait_s = True, RECONNECT_FIRST_S
+                    wait_s, is_logged, warn_at_s = RECONNECT_FIRST_S, False, 0.0
                     try:
                         await stream.wait_ended()
                     finally:
                         stream.cancel()
             except RpcError as error:
-                if was_connected:  # Log only the first of several failures.
+                if not is_logged and time.monotonic() >= warn_at_s:
                     log.warning("controller unreachable", controller=address, reason=error.message)
-                was_connected = False
+                    is_logged = True
             finally:
                 self._open.pop(controller, None)
                 self.do(lambda _: self._sessions.note_disconnection(controller))

@@ -1,6 +1,7 @@
 """The first process of a replica: it starts the broker, and connects it to the controllers.
 
-    start      run `tidemill broker` with the same arguments and one end of a socket pair
+    start      take the broker that was forked first, and one end of a socket pair; a later broker
+               is `tidemill broker` with the same arguments and the other end
     death      detect the end of the broker at once (pidfd), report it to every controller (D1), and
                restart the broker after a pause, which doubles while the broker keeps failing
     fencing    if another run of this replica has registered, kill the broker and end
@@ -38,6 +39,7 @@ from tidemill.common.lifecycle import run, stop_on_signal
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 if TYPE_CHECKING:
+    from tidemill.broker.controller_link.forked_broker import ForkedBroker, ForkedProcess
     from tidemill.broker.settings import BrokerSettings
     from tidemill.transport.aio.connect import Connector
     from tidemill.transport.aio.tls import Certificates
@@ -56,17 +58,16 @@ log = structlog.get_logger()
 def main(
     settings: BrokerSettings,
     arguments: Sequence[str],
+    first: ForkedBroker,
     connect: Connector,
     certificates: Certificates,
 ) -> int:
     """Run the replica until SIGTERM; return the exit status."""
-    # Process 1 of a container may inherit an ignored SIGCHLD, and this process waits for its child.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     statuses: list[int] = []
 
     async def supervise() -> None:
         async with certificates.watching():
-            statuses.append(await Supervisor(settings, arguments, connect).run())
+            statuses.append(await Supervisor(settings, arguments, first, connect).run())
 
     failed = run(supervise)
     return failed or statuses[0]
@@ -77,10 +78,15 @@ class Supervisor:
     """The supervisor of the broker of one replica."""
 
     def __init__(
-        self, settings: BrokerSettings, arguments: Sequence[str], connect: Connector
+        self,
+        settings: BrokerSettings,
+        arguments: Sequence[str],
+        first: ForkedBroker,
+        connect: Connector,
     ) -> None:
         self._settings = settings
         self._arguments = arguments
+        self._first: ForkedBroker | None = first
         self._sessions = ControllerSessions(settings.name)
         self._streams = ControllerStreams(
             self._sessions,
@@ -90,7 +96,7 @@ class Supervisor:
             send_to_broker=self._send_to_broker,
             stop_broker=self._fence,
         )
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._socket: socket.socket | None = None
         self._frames = FrameReader()
         self._unsent = bytearray()
@@ -135,23 +141,11 @@ class Supervisor:
 
     async def _run_broker(self, stop: asyncio.Event) -> int:
         """Run one broker to its end; return its status, negative for a signal."""
-        ours, theirs = socket.socketpair()
+        if self._first is None:
+            self._child, ours = self._start_broker()
+        else:
+            (self._child, ours), self._first = self._first, None
         ours.setblocking(False)
-        passed = [theirs.fileno()]
-        if self._settings.supervisor_fd is not None:
-            passed.append(self._settings.supervisor_fd)  # The broker announces that it is ready.
-        with theirs:
-            self._child = subprocess.Popen(  # noqa: ASYNC220  # A fork does not block.
-                [
-                    sys.executable,
-                    "-m",
-                    "tidemill",
-                    "broker",
-                    *self._arguments,
-                    f"--controllers-fd={theirs.fileno()}",
-                ],
-                pass_fds=passed,
-            )
         loop = asyncio.get_running_loop()
         self._socket, self._frames, self._unsent = ours, FrameReader(), bytearray()
         loop.add_reader(ours, self._read)
@@ -166,6 +160,19 @@ class Supervisor:
             self._socket, self._child = None, None
             ours.close()
             _reap_others()
+
+    def _start_broker(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start a broker; return it and our end of the socket pair."""
+        ours, theirs = socket.socketpair()
+        passed = [theirs.fileno()]
+        if self._settings.supervisor_fd is not None:
+            passed.append(self._settings.supervisor_fd)  # The broker announces that it is ready.
+        command = [sys.executable, "-m", "tidemill", "broker", *self._arguments]
+        with theirs:
+            child = subprocess.Popen(
+                [*command, f"--controllers-fd={theirs.fileno()}"], pass_fds=passed
+            )
+        return child, ours
 
     async def _stop_in_order(self, stop: asyncio.Event) -> None:
         """Wait for the stop, let a master hand over, and stop the broker."""
@@ -234,7 +241,7 @@ class Supervisor:
             self._child.send_signal(signal.SIGHUP)
 
 
-async def _ended(child: subprocess.Popen[bytes]) -> int:
+async def _ended(child: subprocess.Popen[bytes] | ForkedProcess) -> int:
     """Wait for the end of a process, without delay, and return its status."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()

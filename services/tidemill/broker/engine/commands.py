@@ -20,7 +20,7 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.consumption import AckResult, Consumption, Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
-from tidemill.broker.engine.pop.settlement import RELEASES_RESERVE_PART
+from tidemill.broker.engine.pop.repeated_requests import RepeatedRequests
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -70,6 +70,7 @@ class Commands:
         self._fold = fold
         self._consumption = consumption
         self._settlement = consumption.settlement
+        self._repeated = RepeatedRequests(state, log)
         self._timers = timers
         self._room = room
         # The copy for a retry must fit into a segment, too. Otherwise no revive could make it.
@@ -212,6 +213,12 @@ class Commands:
         """Give back the renewing deliveries of clients that have ended; `due_slices` does it."""
         self._consumption.renewals.note_ended(client_ids, log_end=self._log.log_end)
 
+    def disconnect_clients(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+        """Stop the renewals of clients without a connection; `due_slices` does it."""
+        self._consumption.renewals.note_disconnected(
+            client_ids, monotonic_ms=monotonic_ms, log_end=self._log.log_end
+        )
+
     # ------------------------------------------------------------ settle
 
     def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
@@ -232,6 +239,29 @@ class Commands:
         self._state.table.handover[delivery.slot] &= ~HANDOVER_PENDING
         return changed
 
+    def change_invisible_again(
+        self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
+    ) -> Delivery:
+        """Change a delivery unless an earlier request has; return the new delivery either way.
+
+        Raises as `change_invisible`.
+        """
+        done = self._repeated.find_replacement(delivery)
+        if done is not None:
+            return done
+        return self.change_invisible(
+            delivery, invisible_duration_ms=invisible_duration_ms, suspend=suspend, now_ms=now_ms
+        )
+
+    def dead_letter_again(self, delivery: Delivery, now_ms: int) -> None:
+        """Move a message to the dead-letter topic unless an earlier request has settled it.
+
+        Raises as `dead_letter`.
+        """
+        log_end = self._log.log_end
+        if not self._settlement.is_settled(delivery, log_end=log_end, now_ms=now_ms):
+            self.dead_letter(delivery, now_ms)
+
     def give_back(self, delivery: Delivery, *, invisible_duration_ms: int, now_ms: int) -> Delivery:
         """Make a message that no client has read visible again soon. This attempt does not count.
 
@@ -248,11 +278,7 @@ class Commands:
         Raises InvalidReceiptHandle, Overloaded.
         """
         self._settlement.change_invisible(
-            delivery,
-            invisible_duration_ms=0,
-            suspend=False,
-            now_ms=now_ms,
-            reserve_part=RELEASES_RESERVE_PART,
+            delivery, invisible_duration_ms=0, suspend=False, now_ms=now_ms, by_operator=True
         )
         self._state.counts["given_back_released", delivery.group_id, delivery.topic_id] += 1
 

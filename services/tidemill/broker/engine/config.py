@@ -22,11 +22,14 @@ class EngineConfig:
     retention_bytes: int = 0  # 0: no limit by size
     archive_gate_group: str = ""  # retention waits for its pull offsets; "": none
     disk_reserve_bytes: int = 512 << 20  # with less free space the broker rejects sends
-    deliveries_max: int = 4_000_000  # live pop checkpoints: 280 MB of memory
-    auto_create: bool = False
+    deliveries_max: int = 4_000_000  # in flight: 300 MB of memory, at most twice as much
+    auto_create_topics: bool = False
+    auto_create_groups: bool = False
     topics_max: int = 50_000  # includes retry and dead-letter topics, which may exceed it
     groups_max: int = 20_000
     auto_create_per_s: int = 10  # topics and consumer groups; a first burst is free
+    # The first use does not create a topic or consumer group that was deleted less than this ago.
+    recreate_block_ms: int = 600_000
     default_queues: int = 8
     broker_name: str = "broker-0"  # only used for a new store
     timer: TimerConfig = field(default_factory=TimerConfig)

@@ -19,9 +19,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import final
 
-# The first `np.unique` would import it, which blocks the owner for 50 ms.
-import numpy.ma  # noqa: F401  # imported for that effect alone
-
 from tidemill.broker.engine.commands import Commands
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.configuration.administration import Administration
@@ -32,6 +29,7 @@ from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import EpochStart
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.pop.consumption import Consumption
@@ -126,7 +124,8 @@ class Engine:
         )
         self.recovery_ms = 0  # how long the last recovery took, as the shell measured
         self.recovery_cut_bytes = 0  # what that recovery cut from the end of the log
-        self.last_stored_at_ms = 0  # of the last record that the recovery has read; 0: none
+        self.last_stored_at_ms = 0  # of the last record read before `take_over`; 0: none
+        self.is_last_time_known = True  # False: it is that of an older record
 
     def _open_upkeep(self, timer_index: TimerIndex, snapshot_size: SnapshotSize) -> None:
         """Make the timers and the background jobs."""
@@ -302,6 +301,17 @@ class Engine:
 
     # ------------------------------------------------------------ the begin of an epoch
 
+    def note_time(self, header: RecordHeader) -> None:
+        """Note the time of a record of an earlier process or of the master.
+
+        A process records that its clock was set back after its first record, and may have ended in
+        between. So that first record alone does not set the time back.
+        """
+        if header.kind != RecordKind.EPOCH_START or header.stored_at_ms > self.last_stored_at_ms:
+            self.last_stored_at_ms = header.stored_at_ms
+        if header.kind != RecordKind.EPOCH_START:
+            self.is_last_time_known = True
+
     def take_over(self, secret: bytes, now_ms: int, *, epoch: int | None = None) -> None:
         """Begin to decide. The whole log is applied, and no other process appends to it.
 
@@ -318,6 +328,9 @@ class Engine:
             known = [one for one in self.catalog.clock_falls if one > self.log.min_offset]
             item = {"op": "clockBack", "at": [*known, fall][-FALLS_MAX:]}
             self.fold.append(ConfigItem(item), now_ms)
+        elif not self.is_last_time_known:
+            # The clock may have been set back: the replay read no record.
+            self.fold.append(ConfigItem({"op": "broughtBack", "before": fall}), now_ms)
         self._bring_back(now_ms)
         for _ in self.consumption.renewals.suspend_unproven(now_ms):
             self.commit(now_ms)

@@ -59,7 +59,8 @@ from tidemill.broker.engine.layout.state import (
 from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.pop.forgetting import forget_group, forget_topic
+from tidemill.broker.engine.pop.forgetting import end_handles, forget_group, forget_topic
+from tidemill.broker.engine.pop.moved_positions import apply_expiry, apply_reset
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import (
     apply_stated_deliveries,
@@ -122,7 +123,7 @@ class Fold:
             PopCheckpoint: pops.apply_checkpoint,
             Acks: pops.apply_acks,
             Renewal: pops.apply_renewal,
-            Expiry: pops.apply_expiry,
+            Expiry: lambda entry, at, _: apply_expiry(pops, entry, at),
             ConfigItem: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
@@ -218,8 +219,7 @@ class Fold:
         self._store.apply_message(entry, log_offset, size)
         cause = entry.cause
         if isinstance(cause, Cause):
-            bit = 1 << cause.message_index
-            self._pops.settle(cause.slot, cause.delivery_id, bit, log_offset)
+            self._pops.settle_copied(cause, log_offset, stored_at_ms)
         elif log_offset < self.timers_from:
             return
         elif isinstance(cause, TimerTarget):
@@ -236,7 +236,7 @@ class Fold:
     def _config(self, entry: ConfigItem, log_offset: LogOffset, _stored_at_ms: int) -> None:
         item = entry.item
         if item["op"] == "reset":
-            self._pops.apply_reset(item["group_id"], item["offsets"], log_offset)
+            apply_reset(self._pops, item["group_id"], item["offsets"], log_offset)
             return
         if log_offset >= self.catalog_from:
             self._catalog.apply(item, log_offset)
@@ -245,6 +245,8 @@ class Fold:
                 forget_topic(self._pops, item["id"])
             case "deleteGroup":
                 forget_group(self._pops, item["id"])
+            case "endHandles" if self._pops.catch_up is None:
+                end_handles(self._pops, item["group"])
             case "topic" if item["topic"]["retry_of"]:
                 group_id, topic_id = item["topic"]["retry_of"]
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])

@@ -64,7 +64,7 @@ class MessageDamaged(Exception):
     """One message of the log cannot be read; all others can."""
 
 
-class MessageAwaited(BlockFileDamaged):
+class MessageMendPending(BlockFileDamaged):
     """One message of the log is damaged, and another replica may have it (ADR 0047).
 
     Callers treat it like an entry in a damaged queue file: they hold until the message is mended.
@@ -235,9 +235,14 @@ class MessageStore:
         return MessageDamaged(f"the message at log offset {log_offset} is damaged: {error}")
 
     def check_awaited(self, log_offset: LogOffset) -> None:
-        """Request a damaged message of other replicas; raise MessageAwaited if they may have it."""
+        """Request a damaged message of other replicas.
+
+        Raises MessageMendPending if they may have it.
+        """
         if log_offset >= self.log.min_offset and self.log.damage.request(log_offset):
-            raise MessageAwaited(f"the other replicas are asked for the message at {log_offset}")
+            raise MessageMendPending(
+                f"the other replicas are asked for the message at {log_offset}"
+            )
 
     def stored_at_ms(self, log_offset: LogOffset) -> int:
         """Return when the record at `log_offset` was stored; an upper bound if it is damaged."""

@@ -238,25 +238,11 @@ class _Recovery:
             contained = max(self._derived_offset, engine.fold.timers_from)
             stop = max(contained, caught_up_at) if snapshot_name else replay_from
             log.applied_offset = LogOffset(replay_from)
-        records = 0
-        try:
-            for found in self._opening.scan(LogOffset(replay_from)):
-                if engine.state.catch_up is not None and found.log_offset >= caught_up_at:
-                    catch_up.finish(now_ms=now_ms)
-                if found.log_offset >= stop:
-                    continue
-                engine.fold.apply(found)
-                records += 1
-                engine.last_stored_at_ms = found.header.stored_at_ms
-                if self._is_replica:
-                    log.applied_offset = LogOffset(found.log_offset + found.header.size)
-        except UnknownRecord as error:
-            raise CorruptStore(
-                f"the log holds a {error}, which this version does not know. Start the version "
-                f"that wrote it, or a later one."
-            ) from error
+        records = self._replay(
+            replay_from, stop=stop, catch_up=catch_up, caught_up_at=caught_up_at, now_ms=now_ms
+        )
         cut_bytes = self._opening.finish(self.proofs)
-        if not records:
+        if not engine.is_last_time_known:
             self._look_at_last_time()
         if self._is_replica:
             log.committed_offset = log.folded_offset
@@ -266,7 +252,9 @@ class _Recovery:
             catch_up.finish(now_ms=now_ms)
         self._drop_unknown_queues()
         # The snapshot may be older than the last drop of a segment, which has no record.
-        engine.catalog.deleted_names.drop_before(engine.log.min_offset)
+        engine.catalog.deleted_names.drop_before(
+            engine.log.min_offset, now_ms - engine.config.recreate_block_ms
+        )
         engine.store.verified_from = replay_from
         engine.log.record_count = records
         engine.take_config_changes()
@@ -279,13 +267,38 @@ class _Recovery:
             "damaged_file": damaged_file,
         }
 
+    def _replay(
+        self, replay_from: int, *, stop: int, catch_up: CatchUp, caught_up_at: int, now_ms: int
+    ) -> int:
+        """Read the log to its end, apply the records before `stop`, and return their number."""
+        engine, log = self._engine, self._engine.log
+        engine.is_last_time_known = False
+        records = 0
+        try:
+            for found in self._opening.scan(LogOffset(replay_from)):
+                if engine.state.catch_up is not None and found.log_offset >= caught_up_at:
+                    catch_up.finish(now_ms=now_ms)
+                if found.log_offset >= stop:
+                    continue
+                engine.fold.apply(found)
+                records += 1
+                engine.note_time(found.header)
+                if self._is_replica:
+                    log.applied_offset = LogOffset(found.log_offset + found.header.size)
+        except UnknownRecord as error:
+            raise CorruptStore(
+                f"the log holds a {error}, which this version does not know. Start the version "
+                f"that wrote it, or a later one."
+            ) from error
+        return records
+
     def _look_at_last_time(self) -> None:
-        """If the replay read no record, take the last time from the last segment's begin."""
+        """If the replay read no record, take a time from the last segment's begin."""
         log = self._engine.log
         written = [n for n, one in enumerate(log.segments) if one.start < log.log_end]
         stored_at_ms = first_stored_at_ms(log, written[-1]) if written else NEVER_MS
         if stored_at_ms < NEVER_MS:
-            self._engine.last_stored_at_ms = stored_at_ms
+            self._engine.last_stored_at_ms = max(self._engine.last_stored_at_ms, stored_at_ms)
 
     def _drop_unknown_queues(self) -> None:
         """Forget queues of topics that do not exist any longer."""

@@ -76,6 +76,11 @@ class DiskRoom:
         return self._log.log_end > self.send_limit
 
     @property
+    def is_nearly_full(self) -> bool:
+        """Whether less than a segment may be logged before the broker rejects sends."""
+        return self.bytes_until_full < self._segment_bytes
+
+    @property
     def bytes_until_full(self) -> int:
         """Bytes that may be logged before the broker rejects sends."""
         return self.send_limit - self._log.log_end

@@ -42,6 +42,7 @@ class MessageMetrics:
         self._traffic = traffic
         self._lag = lag
         self._rounds = rounds
+        self._idle = registry.idle_pairs  # topic id and group id
         self._in_sets = registry.label_sets("rocketmq_messages_in_total", IN_LABELS)
         self._out_sets = registry.label_sets("rocketmq_messages_out_total", OUT_LABELS)
         self._wait_sets = registry.label_sets("rocketmq_e2e_delivery_seconds", WAIT_LABELS)
@@ -55,8 +56,10 @@ class MessageMetrics:
         topics, groups = engine.catalog.topics, engine.catalog.groups
         yield from self._collect_load(topics, groups)
         yield from self._collect_received(topics)
-        yield from self._collect_sent(topics, groups)
+        self._idle.forget_unless(lambda pair: pair[0] in topics and pair[1] in groups)
+        # A pair with messages is not idle, so the lag comes first.
         yield from self._collect_lag(topics, groups)
+        yield from self._collect_sent(topics, groups)
         yield from self._collect_dead_letters(groups)
 
     def _collect_dead_letters(self, groups: dict[GroupId, ConsumerGroup]) -> Iterator[Metric]:
@@ -153,13 +156,15 @@ class MessageMetrics:
             if topic is None or group is None:
                 self._traffic.forget(topic_id, group_id)
                 continue
+            results = self._traffic.acks[topic_id, group_id]
+            if self._idle.note((topic_id, group_id), "sent", (*counts, *results)):
+                continue
             for at, is_retry in ((0, "false"), (2, "true")):
                 labels = self._out_sets.admit(
                     (topic.name, group.name, is_retry, flag(topic.is_system))
                 )
                 messages.add_metric(labels, counts[at])
                 size.add_metric(labels, counts[at + 1])
-            results = self._traffic.acks[topic_id, group_id]
             for result, name in enumerate(("applied", "already", "gone"), 1):
                 acks.add_metric((topic.name, group.name, "store", name), results[result])
             yield from full_parts(messages, size, acks)
@@ -169,6 +174,8 @@ class MessageMetrics:
             topic, group = topics.get(key[0]), groups.get(key[1])
             if topic is None or group is None:
                 self._traffic.waits.drop(key)
+                return None
+            if key[:2] in self._idle:
                 return None
             return self._wait_sets.admit((topic.name, group.name, _type_name(key[2])))
 
@@ -183,7 +190,7 @@ class MessageMetrics:
 
         def labels_of_ack(key: tuple[GroupId, TopicId]) -> Labels | None:
             topic, group = topics.get(key[1]), groups.get(key[0])
-            if topic is None or group is None:
+            if topic is None or group is None or (key[1], key[0]) in self._idle:
                 return None
             return self._ack_sets.admit((topic.name, group.name))
 
@@ -202,7 +209,7 @@ class MessageMetrics:
         gauges = {
             name: GaugeMetricFamily(f"rocketmq_consumer_{name}", help_, labels=OUT_LABELS)
             for name, help_ in (
-                ("lag_messages", "Messages stored but not acknowledged."),
+                ("lag_messages", "Messages that the group will be given, or that are in flight."),
                 ("lag_latency", "Ms since the oldest unacknowledged message became ready."),
                 ("ready_messages", "Messages that a poll would return now."),
                 ("inflight_messages", "Messages in flight: delivered, and still invisible."),
@@ -218,10 +225,13 @@ class MessageMetrics:
             topic, group = topics.get(topic_id), groups.get(group_id)
             if topic is None or group is None:
                 continue
+            count = found.ready_count + found.in_flight_count
+            if self._idle.note_messages((topic_id, group_id), count):
+                continue
             labels = self._lag_sets.admit((topic.name, group.name, flag(is_retry), "false"))
             gauges["ready_messages"].add_metric(labels, found.ready_count)
             gauges["inflight_messages"].add_metric(labels, found.in_flight_count)
-            gauges["lag_messages"].add_metric(labels, found.ready_count + found.in_flight_count)
+            gauges["lag_messages"].add_metric(labels, count)
             gauges["lag_latency"].add_metric(labels, self._age_ms(found.oldest_unacked_at_ms))
             gauges["queueing_latency"].add_metric(labels, self._age_ms(found.oldest_ready_at_ms))
             if not is_retry:

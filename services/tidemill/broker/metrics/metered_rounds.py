@@ -35,6 +35,11 @@ class MeteredRounds(Protocol):
         ...
 
     @property
+    def failed_read_count(self) -> int:
+        """The number of reads that failed because of an unexpected error."""
+        ...
+
+    @property
     def firing_clock(self) -> FiringClock:
         """The clock of delayed messages."""
         ...

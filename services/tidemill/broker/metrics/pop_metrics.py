@@ -57,6 +57,11 @@ _COUNTERS: Final = (
         ("reason",),
     ),
     _PairCounter(
+        "rocketmq_pop_rejected_total",
+        "Pops rejected because of `deliveries_max`: the group has its share in flight.",
+        {(): "rejected"},
+    ),
+    _PairCounter(
         "rocketmq_pop_lock_conflict_total",
         "Empty pops that met a FIFO queue locked by a delivery.",
         {(): "lock_conflict"},
@@ -70,6 +75,11 @@ _COUNTERS: Final = (
         "rocketmq_damaged_messages_total",
         "Messages that were damaged in the log, and dead-lettered without their body.",
         {(): "damaged"},
+    ),
+    _PairCounter(
+        "rocketmq_dead_letters_kept_total",
+        "Messages of a dead-letter topic without an attempt left, which stay in that topic.",
+        {(): "dead_letter_kept"},
     ),
     _PairCounter(
         "rocketmq_pop_extended_deliveries_total",
@@ -94,6 +104,7 @@ class PopMetrics:
         self, registry: Registry, traffic: Traffic, lag: Lag, rounds: MeteredRounds
     ) -> None:
         self._traffic = traffic
+        self._idle = registry.idle_pairs  # noted by `MessageMetrics`
         self._lag = lag
         self._rounds = rounds
         registry.register(self._collect)
@@ -113,7 +124,7 @@ class PopMetrics:
         topics, groups, counts = engine.catalog.topics, engine.catalog.groups, engine.state.counts
         for topic_id, group_id in list(self._traffic.sent):
             topic, group = topics.get(topic_id), groups.get(group_id)
-            if topic is None or group is None:
+            if topic is None or group is None or (topic_id, group_id) in self._idle:
                 continue
             for family, counter in zip(families, _COUNTERS, strict=True):
                 for values, count in counter.counts.items():
@@ -135,7 +146,7 @@ class PopMetrics:
         yield GaugeMetricFamily(
             "rocketmq_pop_checkpoint_buffer_size",
             "Pop checkpoints that are not settled.",
-            value=engine.state.table.used_count,
+            value=engine.state.live_count,
         )
         yield GaugeMetricFamily(
             "rocketmq_pop_offset_buffer_size",

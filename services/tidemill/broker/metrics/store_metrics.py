@@ -185,3 +185,9 @@ class StoreMetrics:
         mended.add_metric(("mended",), damage.mended_count)
         mended.add_metric(("given_up",), damage.given_up_count)
         yield mended
+        failed_reads = CounterMetricFamily(
+            "rocketmq_failed_reads_total",
+            "Read-only requests that failed because of an unexpected error; see the log.",
+        )
+        failed_reads.add_metric((), self._rounds.failed_read_count)
+        yield failed_reads

@@ -10,7 +10,7 @@ from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.offline.check import CheckReport, NoStore
-from tidemill.broker.offline.findings import Concern, Finding, WorkProgress
+from tidemill.broker.offline.findings import AffectedMessage, Finding, WorkProgress
 from tidemill.broker.offline.log_scan import (
     IntactRecord,
     LogScan,
@@ -62,24 +62,24 @@ class Backup:
         return next((one for one in [*self.segments, *self.held] if one.start == start), None)
 
     def find_message(self, finding: Finding) -> LogSegment | None:
-        """Return the segment with the delayed message that a missing held segment concerns."""
-        (concern,) = finding.concerns
+        """Return the segment with the delayed message that a missing held segment affects."""
+        (affected,) = finding.affected
         for segment in [*self.segments, *self.held]:
             if finding.log_offset is None or not segment.start <= finding.log_offset < segment.end:
                 continue
             file = self.source.open(segment.name)
             found = read_one(FileWindow(file), segment, finding.log_offset - segment.start)
             file.close()
-            if isinstance(found, IntactRecord) and _is_message_of(found, concern):
+            if isinstance(found, IntactRecord) and _is_message_of(found, affected):
                 return segment
         return None
 
 
-def _is_message_of(found: IntactRecord, concern: Concern) -> bool:
-    """Whether a record is the message of the timer that damage concerns."""
+def _is_message_of(found: IntactRecord, affected: AffectedMessage) -> bool:
+    """Whether a record is the message of the timer that damage affects."""
     flags = found.header.flags & (FLAG_SCHEDULE | FLAG_REMAINS)
-    if found.header.kind != RecordKind.MESSAGE or flags != FLAG_SCHEDULE or concern.timer is None:
+    if found.header.kind != RecordKind.MESSAGE or flags != FLAG_SCHEDULE or affected.timer is None:
         return False
     message_id = salvage.properties_of(bytes(found.tail)).message_id.decode(errors="replace")
-    is_its = message.decode_target(found.body).timer_id == concern.timer.timer_id
-    return is_its and concern.message_id in ("", message_id)
+    is_its = message.decode_target(found.body).timer_id == affected.timer.timer_id
+    return is_its and affected.message_id in ("", message_id)

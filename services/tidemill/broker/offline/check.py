@@ -1,4 +1,4 @@
-"""Checking every byte of a data directory, and naming the messages that damage concerns.
+"""Checking every byte of a data directory, and naming the messages that damage affects.
 
 Nothing is changed, and a broker may run on the directory. A file that it deletes or replaces
 meanwhile is not damaged, so each damage is looked up a second time by the name of the file.
@@ -20,8 +20,8 @@ from tidemill.broker.engine.store.segment import SUFFIX
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.offline import block_files, check_timers
+from tidemill.broker.offline.affected_messages import AffectedMessageCollector
 from tidemill.broker.offline.block_files import BlockDamage, FileRange
-from tidemill.broker.offline.concerns import ConcernCollector
 from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, WorkProgress
 from tidemill.broker.offline.log_scan import (
     BrokenRange,
@@ -85,7 +85,7 @@ class _Check:
         self._report = CheckReport()
         self._names = self._report.names
         self._replica = read_replica_files(self._source)
-        self._concerns = ConcernCollector(self._source, self._names)
+        self._affected = AffectedMessageCollector(self._source, self._names)
         self._broken: list[tuple[Damage, BrokenRange]] = []
         self._usable: dict[str, list[FileRange]] = {kind.folder: [] for kind in block_files.KINDS}
         self._snapshots: list[FileRange] = []
@@ -190,7 +190,7 @@ class _Check:
         if self._replica.cut is not None and broken.log_offset >= self._replica.cut:
             return  # A crash interrupted a cut there. The next start repeats it.
         self._broken.append((damage, broken))
-        self._concerns.add_damage(broken)
+        self._affected.add_damage(broken)
 
     def _scan(self, segments: list[LogSegment], checkpoint: StoreCheckpoint | None) -> Steps[None]:
         report, durable_offset = self._report, self._replica.durable
@@ -214,9 +214,9 @@ class _Check:
             report.epoch = max(report.epoch, found.header.epoch)
             self._names.learn_record(found)
             if found.header.kind == RecordKind.MESSAGE:
-                self._concerns.add_message(found)
+                self._affected.add_message(found)
             elif found.header.kind == RecordKind.TIMER:
-                self._concerns.add_control(found)
+                self._affected.add_control(found)
         cut = self._replica.cut
         report.log_end = scan.end if cut is None else min(scan.end, cut)
         if scan.end < durable_offset:
@@ -235,7 +235,7 @@ class _Check:
                         log_offset=broken.log_offset,
                         log_end=broken.end,
                         detail=broken.why,
-                        concerns=tuple(self._concerns.of_held(broken)),
+                        affected=tuple(self._affected.of_held(broken)),
                     )
                 )
 
@@ -245,7 +245,7 @@ class _Check:
         If a file would have one at its full length, that file was cut.
         """
         size = max([one.size for one in [*segments, *held]], default=0)
-        for original, concern in self._concerns.find_missing_originals(self._report.log_from):
+        for original, affected in self._affected.find_missing_originals(self._report.log_from):
             if any(self._is_known_in(one, original) for one in held):
                 continue
             is_near = [one for one in held if one.start <= original < one.start + size]
@@ -259,7 +259,7 @@ class _Check:
                     log_offset=original,
                     log_end=original + 1,
                     detail=f"no file has log offset {original}",
-                    concerns=(concern,),
+                    affected=(affected,),
                 )
             )
 
@@ -302,7 +302,7 @@ class _Check:
                 if isinstance(one, BlockDamage):
                     damages.append(one)
                 elif kind is block_files.QUEUES:
-                    self._concerns.add_queue_block(one.row, one.data)
+                    self._affected.add_queue_block(one.row, one.data)
                 elif (
                     kind is block_files.SNAPSHOTS
                     and one.row.key_1 == snapshot.SnapshotSection.CATALOG
@@ -360,7 +360,7 @@ class _Check:
                     log_offset=broken.log_offset,
                     log_end=broken.end,
                     detail=detail,
-                    concerns=tuple(self._concerns.of_log(broken)),
+                    affected=tuple(self._affected.of_log(broken)),
                     stops_start=damage in NO_START or broken.end > replay_from,
                 )
             )

@@ -15,7 +15,7 @@ from tidemill.broker.engine.timer.flush import FILES as CHECKPOINTS
 from tidemill.broker.engine.timer.flush import FOLDERS
 from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT
 from tidemill.broker.engine.timer.status import TimerState
-from tidemill.broker.offline.findings import Damage, TimerConcern
+from tidemill.broker.offline.findings import AffectedTimer, Damage
 from tidemill.broker.offline.names import TopicNames
 from tidemill.broker.offline.source import Source
 
@@ -123,7 +123,7 @@ def _check_table(
         yield TimerDamage(Damage.TIMER_TABLE, name, 0, 0, "the file is missing")
 
 
-def find_timer(source: Source, names: TopicNames, timer_id: int) -> TimerConcern | None:
+def find_timer(source: Source, names: TopicNames, timer_id: int) -> AffectedTimer | None:
     """Return the state of a timer in the table, None if it is missing or damaged."""
     files = [one for one in _stems(source, table.FOLDER).items() if one[0] <= timer_id]
     if not files:
@@ -143,7 +143,7 @@ def find_timer(source: Source, names: TopicNames, timer_id: int) -> TimerConcern
     entry = timer_entry.read(memoryview(data), 0)
     if entry.state == TimerState.UNUSED:
         return None
-    return TimerConcern(
+    return AffectedTimer(
         timer_id=timer_id,
         due_at_ms=entry.due_at_ms,
         topic=names.topic(entry.topic_id),

@@ -1,4 +1,4 @@
-"""The findings of a check: position, meaning, concerned messages, and remedy."""
+"""The findings of a check: position, meaning, affected messages, and remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Damage(StrEnum):
-    """The kinds of damage. A closed set: each has a row in `MEANINGS`."""
+    """The kinds of damage. A closed set: each has a row in `DAMAGE_DESCRIPTIONS`."""
 
     RECORD = "record"
     HOLE = "hole"
@@ -40,73 +40,75 @@ _TIMERS_REBUILT = "None needed: the next start rebuilds all timer files from the
 _WHEEL_REBUILT = "None needed: the broker rebuilds it from the state table, also while it runs."
 
 
-class Meaning(NamedTuple):
+class DamageDescription(NamedTuple):
     """The meaning of a kind of damage, and its remedy."""
 
     means: str
     remedy: str
 
 
-MEANINGS: dict[Damage, Meaning] = {
-    Damage.RECORD: Meaning(
+DAMAGE_DESCRIPTIONS: dict[Damage, DamageDescription] = {
+    Damage.RECORD: DamageDescription(
         "one record of the log is damaged, and no other file has its content",
         f"A damaged message moves to {_SALVAGED}, with its intact properties and without its "
         f"body. {_FROM_BACKUP}",
     ),
-    Damage.HOLE: Meaning(
+    Damage.HOLE: DamageDescription(
         "no record is salvaging in this part of the log; it may have had messages, pops, acks and "
         "configuration",
         f"Its messages move to {_SALVAGED}. Keep the derived files: they have what the log has "
         f"lost. {_FROM_BACKUP}",
     ),
-    Damage.SEGMENT_MISSING: Meaning(
+    Damage.SEGMENT_MISSING: DamageDescription(
         "a part of the log is missing; the broker does not start without it", _FROM_BACKUP
     ),
-    Damage.SEGMENT_CUT: Meaning(
+    Damage.SEGMENT_CUT: DamageDescription(
         "a file of the log is cut; the broker does not start over it", _FROM_BACKUP
     ),
-    Damage.STRANGE_FILE: Meaning(
+    Damage.STRANGE_FILE: DamageDescription(
         "a file in the folder of the log is not a segment; the broker does not start beside it",
         "If it was a segment, give it its name again: the log offset of its begin, in 20 digits. "
         "Otherwise move it away. If its name ends in .copying, a copy was interrupted: delete the "
         "whole directory, and copy again.",
     ),
-    Damage.HELD: Meaning(
+    Damage.HELD: DamageDescription(
         "a segment that was set aside is damaged; it is kept only for a damaged delayed message",
         "At its due time, the intact properties of the message move to the dead letters of timers. "
         f"{_FROM_BACKUP} The whole message is then delivered.",
     ),
-    Damage.HELD_MISSING: Meaning(
+    Damage.HELD_MISSING: DamageDescription(
         "a segment that was set aside for a damaged delayed message is missing or cut",
         "At its due time, the intact properties of the message move to the dead letters of timers. "
         f"{_FROM_BACKUP} The whole message is then delivered.",
     ),
-    Damage.QUEUES: Meaning("a file with entries of consume queues is damaged", _REBUILT),
-    Damage.INDEX: Meaning("a file with entries of the message index is damaged", _REBUILT),
-    Damage.SNAPSHOT: Meaning(
+    Damage.QUEUES: DamageDescription("a file with entries of consume queues is damaged", _REBUILT),
+    Damage.INDEX: DamageDescription(
+        "a file with entries of the message index is damaged", _REBUILT
+    ),
+    Damage.SNAPSHOT: DamageDescription(
         "a snapshot of deliveries and positions is damaged",
         "None needed: the next start uses the previous snapshot, or replays more of the log.",
     ),
-    Damage.CHECKPOINT: Meaning(
+    Damage.CHECKPOINT: DamageDescription(
         "the ends of the derived files and of the durable log are unknown",
         "None needed: the next start reads the whole log, and writes the file again.",
     ),
-    Damage.REPLICA: Meaning(
+    Damage.REPLICA: DamageDescription(
         "a file with what this replica has acknowledged to its group is damaged",
         "If it is one of two files that are written in turns (`.a` and `.b`), the other one is "
         "used. If the broker does not start, empty the data directory: the replica copies the log "
         "again.",
     ),
-    Damage.TIMER_CHECKPOINT: Meaning(
+    Damage.TIMER_CHECKPOINT: DamageDescription(
         "one of the two checkpoint files of timers is damaged",
         "None needed: the next start uses the other one, or rebuilds all timer files.",
     ),
-    Damage.TIMER_TABLE: Meaning(
+    Damage.TIMER_TABLE: DamageDescription(
         "entries of delayed messages in the state table are damaged", _TIMERS_REBUILT
     ),
-    Damage.TIMER_WHEEL: Meaning("slots of the timer wheel are damaged", _WHEEL_REBUILT),
-    Damage.TIMER_LOG: Meaning("records of the timer log are damaged", _WHEEL_REBUILT),
-    Damage.UNREADABLE: Meaning(
+    Damage.TIMER_WHEEL: DamageDescription("slots of the timer wheel are damaged", _WHEEL_REBUILT),
+    Damage.TIMER_LOG: DamageDescription("records of the timer log are damaged", _WHEEL_REBUILT),
+    Damage.UNREADABLE: DamageDescription(
         "the disk cannot read these bytes; other findings list the damage that follows",
         "`tidemill store copy` copies all other bytes to a sound disk, and `tidemill store mend "
         "COPY --from BACKUP` mends the copy. If the broker does not start over these bytes, they "
@@ -116,8 +118,8 @@ MEANINGS: dict[Damage, Meaning] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimerConcern:
-    """A delayed message that damage concerns."""
+class AffectedTimer:
+    """A delayed message in a damaged range."""
 
     timer_id: int
     due_at_ms: int
@@ -126,14 +128,14 @@ class TimerConcern:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concern:
-    """A message that damage concerns."""
+class AffectedMessage:
+    """A message in a damaged range."""
 
     topic: str
     queue_id: int
     queue_offset: int
     message_id: str = ""  # "" if it is unreadable
-    timer: TimerConcern | None = None
+    timer: AffectedTimer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +148,7 @@ class Finding:
     size: int  # damaged bytes; 0: unknown
     detail: str
     log_offset: int | None = None
-    concerns: tuple[Concern, ...] = ()
+    affected: tuple[AffectedMessage, ...] = ()
     stops_start: bool = False  # the broker does not start over this damage
     log_end: int | None = None  # the end of the damaged range of the log
 

@@ -11,9 +11,11 @@ new one.
 All records that both have in the segment and in the two beside it must be equal. A store that was
 restored from the same backup and lived on has other records at the same log offsets.
 
-What may have been acknowledged never looks unwritten afterwards: behind the backup's records the
-store's own must be intact and salvaging to the end of the log. Derived files that a broker may have
-derived from the damaged log are deleted first; the next start rebuilds them.
+Behind the backup's records, the store's own must be intact and readable up to the end of the log.
+The last record of the mended log must be an intact record of the store. Otherwise acknowledged
+messages may have followed the end of the backup, and the segment is not mended unless the operator
+accepts their loss. Derived files that a broker may have derived from the damaged log are deleted
+first; the next start rebuilds them.
 """
 
 from __future__ import annotations
@@ -61,6 +63,11 @@ UNCONFIRMED: Final = (
 _UNREADABLE: Final = "copy the store to a sound disk, or restore a backup there"
 _ANSWERED: Final = f"an unreadable page may hold acknowledged messages; {_UNREADABLE}"
 _DAMAGED_BEHIND: Final = "the store is damaged behind the end of the backup, too"
+_END_UNKNOWN: Final = (
+    "the mended log would end with the backup at log offset {end}, and nothing in the store shows"
+    " that no acknowledged messages followed; use a newer backup, or accept the loss of such"
+    " messages with --accept-loss"
+)
 _SET_ASIDE: Final = {Damage.HELD, Damage.HELD_MISSING}
 T = TypeVar("T")
 Steps = Generator[WorkProgress, None, T]
@@ -97,14 +104,19 @@ class _Extent(NamedTuple):
 
 
 def mend(
-    disk: Disk, backup: Source, timer: TimerConfig | None = None, *, is_dry: bool
+    disk: Disk,
+    backup: Source,
+    timer: TimerConfig | None = None,
+    *,
+    is_dry: bool,
+    accepts_loss: bool = False,
 ) -> Steps[MendReport]:
     """Mend the damaged segments that the backup has. Yields its progress.
 
-    The caller owns the directory. Raises as `check`, NoStore if the backup is not a backup of this
-    store, and DiskFailed.
+    With `accepts_loss`, the mended log may end with the backup. The caller owns the directory.
+    Raises as `check`, NoStore if the backup is not a backup of this store, and DiskFailed.
     """
-    return (yield from _Mending(disk, backup, timer, is_dry=is_dry).run())
+    return (yield from _Mending(disk, backup, timer, is_dry, accepts_loss).run())
 
 
 @final
@@ -112,13 +124,19 @@ class _Mending:
     """One mend."""
 
     def __init__(
-        self, disk: Disk, backup: Source, timer: TimerConfig | None, *, is_dry: bool
+        self,
+        disk: Disk,
+        backup: Source,
+        timer: TimerConfig | None,
+        is_dry: bool,
+        accepts_loss: bool,
     ) -> None:
         self._disk = disk
         self._source = salvaging(disk)
         self._backup = Backup(backup)
         self._timer = timer
         self._is_dry = is_dry
+        self._accepts_loss = accepts_loss
         self._report = MendReport()
         self._log_end = 0
         self._segments: list[LogSegment] = []
@@ -148,6 +166,8 @@ class _Mending:
             if damages:
                 # Not only those of the mended ranges: after an earlier mend that left damage, the
                 # broker may have derived files around a range that is sound by now.
+                # Timer files stay: a start that rebuilds them refuses a damaged log.
+                # If the mend then fails, the log is still damaged, and the next mend deletes again.
                 names |= list_derived(self._disk)
             report.mended += drop(self._disk, names, is_dry=self._is_dry)
         if self._is_dry or not report.mended:
@@ -216,6 +236,7 @@ class _Mending:
                 self._new[start] = self._plan_segment(start, end)
             except NotMendable as error:
                 reasons[start] = str(error)
+        written: set[int] = set()
         for number, finding in enumerate(damages):
             starts = starts_of[number]
             failed = next((reasons[start] for start in starts if start in reasons), "")
@@ -224,8 +245,10 @@ class _Mending:
             if failed:
                 self._report.left.append(sentence(finding, failed))
             else:
+                written.update(starts)
                 names = ", ".join(self._new[start].name for start in starts)
                 self._report.mended.append(sentence(finding, f"{names} taken from the backup"))
+        self._new = {start: new for start, new in self._new.items() if start in written}
 
     def _plan_segment(self, start: int, needed_to: int) -> _NewSegment:
         """Plan a segment of the log, intact at least up to a log offset."""
@@ -242,7 +265,10 @@ class _Mending:
         if not compared and (self._segments or not self._backup.is_same_life):
             raise NotMendable("the backup has no record beside it that could be compared")
         name = own.name if own else f"{LOG_FOLDER}/{start:020d}{SUFFIX}"
-        return self._spliced(name, theirs, own, needed_to=needed_to, log_end=self._log_end)
+        new = self._spliced(name, theirs, own, needed_to=needed_to, log_end=self._log_end)
+        if not behind and not self._accepts_loss:
+            self._check_last_record(new, theirs, own)
+        return new
 
     def _report_unreadable(self, findings: list[Finding]) -> None:
         """Report unreadable pages of the log: a segment that is written again gets other pages."""
@@ -333,6 +359,22 @@ class _Mending:
         for name, _, end, _ in self._source.unreadable:
             if name == own.name and end > extent.end:
                 raise NotMendable(_ANSWERED)
+
+    def _check_last_record(
+        self, new: _NewSegment, theirs: LogSegment, own: LogSegment | None
+    ) -> None:
+        """Raise NotMendable if the last record of the mended log is not intact in the store."""
+        last = new.parts[-1]
+        if last.source is self._source and last.end > last.begin:
+            return  # The store's own records end the log.
+        end = theirs.start + last.end
+        ends = (end, end - PAD.size)  # A pad may stand behind the last record.
+        if (
+            own is None
+            or own.size != theirs.size
+            or all(one.end not in ends for one in _intact(self._source, own))
+        ):
+            raise NotMendable(_END_UNKNOWN.format(end=end))
 
     def _compare(self, own: LogSegment) -> int:
         """Return how many records a segment has in common with the backup.

@@ -112,12 +112,9 @@ async def broker_server(
 ) -> AsyncIterator[BrokerServer]:
     """Serve until the block ends; raise StartError when the port is taken."""
     links = BrokerLinkService(
-        rounds,
-        traffic,
-        auto_create=settings.auto_create,
-        view=lambda: None if replicas is None else replicas.view,
+        rounds, traffic, view=lambda: None if replicas is None else replicas.view
     )
-    topics = TopicAdmin(rounds, auto_create=settings.auto_create)
+    topics = TopicAdmin(rounds)
     consumer_groups = ConsumerGroupAdmin(rounds)
     messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
     broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)

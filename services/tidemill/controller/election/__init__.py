@@ -1,7 +1,7 @@
 """Decisions about masters and sync state sets, as pure functions of values (ADR 0040).
 
     record.py         the group record, the only shared state
-    sessions.py       heartbeats and their times; decisions see a Sight of them
+    sessions.py       heartbeats and their times; decisions see a GroupObservation
     failure.py        detection of a failed master
     registration.py   registration of a run that has started
     membership.py     a sync state set that a master proposes

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tidemill.common.replica_group import ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.record import GroupRecord, Retirement, ids_of
 from tidemill.controller.election.retirement import staying
+from tidemill.controller.election.rollback import SeenRecord
 
 
 def of_nobody_complete(record: GroupRecord, live: list[Candidate]) -> str:
@@ -86,12 +87,27 @@ def of_fewer(group: str, record: GroupRecord, drained: Iterable[ReplicaId] = ())
     )
 
 
-def of_rollback(record: GroupRecord, epoch_seen: int) -> str:
-    """Return the alarm for replicas that are ahead of the record."""
+def of_full_master(record: GroupRecord, with_room: Collection[ReplicaRun]) -> str:
+    """Return the alarm for a master whose disk is full, while too few others can take over."""
+    assert record.master is not None, "each epoch has a master"
+    count = f"{len(with_room)} other replica{'' if len(with_room) == 1 else 's'} in sync"
     return (
-        f"replicas have seen epoch {epoch_seen} and the record has epoch {record.epoch}: the store"
-        " of the controllers was lost or restored from a backup; restore its newest state, or name"
-        " a master"
+        f"no message is accepted: the disk of the master, replica {record.master.replica_id}, is"
+        f" full, and {count} {'has' if len(with_room) == 1 else 'have'} room (min-in-sync is"
+        f" {record.min_in_sync}); enlarge the volumes, shorten the retention, or delete topics"
+    )
+
+
+def of_rollback(record: GroupRecord, seen: SeenRecord) -> str:
+    """Return the alarm for replicas that are ahead of the record."""
+    ahead = (
+        f"epoch {seen.epoch} and the record has epoch {record.epoch}"
+        if seen.epoch > record.epoch
+        else f"version {seen.version} of the record, which has version {record.version}"
+    )
+    return (
+        f"replicas have seen {ahead}: the store of the controllers was lost or restored from a"
+        " backup; restore its newest state, or name a master"
     )
 
 

@@ -23,7 +23,8 @@ from tidemill.controller.election.history import BLOCKED, HANDED_OVER, LOST_MEMO
 from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord, with_sets
 from tidemill.controller.election.retirement import find_leaver, is_retired, with_number, without
-from tidemill.controller.election.sessions import ElectionTiming, ReplicaHealth, Sight
+from tidemill.controller.election.rollback import is_outdated, newest_seen
+from tidemill.controller.election.sessions import ElectionTiming, GroupObservation, ReplicaHealth
 
 FOUNDER = ReplicaId(0)  # its store may be older than the group: one replica that became several
 
@@ -63,13 +64,18 @@ class ShortSyncStateSet(NamedTuple):
     drained: tuple[ReplicaId, ...] = ()  # live replicas that do not count only because of a drain
 
 
-class MetaRollback(NamedTuple):
-    """An alarm: a replica has seen a newer epoch, so the record was restored from a backup.
+class FullMaster(NamedTuple):
+    """An alarm: the master's disk is full, and no other replica can take over."""
 
-    Controllers decide nothing until an operator sets the record above the epochs of replicas.
+    reason: str
+
+
+class MetaRollback(NamedTuple):
+    """An alarm: a replica has seen a newer record, so this one was restored from a backup.
+
+    Controllers decide nothing until an operator sets the record above those of replicas.
     """
 
-    epoch_seen: int
     reason: str
     survivor: ReplicaId | None = None
 
@@ -86,45 +92,52 @@ Intent: TypeAlias = (
     | NoEligibleReplica
     | NoFounder
     | ShortSyncStateSet
+    | FullMaster
     | MetaRollback
     | TransferRequest
 )
 
 
-def decide(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> Intent:
+def decide(record: GroupRecord, observation: GroupObservation, timing: ElectionTiming) -> Intent:
     """Return the next step for the group of a record."""
-    live = live_of(record, sight, timing)
-    seen = max((one.beat.epoch_seen for one in live), default=0)
-    if seen > record.epoch:
-        return MetaRollback(seen, alarms.of_rollback(record, seen), _longest(live))
+    live = live_of(record, observation, timing)
+    if is_outdated(record, live):
+        return MetaRollback(alarms.of_rollback(record, newest_seen(live)), _longest(live))
     if record.epoch == 0:
-        return _found(record, live)
-    failure = find_failure(record, sight, timing)
+        return _found(record, observation, live)
+    failure = find_failure(record, observation, timing)
     if failure is not None:
-        return _replace(record, sight, timing, live, failure)
+        return _replace(record, observation, timing, live, failure)
     # Only the leading controller takes other steps.
-    intent = NoAction() if sight.rank else _lead(record, sight, timing, live)
-    if isinstance(intent, NoAction) and _is_too_few(record, sight, timing):
+    intent = NoAction() if observation.rank else _lead(record, observation, timing, live)
+    if isinstance(intent, NoAction) and _is_too_few(record, observation, timing):
         drained = tuple(alarms.drained_of(record, live))
         return ShortSyncStateSet(alarms.of_too_few(record, live), intent.again_at_ms, drained)
     return intent
 
 
 def _lead(
-    record: GroupRecord, sight: Sight, timing: ElectionTiming, live: list[Candidate]
+    record: GroupRecord,
+    observation: GroupObservation,
+    timing: ElectionTiming,
+    live: list[Candidate],
 ) -> Intent:
     """Decide about a group whose master has not failed."""
-    minimum = sight.wanted_min_in_sync
-    if minimum is not None and minimum != record.min_in_sync:
+    minimum = observation.wanted_min_in_sync
+    # It rises when enough replicas are in sync. Before that, no message would be acknowledged.
+    is_reached = minimum is not None and (
+        minimum < record.min_in_sync or len(record.sss) >= minimum
+    )
+    if minimum is not None and minimum != record.min_in_sync and is_reached:
         changed = record._replace(min_in_sync=minimum)
         return RecordWrite(
             with_sets(changed, record.sss, frozenset()), f"the spec sets minInSync {minimum}"
         )
-    return _retire(record, sight) or _hand_over(record, sight, timing, live)
+    return _retire(record, observation) or _hand_over(record, observation, timing, live)
 
 
-def _is_too_few(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> bool:
-    beat = sight.find_live(record.master, timing)
+def _is_too_few(record: GroupRecord, observation: GroupObservation, timing: ElectionTiming) -> bool:
+    beat = observation.find_live(record.master, timing)
     return (
         len(record.sss) < record.min_in_sync
         and beat is not None
@@ -132,21 +145,31 @@ def _is_too_few(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> bo
     )
 
 
-def live_of(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> list[Candidate]:
+def live_of(
+    record: GroupRecord, observation: GroupObservation, timing: ElectionTiming
+) -> list[Candidate]:
     """Return the registered runs that are live, by replica."""
     candidates = []
     for replica_id, _ in record.replicas:
         member = record.find_member(replica_id)
-        beat = sight.find_live(member, timing)
+        beat = observation.find_live(member, timing)
         if member is not None and beat is not None:
             candidates.append(Candidate(member, beat))
     return candidates
 
 
-def _found(record: GroupRecord, live: list[Candidate]) -> Intent:
+def _found(record: GroupRecord, observation: GroupObservation, live: list[Candidate]) -> Intent:
+    """Found the group with replica FOUNDER as its master.
+
+    A broker that was alone may have a long log. It acknowledges messages alone, as before, until
+    enough replicas have copied the log, because a copy takes long. The spec then raises
+    `min_in_sync`.
+    """
     founder = next((one for one in live if one.member.replica_id == FOUNDER), None)
     if founder is None:
         return NoFounder(f"replica {FOUNDER}, which founds the group, is not live yet; start it")
+    if observation.has_spec and founder.beat.log_end:
+        record = record._replace(min_in_sync=1)
     return RecordWrite(
         with_founder(record, founder.member, log_epoch=founder.beat.log_epoch), "founded"
     )
@@ -154,19 +177,22 @@ def _found(record: GroupRecord, live: list[Candidate]) -> Intent:
 
 def _replace(
     record: GroupRecord,
-    sight: Sight,
+    observation: GroupObservation,
     timing: ElectionTiming,
     live: list[Candidate],
     failure: Failure,
 ) -> Intent:
     """Elect another master after a failure."""
-    since_ms = sight.now_ms if sight.failed_since_ms is None else sight.failed_since_ms
+    since_ms = (
+        observation.now_ms if observation.failed_since_ms is None else observation.failed_since_ms
+    )
     # A deputy acts if no other controller has, for this time after it saw the failure itself.
-    turn_ms = max(since_ms, sight.version_since_ms) + timing.deputy_step_ms * sight.rank
-    if sight.rank and sight.now_ms < turn_ms:
+    turn_ms = max(since_ms, observation.version_since_ms) + timing.deputy_step_ms * observation.rank
+    if observation.rank and observation.now_ms < turn_ms:
         return NoAction(turn_ms)
     able = _able(record, live)
-    chosen = best_of(_staying(record, able)) or best_of(able)
+    staying = _staying(record, able)
+    chosen = _best_with_room(staying) or best_of(able)
     if chosen is None:
         return _last_resort(record, live)
     return RecordWrite(_elected(record, chosen.member, live, failure.value), failure.value)
@@ -181,6 +207,16 @@ def _able(record: GroupRecord, live: list[Candidate]) -> list[Candidate]:
 def _staying(record: GroupRecord, candidates: list[Candidate]) -> list[Candidate]:
     """Return candidates that are not retired: a retired master has to hand over at once."""
     return [one for one in candidates if not is_retired(record, one.member.replica_id)]
+
+
+def _with_room(candidates: list[Candidate]) -> list[Candidate]:
+    """Return candidates that accept messages as a master."""
+    return [one for one in candidates if one.beat.health is not ReplicaHealth.FULL]
+
+
+def _best_with_room(candidates: list[Candidate]) -> Candidate | None:
+    """Return the best candidate with room; the best one if none has room."""
+    return best_of(_with_room(candidates)) or best_of(candidates)
 
 
 def _elected(
@@ -205,46 +241,51 @@ def _longest(live: list[Candidate]) -> ReplicaId | None:
     return None if chosen is None else chosen.member.replica_id
 
 
-def _retire(record: GroupRecord, sight: Sight) -> RecordWrite | None:
+def _retire(record: GroupRecord, observation: GroupObservation) -> RecordWrite | None:
     """Take a retired replica out of the sets, if the group does not need it."""
     leaver = find_leaver(record)
     if leaver is not None:
         return RecordWrite(without(record, leaver), f"replica {leaver.replica_id} is retired")
-    if sight.wanted_replicas is not None:
-        after = with_number(record, sight.wanted_replicas)
+    if observation.wanted_replicas is not None:
+        after = with_number(record, observation.wanted_replicas)
         # A rejected step succeeds later, when other replicas have caught up.
         if not isinstance(after, ChangeRejection) and after != record:
-            return RecordWrite(after, f"the spec sets {sight.wanted_replicas} replicas")
+            return RecordWrite(after, f"the spec sets {observation.wanted_replicas} replicas")
     return None
 
 
 def _hand_over(
-    record: GroupRecord, sight: Sight, timing: ElectionTiming, live: list[Candidate]
+    record: GroupRecord,
+    observation: GroupObservation,
+    timing: ElectionTiming,
+    live: list[Candidate],
 ) -> Intent:
-    """Decide about a master that works: it may be blocked or slow, or a transfer is requested."""
+    """Decide about a master that works: it may be blocked, slow or full, or asked to transfer."""
     assert record.master is not None, "each epoch has a master"
     others = [one for one in live if one.member != record.master]
     if record.transfer is not None and record.transfer != record.master.replica_id:
         return TransferRequest(record.transfer)
     if is_retired(record, record.master.replica_id):
         members = [one for one in others if one.member in record.sss]
-        heir = best_of(_staying(record, members))
+        heir = _best_with_room(_staying(record, members))
         return NoAction() if heir is None else TransferRequest(heir.member.replica_id)
-    beat = sight.find_live(record.master, timing)
+    beat = observation.find_live(record.master, timing)
     if beat is None:
         return NoAction()
     # A blocked master is replaced like a failed one, without the flapping guard.
     if len(record.sss) < record.min_in_sync and beat.blocked_ms > timing.blocked_ms:
-        chosen = best_of(one for one in others if _can_form(record, one, others, timing))
+        able = [one for one in others if _can_form(record, one, others, timing)]
+        chosen = _best_with_room(able)
         if chosen is not None:
             return RecordWrite(_elected(record, chosen.member, live, BLOCKED), BLOCKED)
-    guard_ms = (sight.epoch_since_ms or 0) + timing.flapping_guard_ms
-    if sight.epoch_since_ms is not None and sight.now_ms < guard_ms:
+    guard_ms = (observation.epoch_since_ms or 0) + timing.flapping_guard_ms
+    if observation.epoch_since_ms is not None and observation.now_ms < guard_ms:
         return NoAction(guard_ms)
     reached = [
-        one for one in _able(record, others) if one.member.replica_id in sight.reached_instead
+        one for one in _able(record, others) if one.member.replica_id in observation.reached_instead
     ]
-    chosen = best_of(_staying(record, reached))
+    # A full replica takes no messages either, and would hand over again.
+    chosen = best_of(_with_room(_staying(record, reached)))
     if chosen is not None:
         return TransferRequest(chosen.member.replica_id)
     if beat.health is ReplicaHealth.SLOW:
@@ -252,7 +293,24 @@ def _hand_over(
         chosen = best_of(_staying(record, better))
         if chosen is not None:
             return TransferRequest(chosen.member.replica_id)
+    if beat.health is ReplicaHealth.FULL:
+        return _replace_full_master(record, others)
     return NoAction()
+
+
+def _replace_full_master(record: GroupRecord, others: list[Candidate]) -> Intent:
+    """Ask a master whose disk is full to hand over, if enough replicas have room.
+
+    The next master needs `min_in_sync` replicas with room, itself included. A replica counts as
+    full until a segment fits, so a group with little room does not change masters repeatedly.
+    """
+    assert record.master is not None, "each epoch has a master"
+    with_room = _with_room(_staying(record, [one for one in others if one.member in record.sss]))
+    healthy = [one for one in with_room if one.beat.health is ReplicaHealth.OK]
+    chosen = best_of(healthy) or best_of(with_room)
+    if chosen is None or len(with_room) < record.min_in_sync:
+        return FullMaster(alarms.of_full_master(record, [one.member for one in with_room]))
+    return TransferRequest(chosen.member.replica_id)
 
 
 def _can_form(

@@ -23,7 +23,7 @@ from tidemill.controller.election.record import (
     ids_of,
     with_sets,
 )
-from tidemill.controller.election.sessions import ElectionTiming, Sight
+from tidemill.controller.election.sessions import ElectionTiming, GroupObservation
 
 
 class Registration(NamedTuple):
@@ -55,14 +55,17 @@ class RunPresence(Enum):
 
 
 def presence_of(
-    record: GroupRecord, replica_id: ReplicaId, sight: Sight, timing: ElectionTiming
+    record: GroupRecord,
+    replica_id: ReplicaId,
+    observation: GroupObservation,
+    timing: ElectionTiming,
 ) -> RunPresence:
     """Return the state of the registered run of a replica."""
     member = record.find_member(replica_id)
-    session = None if member is None else sight.sessions.get(member)
+    session = None if member is None else observation.sessions.get(member)
     if session is None:
         return RunPresence.SILENT
-    age_ms = sight.now_ms - session.heard_at_ms
+    age_ms = observation.now_ms - session.heard_at_ms
     if session.beat is not None and not session.is_dead and age_ms <= timing.session_timeout_ms:
         return RunPresence.HEARD
     return RunPresence.HEARD_LATELY if age_ms <= timing.other_store_ms else RunPresence.SILENT

@@ -9,6 +9,7 @@ from tidemill.controller.election.elect import Candidate, may_be_master, with_ma
 from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord
+from tidemill.controller.election.rollback import is_outdated, newest_seen
 
 # Room for epochs and versions that no live replica has seen. Their masters may come back, and an
 # epoch must have one master. An epoch on disk has 32 bits, enough for thousands of such orders.
@@ -29,11 +30,11 @@ def replace_master(
     if member not in {one.member for one in live}:
         return ChangeRejection(f"replica {target} is not live; start it first")
     reason = f"{BY_OPERATOR}{reason or 'no reason given'}"
-    seen = max((one.beat.epoch_seen for one in live), default=0)
-    if seen > record.epoch:
-        # The record is outdated. The new one must be above all epochs and versions that existed.
-        version = max(record.version, *(one.beat.version_seen for one in live)) + UNSEEN_MAX
-        above = record._replace(epoch=seen + UNSEEN_MAX, version=version)
+    if is_outdated(record, live):
+        # The new record must be above all epochs and versions that existed.
+        seen = newest_seen(live)
+        version = max(record.version, seen.version) + UNSEEN_MAX
+        above = record._replace(epoch=max(record.epoch, seen.epoch) + UNSEEN_MAX, version=version)
         return with_survivor(above, member, reason=reason)
     if may_be_master(record, member):
         # It has all confirmed messages, so no message is lost.

@@ -1,7 +1,7 @@
 """Heartbeats of replicas at one controller, with times of its monotonic clock.
 
-`ReplicaSessions` records heartbeats and deaths. A `Sight` is the part of it that decisions see at
-one moment. Times of two machines are never compared (F-19).
+`ReplicaSessions` records heartbeats and deaths. Decisions read a `GroupObservation`, a snapshot of
+it. Times of two machines are never compared (F-19).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class ReplicaHealth(Enum):
 
     OK = auto()
     SLOW = auto()  # its disk is slow, so it should not be master
+    FULL = auto()  # its disk is full, so it accepts no messages as a master
 
 
 class Heartbeat(NamedTuple):
@@ -70,7 +71,7 @@ class ReplicaSession(NamedTuple):
     is_dead: bool = False  # its supervisor has reported its end
 
 
-class Sight(NamedTuple):
+class GroupObservation(NamedTuple):
     """The knowledge of one controller about one group at one moment."""
 
     now_ms: int
@@ -79,6 +80,7 @@ class Sight(NamedTuple):
     version_since_ms: int = 0  # first sight of this version of the record
     epoch_since_ms: int | None = None  # first sight of this epoch; None: at the start
     failed_since_ms: int | None = None  # first sight of the master's failure
+    has_spec: bool = False  # a spec sets min-in-sync, even if this controller has not read it yet
     # The spec of the group, which the record may not have yet.
     wanted_min_in_sync: int | None = None
     wanted_replicas: int | None = None
@@ -153,17 +155,19 @@ class ReplicaSessions:
         *,
         rank: int,
         now_ms: int,
+        has_spec: bool = False,
         wanted_min_in_sync: int | None = None,
         wanted_replicas: int | None = None,
-    ) -> Sight:
+    ) -> GroupObservation:
         """Return the knowledge of this moment."""
-        return Sight(
+        return GroupObservation(
             now_ms=now_ms,
             sessions=dict(self._sessions),
             rank=rank,
             version_since_ms=self._version_since_ms,
             epoch_since_ms=self._epoch_since_ms,
             failed_since_ms=self._failed_since_ms,
+            has_spec=has_spec,
             wanted_min_in_sync=wanted_min_in_sync,
             wanted_replicas=wanted_replicas,
         )

@@ -45,9 +45,12 @@ def attempt_write(base: StoredRecord, record: GroupRecord, write_id: str) -> Wri
 
 
 def attempt_no_change(base: StoredRecord, write_id: str) -> WriteAttempt:
-    """Return a write without a change, which prevents late writes of the same version."""
-    record = base.record._replace(version=base.record.version + 1)
-    return attempt_write(base, record, write_id)
+    """Return a write without a change, which prevents late writes that are based on `base`.
+
+    The store gives it another token. The version stays: with a higher one, a record that was
+    restored from a backup would no longer be older than the one that replicas have seen.
+    """
+    return WriteAttempt(base, base.record._replace(write_id=write_id))
 
 
 def outcome_of(attempt: WriteAttempt, stored: StoredRecord) -> WriteOutcome:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from google.protobuf.message import DecodeError
 
+from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import BrokerGroupNotFound, ServiceError
 from tidemill.common.replica_group import ReplicaId, ReplicationView
 from tidemill.controller.election.decide import live_of
@@ -21,7 +22,7 @@ from tidemill.controller.election.reports import UnreachableReport
 from tidemill.controller.election.retirement import is_retired, retire, stay
 from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.server.session import SessionCall
-from tidemill.controller.server.wire import host_of, to_group
+from tidemill.controller.server.wire import to_group
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcMethod, bidirectional
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from tidemill.common.clock import Clock
-    from tidemill.controller.election.sessions import ElectionTiming, Sight
+    from tidemill.controller.election.sessions import ElectionTiming, GroupObservation
     from tidemill.controller.group import BrokerGroupControl, ChangeRequest, Denial
     from tidemill.controller.groups import BrokerGroupControls
     from tidemill.controller.metrics import ControllerMetrics
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Message")
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["Controller"].full_name
-# Streams of replicas and proxies, enough for GROUPS_MAX groups of three replicas.
+# Streams of replicas, proxies and the home, enough for GROUPS_MAX groups of three replicas.
 STREAMS_MAX: Final = 4_096
 # Streams of one address, enough for a cluster on one machine.
 STREAMS_PER_ADDRESS_MAX: Final = 1_024
-# A proxy that follows routes receives a message at least this often, so that both ends detect a
+# A process that follows routes receives a message at least this often, so that both ends detect a
 # broken stream.
 ROUTES_PERIOD_S: Final = 5.0
 
@@ -121,7 +122,7 @@ class ControllerService:
     @contextlib.contextmanager
     def _count_stream(self, call: RpcCall) -> Iterator[None]:
         """Count a stream during the block. Raises RpcError at the limit."""
-        host = host_of(call.peer())
+        host = host_of_peer(call.peer())
         if self._streams.total() >= STREAMS_MAX:
             raise RpcError(
                 RpcCode.RESOURCE_EXHAUSTED, f"the limit of {STREAMS_MAX} open streams is reached"
@@ -145,6 +146,9 @@ class ControllerService:
             await self._serve_routes(call, proxy)
 
     async def _serve_routes(self, call: RpcCall, proxy: str) -> None:
+        if not proxy:
+            await self._send_routes(call)
+            return
         self._proxies[proxy] += 1
         try:
             await self._send_routes(call)
@@ -207,14 +211,14 @@ class ControllerService:
         names = [message.group] if message.group else sorted(self._groups.by_name)
         groups = [await self._group(name) for name in names]
         now_ms = self._clock.monotonic_ms()
-        answer = wire.GroupList(groups=[to_group(one, now_ms=now_ms) for one in groups])
+        answer = wire.BrokerGroupStatusList(groups=[to_group(one, now_ms=now_ms) for one in groups])
         return answer.SerializeToString()
 
     async def _transfer_master(self, request: bytes) -> bytes:
         message = _parse(wire.TransferMasterRequest, request)
 
-        def transfer(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
-            live = {one.member for one in live_of(record, sight, self._timing)}
+        def transfer(record: GroupRecord, observation: GroupObservation) -> GroupRecord | Denial:
+            live = {one.member for one in live_of(record, observation, self._timing)}
             others = sorted(
                 one.replica_id
                 for one in record.sss & live
@@ -238,7 +242,7 @@ class ControllerService:
         message = _parse(wire.DrainReplicaRequest, request)
         target = ReplicaId(message.target)
 
-        def drain(record: GroupRecord, _sight: Sight) -> GroupRecord | Denial:
+        def drain(record: GroupRecord, _observation: GroupObservation) -> GroupRecord | Denial:
             if message.undo:
                 return stay(record, target, Retirement.DRAINED)
             return retire(record, target, Retirement.DRAINED)
@@ -249,12 +253,12 @@ class ControllerService:
         message = _parse(wire.SetMinInSyncRequest, request)
         group = await self._group(message.group)
 
-        def set_min(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
-            if group.wanted_min_in_sync is not None:
+        def set_min(record: GroupRecord, observation: GroupObservation) -> GroupRecord | Denial:
+            if group.has_spec:
                 return ChangeRejection(
                     "the BrokerGroup resource sets min-in-sync; change minInSync in the values"
                 )
-            is_led = sight.find_live(record.master, self._timing) is not None
+            is_led = observation.find_live(record.master, self._timing) is not None
             return with_min_in_sync(record, message.min_in_sync, is_led=is_led)
 
         return await self._change(message.group, set_min, kind="set_min_in_sync")
@@ -276,11 +280,11 @@ class ControllerService:
         message = _parse(wire.ForceMasterRequest, request)
         target = ReplicaId(message.target)
 
-        def force(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
-            live = live_of(record, sight, self._timing)
+        def force(record: GroupRecord, observation: GroupObservation) -> GroupRecord | Denial:
+            live = live_of(record, observation, self._timing)
             return replace_master(record, target, live, reason=message.reason)
 
-        return await self._change(message.group, force)
+        return await self._change(message.group, force, corrects_record=True)
 
     async def _group(self, name: str) -> BrokerGroupControl:
         """Return an existing group; a misspelt name does not create one."""
@@ -289,14 +293,19 @@ class ControllerService:
         except BrokerGroupNotFound as error:
             raise RpcError(RpcCode.NOT_FOUND, error.message) from None
         except StoreUnreachable as error:
-            raise RpcError(RpcCode.UNAVAILABLE, f"the store is unreachable: {error}") from None
+            raise RpcError(RpcCode.UNAVAILABLE, error.describe()) from None
 
     async def _change(
-        self, name: str, request: ChangeRequest, *, kind: str = "elect_master"
+        self,
+        name: str,
+        request: ChangeRequest,
+        *,
+        kind: str = "elect_master",
+        corrects_record: bool = False,
     ) -> bytes:
         group, began_ns = await self._group(name), time.monotonic_ns()
         try:
-            refusal = await group.change(request)
+            refusal = await group.change(request, corrects_record=corrects_record)
         except StoreUnreachable as error:
             raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
         took_ns = time.monotonic_ns() - began_ns

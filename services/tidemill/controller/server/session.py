@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 from google.protobuf.message import DecodeError
 
+from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import ServiceError
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import FOUNDER, live_of, release
 from tidemill.controller.election.membership import ChangeRejection, change_sync_state_set
 from tidemill.controller.election.registration import FencedRun, presence_of, register
 from tidemill.controller.meta_store import StoreUnreachable
-from tidemill.controller.server.wire import from_heartbeat, from_register, host_of
+from tidemill.controller.server.wire import from_heartbeat, from_register
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.replica_wire import from_member, from_proposal, to_view
@@ -27,7 +28,7 @@ from tidemill.transport.replica_wire import from_member, from_proposal, to_view
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.controller.election.record import GroupRecord
-    from tidemill.controller.election.sessions import ElectionTiming, Sight
+    from tidemill.controller.election.sessions import ElectionTiming, GroupObservation
     from tidemill.controller.group import BrokerGroupControl, ChangeRequest, Denial
     from tidemill.controller.groups import BrokerGroupControls
     from tidemill.controller.metrics import ControllerMetrics
@@ -154,12 +155,12 @@ class SessionCall:
             # lost, and the new one raises an alarm.
             is_founder = attach.member.replica_id == FOUNDER or attach.epoch_seen > 0
             group = await self._groups.get_or_create(
-                attach.group, is_founder=is_founder, address=host_of(self._call.peer())
+                attach.group, is_founder=is_founder, address=host_of_peer(self._call.peer())
             )
         except ServiceError as error:
             raise RpcError(RpcCode.NOT_FOUND, error.message) from None
         except StoreUnreachable as error:
-            raise RpcError(RpcCode.UNAVAILABLE, f"the store is unreachable: {error}") from None
+            raise RpcError(RpcCode.UNAVAILABLE, error.describe()) from None
         # The welcome must name a run that registered at another controller. Otherwise the next
         # registration is fenced.
         await group.refresh()
@@ -231,9 +232,11 @@ class SessionCall:
             case "register":
                 registration = from_register(up.register)
 
-                def register_run(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
+                def register_run(
+                    record: GroupRecord, observation: GroupObservation
+                ) -> GroupRecord | Denial:
                     before = presence_of(
-                        record, registration.member.replica_id, sight, self._timing
+                        record, registration.member.replica_id, observation, self._timing
                     )
                     return register(record, registration, before)
 
@@ -241,21 +244,25 @@ class SessionCall:
             case "proposal":
                 proposal = from_proposal(up.proposal)
 
-                def propose(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
-                    live = {one.member for one in live_of(record, sight, self._timing)}
+                def propose(
+                    record: GroupRecord, observation: GroupObservation
+                ) -> GroupRecord | Denial:
+                    live = {one.member for one in live_of(record, observation, self._timing)}
                     return change_sync_state_set(record, proposal, live)
 
                 return "alter_sync_state_set", propose
             case _:
                 message = up.release
 
-                def hand_over(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
+                def hand_over(
+                    record: GroupRecord, observation: GroupObservation
+                ) -> GroupRecord | Denial:
                     after = release(
                         record,
                         epoch=message.epoch,
                         master=from_member(message.master),
                         target=ReplicaId(message.target),
-                        live=live_of(record, sight, self._timing),
+                        live=live_of(record, observation, self._timing),
                     )
                     if after is None:
                         return ChangeRejection(

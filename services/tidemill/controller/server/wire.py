@@ -14,13 +14,12 @@ from tidemill.transport.replica_wire import from_member, to_member, to_view
 if TYPE_CHECKING:
     from tidemill.controller.group import BrokerGroupControl
 
-_HEALTH: Final = {wire.HEALTH_OK: ReplicaHealth.OK, wire.HEALTH_SLOW: ReplicaHealth.SLOW}
+_HEALTH: Final = {
+    wire.HEALTH_OK: ReplicaHealth.OK,
+    wire.HEALTH_SLOW: ReplicaHealth.SLOW,
+    wire.HEALTH_FULL: ReplicaHealth.FULL,
+}
 _HEALTH_ON_WIRE: Final = {health: number for number, health in _HEALTH.items()}
-
-
-def host_of(peer: str) -> str:
-    """Return the host of a peer such as `ipv4:10.0.0.1:5000`."""
-    return peer.partition(":")[2].rpartition(":")[0]
 
 
 def from_heartbeat(message: wire.Heartbeat) -> Heartbeat:
@@ -79,10 +78,10 @@ def from_register(message: wire.Register) -> Registration:
     )
 
 
-def to_group(group: BrokerGroupControl, *, now_ms: int) -> wire.Group:
+def to_group(group: BrokerGroupControl, *, now_ms: int) -> wire.BrokerGroupStatus:
     """Return the state of a group, for operators."""
     notice = group.notice or group.failed_transfer
-    answer = wire.Group(name=group.name, alarm=group.alarm, notice=notice)
+    answer = wire.BrokerGroupStatus(name=group.name, alarm=group.alarm, notice=notice)
     if group.stored is None:
         return answer
     if group.stored.record.transfer is not None:

@@ -7,13 +7,18 @@ call a proxy that has just started, or never announce itself.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from prometheus_client.core import GaugeMetricFamily
 
+from tidemill.common.addresses import host_of_peer
 from tidemill.common.metrics import OVERFLOW, Labels
+from tidemill.common.reserves import has_little, unreserved
+from tidemill.message.namespaces import namespace_of
+from tidemill.message.resource_names import NAMESPACE_SEPARATOR
+from tidemill.message.resources import resource_name
 from tidemill.proxy.clients.telemetry_streams import TelemetryStreams
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -61,6 +66,8 @@ class _ClientRecord:
     labels: Labels
     since_ms: int
     settings: bytes
+    connections: set[Hashable]  # that presented the client's id
+    host: str
 
 
 class ClientListing(NamedTuple):
@@ -87,42 +94,87 @@ class Clients:
         self._clients_max = clients_max
         self._monotonic_ms = monotonic_ms
         self._settings_bytes = 0  # of all clients
+        # Clients by host, the one with the oldest sign of life first, and their bytes of settings.
+        self._of_host: dict[str, OrderedDict[str, None]] = {}
+        self._settings_bytes_of: Counter[str] = Counter()
+        self._presented: dict[Hashable, set[str]] = {}  # client ids by connection
         self._producers, self._consumers = ClientGauge(), ClientGauge()
         self.streams = TelemetryStreams()
 
     def __len__(self) -> int:
         return len(self._clients)
 
-    def record(self, client_id: str, client: Client, settings: bytes | None = None) -> None:
-        """Record a sign of life and new settings; with None, keep the earlier settings."""
+    def record(
+        self, client_id: str, client: Client, settings: bytes | None = None, *, connection: Hashable
+    ) -> None:
+        """Record a sign of life and new settings; with None, keep the earlier settings.
+
+        `connection` is the key of the connection on which the client presented its id.
+        """
         before = self._clients.get(client_id)
         since_ms = client.seen_at_ms if before is None else before.since_ms
+        connections = {connection} if before is None else {*before.connections, connection}
         if settings is None:
             settings = b"" if before is None else before.settings
+        host = host_of_peer(client.address)
         self.forget(client_id)
-        self._expire(client.seen_at_ms, room_for=1)
+        self._expire(client.seen_at_ms, room_for=1, host=host)
         labels: Labels = "grpc", client.language, client.version
         gauge = self._producers
         if client.client_type not in _PRODUCERS:
             labels = "grpc", "pop", client.group, client.language, client.version
             gauge = self._consumers
-        if not self._has_room(len(settings)):
+        if not self._has_room(len(settings), host):
             settings = b""
         self._settings_bytes += len(settings)
+        self._settings_bytes_of[host] += len(settings)
+        self._of_host.setdefault(host, OrderedDict())[client_id] = None
         self._clients[client_id] = _ClientRecord(
-            client, gauge, gauge.add(labels), since_ms, settings
+            client, gauge, gauge.add(labels), since_ms, settings, connections, host
         )
+        for each in connections:
+            self._presented.setdefault(each, set()).add(client_id)
 
-    def _has_room(self, settings_bytes: int) -> bool:
+    def _has_room(self, settings_bytes: int, host: str) -> bool:
+        room = unreserved(ALL_SETTINGS_BYTES_MAX)
+        if has_little(self._settings_bytes_of[host], ALL_SETTINGS_BYTES_MAX):
+            room = ALL_SETTINGS_BYTES_MAX
         all_bytes = self._settings_bytes + settings_bytes
-        return settings_bytes <= SETTINGS_BYTES_MAX and all_bytes <= ALL_SETTINGS_BYTES_MAX
+        return settings_bytes <= SETTINGS_BYTES_MAX and all_bytes <= room
 
     def forget(self, client_id: str) -> None:
         """Remove a client."""
         record = self._clients.pop(client_id, None)
         if record is not None:
             self._settings_bytes -= len(record.settings)
+            self._settings_bytes_of[record.host] -= len(record.settings)
+            of_host = self._of_host[record.host]
+            del of_host[client_id]
+            if not of_host:
+                del self._of_host[record.host], self._settings_bytes_of[record.host]
             record.gauge.remove(record.labels)
+            for connection in record.connections:
+                presented = self._presented[connection]
+                presented.discard(client_id)
+                if not presented:
+                    del self._presented[connection]
+
+    def has_presented(self, client_id: str, connection: Hashable) -> bool:
+        """Return whether a connection presented this id in its telemetry or heartbeat."""
+        return client_id in self._presented.get(connection, ())
+
+    def is_connected(self, client_id: str) -> bool:
+        """Return whether a known client has a connection; true for an unknown one."""
+        record = self._clients.get(client_id)
+        return record is None or bool(record.connections)
+
+    def forget_connection(self, connection: Hashable) -> list[str]:
+        """Forget a connection that ended. Return the clients that have no connection left."""
+        client_ids = self._presented.pop(connection, set())
+        records = [(client_id, self._clients[client_id]) for client_id in client_ids]
+        for _, record in records:
+            record.connections.discard(connection)
+        return [client_id for client_id, record in records if not record.connections]
 
     def find(self, client_id: str) -> ClientListing | None:
         """Return a client that gave a sign of life within two minutes."""
@@ -132,15 +184,16 @@ class Clients:
         return ClientListing(client_id, record.client, record.since_ms, record.settings)
 
     def list_slices(
-        self, *, group: str, topic: str, after: str, clients_max: int
+        self, *, group: str, topic: str, after: str, clients_max: int, namespace: str = ""
     ) -> Generator[None, None, ClientPage]:
         """Return the first clients by id after `after`, in slices.
 
-        `group` and `topic` are filters if not empty.
+        `group`, `topic` and `namespace` are filters if not empty.
         """
         listings: dict[str, ClientListing] = {}
         end: str | None = None  # first id that cannot be on the page
-        topic_bytes = topic.encode()
+        # The last part of the name: settings have the namespace in a field of its own.
+        topic_bytes = topic.rpartition(NAMESPACE_SEPARATOR)[2].encode()
         inspected, parsed_bytes = 0, 0
         # dict.keys takes a millisecond for 100,000 clients, iteration in order seven.
         for client_id in list(dict.keys(self._clients)):
@@ -160,6 +213,10 @@ class Clients:
                 parsed_bytes += len(listing.settings)
                 if not _names_topic(listing.settings, topic):
                     continue
+            if namespace and namespace_of(listing.client.group) != namespace:
+                parsed_bytes += len(listing.settings)
+                if not _is_of_namespace(listing, namespace):
+                    continue
             listings[client_id] = listing
             if len(listings) > clients_max + LISTED_A_TURN:
                 listings = {key: listings[key] for key in sorted(listings)[: clients_max + 1]}
@@ -167,12 +224,19 @@ class Clients:
         page = [listings[key] for key in sorted(listings)[:clients_max]]
         return ClientPage(page, len(listings) > clients_max)
 
-    def _expire(self, now_ms: int, *, room_for: int = 0) -> None:
+    def _expire(self, now_ms: int, *, room_for: int = 0, host: str = "") -> None:
+        """Forget silent clients. If there are too many others, forget the oldest for one of `host`.
+
+        It is one of `host` if this host has half of all clients.
+        """
         for _ in range(min(EXPIRED_A_TURN, len(self._clients))):
             client_id, oldest = next(iter(self._clients.items()))
             is_silent = now_ms - oldest.client.seen_at_ms > EXPIRY_MS
             if not is_silent and len(self._clients) + room_for <= self._clients_max:
                 return
+            of_host = self._of_host.get(host)
+            if of_host and not is_silent and 2 * len(of_host) >= self._clients_max:
+                client_id = next(iter(of_host))
             self.forget(client_id)
 
     def collect(self) -> Iterator[Metric]:
@@ -191,11 +255,17 @@ class Clients:
         )
 
 
+def _is_of_namespace(listing: ClientListing, namespace: str) -> bool:
+    """Whether a client publishes a topic of a namespace."""
+    topics = v2.Settings.FromString(listing.settings).publishing.topics
+    return any(namespace_of(resource_name(topic).full) == namespace for topic in topics)
+
+
 def _names_topic(settings: bytes, topic: str) -> bool:
     """Whether a client publishes or subscribes to a topic."""
     parsed = v2.Settings.FromString(settings)
     return any(
-        each.name == topic
+        resource_name(each).full == topic
         for each in (
             *parsed.publishing.topics,
             *(entry.topic for entry in parsed.subscription.subscriptions),

@@ -23,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import Labels, histogram_parts
+from tidemill.message.namespaces import full_name
 from tidemill.proxy.clients.gauges import ExporterKey, Gauge, GaugeSums
 from tidemill.proxy.clients.points import (
     COLLECTED,
@@ -104,6 +105,7 @@ class _Export:
 
     key: ExporterKey
     now_ms: int
+    namespace: str
     accepted: int = 0
     rejected: int = 0
     reason: str = ""
@@ -174,10 +176,13 @@ class ClientMetrics:
         registry.register(self._collect)
 
     def add(
-        self, address: str, client_id: str, request: bytes
+        self, address: str, client_id: str, request: bytes, *, namespace: str = ""
     ) -> Generator[None, None, ExportResult]:
-        """Add the new counts of an export, in slices. Raises MalformedWire."""
-        export = _Export((address, client_id), self._monotonic_ms())
+        """Add the new counts of an export, in slices. Raises MalformedWire.
+
+        `namespace` is that of the client, whose labels are bare names.
+        """
+        export = _Export((address, client_id), self._monotonic_ms(), namespace)
         self._expire(export.now_ms)
         for part_count, raw in enumerate(points_of(request)):
             if part_count >= PARTS_MAX:
@@ -206,7 +211,7 @@ class ClientMetrics:
         if name not in COLLECTED.get(kind, ()):
             raise PointRejection(f"the {kind} {name[:NAME_BYTES_MAX]!r} is not collected")
         point = parse_point(raw)
-        attributes = attributes_of(point)
+        attributes = _with_full_names(attributes_of(point), export.namespace)
         if kind == "gauge":
             value = gauge_value(point)
             export.gauges[name, self._labels(PAIR, attributes)] += value
@@ -365,3 +370,11 @@ class ClientMetrics:
                 name, shape.documentation, shape.label_names, self._histograms[name], shown
             )
         yield from self._gauges.collect(self._is_known)
+
+
+def _with_full_names(attributes: dict[str, str], namespace: str) -> dict[str, str]:
+    """Return the attributes of a client's point with the full names of topic and group."""
+    for label in PAIR if namespace else ():
+        if label in attributes:
+            attributes[label] = full_name(namespace, attributes[label])
+    return attributes

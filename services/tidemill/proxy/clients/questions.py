@@ -12,6 +12,8 @@ from tidemill.common.errors import BadRequest, ClientCannot, ClientNotFound, Ser
 from tidemill.common.questions import ANSWER_TIMEOUT_MS_MAX
 from tidemill.common.slices import run_slices
 from tidemill.message import stored_message
+from tidemill.message.resources import resource_name
+from tidemill.proxy.clients.settings import resources_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -59,6 +61,7 @@ class Questions:
         slices = self._clients.list_slices(
             group=asked.group,
             topic=asked.topic,
+            namespace=asked.namespace,
             after=asked.after,
             clients_max=min(asked.clients_max or CLIENTS_MAX, CLIENTS_MAX),
         )
@@ -98,7 +101,8 @@ class Questions:
                 command = service.TelemetryCommand(print_thread_stack_trace_command=stack_trace)
             case "verify":
                 _check_verifier(client, asked.verify)
-                verified = service.VerifyMessageCommand(message=_message(asked.verify))
+                topic = _resource_of(client, asked.verify.topic)
+                verified = service.VerifyMessageCommand(message=_message(asked.verify, topic))
                 command = service.TelemetryCommand(verify_message_command=verified)
             case _:
                 raise BadRequest("this proxy is older than the command; upgrade it")
@@ -124,7 +128,7 @@ def _check_verifier(listed: ClientListing, verified: pb.VerifiedMessage) -> None
             return
         raise BadRequest(f"the subscriptions of {client} are unknown; use force to skip this check")
     entries = v2.Settings.FromString(listed.settings).subscription.subscriptions
-    topics = sorted({entry.topic.name for entry in entries})
+    topics = sorted({resource_name(entry.topic).full for entry in entries})
     if verified.topic not in topics:
         shown = ", ".join(topics[:TOPICS_SHOWN]) or "nothing"
         more = f" and {len(topics) - TOPICS_SHOWN} more" if len(topics) > TOPICS_SHOWN else ""
@@ -135,7 +139,16 @@ def _message_id(command: service.TelemetryCommand) -> str:
     return command.verify_message_command.message.system_properties.message_id
 
 
-def _message(verified: pb.VerifiedMessage) -> v2.Message:
+def _resource_of(listed: ClientListing, topic: str) -> v2.Resource:
+    """Return a topic as the settings of a client name it."""
+    settings = v2.Settings.FromString(listed.settings)
+    for resource in resources_of(settings):
+        if resource_name(resource).full == topic:
+            return resource
+    return v2.Resource(name=topic)
+
+
+def _message(verified: pb.VerifiedMessage, topic: v2.Resource) -> v2.Message:
     """Return a stored message as consumers get it, without a receipt handle."""
     found = verified.message
     try:
@@ -145,7 +158,7 @@ def _message(verified: pb.VerifiedMessage) -> v2.Message:
         system.MergeFromString(found.blob[fields.system_at : fields.user_at])
     except (DecodeError, ValueError) as error:
         raise BadRequest(f"failed to decode the stored message: {error}") from None
-    message.topic.name = verified.topic
+    message.topic.CopyFrom(topic)
     system.store_timestamp.FromMilliseconds(found.stored_at_ms)
     system.queue_id, system.queue_offset = found.queue_id, found.queue_offset
     system.delivery_attempt = found.delivery_attempt

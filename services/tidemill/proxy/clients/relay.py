@@ -31,7 +31,7 @@ ATTACH: Final = "/tidemill.broker.v1.ClientRelay/Attach"
 PROCESS_ID_BYTES: Final = 16  # random, so unique per process
 CONNECT_TIMEOUT_S: Final = 2.0
 RECONNECT_S: Final = 1.0  # plus or minus half of it; only operators wait for it
-REFRESH_PERIOD_S: Final = 1.0  # of the list of brokers
+REFRESH_PERIOD_S: Final = 1.0  # of the list of brokers, whose masters may have moved
 QUESTION_BYTES_MAX: Final = 8 << 20  # a message of 4 MiB to verify, with its properties
 LIMITS: Final = Limits(
     stream_window_bytes=1 << 20,
@@ -53,7 +53,10 @@ class Relays:
         *,
         connect: Connector = connected,
     ) -> None:
-        """Register this proxy, by its name, at the brokers that `addresses` returns."""
+        """Register this proxy, by its name, at the brokers that `addresses` returns.
+
+        An operator asks the master of a broker group, so these are the addresses of the masters.
+        """
         self._name = pb.ProxyName(process_id=os.urandom(PROCESS_ID_BYTES), name=name)
         self._addresses = addresses
         self._answer = answer

@@ -12,14 +12,16 @@ from collections.abc import Collection
 from google.protobuf.duration_pb2 import Duration
 
 from tidemill.common.errors import BadRequest, UnrecognizedClientType
+from tidemill.common.item_bytes import DELIVERY_BYTES
 from tidemill.message import limits
 from tidemill.message.resource_names import check_group, check_topic
+from tidemill.message.resources import resource_name
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 RECEIVE_BATCH_SIZE = 32
-LITE_SUBSCRIPTION_QUOTA = 2000
-LITE_TOPIC_CHARS_MAX = 64
+
+PROPERTIES_BYTES = 1 << 10  # of a usual message, with its id and its other stored fields
 
 # Retries of failed sends.
 _PRODUCER_ATTEMPTS = 3
@@ -37,7 +39,6 @@ DEFAULT_GROUP = link_pb2.GroupConfig(
 )
 
 _CLIENT_TYPES = frozenset(v2.ClientType.values())
-_LITE_TYPES = frozenset({v2.LITE_PUSH_CONSUMER, v2.LITE_SIMPLE_CONSUMER})
 
 
 def check_client_type(client_type: int) -> None:
@@ -48,8 +49,28 @@ def check_client_type(client_type: int) -> None:
         raise UnrecognizedClientType(f"unknown client type {client_type}")
 
 
-def check_settings(settings: v2.Settings) -> None:
-    """Raise RequestError if the settings of a client are not valid."""
+def resources_of(settings: v2.Settings) -> list[v2.Resource]:
+    """Return the topics of the settings of a client, and its consumer group if it has one."""
+    if not settings.HasField("subscription"):
+        return list(settings.publishing.topics)
+    subscription = settings.subscription
+    return [subscription.group, *[entry.topic for entry in subscription.subscriptions]]
+
+
+def set_namespaces(settings: v2.Settings, namespace: str) -> None:
+    """Name every resource as answers do; `namespace` is that of resources without one.
+
+    Raises RequestError for an illegal namespace.
+    """
+    for resource in resources_of(settings):
+        resource.CopyFrom(resource_name(resource, namespace).resource())
+
+
+def check_settings(settings: v2.Settings, namespace: str = "") -> None:
+    """Raise RequestError if the settings of a client are not valid.
+
+    `namespace` is that of resources without one.
+    """
     check_client_type(settings.client_type)
     agent = settings.user_agent
     for text in (agent.version, agent.platform, agent.hostname):
@@ -58,25 +79,27 @@ def check_settings(settings: v2.Settings) -> None:
         case "publishing":
             limits.SETTINGS_ENTRIES.check_count(len(settings.publishing.topics))
             for topic in settings.publishing.topics:
-                check_topic(topic.name)
+                check_topic(resource_name(topic, namespace).full)
         case "subscription":
-            check_group(settings.subscription.group.name)
+            check_group(resource_name(settings.subscription.group, namespace).full)
             limits.SETTINGS_ENTRIES.check_count(len(settings.subscription.subscriptions))
             for entry in settings.subscription.subscriptions:
-                check_topic(entry.topic.name)
+                check_topic(resource_name(entry.topic, namespace).full)
         case _:
             raise BadRequest("the settings have neither publishing nor subscription")
 
 
 def producer_settings(
-    settings: v2.Settings, *, measured: Collection[int] = frozenset()
+    settings: v2.Settings, *, item_bytes_max: int, measured: Collection[int] = frozenset()
 ) -> v2.Settings:
-    """Return the settings for a producer.
+    """Return the settings for a producer; `item_bytes_max` is the largest message.
 
     Clients of the languages in `measured` send metrics to this proxy.
     """
     answer = _copy(settings, measured)
-    answer.publishing.max_body_size = limits.BODY.limit
+    # Producers check their bodies against it. The server also counts the properties.
+    body_bytes_max = item_bytes_max - DELIVERY_BYTES - PROPERTIES_BYTES
+    answer.publishing.max_body_size = min(limits.BODY.limit, body_bytes_max)
     answer.publishing.validate_message_type = True
     # Java and Node.js producers fail on any other kind.
     answer.backoff_policy.CopyFrom(
@@ -98,9 +121,9 @@ def consumer_settings(
     subscription.fifo = group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
     subscription.receive_batch_size = RECEIVE_BATCH_SIZE
     subscription.long_polling_timeout.CopyFrom(_duration(long_polling_max_ms))
-    if settings.client_type in _LITE_TYPES:
-        subscription.lite_subscription_quota = LITE_SUBSCRIPTION_QUOTA
-        subscription.max_lite_topic_size = LITE_TOPIC_CHARS_MAX
+    # Lite topics are not served: the client's own quota would read as granted.
+    subscription.ClearField("lite_subscription_quota")
+    subscription.ClearField("max_lite_topic_size")
     answer.backoff_policy.CopyFrom(_backoff(group, settings.user_agent.language))
     return answer
 

@@ -12,7 +12,7 @@ has its own ids for it, which `LinkedGroup` returns (ADR 0025).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
@@ -126,10 +126,25 @@ class BrokerCluster:
             peers.append(PeerStatus(broker.name, broker.link.address, word, since_s, reason))
         return peers
 
+    def masters(self) -> list[str]:
+        """Return the address of the master of each broker group, as its link dialled it last."""
+        return [broker.link.dialled for broker in self._members.all]
+
     def report_alive(self, client_id: str, now_ms: int) -> None:
         """Report that a consumer lives, by monotonic time, so that brokers renew its deliveries."""
         for broker in self.brokers:
             broker.link.report_alive(client_id, now_ms)
+
+    def report_disconnected(self, client_id: str) -> None:
+        """Report that a consumer has no connection, so that brokers stop its renewals."""
+        for broker in self.brokers:
+            broker.link.report_disconnected(client_id)
+
+    def report_subscriptions(self, group: str, topics: Iterable[str]) -> None:
+        """Report the topics that a consumer subscribes to, so that brokers count their lag."""
+        for topic in topics:
+            for broker in self.brokers:
+                broker.link.report_subscription(group, topic)
 
     def report_ended(self, client_id: str) -> None:
         """Report that a consumer has ended, so that brokers release its messages."""
@@ -349,7 +364,7 @@ class BrokerCluster:
         call.group = name
         if name not in self._homes.groups:
             check_group(name)
-            if self._homes.auto_create:
+            if self._homes.auto_create_groups:
                 await self._ensure(link_pb2.EnsureRequest(group=name), call)
         return self.find_group(name)
 
@@ -357,7 +372,7 @@ class BrokerCluster:
         if name.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # A consumer of dead letters may start before the first one.
             return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in self._homes.groups
-        return self._homes.auto_create and not name.startswith(RETRY_TOPIC_PREFIX)
+        return self._homes.auto_create_topics and not name.startswith(RETRY_TOPIC_PREFIX)
 
     def _check_home(self) -> None:
         """Raise BrokerUnreachable if the settings conflict, so that the home is not certain."""

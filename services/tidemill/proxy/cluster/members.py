@@ -165,7 +165,7 @@ class MemberLinks:
         self._drop_others(membership)
         self._introduce(home, membership)
 
-    def _find(self, member: link_pb2.Member) -> LinkedGroup | None:
+    def _find(self, member: link_pb2.ClusterMember) -> LinkedGroup | None:
         """Return the broker group of a member, by its address or the name that it reports.
 
         None if another broker group has its address, and its own address is unknown.
@@ -229,7 +229,9 @@ class MemberLinks:
         if self._tasks is None or (self._request is not None and not self._request.done()):
             return False
         request = link_pb2.FoundClusterRequest(
-            members=[link_pb2.Member(name=name, address=address) for name, address in members]
+            members=[
+                link_pb2.ClusterMember(name=name, address=address) for name, address in members
+            ]
         )
         self._request = self._tasks.create_task(self._found(home, request), name="founding")
         return True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.common.errors import IllegalAccessPoint
 from tidemill.message import limits
-from tidemill.message.rules import accepted_types
+from tidemill.message.rules import advertised_types
 from tidemill.message.wire import bytes_field, varint_field
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -75,7 +75,7 @@ def message_queues(
     behind = v2.MessageQueue(
         permission=v2.READ_WRITE if is_writable else v2.READ,
         broker=v2.Broker(name=group_queues.broker_name, id=MASTER_ID, endpoints=endpoints),
-        accept_message_types=accepted_types(topic.type),
+        accept_message_types=advertised_types(topic.type),
     ).SerializeToString()
     ids = range(group_queues.queues) if queue_ids is None else queue_ids
     return [before + varint_field(2, queue_id) + behind for queue_id in ids]

@@ -8,7 +8,6 @@
     stream                 the connection, its retries, frames in and out
     client_reports         reports about clients, which travel in frames
     broker_configuration   topics and groups as the broker has sent them
-    masters, master_routes, route_file   the address of the master of each broker group
 
 A request ends in exactly one of four ways: with its reply, with the error that the broker returns,
 with BrokerTimeout, or with BrokerUnreachable if the stream breaks. After the last two the outcome

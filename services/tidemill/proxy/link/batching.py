@@ -273,10 +273,15 @@ class FrameBatcher:
             reports = self._reports.take()
             frame.alive_clients.extend(reports.alive)
             frame.ended_clients.extend(reports.ended)
+            frame.disconnected_clients.extend(reports.disconnected)
             if reports.handovers:
                 slots, delivery_ids = zip(*reports.handovers, strict=True)
                 frame.handed_over.slots.extend(slots)
                 frame.handed_over.delivery_ids.extend(delivery_ids)
+            if reports.subscriptions:
+                group_ids, topic_ids = zip(*reports.subscriptions, strict=True)
+                frame.subscribed.group_ids.extend(group_ids)
+                frame.subscribed.topic_ids.extend(topic_ids)
             room_bytes -= frame.ByteSize()
         rows_by_command, self._rows, self._weight = self._rows, {}, 0
         remainders: list[tuple[LinkCommand[Any, Any], list[Row]]] = []

@@ -15,7 +15,8 @@ class BrokerConfiguration:
         self.groups: dict[str, link_pb2.GroupConfig] = {}
         self.broker_name = ""
         self.membership = link_pb2.Membership()  # without an id: of no cluster
-        self.auto_create = False
+        self.auto_create_topics = False
+        self.auto_create_groups = False
         self.handle_secret = b""  # created once per store
         self._signer: HandleSigner | None = None
         self._recall_signer: RecallSigner | None = None
@@ -38,7 +39,8 @@ class BrokerConfiguration:
             self.topics, self.groups = {}, {}
             self.broker_name = update.broker_name
             self.membership = link_pb2.Membership()
-            self.auto_create = update.auto_create
+            self.auto_create_topics = update.auto_create_topics
+            self.auto_create_groups = update.auto_create_groups
             self.handle_secret = update.handle_secret
             self._signer = HandleSigner(update.handle_secret, update.broker_name)
             self._recall_signer = RecallSigner(update.handle_secret, update.broker_name)

@@ -29,11 +29,11 @@ from tidemill.transport.aio.channel import connected
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.link.commands import Appended, LinkCommand, Request, Result
-    from tidemill.proxy.link.master_routes import MasterRoutes
     from tidemill.proxy.link.pending import LinkLimits
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.transport.aio.connect import Connector
+    from tidemill.transport.routes.master_routes import MasterRoutes
 
 log = structlog.get_logger()
 
@@ -264,6 +264,20 @@ class BrokerLink:
         self._reports.add_handovers(deliveries, now_ms)
         self.batching.send_reports()
 
+    def report_subscription(self, group: str, topic: str) -> None:
+        """Report soon that a consumer subscribes to a topic that its group has not begun to read.
+
+        If the broker does not know one of them, the first poll of the consumer creates it.
+        """
+        known_group = self.configuration.groups.get(group)
+        known_topic = self.configuration.topics.get(topic)
+        if known_group is None or known_topic is None:
+            return
+        homes_id = known_topic.home_id or known_topic.id
+        is_begun = any(begun.topic_id == homes_id for begun in known_group.begun)
+        if not is_begun and self._reports.add_subscription(known_group.id, known_topic.id):
+            self.batching.send_reports()
+
     async def wait_reported(self) -> None:
         """Wait until the broker has all reports about clients."""
         await self.batching.wait_reported()
@@ -271,6 +285,11 @@ class BrokerLink:
     def report_ended(self, client_id: str) -> None:
         """Report that a consumer has ended."""
         self._reports.add_ended(client_id)
+        self.batching.send_reports()
+
+    def report_disconnected(self, client_id: str) -> None:
+        """Report that a consumer has had no connection to this proxy for some seconds."""
+        self._reports.add_disconnected(client_id)
         self.batching.send_reports()
 
     def release_polls(self) -> None:
@@ -330,7 +349,7 @@ class BrokerLink:
                 self.pending.fail_all("the store of the broker was replaced; retry")
                 self.batching.clear()
                 self._pops.clear()
-                self._reports.forget_deliveries()
+                self._reports.forget_store()
             self._pops.shorten_waits()
             self.pending.open()
             self.batching.open()

@@ -1,4 +1,4 @@
-"""Reports about clients for one broker: clients that live, clients that ended, and hand-overs.
+"""Reports about clients for one broker: their lives, ends, hand-overs and subscriptions.
 
 The broker renews the deliveries of a client while the client lives. A client calls the proxy every
 few seconds and counts as ended after two minutes of silence, so one report per `REPORT_PERIOD_MS`
@@ -6,7 +6,8 @@ is enough. The end of a client is reported at once. Both may be lost with a stre
 the client is reported again, and a client whose end was lost falls silent.
 
 The hand-overs of the last minute are reported again on each stream, because a broker that starts
-does not know them. Older hand-overs are in its log, since it has extended those deliveries.
+does not know them. Older hand-overs are in its log, since it has extended those deliveries. The
+subscriptions are reported again on each stream, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple, TypeVar, final
+
+K = TypeVar("K")
 
 REPORT_PERIOD_MS: Final = 10_000  # a twelfth of the silence after which a client counts as ended
 CLIENTS_PER_FRAME_MAX: Final = 1_024  # of each kind: 0.5 ms of the broker's time, 255 KiB at most
@@ -23,6 +26,8 @@ HANDOVERS_PER_FRAME_MAX: Final = 4_096  # less than a millisecond of the broker'
 # answer may take.
 HANDOVER_RETENTION_MS: Final = 75_000
 HANDOVERS_MAX: Final = 65_536  # about 10 MB; a broker that starts redelivers the older ones
+SUBSCRIPTIONS_PER_FRAME_MAX: Final = 1_024  # 0.5 ms of the broker's time
+SUBSCRIPTIONS_MAX: Final = 16_384  # of groups that have not polled; the oldest are forgotten
 # Time that a report waits for a request to travel with, before a frame leaves for it alone.
 REPORT_DELAY_S: Final = 0.1
 
@@ -32,7 +37,9 @@ class FrameReports(NamedTuple):
 
     alive: list[str]
     ended: list[str]
+    disconnected: list[str]
     handovers: list[tuple[int, int]]  # deliveries, by slot and identity
+    subscriptions: list[tuple[int, int]]  # ids of consumer groups and topics
 
 
 @final
@@ -46,12 +53,22 @@ class ClientReports:
         # Dictionaries, since they keep the order.
         self._alive: dict[str, None] = {}
         self._ended: dict[str, None] = {}
+        self._disconnected: dict[str, None] = {}
         # The last hand-overs with their times, and how many of the newest are not reported yet.
         self._handovers: deque[tuple[int, tuple[int, int]]] = deque(maxlen=HANDOVERS_MAX)
         self._unreported = 0
+        # All subscriptions, and those that are not reported yet.
+        self._subscriptions: dict[tuple[int, int], None] = {}
+        self._new_subscriptions: dict[tuple[int, int], None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._alive or self._ended or self._unreported)
+        return bool(
+            self._alive
+            or self._ended
+            or self._disconnected
+            or self._unreported
+            or self._new_subscriptions
+        )
 
     @property
     def has_ended(self) -> bool:
@@ -77,6 +94,13 @@ class ClientReports:
         self._ended[client_id] = None
         _cut(self._ended, self._clients_max)
 
+    def add_disconnected(self, client_id: str) -> None:
+        """Note that a client has no connection. Its next call is reported at once."""
+        self._reported_at_ms.pop(client_id, None)
+        self._alive.pop(client_id, None)
+        self._disconnected[client_id] = None
+        _cut(self._disconnected, self._clients_max)
+
     def add_handovers(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
         """Note that a client has received deliveries, by slot and identity."""
         handovers = self._handovers
@@ -87,10 +111,22 @@ class ClientReports:
             handovers.popleft()
         self._unreported = min(self._unreported, len(handovers))
 
-    def forget_deliveries(self) -> None:
-        """Forget the hand-overs: the store of their deliveries was replaced."""
+    def add_subscription(self, group_id: int, topic_id: int) -> bool:
+        """Note the subscription of a consumer; return whether a report is due."""
+        pair = group_id, topic_id
+        if pair in self._subscriptions:
+            return False
+        self._subscriptions[pair] = self._new_subscriptions[pair] = None
+        _cut(self._subscriptions, SUBSCRIPTIONS_MAX)
+        _cut(self._new_subscriptions, SUBSCRIPTIONS_MAX)
+        return True
+
+    def forget_store(self) -> None:
+        """Forget the hand-overs and subscriptions: the store with their ids was replaced."""
         self._handovers.clear()
         self._unreported = 0
+        self._subscriptions.clear()
+        self._new_subscriptions.clear()
 
     def take(self) -> FrameReports:
         """Return the reports of the next frame, and remove them."""
@@ -98,21 +134,28 @@ class ClientReports:
         last = min(first + HANDOVERS_PER_FRAME_MAX, len(self._handovers))
         handovers = [self._handovers[n][1] for n in range(first, last)]
         self._unreported -= len(handovers)
-        return FrameReports(_take(self._alive), _take(self._ended), handovers)
+        return FrameReports(
+            _take(self._alive, CLIENTS_PER_FRAME_MAX),
+            _take(self._ended, CLIENTS_PER_FRAME_MAX),
+            _take(self._disconnected, CLIENTS_PER_FRAME_MAX),
+            handovers,
+            _take(self._new_subscriptions, SUBSCRIPTIONS_PER_FRAME_MAX),
+        )
 
     def close(self) -> None:
-        """Report all clients and hand-overs again: the broker of the next stream may be new."""
+        """Report everything again: the broker of the next stream may be new."""
         self._reported_at_ms.clear()
         self._unreported = len(self._handovers)
+        self._new_subscriptions = dict(self._subscriptions)
 
 
-def _cut(clients: dict[str, None] | OrderedDict[str, int], count_max: int) -> None:
-    while len(clients) > count_max:
-        del clients[next(iter(clients))]
+def _cut(known: dict[K, None] | OrderedDict[K, int], count_max: int) -> None:
+    while len(known) > count_max:
+        del known[next(iter(known))]
 
 
-def _take(clients: dict[str, None]) -> list[str]:
-    taken = list(islice(clients, CLIENTS_PER_FRAME_MAX))
-    for client_id in taken:
-        del clients[client_id]
+def _take(waiting: dict[K, None], count_max: int) -> list[K]:
+    taken = list(islice(waiting, count_max))
+    for key in taken:
+        del waiting[key]
     return taken

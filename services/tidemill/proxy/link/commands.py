@@ -220,6 +220,7 @@ CHANGE_INVISIBLE: Final = _message_command(
     pb.ChangeInvisibleRequest,
     _messages(pb.ChangeInvisibleReply),
     when_lost=f"{_UNKNOWN}; the receipt handle may have been replaced",
+    may_repeat=True,
 )
 DEAD_LETTER: Final = _message_command(
     "dead_letter",
@@ -228,6 +229,7 @@ DEAD_LETTER: Final = _message_command(
     pb.DeadLetterRequest,
     _messages(pb.DeadLetterReply),
     when_lost=f"{_UNKNOWN}; the message may have been moved",
+    may_repeat=True,
 )
 ENSURE: Final = _message_command(
     "ensure",

@@ -21,16 +21,16 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
-    from tidemill.proxy.link.master_routes import MasterRoutes
-    from tidemill.proxy.link.masters import Masters
+    from tidemill.transport.routes.master_routes import MasterRoutes
+    from tidemill.transport.routes.masters import Masters
 
 log = structlog.get_logger()
 
 RECONNECT_MIN_MS = 50
 # Low, since a restarted broker is back within half a second, and an attempt is cheap.
 RECONNECT_MAX_MS = 250
-# During the first second, the broker probably starts at the same time as the proxy.
-WAITING_WARN_FIRST_S = 1.0
+WAITING_WARN_START_S = 5.0  # a standalone starts its broker at the same time
+WAITING_WARN_FIRST_S = 1.0  # after the loss of a broker
 WAITING_WARN_EVERY_S = 10.0  # short, so that an operator sees a recent line
 CONNECT_TIMEOUT_S = 2.0
 # A broker that answers is never silent for this long: the channel checks once per second, and sends
@@ -110,7 +110,7 @@ class LinkStream:
     async def run(self) -> None:
         """Keep the stream open until cancelled."""
         attempt = 0
-        warn_at_s = time.monotonic() + WAITING_WARN_FIRST_S
+        warn_at_s = time.monotonic() + WAITING_WARN_START_S
         while True:
             reason = self.reason = await self._attempt()
             now_s = time.monotonic()
@@ -153,11 +153,19 @@ class LinkStream:
         moved = asyncio.create_task(self._moved.wait(), name="moved")
         probing = asyncio.create_task(self._probe_replicas(masters), name="probe replicas")
         try:
-            await asyncio.wait((connecting, moved, probing), return_when=asyncio.FIRST_COMPLETED)
-            if connecting.done():
-                return connecting.result()
-            if probing.done():
-                probing.result()
+            while True:
+                await asyncio.wait(
+                    (connecting, moved, probing), return_when=asyncio.FIRST_COMPLETED
+                )
+                if connecting.done():
+                    return connecting.result()
+                if probing.done():
+                    probing.result()
+                if masters.master_of(self._address) != self._dialled:
+                    break
+                # The replica that is dialled already was elected, and may be slow to answer.
+                self._moved.clear()
+                moved = asyncio.create_task(self._moved.wait(), name="moved")
         finally:
             moved.cancel()
             self._end_later(connecting)

@@ -11,12 +11,12 @@ hinted, will be asked at a known time, or is down.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, final
+
+from tidemill.proxy.polling.poll import Broker, PairT
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
-    from tidemill.proxy.polling.pair import PollPair
-    from tidemill.proxy.polling.poll import Broker
 
 # Delay after a wrong hint: a random part of it, doubled each time in a row. Two proxies that lose
 # against a third one then ask at different times. A broker with many wrong hints is asked once per
@@ -36,26 +36,26 @@ ANSWER_MS: Final = 100
 _DOUBLINGS_MAX: Final = 6  # of each delay; the bounds are reached before
 
 
-class NotificationStart(NamedTuple):
+class NotificationStart(NamedTuple, Generic[PairT]):
     """Action: send a notification to a broker, with its poll duration."""
 
-    watch: HintWatch
+    watch: HintWatch[PairT]
     number: int
     poll_ms: int
 
 
-class NotificationStop(NamedTuple):
+class NotificationStop(NamedTuple, Generic[PairT]):
     """Action: cancel a notification, because no poll waits for it."""
 
-    watch: HintWatch
+    watch: HintWatch[PairT]
     number: int
 
 
-NotificationAction: TypeAlias = NotificationStart | NotificationStop
+NotificationAction: TypeAlias = NotificationStart[PairT] | NotificationStop[PairT]
 
 
 @final
-class HintWatch:
+class HintWatch(Generic[PairT]):
     """The hints of one broker for the polls of one pair."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class HintWatch:
         "pair",
     )
 
-    def __init__(self, pair: PollPair, broker: Broker, *, random: Callable[[], float]) -> None:
+    def __init__(self, pair: PairT, broker: Broker, *, random: Callable[[], float]) -> None:
         self.pair = pair
         self.broker = broker
         self.is_down = False
@@ -99,7 +99,7 @@ class HintWatch:
 
     # ------------------------------------------------------------ asking
 
-    def ask(self, until_ms: int, now_ms: int) -> NotificationStart | None:
+    def ask(self, until_ms: int, now_ms: int) -> NotificationStart[PairT] | None:
         """Return a notification until `until_ms`, or None if none is needed or allowed now."""
         is_asked = self.number or self.hint_count or self.is_down
         if not self.is_wanted or is_asked or now_ms < self.not_before_ms or until_ms <= now_ms:
@@ -108,7 +108,7 @@ class HintWatch:
         self.number, self._asked_at_ms, self._until_ms = self._number, now_ms, until_ms
         return NotificationStart(self, self.number, until_ms - now_ms)
 
-    def stop(self) -> NotificationStop | None:
+    def stop(self) -> NotificationStop[PairT] | None:
         """Cancel the notification in flight."""
         number, self.number = self.number, 0
         return NotificationStop(self, number) if number else None
@@ -183,7 +183,7 @@ class HintWatch:
 
     # ------------------------------------------------------------ state
 
-    def lost(self) -> NotificationStop | None:
+    def lost(self) -> NotificationStop[PairT] | None:
         """Note that the broker is unreachable."""
         self.is_down = True
         self.hint_count = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple, TypeAlias, final
 
 from tidemill.proxy.polling.mode import WaitMode
 from tidemill.proxy.polling.notifications import HintWatch, NotificationAction
@@ -17,6 +17,10 @@ LINGER_MS: Final = 1_000
 # a broker parks at most 1,024 polls of all proxies.
 PARKED_A_BROKER_MAX: Final = 16
 _STALE_MIN: Final = 64  # entries of ended polls before they are swept
+
+
+PairPoll: TypeAlias = "ReceivePoll[PollPair]"
+PairWatch: TypeAlias = "HintWatch[PollPair]"
 
 
 class PairKey(NamedTuple):
@@ -39,27 +43,29 @@ class PollPair:
         self.key = key
         self.mode = mode
         self.target: object = None  # consumer group and topic for the shell
-        self.watches: dict[Broker, HintWatch] = {}
+        self.watches: dict[Broker, PairWatch] = {}
         self.silent: frozenset[Broker] = frozenset()  # of these, as the last poll found them
-        self.hinted: dict[HintWatch, None] = {}  # with unassigned hints, the oldest first
-        self.parked: dict[ReceivePoll, None] = {}  # the oldest first
-        self.polls: dict[ReceivePoll, None] = {}  # that have not ended
-        self.waiting: dict[ReceivePoll, None] = {}  # of these, for a hint
+        self.hinted: dict[PairWatch, None] = {}  # with unassigned hints, the oldest first
+        self.parked: dict[PairPoll, None] = {}  # the oldest first
+        self.polls: dict[PairPoll, None] = {}  # that have not ended
+        self.waiting: dict[PairPoll, None] = {}  # of these, for a hint
         # Waiting polls that found no reachable broker when they began.
-        self.without_broker: dict[ReceivePoll, None] = {}
+        self.without_broker: dict[PairPoll, None] = {}
         self.until_ms = 0  # end of the last poll
         self.linger_until_ms = 0
         self._random = random
         self._turn = 0
         self._covering: dict[Broker, int] = {}  # how many polls are parked there
         # Waiting polls and some ended ones; a poll may appear twice.
-        self._by_age: list[tuple[int, ReceivePoll]] = []
+        self._by_age: list[tuple[int, PairPoll]] = []
 
     # ------------------------------------------------------------ brokers
 
-    def set_brokers(self, brokers: Sequence[Broker], down: set[Broker]) -> list[NotificationAction]:
+    def set_brokers(
+        self, brokers: Sequence[Broker], down: set[Broker]
+    ) -> list[NotificationAction[PollPair]]:
         """Set the brokers that store messages of the pair."""
-        actions: list[NotificationAction] = []
+        actions: list[NotificationAction[PollPair]] = []
         if len(brokers) != len(self.watches) or any(name not in self.watches for name in brokers):
             for name in [name for name in self.watches if name not in brokers]:
                 removed = self.watches.pop(name)
@@ -87,7 +93,7 @@ class PollPair:
         """Whether every reachable broker would have reported a ready message."""
         return all(watch.is_down or watch.is_covered(now_ms) for watch in self.watches.values())
 
-    def needs_notification(self, watch: HintWatch) -> bool:
+    def needs_notification(self, watch: PairWatch) -> bool:
         """Whether this broker could have a message without a parked poll."""
         if self.waiting:
             return True
@@ -95,7 +101,7 @@ class PollPair:
 
     # ------------------------------------------------------------ polls that wait for hints
 
-    def wait(self, poll: ReceivePoll) -> None:
+    def wait(self, poll: PairPoll) -> None:
         """Let `poll` wait for a hint."""
         assert poll.state is PollState.WAITING, "a waiting poll has no pop in flight"
         self.waiting[poll] = None
@@ -103,7 +109,7 @@ class PollPair:
         if len(self._by_age) > max(2 * len(self.waiting), _STALE_MIN):
             self._by_age = sorted((one.number, one) for one in self.waiting)
 
-    def stop_waiting(self, poll: ReceivePoll) -> bool:
+    def stop_waiting(self, poll: PairPoll) -> bool:
         """Remove a waiting poll. Return whether it was waiting."""
         if poll not in self.waiting:
             return False
@@ -111,7 +117,7 @@ class PollPair:
         self.without_broker.pop(poll, None)
         return True
 
-    def oldest_waiting(self) -> ReceivePoll | None:
+    def oldest_waiting(self) -> PairPoll | None:
         """Return the oldest poll that waits for a hint."""
         by_age = self._by_age
         while by_age and by_age[0][1] not in self.waiting:
@@ -120,12 +126,12 @@ class PollPair:
 
     # ------------------------------------------------------------ parked polls
 
-    def park(self, poll: ReceivePoll, broker: Broker) -> None:
+    def park(self, poll: PairPoll, broker: Broker) -> None:
         """Note that `poll` is parked at `broker`."""
         self.parked[poll] = None
         self._covering[broker] = self._covering.get(broker, 0) + 1
 
-    def unpark(self, poll: ReceivePoll) -> None:
+    def unpark(self, poll: PairPoll) -> None:
         """Note that `poll` is no longer parked."""
         broker = poll.parked_at
         if broker is None or poll not in self.parked:
@@ -143,7 +149,7 @@ class PollPair:
             return None
         return best
 
-    def polls_to_move(self, count: int) -> list[ReceivePoll]:
+    def polls_to_move(self, count: int) -> list[PairPoll]:
         """Return up to `count` parked polls that may follow a hint, because other polls stay."""
         moving = [poll for poll in self.parked if poll.is_stopping]
         if len(moving) >= count or not self.parked:

@@ -16,19 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 from tidemill.common.errors import ConnectionBufferFull, MessageNotFound, Overloaded
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
     from tidemill.proxy.polling.mode import WaitModeName
-    from tidemill.proxy.polling.pair import PollPair
 
 # Time after the poll duration for the last pops at brokers without a notification: half of the
 # default deadline_reserve_ms.
 LAST_LOOK_MS: Final = 100
 
+PairT = TypeVar("PairT")  # PollPair, which imports this module
 Broker: TypeAlias = str  # the name of a broker group
 
 
@@ -81,7 +81,7 @@ Step: TypeAlias = PopStep | PollEnd | None  # None: wait for another step
 
 
 @final
-class ReceivePoll:
+class ReceivePoll(Generic[PairT]):
     """One receive."""
 
     __slots__ = (
@@ -105,7 +105,7 @@ class ReceivePoll:
 
     def __init__(
         self,
-        pair: PollPair,
+        pair: PairT,
         number: int,
         *,
         began_ms: int,

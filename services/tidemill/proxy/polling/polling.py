@@ -5,6 +5,7 @@ The shell carries out the step of a poll, reports the result, and takes the next
 
 Invariant: while a poll waits for hints, each of its brokers has been asked, has hinted, will be
 asked at a known time, or is down. At its end, a poll pops at every broker without a notification.
+The module exceeds 500 lines because `Polling` is one state machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, WaitMode
 from tidemill.proxy.polling.notifications import HintWatch, NotificationStart, NotificationStop
-from tidemill.proxy.polling.pair import LINGER_MS, PairKey, PollPair
+from tidemill.proxy.polling.pair import LINGER_MS, PairKey, PairPoll, PairWatch, PollPair
 from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep, ReceivePoll, outcome_of
 from tidemill.proxy.polling.timers import DueTimes
 
@@ -34,7 +35,7 @@ ASK_ONCE_MS: Final = 3_000
 class PollWakeup(NamedTuple):
     """Action: a waiting poll has a new step."""
 
-    poll: ReceivePoll
+    poll: PairPoll
 
 
 class PopCancellation(NamedTuple):
@@ -43,15 +44,20 @@ class PopCancellation(NamedTuple):
     Messages that the pop still returns go back to the broker.
     """
 
-    poll: ReceivePoll
+    poll: PairPoll
 
 
-Action: TypeAlias = NotificationStart | NotificationStop | PollWakeup | PopCancellation
+Action: TypeAlias = (
+    NotificationStart[PollPair] | NotificationStop[PollPair] | PollWakeup | PopCancellation
+)
 
 
 @final
 class Polling:
-    """All polls with their notifications."""
+    """All polls with their notifications.
+
+    It is one class, because every event may change the state of polls, pairs and notifications.
+    """
 
     def __init__(self, counts: PollCounts, *, random: Callable[[], float]) -> None:
         """Use `random` (uniform, 0 to 1) for back-off."""
@@ -60,7 +66,7 @@ class Polling:
         self.modes: dict[tuple[str, str], WaitMode] = {}
         self.down: set[Broker] = set()
         self._random = random
-        self._timers: DueTimes[ReceivePoll | HintWatch | PollPair | WaitMode] = DueTimes()
+        self._timers: DueTimes[PairPoll | PairWatch | PollPair | WaitMode] = DueTimes()
         self._actions: list[Action] = []
         self._numbers = 0
         self._is_released = False
@@ -102,7 +108,7 @@ class Polling:
         once_ms: int = ASK_ONCE_MS,
         silent: frozenset[Broker] = frozenset(),
         target: object = None,
-    ) -> ReceivePoll:
+    ) -> PairPoll:
         """Begin a poll at `brokers`; some may be down or `silent`.
 
         With a `poll_ms` of 0, the poll pops at every broker once, within `once_ms`. With
@@ -137,7 +143,7 @@ class Polling:
         self._update(pair, now_ms)
         return poll
 
-    def _first_step(self, poll: ReceivePoll, *, asks_all: bool, now_ms: int) -> None:
+    def _first_step(self, poll: PairPoll, *, asks_all: bool, now_ms: int) -> None:
         pair = poll.pair
         brokers = pair.rotated_brokers()
         if pair.hinted and not asks_all:
@@ -152,7 +158,7 @@ class Polling:
         else:
             self._ask(poll, brokers[:1], now_ms)
 
-    def _ask_all(self, poll: ReceivePoll, now_ms: int) -> None:
+    def _ask_all(self, poll: PairPoll, now_ms: int) -> None:
         """Pop at every reachable broker, or at the first one that becomes reachable."""
         brokers = poll.pair.rotated_brokers()
         # A poll that may not wait has popped at every broker already.
@@ -161,14 +167,14 @@ class Polling:
         if poll in poll.pair.waiting:
             poll.pair.without_broker[poll] = None
 
-    def _ask(self, poll: ReceivePoll, brokers: Sequence[Broker], now_ms: int) -> None:
+    def _ask(self, poll: PairPoll, brokers: Sequence[Broker], now_ms: int) -> None:
         if brokers:
             poll.ask(brokers)
         else:
             poll.wait()
             self._next_step(poll, now_ms)
 
-    def popped(self, poll: ReceivePoll, *, count: int, was_parked: bool, now_ms: int) -> bool:
+    def popped(self, poll: PairPoll, *, count: int, was_parked: bool, now_ms: int) -> bool:
         """Apply the result of the pop of a poll: its number of messages.
 
         Return False if the poll has ended before. The messages then go back to the broker.
@@ -189,7 +195,7 @@ class Polling:
         self._update(pair, now_ms)
         return bool(count)
 
-    def _learn(self, poll: ReceivePoll, count: int, now_ms: int) -> None:
+    def _learn(self, poll: PairPoll, count: int, now_ms: int) -> None:
         """Update the hints of the broker of a pop."""
         assert isinstance(poll.step, PopStep), "a pop was in flight"
         pair, is_hinted = poll.pair, poll.hinted_by is not None
@@ -207,7 +213,7 @@ class Polling:
             watch.hint_count = 0
         _note_hint(watch)
 
-    def pop_failed(self, poll: ReceivePoll, error: ServiceError, now_ms: int) -> None:
+    def pop_failed(self, poll: PairPoll, error: ServiceError, now_ms: int) -> None:
         """Apply the failure of the pop of a poll."""
         if poll.is_done:
             return
@@ -226,16 +232,22 @@ class Polling:
         self._fail_all(pair, now_ms)
         self._update(pair, now_ms)
 
-    def cancel(self, poll: ReceivePoll, now_ms: int) -> None:
+    def cancel(self, poll: PairPoll, now_ms: int) -> None:
         """End a poll whose caller cancelled it, unless it has ended."""
         if not poll.is_done:
             self._end(poll, PollEnd(Outcome.CANCELLED), now_ms)
             self._update(poll.pair, now_ms)
 
-    def fail(self, poll: ReceivePoll, error: ServiceError, now_ms: int) -> None:
+    def fail(self, poll: PairPoll, error: ServiceError, now_ms: int) -> None:
         """End a poll with an error of its caller, unless it has ended."""
         if not poll.is_done:
             self._end(poll, PollEnd(outcome_of(error), error), now_ms)
+            self._update(poll.pair, now_ms)
+
+    def end_empty(self, poll: PairPoll, now_ms: int) -> None:
+        """Answer a poll empty, because its client ends. A pop in flight is given back."""
+        if not poll.is_done:
+            self._end(poll, PollEnd(Outcome.EMPTY), now_ms)
             self._update(poll.pair, now_ms)
 
     def release(self, now_ms: int) -> None:
@@ -252,7 +264,7 @@ class Polling:
     # ------------------------------------------------------------ notifications
 
     def notified(
-        self, watch: HintWatch, number: int, count: int, now_ms: int, *, is_unsure: bool = False
+        self, watch: PairWatch, number: int, count: int, now_ms: int, *, is_unsure: bool = False
     ) -> None:
         """Apply the answer of a notification: the number of ready messages, 0 at its end."""
         if not watch.answered(number, count, now_ms, is_unsure=is_unsure):
@@ -262,7 +274,7 @@ class Polling:
         self._update(watch.pair, now_ms)
 
     def notification_failed(
-        self, watch: HintWatch, number: int, error: ServiceError, now_ms: int
+        self, watch: PairWatch, number: int, error: ServiceError, now_ms: int
     ) -> None:
         """Apply the failure of a notification."""
         if not watch.failed(number, error, now_ms):
@@ -303,7 +315,7 @@ class Polling:
 
     # ------------------------------------------------------------ next step of a poll
 
-    def _next_step(self, poll: ReceivePoll, now_ms: int) -> None:
+    def _next_step(self, poll: PairPoll, now_ms: int) -> None:
         """Choose the next step of a poll without a pop, or let it wait."""
         pair = poll.pair
         if pair.hinted and now_ms < poll.hard_end_ms:
@@ -322,7 +334,7 @@ class Polling:
             self._timers.set(poll, poll.end_ms)
             pair.wait(poll)
 
-    def _follow(self, poll: ReceivePoll, now_ms: int) -> None:
+    def _follow(self, poll: PairPoll, now_ms: int) -> None:
         """Send a poll to the broker of the oldest hint."""
         watch = next(iter(poll.pair.hinted))
         watch.take()
@@ -333,11 +345,11 @@ class Polling:
         else:
             poll.follow(watch.broker, poll_ms=UNSURE_POLL_MS if watch.is_unsure else 0)
 
-    def _park(self, poll: ReceivePoll, broker: Broker, now_ms: int) -> None:
+    def _park(self, poll: PairPoll, broker: Broker, now_ms: int) -> None:
         poll.park(broker, now_ms)
         poll.pair.park(poll, broker)
 
-    def _last_look(self, poll: ReceivePoll, now_ms: int) -> None:
+    def _last_look(self, poll: PairPoll, now_ms: int) -> None:
         """Pop once more at every broker without a notification, then end."""
         pair = poll.pair
         if not poll.has_looked:
@@ -354,7 +366,7 @@ class Polling:
                 return
         self._end(poll, self._empty_end(poll, now_ms), now_ms)
 
-    def _empty_end(self, poll: ReceivePoll, now_ms: int) -> PollEnd:
+    def _empty_end(self, poll: PairPoll, now_ms: int) -> PollEnd:
         """Return the end of a poll without messages: empty, or an error if no broker answered."""
         pair = poll.pair
         watches = list(pair.watches.values())
@@ -369,7 +381,7 @@ class Polling:
             self.counts.false_empties[pair.key.topic, pair.key.group] += 1
         return PollEnd(Outcome.EMPTY)
 
-    def _poll_due(self, poll: ReceivePoll, now_ms: int) -> None:
+    def _poll_due(self, poll: PairPoll, now_ms: int) -> None:
         if now_ms >= poll.hard_end_ms:
             self._end(poll, self._empty_end(poll, now_ms), now_ms)
         else:
@@ -388,11 +400,11 @@ class Polling:
             for poll in list(pair.waiting):
                 self._end(poll, PollEnd(Outcome.FAILED, failing[-1]), now_ms)
 
-    def _stop_pop(self, poll: ReceivePoll) -> None:
+    def _stop_pop(self, poll: PairPoll) -> None:
         poll.is_stopping = True
         self._actions.append(PopCancellation(poll))
 
-    def _end(self, poll: ReceivePoll, end: PollEnd, now_ms: int) -> None:
+    def _end(self, poll: PairPoll, end: PollEnd, now_ms: int) -> None:
         pair = poll.pair
         if poll.has_pop:
             self._actions.append(PopCancellation(poll))
@@ -402,7 +414,7 @@ class Polling:
         poll.end(end)
         self._ended(poll, now_ms)
 
-    def _ended(self, poll: ReceivePoll, now_ms: int) -> None:
+    def _ended(self, poll: PairPoll, now_ms: int) -> None:
         assert isinstance(poll.step, PollEnd), "the poll has ended"
         pair, mode = poll.pair, poll.pair.mode
         self._timers.discard(poll)
@@ -493,7 +505,7 @@ class Polling:
             del self.pairs[pair.key]
 
 
-def _note_hint(watch: HintWatch) -> None:
+def _note_hint(watch: PairWatch) -> None:
     """Add a broker with unassigned hints to `hinted` of its pair, or remove it."""
     if watch.hint_count:
         watch.pair.hinted.setdefault(watch)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.common.errors import ServiceError, TopicNotFound
 from tidemill.proxy.polling.counts import PollCounts
-from tidemill.proxy.polling.notifications import HintWatch, NotificationStart, NotificationStop
-from tidemill.proxy.polling.pair import PairKey
-from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep, ReceivePoll
+from tidemill.proxy.polling.notifications import NotificationStart, NotificationStop
+from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch
+from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep
 from tidemill.proxy.polling.polling import Polling, PollWakeup, PopCancellation
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -61,9 +61,10 @@ class PollingShell:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._brokers: dict[Broker, LinkedGroup] = {}
-        self._receives: dict[ReceivePoll, MultiBrokerReceive] = {}
+        self._receives: dict[PairPoll, MultiBrokerReceive] = {}
         self._directs: set[SingleBrokerReceive] = set()
-        self._asked: dict[HintWatch, _PendingNotification] = {}
+        self._open: dict[str, set[MultiBrokerReceive | SingleBrokerReceive]] = {}  # by client id
+        self._asked: dict[PairWatch, _PendingNotification] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
 
@@ -96,29 +97,44 @@ class PollingShell:
             silent=frozenset([broker.name for broker in brokers if not broker.link.is_up]),
             target=target,
         )
-        receive = self._receives[poll] = MultiBrokerReceive(self, poll)
+        receive = self._receives[poll] = MultiBrokerReceive(self, poll, pop.client_id)
+        self._open.setdefault(pop.client_id, set()).add(receive)
         self.carry_out()
         return receive
 
-    def begin_direct(self, link: BrokerLink) -> SingleBrokerReceive:
+    def begin_direct(self, link: BrokerLink, client_id: str) -> SingleBrokerReceive:
         """Begin a receive at the only broker group; the caller ends it with `end_direct`."""
-        direct = SingleBrokerReceive(link)
+        direct = SingleBrokerReceive(link, client_id)
         self._directs.add(direct)
+        self._open.setdefault(client_id, set()).add(direct)
         return direct
 
     def end_direct(self, direct: SingleBrokerReceive) -> None:
         """End a receive at the only broker group."""
         self._directs.discard(direct)
+        self._close(direct)
+
+    def end_client(self, client_id: str) -> None:
+        """Answer the open polls of a client empty, because it ends."""
+        for receive in self._open.get(client_id, set()).copy():
+            receive.end()
+        self.carry_out()
+
+    def _close(self, receive: MultiBrokerReceive | SingleBrokerReceive) -> None:
+        receives = self._open[receive.client_id]
+        receives.discard(receive)
+        if not receives:
+            del self._open[receive.client_id]
 
     def broker(self, name: Broker) -> LinkedGroup:
         """Return the broker group of a step."""
         return self._brokers[name]
 
-    def forget(self, poll: ReceivePoll) -> None:
+    def forget(self, poll: PairPoll) -> None:
         """End a receive in any state."""
         self.polling.cancel(poll, self.now_ms())
         self.carry_out()
-        del self._receives[poll]
+        self._close(self._receives.pop(poll))
 
     def release(self) -> None:
         """Answer every poll empty, because the process stops."""
@@ -169,7 +185,7 @@ class PollingShell:
                         self._stop_asking(watch, number)
         self._arm()
 
-    def _ask(self, watch: HintWatch, number: int, poll_ms: int) -> None:
+    def _ask(self, watch: PairWatch, number: int, poll_ms: int) -> None:
         target = watch.pair.target
         assert isinstance(target, PollTarget), "the polls of a pair have one target"
         broker = self._brokers[watch.broker]
@@ -193,7 +209,7 @@ class PollingShell:
         future.add_done_callback(lambda done: self._answered(watch, number, done))
 
     def _answered(
-        self, watch: HintWatch, number: int, done: asyncio.Future[link_pb2.NotificationReply]
+        self, watch: PairWatch, number: int, done: asyncio.Future[link_pb2.NotificationReply]
     ) -> None:
         asked = self._asked.get(watch)
         if asked is not None and asked.number == number:
@@ -209,7 +225,7 @@ class PollingShell:
             self.polling.notification_failed(watch, number, error, self.now_ms())
         self.carry_out()
 
-    def _stop_asking(self, watch: HintWatch, number: int) -> None:
+    def _stop_asking(self, watch: PairWatch, number: int) -> None:
         asked = self._asked.get(watch)
         if asked is not None and asked.number == number:
             del self._asked[watch]
@@ -236,9 +252,10 @@ class PollingShell:
 class MultiBrokerReceive:
     """One receive for its caller."""
 
-    __slots__ = ("_link", "_poll", "_request", "_shell", "_woken")
+    __slots__ = ("_link", "_poll", "_request", "_shell", "_woken", "client_id")
 
-    def __init__(self, shell: PollingShell, poll: ReceivePoll) -> None:
+    def __init__(self, shell: PollingShell, poll: PairPoll, client_id: str) -> None:
+        self.client_id = client_id
         self._shell = shell
         self._poll = poll
         self._woken: asyncio.Future[None] | None = None
@@ -296,6 +313,10 @@ class MultiBrokerReceive:
         self._shell.polling.fail(self._poll, error, self._shell.now_ms())
         self._shell.carry_out()
 
+    def end(self) -> None:
+        """Answer the receive empty. The caller carries out the actions."""
+        self._shell.polling.end_empty(self._poll, self._shell.now_ms())
+
     def close(self) -> None:
         """End the receive in any state."""
         self._shell.forget(self._poll)
@@ -318,10 +339,12 @@ class SingleBrokerReceive:
     A poll that is parked at one broker group does not see messages of another.
     """
 
-    __slots__ = ("_link", "_request", "is_over")
+    __slots__ = ("_link", "_request", "client_id", "is_ended", "is_over")
 
-    def __init__(self, link: BrokerLink) -> None:
+    def __init__(self, link: BrokerLink, client_id: str) -> None:
+        self.client_id = client_id
         self.is_over = False
+        self.is_ended = False  # because the client ends
         self._link = link
         self._request: link_pb2.PopRequest | None = None  # in flight
 
@@ -334,6 +357,11 @@ class SingleBrokerReceive:
             return await self._link.pop(request, timeout_ms=timeout_ms)
         finally:
             self._request = None
+
+    def end(self) -> None:
+        """Answer the receive empty, because its client ends."""
+        self.is_ended = True
+        self.stop()
 
     def stop(self) -> None:
         """End the pop in flight, because another broker group has joined."""

@@ -29,6 +29,7 @@ from tidemill.common.errors import (
 )
 from tidemill.common.log import is_debug
 from tidemill.message import limits
+from tidemill.message.resources import ResourceName, resource_name
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.call import DisconnectError
@@ -53,8 +54,17 @@ _STREAM_KINDS = {"receive_message": "receive", "pull_message": "pull"}
 
 CLIENT_ID = "x-mq-client-id"
 CLIENT_ID_LOGGED_CHARS_MAX = 256
+NAMESPACE = "x-mq-namespace"
 CLIENT_LANGUAGE = "x-mq-language"
 CLIENT_VERSION = "x-mq-client-version"
+
+
+def _last_of(metadata: Mapping[str, str], name: str) -> str:
+    """Return the last of the values, which commas join, as RocketMQ's proxy does.
+
+    For each retry of a send the Go client adds all its metadata again.
+    """
+    return metadata.get(name, "").rpartition(",")[2]
 
 
 class Responses(Protocol):
@@ -99,6 +109,7 @@ class Call:
     __slots__ = (
         "_deadline_at",
         "client_id",
+        "connection",
         "group",
         "is_long_polling",
         "is_short_polling_hit",
@@ -114,10 +125,12 @@ class Call:
         metadata: Mapping[str, str],
         *,
         peer: Callable[[], str],
+        connection: Hashable,
         time_remaining_s: float | None,
     ) -> None:
         self.metadata = metadata
-        self.client_id = metadata.get(CLIENT_ID, "")  # of the client instance
+        self.connection = connection  # key of the connection: equal for all its calls
+        self.client_id = _last_of(metadata, CLIENT_ID)  # of the client instance
         self.peer = peer
         self.started_at = time.monotonic()
         self._deadline_at = None if time_remaining_s is None else self.started_at + time_remaining_s
@@ -136,12 +149,25 @@ class Call:
     @property
     def language(self) -> str:
         """Language that the client reports, cut; a label in metrics."""
-        return self.metadata.get(CLIENT_LANGUAGE, "")[: limits.CLIENT_TEXT_CHARS_MAX]
+        return _last_of(self.metadata, CLIENT_LANGUAGE)[: limits.CLIENT_TEXT_CHARS_MAX]
 
     @property
     def version(self) -> str:
         """Version that the client reports, cut."""
-        return self.metadata.get(CLIENT_VERSION, "")[: limits.CLIENT_TEXT_CHARS_MAX]
+        return _last_of(self.metadata, CLIENT_VERSION)[: limits.CLIENT_TEXT_CHARS_MAX]
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of resources that have none: Node.js clients omit it in several calls."""
+        return _last_of(self.metadata, NAMESPACE)
+
+    def name_of(self, resource: v2.Resource) -> str:
+        """Return the full name of a topic or consumer group: with its namespace, if it has one."""
+        return self.resource_name(resource).full
+
+    def resource_name(self, resource: v2.Resource) -> ResourceName:
+        """Return the name of a topic or consumer group, and the namespace for the answer."""
+        return resource_name(resource, self.namespace)
 
     def time_remaining_ms(self) -> int | None:
         """Return the time until the client's deadline; None without a deadline."""

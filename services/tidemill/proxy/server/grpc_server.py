@@ -5,15 +5,23 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Final
 
 from tidemill.common.errors import BadRequest, MessageBodyTooLarge, Overloaded
 from tidemill.message import limits
 from tidemill.proxy.link.batching import FRAMES_MAX
 from tidemill.proxy.link.commands import FRAME_BYTES
 from tidemill.proxy.server.call import Boundary, Call, status_of
-from tidemill.proxy.server.methods import SERVICE, UNSERVED_UNARY, Methods, request_code
+from tidemill.proxy.server.methods import SERVICE, Methods, request_code
 from tidemill.proxy.server.metrics_receiver import EXPORT, MetricsReceiver
 from tidemill.proxy.server.pipeline_source import SERVICE as PIPELINE_SERVICE
 from tidemill.transport.aio import health, metrics
@@ -22,7 +30,6 @@ from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.reflection import reflection_methods
 from tidemill.transport.aio.server import RpcServer
 from tidemill.transport.grpc.server_call import RequestPolicy
-from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
@@ -51,10 +58,13 @@ class GrpcServer:
         receiver: MetricsReceiver | None = None,
         pipeline: Mapping[str, RpcMethod] | None = None,
         listening: Sequence[int] = (),
+        *,
+        on_lost: Callable[[Hashable], object],
     ) -> None:
         """Serve `methods`, the metrics of clients if there is a `receiver`, and `pipeline` by path.
 
         `listening`: descriptors of listening sockets. If empty, the server binds its own.
+        `on_lost` is called with the key of each connection that ends.
         """
         self.address = ""
         self._methods = methods
@@ -63,6 +73,7 @@ class GrpcServer:
         self._server: RpcServer | None = None
         self._pipeline = pipeline or {}
         self._listening = tuple(listening)
+        self._on_lost = on_lost
         # Health checks of a pipeline name the pipeline's service.
         self._services = (SERVICE, PIPELINE_SERVICE) if pipeline else (SERVICE,)
         self._health = health.HealthService(self._services)
@@ -84,6 +95,7 @@ class GrpcServer:
             _listen_settings(settings, tls, self._listening),
             message_bytes_max=limits.OTHER_REQUESTS_BYTES,
             held_bytes_max=settings.memory_bytes_max - LINK_BYTES,
+            on_lost=self._on_lost,
         )
         async with self._server.serving():
             self.address = self._server.address
@@ -120,7 +132,6 @@ class GrpcServer:
             **{name: self._unary(name) for name in methods.unary},
             **{name: self._streaming(name) for name in methods.streaming},
             **{name: self._bidirectional(name) for name in methods.bidirectional},
-            **{name: _unserved(reason) for name, reason in UNSERVED_UNARY.items()},
         }
         table = {f"/{SERVICE}/{name}": method for name, method in served.items()}
         if self._receiver is not None:
@@ -195,11 +206,9 @@ def _listen_settings(
 
 
 def _call(rpc: RpcCall) -> Call:
-    return Call(rpc.metadata, peer=rpc.peer, time_remaining_s=rpc.time_remaining_s)
-
-
-def _unserved(reason: str) -> RpcMethod:
-    async def handle(_rpc: RpcCall, _request: bytes) -> NoReturn:
-        raise RpcError(RpcCode.UNIMPLEMENTED, reason)
-
-    return unary(handle)
+    return Call(
+        rpc.metadata,
+        peer=rpc.peer,
+        connection=rpc.connection,
+        time_remaining_s=rpc.time_remaining_s,
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from tidemill.common.errors import NotBuilt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidemill.proxy.server.call import BidirectionalMethod, StreamingMethod, UnaryMethod
+    from tidemill.proxy.server.call import BidirectionalMethod, Call, StreamingMethod, UnaryMethod
     from tidemill.proxy.server.client_lifecycle import ClientLifecycle
     from tidemill.proxy.server.producer import Producer
     from tidemill.proxy.server.puller import Puller
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 SERVICE = "apache.rocketmq.v2.MessagingService"
 
-# Method -> error message.
+# Method -> error message. They end with a status in the response, which clients handle.
 UNSERVED_UNARY = {
     "EndTransaction": "transactional messages are not served yet",
     "SyncLiteSubscription": "lite topics are not served yet",
@@ -60,10 +62,18 @@ def methods(
             "QueryOffset": puller.query_offset,
             "GetOffset": puller.get_offset,
             "UpdateOffset": puller.update_offset,
+            **{name: _unserved(reason) for name, reason in UNSERVED_UNARY.items()},
         },
         streaming={"ReceiveMessage": receiver.receive_message, "PullMessage": puller.pull_message},
         bidirectional={"Telemetry": telemetry.telemetry},
     )
+
+
+def _unserved(reason: str) -> UnaryMethod:
+    async def reject(_call: Call, _request: bytes) -> NoReturn:
+        raise NotBuilt(reason)
+
+    return reject
 
 
 def request_code(method: str) -> str:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as collector
 
+from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import ServiceError
 from tidemill.common.slices import run_slices
+from tidemill.message.namespaces import check_namespace
 from tidemill.message.outline import MalformedWire
 from tidemill.proxy.shares import AddressShares
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -36,6 +38,7 @@ class MetricsReceiver:
         """Process one export. Raises RpcError for a call without a client id."""
         try:
             call.check()
+            check_namespace(call.namespace)
         except ServiceError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
         address = address_of(call)
@@ -43,7 +46,7 @@ class MetricsReceiver:
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, "too many concurrent exports")
         self._under_way.take(address)
         try:
-            slices = self._metrics.add(address, call.client_id, request)
+            slices = self._metrics.add(address, call.client_id, request, namespace=call.namespace)
             return _answer(await run_slices(slices, one_by_one=self._turn))
         except MalformedWire as error:
             message = "the request is not an export of metrics"
@@ -54,7 +57,7 @@ class MetricsReceiver:
 
 def address_of(call: Call) -> str:
     """Return the client's address without the port."""
-    return call.peer().rpartition(":")[0]
+    return host_of_peer(call.peer())
 
 
 def _answer(result: ExportResult) -> bytes:

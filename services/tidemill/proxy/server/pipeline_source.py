@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import Overloaded, RequestError, ServiceError, codes_of
 from tidemill.proxy.cluster.broker_calls import ERROR_KEY
 from tidemill.proxy.shares import AddressShares
@@ -71,7 +72,7 @@ def _streaming(
 
     async def handle(call: RpcCall, request: bytes) -> None:
         began_s, outcome, result = time.monotonic(), "20000", "cancelled"
-        address = call.peer().rpartition(":")[0]
+        address = host_of_peer(call.peer())
         try:
             with _place(under_way, address):
                 await _answer(call, row, request, address)

@@ -20,7 +20,13 @@ from tidemill.message import limits
 from tidemill.message.encoding import encode_stored
 from tidemill.message.outline import check_send
 from tidemill.message.recall_handle import RecallFields
-from tidemill.message.rules import accepted_types, check_message, check_type, message_type
+from tidemill.message.rules import (
+    accepted_types,
+    check_item,
+    check_message,
+    check_type,
+    message_type,
+)
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
 from tidemill.proxy.link.commands import CANCEL_TIMER
 from tidemill.proxy.message_codec import OK_STATUS
@@ -71,8 +77,10 @@ class _Stored(NamedTuple):
 class Producer:
     """The methods of producers."""
 
-    def __init__(self, cluster: BrokerCluster, clock: Clock) -> None:
+    def __init__(self, cluster: BrokerCluster, clock: Clock, *, item_bytes_max: int) -> None:
+        """Reject messages that clients would receive as more than `item_bytes_max`."""
         self._cluster = cluster
+        self._item_bytes_max = item_bytes_max
         self._clock = clock
 
     def send_message(self, call: Call, request: bytes) -> Awaitable[bytes]:
@@ -87,7 +95,7 @@ class Producer:
     async def recall_message(self, call: Call, request: bytes) -> bytes:
         """Cancel a delayed message; OK means that it will never be delivered."""
         recall = service.RecallMessageRequest.FromString(request)
-        topic = self._cluster.find_topic(recall.topic.name)
+        topic = self._cluster.find_topic(call.name_of(recall.topic))
         if v2.DELAY not in accepted_types(topic.type):
             raise BadRequest(f"the topic {topic.name} does not accept delayed messages")
         broker, recalled = self._cluster.open_recall(recall.recall_handle, topic.name)
@@ -108,8 +116,8 @@ class Producer:
         limits.MESSAGES.check_count(len(messages))
         try:
             if len(messages) != 1:
-                _check_batch(messages)
-            call.topic = name = messages[0].topic.name
+                _check_batch(call, messages)
+            call.topic = name = call.name_of(messages[0].topic)
             topic = self._cluster.known_topic(name)
             if topic is None or topic.is_system:
                 topic = await self._use_topic(name, call)
@@ -141,6 +149,7 @@ class Producer:
         """Check and encode a message, and choose its target."""
         properties = message.system_properties
         blob = _encode(message, topic, now_ms)
+        check_item(blob, self._item_bytes_max)
         message_group = properties.message_group
         target = self._cluster.choose_target(topic, message_group)
         is_transactional = properties.message_type == v2.TRANSACTION
@@ -252,11 +261,11 @@ class Producer:
                 raise unknown or error from None
 
 
-def _check_batch(messages: Sequence[v2.Message]) -> None:
+def _check_batch(call: Call, messages: Sequence[v2.Message]) -> None:
     """Check that there are messages, of one topic."""
     if not messages:
         raise MessageCorrupted("the request has no message")
-    if len({message.topic.name for message in messages}) > 1:
+    if len({call.name_of(message.topic) for message in messages}) > 1:
         raise MessageCorrupted("all messages of a request must have the same topic")
 
 

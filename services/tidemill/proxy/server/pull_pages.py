@@ -16,6 +16,7 @@ from tidemill.proxy.server.broker_queue import READER, BrokerQueue
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
+    from tidemill.message.resources import ResourceName
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
 
 # Per broker group, at most a megabyte each: one is joined while the other is in transit. A broker
@@ -49,7 +50,7 @@ class PullPages:
         *,
         reader: str,
         header: bytes,
-        topic_wire: bytes,
+        topic: ResourceName,
         timeout_ms: int,
     ) -> PullPage:
         """Return a page, with its messages joined for a response.
@@ -70,7 +71,7 @@ class PullPages:
             joining = join_pulled(
                 reply,
                 header=header,
-                topic_wire=topic_wire,
+                topic=topic,
                 store_host=queue.broker.name.encode(),
                 queue_id=queue.queue_id,
             )

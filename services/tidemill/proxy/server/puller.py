@@ -15,11 +15,10 @@ from tidemill.common.errors import (
     RequestError,
     TopicNotFound,
 )
-from tidemill.message import limits
 from tidemill.message.encoding import TIMESTAMP_SECONDS_MAX
 from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
-from tidemill.proxy.message_codec import OF_PULL, OK_STATUS, encode_next_offset, encode_topic
+from tidemill.proxy.message_codec import OF_PULL, OK_STATUS, encode_next_offset
 from tidemill.proxy.server.broker_queue import PULL_BYTES_MAX, PULL_MAX, READER, find_queue
 from tidemill.proxy.server.call import status_of
 from tidemill.proxy.server.metrics_receiver import address_of
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
     from tidemill.common.clock import Clock
+    from tidemill.message.resources import ResourceName
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
     from tidemill.proxy.server.broker_queue import BrokerQueue
@@ -81,8 +81,6 @@ class Puller:
         """Send messages of a queue from an offset on, and the next offset."""
         parsed = service.PullMessageRequest.FromString(request)
         del request
-        resource = parsed.message_queue.topic
-        limits.NAMESPACE.check_text(resource.resource_namespace)
         pull = link_pb2.PullRequest(
             offset=parsed.offset,
             max_messages=min(max(parsed.batch_size, 1), PULL_MAX),
@@ -96,9 +94,9 @@ class Puller:
         pull.topic_id, pull.queue_id = queue.topic_id, queue.queue_id
         wait_ms = self._wait_ms(call, parsed)
         call.is_long_polling = "true" if wait_ms else "false"
-        topic_wire = encode_topic(resource.resource_namespace, resource.name)
+        topic = call.resource_name(parsed.message_queue.topic)
         try:
-            page = await self._pull(call, queue, pull, wait_ms, responses, topic_wire=topic_wire)
+            page = await self._pull(call, queue, pull, wait_ms, responses, topic=topic)
         except _Ended as ended:
             status = status_of(ended.error)
             call.response_code = status.code
@@ -115,7 +113,7 @@ class Puller:
         wait_ms: int,
         responses: Responses,
         *,
-        topic_wire: bytes,
+        topic: ResourceName,
     ) -> PullPage:
         """Return a page with messages; raise _Ended if there are none.
 
@@ -123,7 +121,7 @@ class Puller:
         """
         end_ms = self._clock.monotonic_ms() + wait_ms
         while True:
-            page = await self._pull_once(call, queue, pull, responses, topic_wire)
+            page = await self._pull_once(call, queue, pull, responses, topic)
             if page.items:
                 return page
             is_stuck = page.next_offset == pull.offset
@@ -174,7 +172,7 @@ class Puller:
         queue: BrokerQueue,
         pull: link_pb2.PullRequest,
         responses: Responses,
-        topic_wire: bytes,
+        topic: ResourceName,
     ) -> PullPage:
         """Pull a page that fits into the client's connection, and hold the room of its messages.
 
@@ -193,7 +191,7 @@ class Puller:
                     pull,
                     reader=address_of(call),
                     header=OF_PULL,
-                    topic_wire=topic_wire,
+                    topic=topic,
                     timeout_ms=self._timeout_ms(call),
                 )
             except BaseException:
@@ -227,14 +225,19 @@ class Puller:
         parsed = service.QueryOffsetRequest.FromString(request)
         queue = self._find_queue(call, parsed.message_queue)
         query = link_pb2.QueryOffsetRequest(topic_id=queue.topic_id, queue_id=queue.queue_id)
-        if parsed.query_offset_policy == v2.TIMESTAMP:
-            if not parsed.HasField("timestamp"):
-                raise BadRequest("the policy TIMESTAMP needs a timestamp")
-            query.timestamp_ms = _milliseconds(parsed.timestamp)
-        elif parsed.query_offset_policy == v2.END:
-            query.end = True
-        else:
-            query.first = True
+        policy = parsed.query_offset_policy
+        if parsed.HasField("timestamp") != (policy == v2.TIMESTAMP):
+            # The default policy is BEGINNING: a request with only a timestamp would get it.
+            raise BadRequest("the policy TIMESTAMP needs a timestamp, and no other policy has one")
+        match policy:
+            case v2.TIMESTAMP:
+                query.timestamp_ms = _milliseconds(parsed.timestamp)
+            case v2.END:
+                query.end = True
+            case v2.BEGINNING:
+                query.first = True
+            case _:
+                raise BadRequest(f"unknown policy {policy}; use BEGINNING, END or TIMESTAMP")
         answer = await self._ask(queue.broker, "QueryOffset", query, self._timeout_ms(call))
         offset = link_pb2.OffsetReply.FromString(answer).offset
         return service.QueryOffsetResponse(status=_OK, offset=offset).SerializeToString()
@@ -250,7 +253,7 @@ class Puller:
         offset = link_pb2.OffsetReply.FromString(answer).offset
         if offset < 0:
             raise OffsetNotFound(
-                f"the group {parsed.group.name} has not stored a pull offset for this queue"
+                f"the group {call.group} has not stored a pull offset for this queue"
             )
         return service.GetOffsetResponse(status=_OK, offset=offset).SerializeToString()
 
@@ -272,7 +275,7 @@ class Puller:
     ) -> tuple[BrokerQueue, int]:
         """Return the queue, and the id of the consumer group at the queue's broker."""
         queue = self._find_queue(call, message_queue)
-        group = self._cluster.find_group(resource.name)
+        group = self._cluster.find_group(call.name_of(resource))
         call.group = group.name
         own = queue.broker.find_group(group)
         if own is None:
@@ -286,11 +289,11 @@ class Puller:
     def _check_group(self, call: Call, resource: v2.Resource) -> None:
         """Raise GroupNotFound for an unknown group. A request may omit the group."""
         if resource.name:
-            call.group = self._cluster.find_group(resource.name).name
+            call.group = self._cluster.find_group(call.name_of(resource)).name
 
     def _find_queue(self, call: Call, named: v2.MessageQueue) -> BrokerQueue:
-        call.topic = named.topic.name
-        return find_queue(self._cluster, named.topic.name, named.broker.name, named.id)
+        call.topic = call.name_of(named.topic)
+        return find_queue(self._cluster, call.topic, named.broker.name, named.id)
 
     async def _ask(
         self, broker: LinkedGroup, method: str, request: Message, timeout_ms: int

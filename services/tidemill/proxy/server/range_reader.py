@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final
 
 from tidemill.common.errors import BadRequest, IllegalOffset
-from tidemill.message import limits
+from tidemill.message.namespaces import full_name
 from tidemill.message.resource_names import check_topic
+from tidemill.message.resources import ResourceName
 from tidemill.proxy.filters import tags_of
-from tidemill.proxy.message_codec import OF_READ, encode_read, encode_topic
+from tidemill.proxy.message_codec import OF_READ, encode_read
 from tidemill.proxy.server.broker_queue import PULL_MAX, BrokerQueue, find_broker, find_queue
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -40,8 +41,8 @@ class RangeReader:
 
         All ranges of one address share one place in the rotation.
         """
-        limits.NAMESPACE.check_text(request.namespace)
-        queue = _queue_of(self._cluster, request)
+        topic = ResourceName(full_name(request.namespace, request.topic), request.namespace)
+        queue = _queue_of(self._cluster, request, topic.full)
         if request.from_offset < 0:
             raise IllegalOffset(f"the offset must be 0 or more, not {request.from_offset}")
         pull = link_pb2.PullRequest(
@@ -54,10 +55,9 @@ class RangeReader:
             without_bodies=request.without_bodies,
             until_offset=max(request.until_offset, 0),
             log_id=request.log_id,
-            topic=request.topic if request.topic_id else "",
+            topic=topic.full if request.topic_id else "",
         )
-        topic_wire = encode_topic(request.namespace, request.topic)
-        asking = asyncio.create_task(self._ask(queue, pull, address, topic_wire), name="range")
+        asking = asyncio.create_task(self._ask(queue, pull, address, topic), name="range")
         try:
             while True:
                 page = await asking
@@ -75,7 +75,7 @@ class RangeReader:
                 is_last = (page.is_at_end and gone_from < 0) or next_offset >= pull.until_offset
                 if not is_last:
                     asking = asyncio.create_task(
-                        self._ask(queue, pull, address, topic_wire), name="range"
+                        self._ask(queue, pull, address, topic), name="range"
                     )
                 yield encode_read(
                     page.items,
@@ -93,24 +93,19 @@ class RangeReader:
                 asking.exception()  # Mark it as retrieved: the next page is not needed.
 
     async def _ask(
-        self, queue: BrokerQueue, pull: link_pb2.PullRequest, address: str, topic_wire: bytes
+        self, queue: BrokerQueue, pull: link_pb2.PullRequest, address: str, topic: ResourceName
     ) -> PullPage:
         return await self._pages.read(
-            queue,
-            pull,
-            reader=address,
-            header=OF_READ,
-            topic_wire=topic_wire,
-            timeout_ms=PAGE_TIMEOUT_MS,
+            queue, pull, reader=address, header=OF_READ, topic=topic, timeout_ms=PAGE_TIMEOUT_MS
         )
 
 
-def _queue_of(cluster: BrokerCluster, request: pb.ReadMessagesRequest) -> BrokerQueue:
+def _queue_of(cluster: BrokerCluster, request: pb.ReadMessagesRequest, topic: str) -> BrokerQueue:
     """Return the queue of a request: by the topic's id if it is set, otherwise by name."""
     if not request.topic_id:
-        return find_queue(cluster, request.topic, request.broker, request.queue_id)
+        return find_queue(cluster, topic, request.broker, request.queue_id)
     # The id comes from the broker. This proxy may not know the topic yet, so it does not check.
-    check_topic(request.topic)
+    check_topic(topic)
     if request.queue_id < 0:
         raise BadRequest(f"the queue must be 0 or more, not {request.queue_id}")
     return BrokerQueue(find_broker(cluster, request.broker), request.topic_id, request.queue_id)

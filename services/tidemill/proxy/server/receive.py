@@ -16,21 +16,17 @@ from tidemill.common.errors import (
     ServiceError,
 )
 from tidemill.message import limits
+from tidemill.message.resources import ResourceName
 from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.link import PoppedBatch
-from tidemill.proxy.message_codec import (
-    OK_STATUS,
-    encode_delivery_timestamp,
-    encode_received,
-    encode_topic,
-)
+from tidemill.proxy.message_codec import OK_STATUS, encode_delivery_timestamp, encode_received
 from tidemill.proxy.polling.poll import PopStep, outcome_of
 from tidemill.proxy.polling.shell import PollingShell, PollTarget, PopFailure
-from tidemill.proxy.server.call import CLIENT_VERSION
 from tidemill.proxy.server.invisible_duration import check_invisible, duration_ms
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.grpc.connection_memory import SMALL_REPLY_BYTES
 
 if TYPE_CHECKING:
@@ -44,8 +40,10 @@ BATCH_SIZE_MAX = 32
 # Memory of the connection that must be free when a poll begins. The largest message fits. Messages
 # that are popped and do not fit are given back, which costs the broker one record per message.
 REPLY_ROOM_BYTES = 5 << 20
-# What an item adds to the reply of the broker: names of the topic, handle, store host, times.
-ITEM_BYTES = 512
+LARGE_BYTES = 1 << 20  # an item that the log names if its client ends the receive
+# What an item usually adds to the reply of the broker: names of the topic, handle, store host,
+# times. `item_bytes.DELIVERY_BYTES` is the most.
+ADDED_BYTES = 512
 # Pops of one receive. If a reply does not fit, the receive reserves its size and pops again. Other
 # consumers may have taken the messages in between, or more messages may be ready.
 POPS_MAX = 4
@@ -84,13 +82,14 @@ class Receiver:
         self._invisible_min_ms = settings.invisible_duration_min_ms
         self._reserve_ms = settings.deadline_reserve_ms
         self._request_timeout_ms = settings.request_timeout_ms
+        self._misuse = MisuseLog()
 
     async def receive_message(self, call: Call, request: bytes, responses: Responses) -> None:
         """Pop messages and send each of them in its own item."""
         # Labels of the metrics if the call is rejected.
         call.is_long_polling = call.is_short_polling_hit = "false"
         # A waiting poll keeps little memory: not the request, and not its parsed form.
-        group, topic, topic_wire, pop = await self._read_poll(call, request)
+        group, topic, namespace, pop = await self._read_poll(call, request)
         del request
         target = PollTarget(group, topic)
         found = None
@@ -101,8 +100,9 @@ class Receiver:
             PoppedBatch(batch.slot, batch.delivery_id, batch.visible_at_ms, tuple(batch.indexes))
             for batch in reply.batches
         ]
+        items: list[bytes] = []
         try:
-            items = _items(broker, group, topic, topic_wire, reply)
+            items = _items(broker, group, topic, namespace, reply)
             # The items hold the messages now. A reference to the reply would keep its whole frame,
             # with the replies of other calls.
             del found, reply
@@ -111,6 +111,7 @@ class Receiver:
         except BaseException:
             # The status is the first message of the stream.
             skip = max(responses.sent_count - 1, 0)
+            self._log_large(call, topic.name, items, skip)
             broker.link.give_back(ids.group_id, ids.topic_id, popped, skip=skip)
             raise
         if pop.renews:
@@ -119,28 +120,43 @@ class Receiver:
             clock = self._clock
             responses.when_read(lambda: broker.link.report_handovers(names, clock.monotonic_ms()))
 
+    def _log_large(self, call: Call, topic: str, items: Sequence[bytes], skip: int) -> None:
+        """Log a large message at which a client ended its receive: it may accept less."""
+        for item in items[skip : skip + 1]:
+            if len(item) > LARGE_BYTES:
+                received = service.ReceiveMessageResponse.FromString(item).message
+                self._misuse.report(
+                    "large_message",
+                    peer=call.peer(),
+                    reason="the client accepts smaller messages, or it disconnected",
+                    event="client ended its receive at a large message",
+                    topic=topic,
+                    message_id=received.system_properties.message_id,
+                    size_bytes=len(item),
+                )
+
     async def _read_poll(
         self, call: Call, request: bytes
-    ) -> tuple[link_pb2.GroupConfig, link_pb2.TopicConfig, bytes, link_pb2.PopRequest]:
-        """Return consumer group, topic, the encoded topic name of deliveries, and the pop.
+    ) -> tuple[link_pb2.GroupConfig, link_pb2.TopicConfig, str, link_pb2.PopRequest]:
+        """Return consumer group, topic, the client's namespace, and the pop.
 
         The caller sets the ids of the consumer group and topic at the broker that it asks.
         """
         parsed = service.ReceiveMessageRequest.FromString(request)
         del request
-        resource = parsed.message_queue.topic
-        limits.NAMESPACE.check_text(resource.resource_namespace)
+        topic_name = call.resource_name(parsed.message_queue.topic)
+        group_name = call.name_of(parsed.group)
         limits.ATTEMPT_ID.check_text(parsed.attempt_id)
         tags = tags_of(parsed.filter_expression)
         cluster = self._cluster
         # Nearly every poll names an existing consumer group and topic.
-        group = cluster.known_group(parsed.group.name)
+        group = cluster.known_group(group_name)
         if group is None:
-            group = await cluster.use_group(parsed.group.name, call)
+            group = await cluster.use_group(group_name, call)
         call.group = group.name
-        topic = cluster.known_topic(resource.name)
+        topic = cluster.known_topic(topic_name.full)
         if topic is None:
-            topic = await cluster.use_topic(resource.name, call)
+            topic = await cluster.use_topic(topic_name.full, call)
         call.topic = topic.name
         invisible_ms = self._receive_invisible_ms(parsed)
         poll_ms = self._poll_duration_ms(call, parsed)
@@ -158,7 +174,7 @@ class Receiver:
             client_id=call.client_id,
             renews=parsed.auto_renew,
         )
-        return group, topic, encode_topic(resource.resource_namespace, resource.name), pop
+        return group, topic, topic_name.namespace, pop
 
     async def _poll_one(
         self, call: Call, target: PollTarget, pop: link_pb2.PopRequest, responses: Responses
@@ -173,7 +189,7 @@ class Receiver:
         pop.group_id, pop.topic_id = ids
         poll_ms, began_ms = pop.poll_duration_ms, self._clock.monotonic_ms()
         outcome = "cancelled"
-        direct = self._polling.begin_direct(broker.link)
+        direct = self._polling.begin_direct(broker.link, pop.client_id)
         self._polling.counts.began(topic.name, group.name, "direct", is_long=poll_ms > 0)
         try:
             reply = await self._pop(
@@ -185,7 +201,12 @@ class Receiver:
                 poll_ms=poll_ms,
                 room_end_ms=began_ms + poll_ms // 2,
             )
-            outcome = "joined" if direct.is_over and not reply.batches else _outcome_of(reply)
+            if direct.is_ended and reply.batches:
+                responses.release(_room_of(reply))
+                broker.link.give_back(*ids, reply.batches)
+                del reply.batches[:]
+            is_joined = direct.is_over and not direct.is_ended and not reply.batches
+            outcome = "joined" if is_joined else _outcome_of(reply)
         except ServiceError as error:
             outcome = outcome_of(error).value
             raise
@@ -359,7 +380,7 @@ class Receiver:
             f"the deadline is in {remaining_ms} ms, and a long poll takes at least"
             f" {self._poll_min_ms} ms; raise the timeout of the request"
         )
-        if _version(call.metadata.get(CLIENT_VERSION, "")) < _KNOWS_ILLEGAL_POLLING_TIME:
+        if _version(call.version) < _KNOWS_ILLEGAL_POLLING_TIME:
             raise BadRequest(message)
         raise IllegalPollingTime(message)
 
@@ -392,7 +413,7 @@ def _items(
     broker: LinkedGroup,
     group: link_pb2.GroupConfig,
     topic: link_pb2.TopicConfig,
-    topic_wire: bytes,
+    namespace: str,
     reply: link_pb2.PopReply,
 ) -> list[bytes]:
     """Build the items of a reply."""
@@ -406,7 +427,9 @@ def _items(
             delivery_id=batch.delivery_id,
             visible_at_ms=batch.visible_at_ms,
         )
-        items += encode_received(batch, topic_wire=topic_wire, store_host=store_host, signed=signed)
+        items += encode_received(
+            batch, topic=ResourceName(topic.name, namespace), store_host=store_host, signed=signed
+        )
     return items
 
 
@@ -416,7 +439,7 @@ def _room_of(reply: link_pb2.PopReply) -> int:
     The reservation of the call covers a small reply.
     """
     count = sum([len(batch.indexes) for batch in reply.batches])
-    size_bytes = reply.ByteSize() + ITEM_BYTES * count
+    size_bytes = reply.ByteSize() + ADDED_BYTES * count
     return size_bytes if size_bytes > SMALL_REPLY_BYTES else 0
 
 

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.message import limits
 from tidemill.proxy.cluster import routing
+from tidemill.proxy.filters import check_filters
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
+    from tidemill.proxy.clients.clients import Clients
     from tidemill.proxy.cluster.cluster import BrokerCluster, RouteQueues
     from tidemill.proxy.server.call import Call
 
@@ -20,16 +21,20 @@ if TYPE_CHECKING:
 class Routes:
     """The methods QueryRoute and QueryAssignment."""
 
-    def __init__(self, cluster: BrokerCluster, advertised: v2.Endpoints | None) -> None:
+    def __init__(
+        self, cluster: BrokerCluster, clients: Clients, advertised: v2.Endpoints | None
+    ) -> None:
         self._cluster = cluster
+        self._clients = clients
         self._advertised = advertised
 
     async def query_route(self, call: Call, request: bytes) -> bytes:
         """Return the queues of a topic, all with the client's own access point."""
         parsed = service.QueryRouteRequest.FromString(request)
-        topic = await self._cluster.use_topic(parsed.topic.name, call)
+        name = call.resource_name(parsed.topic)
+        topic = await self._cluster.use_topic(name.full, call)
         readables = self._cluster.route_queues(topic)
-        queues = self._queues(topic, parsed.topic, parsed.endpoints, readables)
+        queues = self._queues(topic, name.resource(), parsed.endpoints, readables)
         return routing.encode_route(queues)
 
     async def query_assignment(self, call: Call, request: bytes) -> bytes:
@@ -38,10 +43,16 @@ class Routes:
         Every client of the group gets the same list. The broker decides which client pops a
         message, so clients may come and go without rebalancing. With one entry per broker group, a
         push consumer polls once per entry. Any broker group may serve such a poll.
+
+        Raises the error of the filter that the client announced for the topic.
         """
         parsed = service.QueryAssignmentRequest.FromString(request)
-        group = await self._cluster.use_group(parsed.group.name, call)
-        topic = await self._cluster.use_topic(parsed.topic.name, call)
+        name = call.resource_name(parsed.topic)
+        client = self._clients.find(call.client_id)
+        if client is not None and client.settings:
+            check_filters(v2.Settings.FromString(client.settings), name.full)
+        group = await self._cluster.use_group(call.name_of(parsed.group), call)
+        topic = await self._cluster.use_topic(name.full, call)
         # If an entry changes, clients drop the queue and its cached messages. A draining broker
         # group still has messages, so its queues stay writable here.
         readables = [
@@ -52,7 +63,7 @@ class Routes:
             if group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
             else (routing.ANY_QUEUE,)
         )
-        queues = self._queues(topic, parsed.topic, parsed.endpoints, readables, any_queue)
+        queues = self._queues(topic, name.resource(), parsed.endpoints, readables, any_queue)
         return routing.encode_assignments(queues)
 
     def _queues(
@@ -63,7 +74,6 @@ class Routes:
         readables: Sequence[RouteQueues],
         queue_ids: Sequence[int] | None = None,
     ) -> list[bytes]:
-        limits.NAMESPACE.check_text(resource.resource_namespace)
         access_point = routing.access_point(endpoints, self._advertised)
         of_each = [
             routing.message_queues(

@@ -23,9 +23,11 @@ from tidemill.proxy.clients.settings import (
     check_settings,
     consumer_settings,
     producer_settings,
+    set_namespaces,
 )
 from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.clients.telemetry_streams import ClientAnswer
+from tidemill.proxy.filters import check_filters
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import DisconnectError, RequestTooLarge
@@ -70,13 +72,18 @@ class Telemetry:
         clock: Clock,
         *,
         long_polling_max_ms: int,
+        item_bytes_max: int,
         measured: frozenset[int] = frozenset(),
     ) -> None:
-        """Return `long_polling_max_ms` to consumers; let `measured` languages send metrics."""
+        """Return `long_polling_max_ms` to consumers, and `item_bytes_max` to producers.
+
+        Clients in the `measured` languages send metrics.
+        """
         self._cluster = cluster
         self._clients = clients
         self._clock = clock
         self._long_polling_max_ms = long_polling_max_ms
+        self._item_bytes_max = item_bytes_max
         self._measured = measured
         self._misuse = MisuseLog()
         self.updates = SettingsUpdates(clients.streams, cluster.known_group, self._settings_again)
@@ -142,7 +149,7 @@ class Telemetry:
         if announcement.group_name is not None:
             group = await self._find_group(call, announcement.group_name)
             subscription.follow(announcement.group_name)
-        answer = self._settings_for(request, group)
+        answer = self._settings_for(call, request, group)
         await responses.send(answer)
         if announcement.is_node_js:
             repeat.schedule(answer)
@@ -160,13 +167,17 @@ class Telemetry:
             return None
         settings = command.settings
         try:
-            check_settings(settings)
+            check_settings(settings, call.namespace)
+            set_namespaces(settings, call.namespace)
         except RequestError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
-        group_name = settings.subscription.group.name
+        group_name = call.name_of(settings.subscription.group)
         now_ms = self._clock.monotonic_ms()
         if not settings.HasField("publishing"):
             self._cluster.report_alive(call.client_id, now_ms)
+            entries = settings.subscription.subscriptions
+            topics = [call.name_of(entry.topic) for entry in entries]
+            self._cluster.report_subscriptions(group_name, topics)
         self._clients.record(
             call.client_id,
             Client(
@@ -178,7 +189,13 @@ class Telemetry:
                 address=call.peer(),
             ),
             settings.SerializeToString(),
+            connection=call.connection,
         )
+        try:
+            # After the record: the client appears in listings, with the filter that is rejected.
+            check_filters(settings)
+        except RequestError as error:
+            raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
         return _Announcement(
             group_name=None if settings.HasField("publishing") else group_name,
             is_node_js=settings.user_agent.language == v2.NODE_JS,
@@ -202,12 +219,17 @@ class Telemetry:
         answer = ClientAnswer(code, command.status.message, stack)
         self._clients.streams.resolve(client_id, nonce, answer)
 
-    def _settings_for(self, request: bytes, group: link_pb2.GroupConfig | None) -> bytes:
+    def _settings_for(
+        self, call: Call, request: bytes, group: link_pb2.GroupConfig | None
+    ) -> bytes:
         """Return the effective settings: the client's own, partly overwritten."""
         settings = _parse(request).settings
+        set_namespaces(settings, call.namespace)
         if group is not None:
             return self._consumer_settings(settings, group)
-        answer = producer_settings(settings, measured=self._measured)
+        answer = producer_settings(
+            settings, item_bytes_max=self._item_bytes_max, measured=self._measured
+        )
         return service.TelemetryCommand(status=_OK, settings=answer).SerializeToString()
 
     def _consumer_settings(self, settings: v2.Settings, group: link_pb2.GroupConfig) -> bytes:

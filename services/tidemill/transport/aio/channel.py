@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final, cast, final
 
+from tidemill.common.addresses import HostPort
 from tidemill.transport.aio.writer import Writer
 from tidemill.transport.grpc.client_connection import (
     ClientCall,
@@ -127,15 +128,15 @@ async def _dial(
     protocol: ClientProtocol, address: str, timeout_s: float, tls: ssl.SSLContext | None
 ) -> asyncio.Transport:
     """Connect; raise RpcError(UNAVAILABLE)."""
-    host, _, port = address.rpartition(":")
     try:
+        server = HostPort.parse(address)
         async with asyncio.timeout(timeout_s):
             transport, _ = await protocol.loop.create_connection(
                 lambda: protocol,
-                host.strip("[]"),
-                int(port),
+                server.host,
+                server.port,
                 ssl=tls,
-                server_hostname=host.strip("[]") if tls else None,
+                server_hostname=server.host if tls else None,
             )
     except TimeoutError:
         raise RpcError(RpcCode.UNAVAILABLE, f"{address} did not answer in time") from None

@@ -20,7 +20,8 @@ from typing import Final, Literal, final
 
 import structlog
 
-from tidemill.common.lifecycle import cannot_listen
+from tidemill.common.addresses import HostPort, unmapped, without_brackets
+from tidemill.common.lifecycle import bound_sockets
 from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.aio.proxy_protocol import BadProxyHeader, read_source
 from tidemill.transport.aio.tls import TlsFiles, server_context
@@ -114,10 +115,9 @@ class RpcListener:
         """Accept connections until the block ends or `close`; raise StartError."""
         self._tls = self._settings.tls_context or tls_context(self._settings)
         self._connections_max = _affordable_count(self._settings.connections_max)
-        sockets = self._listening = _inherited_sockets(self._settings) or _bind(self._settings)
-        port = sockets[0].getsockname()[1]
-        host = self._settings.host
-        self.address = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
+        sockets = self._listening = _inherited_sockets(self._settings) or _listen(self._settings)
+        host = without_brackets(self._settings.host)
+        self.address = str(HostPort(host, sockets[0].getsockname()[1]))
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._accepting = [
@@ -194,7 +194,7 @@ class RpcListener:
                     loop.add_reader(listening, readable.set)
                     break
                 is_logged = False
-                self._admit(accepted, *peer[:2])
+                self._admit(accepted, unmapped(peer[0]), peer[1])
             await asyncio.sleep(0)
 
     def _accept_pending(self, listening: socket.socket) -> None:
@@ -206,7 +206,7 @@ class RpcListener:
                 if error.errno in _GONE:
                     continue
                 return
-            self._admit(accepted, *peer[:2])
+            self._admit(accepted, unmapped(peer[0]), peer[1])
 
     def _admit(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
         settings = self._settings
@@ -336,33 +336,17 @@ def _inherited_sockets(settings: ListenSettings) -> list[socket.socket]:
     return sockets
 
 
-def _bind(settings: ListenSettings) -> list[socket.socket]:
+def _listen(settings: ListenSettings) -> list[socket.socket]:
     """Listen on every address of the host; raise StartError."""
-    host, port = settings.host.strip("[]"), settings.port
-    sockets: list[socket.socket] = []
-    try:
-        addresses = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
-        )
-        for family, kind, protocol, _, address in addresses:
-            one = socket.socket(family, kind, protocol)
-            sockets.append(one)
-            one.setblocking(False)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if settings.reuse_port:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # Port 0 picks a free port, which the other addresses share.
-            one.bind((address[0], port, *address[2:]))
-            port = one.getsockname()[1]
-            one.listen(BACKLOG)
-    except OSError as error:
-        for one in sockets:
-            one.close()
-        raise cannot_listen(
-            settings.host, settings.port, settings=settings.setting_names, error=error
-        ) from error
+    sockets = bound_sockets(
+        settings.host,
+        settings.port,
+        settings=settings.setting_names,
+        reuse_port=settings.reuse_port,
+    )
+    for one in sockets:
+        one.setblocking(False)
+        one.listen(BACKLOG)
     return sockets
 
 

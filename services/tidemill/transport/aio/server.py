@@ -15,7 +15,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakValueDictionary
 
@@ -61,13 +61,16 @@ class RpcServer:
         *,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         held_bytes_max: int = HELD_BYTES_MAX,
+        on_lost: Callable[[Hashable], object] = lambda _connection: None,
     ) -> None:
+        """Serve `methods`; call `on_lost` with the key of each connection that ends."""
         self.methods = methods
         self.policies: Mapping[str, RequestPolicy] = {
             path: method.policy for path, method in methods.items() if method.policy is not None
         }
         self.limits = limits
         self.message_bytes_max = message_bytes_max
+        self._on_lost = on_lost
         self.misuse = MisuseLog()
         self.account = MemoryAccount(held_bytes_max)
         self._is_granting = False  # room, at the end of this turn of the event loop
@@ -109,7 +112,10 @@ class RpcServer:
                 self.listener.close()
                 for connection in list(self.connections):
                     connection.close(_STOPPING)
-                await self._wait_until(lambda: not self.connections, CLOSE_TIMEOUT_S)
+                # With TLS, gRPC's C core may keep its end of a closed connection open.
+                await self._wait_until(
+                    lambda: all(one.has_read_all for one in self.connections), CLOSE_TIMEOUT_S
+                )
                 for connection in list(self.connections):
                     connection.abort()
                 await self._wait_until(
@@ -132,6 +138,8 @@ class RpcServer:
                 # Calls that a client started before it received the request are answered too.
                 await self._wait_until(self._is_acknowledged, DRAIN_ACK_TIMEOUT_S)
                 await self._wait_until(self._is_drained, timeout_s)
+        for connection in self.connections:
+            connection.request_last_confirmation()
         await self._wait_until(
             lambda: not any(c.read_confirmations for c in self.connections), CONFIRM_TIMEOUT_S
         )
@@ -194,6 +202,7 @@ class RpcServer:
         """Remove a lost connection."""
         self.connections.discard(connection)
         self.listener.release(connection.peer_host)
+        self._on_lost(connection)
         self._changed.set()
 
     def continue_later(self, connection: ServerProtocol) -> None:

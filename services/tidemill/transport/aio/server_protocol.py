@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, assert_never, cast, final
 
 import structlog
 
+from tidemill.common.addresses import HostPort
 from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcKind
 from tidemill.transport.aio.listener import ConnectionProtocol
 from tidemill.transport.aio.offenders import FLOODS
@@ -35,6 +36,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.events import ConnectionEnded, MarkReached
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit
+from tidemill.transport.http2.preface import REMOTING
 
 if TYPE_CHECKING:
     from tidemill.common.deadlines import Deadlines
@@ -103,8 +105,8 @@ class ServerProtocol(ConnectionProtocol):
     def __init__(self, server: ConnectionOwner, peer_host: str, peer_port: int) -> None:
         self._server = server
         self.peer_host = peer_host
-        host = f"ipv6:[{peer_host}]" if ":" in peer_host else f"ipv4:{peer_host}"
-        self.peer = f"{host}:{peer_port}"
+        family = "ipv6" if ":" in peer_host else "ipv4"
+        self.peer = f"{family}:{HostPort(peer_host, peer_port)}"
         now_s = time.monotonic()
         self._connection = ServerConnection(
             server.offenders.limits_of(peer_host, now_s),
@@ -128,6 +130,7 @@ class ServerProtocol(ConnectionProtocol):
         self.read_confirmations = ReadConfirmations(
             self._connection.http, self._writer, self.loop, server.misuse
         )
+        self.has_read_all = False  # the client, before the server stops
         self._has_pending_turn = False  # nothing is read until it has had its turn
         self._unread_bytes = 0  # of the transport at the last check, while paused
         self._moved_at_s = 0.0  # the last change of it
@@ -311,7 +314,9 @@ class ServerProtocol(ConnectionProtocol):
             misuse.report(event.limit, peer=self.peer_host, reason=event.reason)
         elif event.limit is None and event.code not in _ORDINARY_CODES:
             kind = event.code.name.lower()
-            misuse.report_failure(kind, peer=self.peer_host, reason=event.reason)
+            misuse.report_failure(
+                kind, peer=self.peer_host, reason=event.reason, is_per_peer=event.reason == REMOTING
+            )
         self._writer.flush_last()
         self._closed_at_s = time.monotonic()
         self._transport.close()
@@ -527,6 +532,14 @@ class ServerProtocol(ConnectionProtocol):
             if served.method.kind is RpcKind.BIDIRECTIONAL:
                 served.end_requests()
         self._writer.flush_soon()
+
+    def request_last_confirmation(self) -> None:
+        """Ask a client that opens no more calls whether it has read everything."""
+        if self.is_drain_acknowledged and not (self.calls or self._transport.is_closing()):
+            self.read_confirmations.add(self._on_all_read)
+
+    def _on_all_read(self) -> None:
+        self.has_read_all = True
 
     def close(self, reason: str) -> None:
         """End the connection after its last frames are written."""

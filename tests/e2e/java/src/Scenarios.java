@@ -1,6 +1,7 @@
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
 import com.google.gson.annotations.SerializedName;
+import java.lang.reflect.Method;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
@@ -12,8 +13,10 @@ import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
@@ -21,7 +24,9 @@ import org.apache.rocketmq.client.apis.ClientException;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
+import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
 import org.apache.rocketmq.client.apis.consumer.MessageListener;
+import org.apache.rocketmq.client.apis.consumer.PushConsumer;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.Message;
 import org.apache.rocketmq.client.apis.message.MessageBuilder;
@@ -63,7 +68,8 @@ public final class Scenarios {
             int messages,
             int receivers,
             @SerializedName("wait_s") double waitS,
-            boolean tls) {}
+            boolean tls,
+            String namespace) {}
 
     interface Call {
         void run() throws Exception;
@@ -77,6 +83,8 @@ public final class Scenarios {
             case "push" -> scenarios.push();
             case "consumeAll" -> scenarios.consumeAll();
             case "stay" -> scenarios.stay();
+            case "repeatedForward" -> scenarios.repeatedForward();
+            case "sqlPush" -> scenarios.sqlPush();
             default -> throw new IllegalArgumentException(args[0]);
         }
         // Threads of the client outlive it for a while.
@@ -149,6 +157,44 @@ public final class Scenarios {
         }
     }
 
+    /** Have the client repeat the forward of a message to the dead letters, as after a lost answer. */
+    private void repeatedForward() throws Exception {
+        CompletableFuture<PushConsumer> started = new CompletableFuture<>();
+        CountDownLatch left = new CountDownLatch(1);
+        MessageListener listener = message -> {
+            String body = StandardCharsets.UTF_8.decode(message.getBody()).toString();
+            tellReceived(message, Map.of());
+            if (body.equals("last")) {
+                left.countDown();
+                return ConsumeResult.SUCCESS;
+            }
+            tell("forwarded", Map.of("answer", forward(started.join(), message)));
+            // The client sends the same request after this failure.
+            return ConsumeResult.FAILURE;
+        };
+        started.complete(startPushConsumer(listener));
+        try (Producer producer = producer()) {
+            send(producer, message("first").setMessageGroup("one").build());
+            send(producer, message("last").setMessageGroup("one").build());
+        }
+        tell("done", Map.of("is_done", left.await(WAIT.toMillis(), TimeUnit.MILLISECONDS)));
+    }
+
+    /** Call a method that the client does not export. */
+    private static String forward(PushConsumer consumer, MessageView message) {
+        try {
+            for (Method method : consumer.getClass().getDeclaredMethods()) {
+                if (method.getName().equals("forwardMessageToDeadLetterQueue")) {
+                    method.setAccessible(true);
+                    return String.valueOf(((Future<?>) method.invoke(consumer, message)).get());
+                }
+            }
+        } catch (Exception error) {
+            return error.toString();
+        }
+        return "the client has no such method";
+    }
+
     /** Consume until standard input ends; what is poison is never consumed. */
     private void stay() throws Exception {
         startPushConsumer(message -> {
@@ -214,6 +260,7 @@ public final class Scenarios {
     private ClientConfiguration configuration() {
         return ClientConfiguration.newBuilder()
                 .setEndpoints(given.endpoints().get(0))
+                .setNamespace(given.namespace() == null ? "" : given.namespace())
                 .enableSsl(given.tls())
                 .build();
     }
@@ -238,11 +285,27 @@ public final class Scenarios {
                 .build();
     }
 
-    private void startPushConsumer(MessageListener listener) throws Exception {
-        PROVIDER.newPushConsumerBuilder()
+    /** Starts a push consumer with an SQL filter, and reports the error of the start. */
+    private void sqlPush() throws Exception {
+        FilterExpression filter = new FilterExpression("a > 1", FilterExpressionType.SQL92);
+        try {
+            startPushConsumer(message -> ConsumeResult.SUCCESS, filter);
+            tell("error", Map.of("during", "start", "text", ""));
+        } catch (Exception error) { // The client wraps it in several of its own.
+            tell("error", Map.of("during", "start", "text", error.toString()));
+        }
+    }
+
+    private PushConsumer startPushConsumer(MessageListener listener) throws Exception {
+        return startPushConsumer(listener, FilterExpression.SUB_ALL);
+    }
+
+    private PushConsumer startPushConsumer(MessageListener listener, FilterExpression filter)
+            throws Exception {
+        return PROVIDER.newPushConsumerBuilder()
                 .setClientConfiguration(configuration())
                 .setConsumerGroup(given.group())
-                .setSubscriptionExpressions(Map.of(given.topic(), FilterExpression.SUB_ALL))
+                .setSubscriptionExpressions(Map.of(given.topic(), filter))
                 .setMessageListener(listener)
                 .build();
     }

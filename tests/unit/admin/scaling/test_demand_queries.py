@@ -31,7 +31,7 @@ ALL = DemandQuery("billing", "", 60)
 
 
 class FakeBroker(CallsByRequest):
-    """A broker group: progress of the group, messages of topics, and due times of timers."""
+    """A broker group: progress of the group, lag in other topics, and due times of timers."""
 
     def __init__(
         self,
@@ -39,13 +39,12 @@ class FakeBroker(CallsByRequest):
         stored: dict[str, int] | None = None,
         due_in_s: dict[str, Sequence[int]] | None = None,
         knows_group: bool = True,
-        from_latest: bool = False,
     ) -> None:
         self.progress = progress
         self.stored = stored or {}
         self.due_in_s = due_in_s or {}
         self.knows_group = knows_group
-        self.from_latest = from_latest
+        self.delivered: dict[str, int] = {}  # delayed messages, by topic
         self.is_down = False
         self.asked: list[str] = []
         self.is_asked = asyncio.Event()
@@ -55,8 +54,14 @@ class FakeBroker(CallsByRequest):
         await self._ask("progress")
         if not self.knows_group:
             raise GroupNotFound("there is no such group")
-        group = pb.GroupConfig(name=request.name, start_from_latest=self.from_latest)
-        return pb.GroupProgress(group=group, queues=self.progress)
+        read = {each.topic for each in self.progress}
+        named = [topic for topic in request.topics if topic in self.stored and topic not in read]
+        group = pb.GroupConfig(name=request.name)
+        return pb.GroupProgress(
+            group=group,
+            queues=[*self.progress, *(queue(topic, self.stored[topic]) for topic in named)],
+            delivered_timers=self.delivered,
+        )
 
     async def count_timers(self, request: pb.CountTimersRequest) -> pb.CountTimersReply:
         await self._ask("timers")
@@ -67,17 +72,10 @@ class FakeBroker(CallsByRequest):
                     counts=[
                         sum(s * 1000 <= within for s in due_in_s) for within in request.within_ms
                     ],
+                    delivered=self.delivered.get(topic, 0),
                 )
                 for topic, due_in_s in self.due_in_s.items()
             ]
-        )
-
-    async def get_topic_status(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
-        await self._ask("topic")
-        if request.name not in self.stored:
-            raise TopicNotFound("there is no such topic")
-        return pb.TopicStatus(
-            queues=[pb.QueueStatus(min_offset=7, max_offset=self.stored[request.name] + 7)]
         )
 
     async def _ask(self, what: str) -> None:
@@ -174,21 +172,17 @@ def test_without_a_topic_all_topics_of_the_group_count() -> None:
     demand = measured(
         ALL,
         FakeBroker(queue("orders", 3), due_in_s={"orders": [1], "unrelated": [1]}),
-        FakeBroker(queue("others", 4), stored={"orders": 10}, due_in_s={"others": [1, 2]}),
+        FakeBroker(queue("orders", 10), queue("others", 4), due_in_s={"others": [1, 2]}),
     )
     assert demand.topics == [TopicDemand("orders", 13, 0, 1), TopicDemand("others", 4, 0, 2)]
 
 
-def test_messages_at_a_broker_that_the_group_has_not_read_count() -> None:
+def test_a_topic_of_the_trigger_counts_before_the_group_has_read_it() -> None:
     unread = FakeBroker(stored={"orders": 10}, due_in_s={"orders": [1]})
     assert measured(BILLING, unread).topics == [TopicDemand("orders", 10, 0, 1)]
+    # A broker that does not know the group yet learns of it within seconds.
     other = FakeBroker(stored={"orders": 5}, knows_group=False)
-    assert measured(BILLING, FakeBroker(queue("orders", 3)), other).ready == 8
-
-
-def test_unread_messages_do_not_count_for_a_group_that_starts_at_the_latest() -> None:
-    unread = FakeBroker(stored={"orders": 10}, due_in_s={"orders": [1]}, from_latest=True)
-    assert measured(BILLING, unread).topics == [TopicDemand("orders", 0, 0, 1)]
+    assert measured(BILLING, FakeBroker(queue("orders", 3)), other).ready == 3
 
 
 def test_an_unreachable_broker_makes_the_demand_an_error() -> None:
@@ -243,8 +237,60 @@ def test_different_queries_share_one_count_of_timers() -> None:
         assert [demand.scheduled for demand in found] == [0, 1, 2]
         assert broker.asked.count("timers") == 1
         # A new horizon needs one more count, of all horizons.
-        assert (await demands.of(BILLING._replace(horizon_s=10))).scheduled == 1
+        assert (await demands.of(BILLING._replace(horizon_s=30))).scheduled == 1
         assert broker.asked.count("timers") == 2
+
+    with_demands(scenario, broker)
+
+
+def test_a_wave_counts_once_when_it_becomes_due() -> None:
+    """The count of timers is some seconds old, and the ready messages are not."""
+    wave: dict[str, Sequence[int]] = {"orders": [5] * 500 + [40] * 7}
+    broker = FakeBroker(queue("orders", 0), due_in_s=wave)
+    broker.delivered = {"orders": 1_000}
+
+    async def scenario(demands: DemandQueries, clock: ManualClock) -> None:
+        async def values() -> tuple[int, int]:
+            demand = await demands.of(BILLING)
+            return demand.ready, demand.scheduled
+
+        broker.gate = asyncio.Event()
+        first = asyncio.create_task(values())
+        await broker.is_asked.wait()
+        clock.advance(500)  # A count of this duration is used for ten seconds.
+        broker.gate.set()
+        assert await first == (0, 507)
+        clock.advance(5_000)
+        broker.progress, broker.delivered = (queue("orders", 300),), {"orders": 1_300}
+        assert await values() == (300, 207)
+        clock.advance(2_500)
+        # Messages with a short delay were sent and delivered since the count.
+        broker.progress, broker.delivered = (queue("orders", 650),), {"orders": 1_650}
+        assert await values() == (650, 7)
+        clock.advance(2_001)
+        broker.due_in_s = {"orders": [32] * 7}
+        assert await values() == (650, 7), "a new count"
+
+    with_demands(scenario, broker)
+
+
+def test_deliveries_of_later_messages_do_not_hide_a_wave() -> None:
+    """Messages with a short delay are sent and delivered after the count, before the wave."""
+    wave: dict[str, Sequence[int]] = {"orders": [16] * 500}
+    broker = FakeBroker(queue("orders", 0), due_in_s=wave)
+
+    async def scenario(demands: DemandQueries, clock: ManualClock) -> None:
+        broker.gate = asyncio.Event()
+        first = asyncio.create_task(demands.of(BILLING))
+        await broker.is_asked.wait()
+        clock.advance(1_000)  # A count of this duration is used for twenty seconds.
+        broker.gate.set()
+        assert (await first).scheduled == 500
+        clock.advance(14_500)
+        broker.delivered = {"orders": 10_000}
+        assert (await demands.of(BILLING)).scheduled == 500
+        clock.advance(2_500)
+        assert (await demands.of(BILLING)).scheduled == 0
 
     with_demands(scenario, broker)
 

@@ -87,9 +87,14 @@ def test_overlapping_logs_without_a_common_epoch_have_diverged() -> None:
 
 
 def test_an_epoch_without_a_record_is_replaced_by_the_next() -> None:
-    assert with_epoch(journal((1, 0), (2, 50)), 3, 50) == journal((1, 0), (3, 50))
+    assert with_epoch(journal((1, 0), (2, 50)), 3, 50, log_min=0) == journal((1, 0), (3, 50))
     with pytest.raises(AssertionError):
-        with_epoch(journal((3, 0)), 3, 50)
+        with_epoch(journal((3, 0)), 3, 50, log_min=0)
+
+
+def test_the_records_of_a_broker_that_was_alone_belong_to_the_first_epoch() -> None:
+    assert with_epoch((), 1, 500, log_min=64) == journal((1, 64))
+    assert with_epoch(journal((1, 64)), 2, 500, log_min=64) == journal((1, 64), (2, 500))
 
 
 def test_epoch_at_returns_the_epoch_of_an_offset() -> None:

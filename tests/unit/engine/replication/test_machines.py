@@ -27,11 +27,11 @@ from tidemill.broker.engine.replication.epoch_journal import (
 )
 from tidemill.broker.engine.replication.messages import (
     Ack,
-    Beat,
     Data,
     Digest,
     ForwardedView,
     Hello,
+    MasterHeartbeat,
     Refusal,
     Welcome,
 )
@@ -69,6 +69,7 @@ class Log:
         self.log_min = 0
         self.capacity = 1 << 40
         self.applied: int | None = None  # None: the whole log
+        self.emptied = 0  # how often the log began anew
 
     @property
     def applied_offset(self) -> int:
@@ -107,6 +108,7 @@ class Log:
 
     def start_at(self, log_min: int) -> None:
         self.data, self.log_min, self.durable_offset = b"", log_min, log_min
+        self.emptied += 1
 
     def confirm(self, offset: int) -> None:
         self.confirm_offset = offset
@@ -336,6 +338,26 @@ def test_confirmed_records_are_never_cut() -> None:
     assert not pair.master.diverged_replicas
 
 
+def test_a_copy_of_a_log_from_before_epochs_continues_where_it_broke() -> None:
+    """A broker that was alone gets replicas: its whole log belongs to the founding epoch."""
+    master, replica = Log(b"abcdef"), Log()
+    pair = Pair(master=master, replica=replica)
+    pair.learn(view(sss=(0,)))
+    assert replica.data == master.data == b"abcdef\x01"
+    # The replica is killed in the middle of its copy. It is a new run afterwards.
+    replica.data, replica.durable_offset = b"abc", 3
+    emptied = replica.emptied
+    pair.replica = Replication(
+        run(1, 1), group="g", store_uuid="store 1", log=replica, config=ReplicationConfig()
+    )
+    pair.master.handle_closed(1, pair.now_ms)
+    pair.replica.learn(view(sss=(0,)), pair.now_ms)
+    pair.replica.tick(pair.now_ms)
+    pair.go()
+    assert replica.data == master.data
+    assert replica.emptied == emptied
+
+
 def test_another_run_does_not_replace_a_copying_replica_that_is_alive() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0,)))
@@ -447,7 +469,7 @@ def test_silence_ends_a_stream_on_both_sides_and_the_replica_dials_again_later()
 def test_an_idle_stream_carries_heartbeats_both_ways() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
-    for one, kind in ((pair.master, Beat), (pair.replica, Ack)):
+    for one, kind in ((pair.master, MasterHeartbeat), (pair.replica, Ack)):
         one.tick(pair.now_ms + 200)
         assert any(
             isinstance(action, StreamSend) and isinstance(action.message, kind)

@@ -58,7 +58,7 @@ def replica_in(phase: ReplicaPhase) -> Replica:
 
 
 @pytest.mark.parametrize(("phase", "change"), list(itertools.product(ReplicaPhase, PhaseChange)))
-def test_each_event_changes_the_phase_as_the_table_says(
+def test_each_event_changes_the_phase_as_in_the_table(
     phase: ReplicaPhase, change: PhaseChange
 ) -> None:
     replica = replica_in(phase)

@@ -316,7 +316,7 @@ def entry_of(world: TimerWorld) -> TimerEntry:
 def delivered_by_larger_segments(world: TimerWorld) -> list[str]:
     """Restart with segments that are large enough, and return the delivered message."""
     disk = world.disk.after_kill()
-    world = Unjudged(disk, config=LARGE, timer=TIMER, now_ms=world.now_ms)
+    world = UncheckedWorld(disk, config=LARGE, timer=TIMER, now_ms=world.now_ms)
     while len(world.engine.log.segments) < 2:
         world.send("filler", size=8_000, topic="other")
     world.now_ms += 21 * DAY_MS
@@ -351,7 +351,7 @@ def test_a_due_timer_waits_for_the_search_for_its_message() -> None:
     world.now_ms += DAY_MS + HOUR_MS
     world.sleep(2 * SECOND_MS)
     assert entry_of(world).log_offset > remains, "the remains were evacuated"
-    world = Unjudged(world.disk.after_kill(), config=LARGE, timer=TIMER, now_ms=world.now_ms)
+    world = UncheckedWorld(world.disk.after_kill(), config=LARGE, timer=TIMER, now_ms=world.now_ms)
     while len(world.engine.log.segments) < 2:
         world.send("filler", size=8_000, topic="other")
     world.now_ms += 21 * DAY_MS
@@ -396,7 +396,7 @@ def test_damaged_remains_of_a_settled_timer_hold_no_segment() -> None:
     one = world.timers.timers[BROKEN]
     start = world.engine.log.segment_start(one.log_offset)  # type: ignore[arg-type]  # a log offset
     world.cancel(BROKEN)
-    world = Unjudged(world.disk.after_kill(), config=config, timer=TIMER, now_ms=world.now_ms)
+    world = UncheckedWorld(world.disk.after_kill(), config=config, timer=TIMER, now_ms=world.now_ms)
     world.disk.damage(f"log/{start:020d}.log", one.log_offset - start + one.size - 1)
     world.engine.mappings.forget(f"log/{start:020d}.log")
     for _ in range(2):
@@ -436,10 +436,10 @@ def test_a_crash_at_any_operation_of_holding_a_segment_loses_nothing(*, is_power
 
 def copied(before: TimerWorld, disk: FaultyDisk, *, now_ms: int = 0) -> TimerWorld:
     """Open a separate world on `disk`, which no log checker follows."""
-    return Unjudged(disk, config=RETAINING, timer=TIMER, now_ms=now_ms or before.now_ms)
+    return UncheckedWorld(disk, config=RETAINING, timer=TIMER, now_ms=now_ms or before.now_ms)
 
 
-class Unjudged(TimerWorld):
+class UncheckedWorld(TimerWorld):
     """A world with a damaged record in a log that was checked before."""
 
     def judge(self) -> None:
@@ -510,9 +510,9 @@ def test_a_check_reports_the_timer_of_a_held_segment(at: int) -> None:
     (finding,) = report.findings
     assert (finding.damage, finding.file) == (Damage.HELD, f"{OLDEST}.held")
     assert not finding.stops_start
-    (concern,) = finding.concerns
-    assert concern.timer is not None
-    assert (concern.timer.timer_id, concern.timer.state) == (BROKEN, "PENDING")
+    (affected,) = finding.affected
+    assert affected.timer is not None
+    assert (affected.timer.timer_id, affected.timer.state) == (BROKEN, "PENDING")
     world.advance(10 * DAY_MS)
     world.now_ms += LOOK_PERIOD_MS
     world.background()
@@ -533,10 +533,10 @@ def test_a_mend_copies_a_missing_held_segment_from_a_backup(how: str) -> None:
     (finding,) = [one for one in findings if one.damage is Damage.HELD_MISSING]
     assert finding.file == ("log" if how == "missing" else name)
     assert not finding.stops_start
-    (concern,) = finding.concerns
-    assert concern.message_id == "id-broken"
-    assert concern.timer is not None
-    assert (concern.timer.timer_id, concern.timer.state) == (BROKEN, "PENDING")
+    (affected,) = finding.affected
+    assert affected.message_id == "id-broken"
+    assert affected.timer is not None
+    assert (affected.timer.timer_id, affected.timer.state) == (BROKEN, "PENDING")
     found = disk.names("log")
     assert finish(mend(disk, backup, TIMER, is_dry=True)).is_whole
     assert disk.names("log") == found

@@ -206,6 +206,21 @@ def test_the_limits_of_the_store_bound_pending_timers() -> None:
         world.schedule("more", delay_ms=5_000, size=500)
 
 
+def test_a_topic_with_many_pending_timers_leaves_room_for_others() -> None:
+    world = TimerWorld(timer=replace(TIMERS, max_pending=256))
+    for n in range(224):
+        world.schedule(f"m{n}", delay_ms=5_000)
+    world.engine.timers.index.link_gathered()
+    with pytest.raises(Overloaded, match="last eighth"):
+        world.schedule("more", delay_ms=5_000)
+    for n in range(2):
+        world.schedule(f"other{n}", delay_ms=5_000, topic="other")
+    world.cancel(1)
+    with pytest.raises(Overloaded, match="last eighth"):
+        world.schedule("more", delay_ms=5_000)
+    world.check()
+
+
 # -------------------------------------------------------------------- pages of a flush
 
 

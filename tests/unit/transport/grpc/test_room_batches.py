@@ -33,7 +33,7 @@ LENGTHS = (10_000, 65_000, 70_000, 500_000, MIB, LARGE_BYTES, 12 * MIB)
 
 
 @dataclass(slots=True)
-class Sending:
+class MessageInFlight:
     """A message in flight, as its client sees it."""
 
     length: int
@@ -47,13 +47,13 @@ class Sender:
     """A client that keeps to the windows of its streams."""
 
     client: Client
-    streams: dict[int, Sending] = field(default_factory=dict)
+    streams: dict[int, MessageInFlight] = field(default_factory=dict)
     next_id: int = 1
 
     def begin(self, length: int, now_s: float) -> list[ServerEvent]:
         """Begin a call with a message of `length`, including its prefix."""
         stream_id, self.next_id = self.next_id, self.next_id + 2
-        self.streams[stream_id] = Sending(length, length, 65_535)
+        self.streams[stream_id] = MessageInFlight(length, length, 65_535)
         return self.client.connection.receive(peer.headers(stream_id, peer.GRPC_REQUEST), now_s)
 
     def send(self, stream_id: int, bytes_max: int, now_s: float) -> list[ServerEvent]:

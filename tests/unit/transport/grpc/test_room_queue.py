@@ -115,14 +115,14 @@ def test_a_large_message_waits_for_room_and_gets_it_when_there_is_some() -> None
 
 def test_on_room_is_called_only_while_a_message_waits() -> None:
     world = World()
-    told: list[None] = []
-    world.account.queue.on_room = lambda: told.append(None)
+    calls: list[None] = []
+    world.account.queue.on_room = lambda: calls.append(None)
     others, client = world.fill(), world.client()
-    assert not told, "no message waits"
+    assert not calls, "no message waits"
     client.begin()
-    del told[:]
+    del calls[:]
     others.count_granted(0)
-    assert told
+    assert calls
 
 
 def test_connections_take_turns_independent_of_their_waiting_messages() -> None:
@@ -283,7 +283,7 @@ def test_a_turn_examines_a_limited_number_of_addresses_and_connections() -> None
     world = World()
     looked: list[int] = []
 
-    class Never:
+    class UnusedRoom:
         is_short_of_room = False
 
         def grant_next(self) -> bool:
@@ -293,19 +293,19 @@ def test_a_turn_examines_a_limited_number_of_addresses_and_connections() -> None
     for _ in range(100):
         address = AddressShare()
         for _ in range(2):
-            assert world.account.queue.join(room_queue.RoomTicket(address), Never(), 1)
+            assert world.account.queue.join(room_queue.RoomTicket(address), UnusedRoom(), 1)
     crowded = AddressShare()
     world.account.queue.grant_room()
     assert len(looked) == 2 * room_queue.ADDRESSES_PER_TURN
     alone = room_queue.RoomQueue(MIB)
     for _ in range(100):
-        assert alone.join(room_queue.RoomTicket(crowded), Never(), 1)
+        assert alone.join(room_queue.RoomTicket(crowded), UnusedRoom(), 1)
     looked.clear()
     alone.grant_room()
     assert len(looked) == room_queue.TICKETS_PER_TURN
 
 
-class Waits:
+class QueuedConnection:
     """A connection that waits in a queue and may have room or not."""
 
     is_short_of_room = False
@@ -324,7 +324,7 @@ class Waits:
         return self._has_budget
 
 
-class Broken(Waits):
+class FailingConnection(QueuedConnection):
     """A connection that fails each time."""
 
     def grant_next(self) -> bool:
@@ -347,8 +347,8 @@ def offers_until_quiet(queue: room_queue.RoomQueue) -> int:
 def test_connections_behind_many_full_ones_get_their_turn() -> None:
     queue, address = room_queue.RoomQueue(MIB), AddressShare()
     for _ in range(3 * room_queue.TICKETS_PER_TURN):
-        Waits(queue, address, has_budget=False)
-    last = Waits(queue, address, has_budget=True)
+        QueuedConnection(queue, address, has_budget=False)
+    last = QueuedConnection(queue, address, has_budget=True)
     offers_until_quiet(queue)
     assert last.granted_count == 1
 
@@ -356,18 +356,18 @@ def test_connections_behind_many_full_ones_get_their_turn() -> None:
 def test_without_room_each_connection_is_examined_once() -> None:
     queue, address = room_queue.RoomQueue(MIB), AddressShare()
     for _ in range(3 * room_queue.TICKETS_PER_TURN):
-        Waits(queue, address, has_budget=False)
+        QueuedConnection(queue, address, has_budget=False)
     assert offers_until_quiet(queue) == 3
 
 
 def test_a_failing_connection_does_not_take_the_turn_of_another() -> None:
     queue, address = room_queue.RoomQueue(MIB), AddressShare()
-    Broken(queue, address, has_budget=True)
-    waits = [Waits(queue, AddressShare(), has_budget=True) for _ in range(3)]
+    FailingConnection(queue, address, has_budget=True)
+    waits = [QueuedConnection(queue, AddressShare(), has_budget=True) for _ in range(3)]
     with pytest.raises(ValueError, match="broken"):
         queue.grant_room()
     assert [one.granted_count for one in waits] == [1, 1, 1]
-    behind = Waits(queue, address, has_budget=True)
+    behind = QueuedConnection(queue, address, has_budget=True)
     for _ in range(2):
         with contextlib.suppress(ValueError):
             queue.grant_room()

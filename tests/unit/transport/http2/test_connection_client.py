@@ -34,9 +34,9 @@ def test_a_client_begins_with_its_preface_and_disables_push() -> None:
     connection = Connection(Role.CLIENT, Limits(), now_s=0.0)
     output = connection.take_output()
     assert output.startswith(frames.PREFACE)
-    told = dict(frames.decode_settings(peer.parse(output)[0].payload))
-    assert told[Setting.ENABLE_PUSH] == 0
-    assert Setting.MAX_CONCURRENT_STREAMS not in told
+    announced = dict(frames.decode_settings(peer.parse(output)[0].payload))
+    assert announced[Setting.ENABLE_PUSH] == 0
+    assert Setting.MAX_CONCURRENT_STREAMS not in announced
 
 
 def test_streams_have_odd_ids_in_order() -> None:

@@ -64,9 +64,9 @@ def test_a_server_sends_its_settings_when_the_preface_is_complete() -> None:
     assert connection.receive(frames.PREFACE[-1:], 0.0) == []
     ours, window = peer.parse(connection.take_output())
     assert ours.kind == frames.SETTINGS
-    told = dict(frames.decode_settings(ours.payload))
-    assert told[Setting.MAX_CONCURRENT_STREAMS] == 1_024
-    assert told[Setting.INITIAL_WINDOW_SIZE] == 65_535
+    announced = dict(frames.decode_settings(ours.payload))
+    assert announced[Setting.MAX_CONCURRENT_STREAMS] == 1_024
+    assert announced[Setting.INITIAL_WINDOW_SIZE] == 65_535
     assert (window.stream_id, window.number) == (0, CONNECTION_WINDOW_BYTES - 65_535)
     connection.receive(peer.settings(), 0.0)
     assert peer.parse(connection.take_output()) == peer.parse(peer.SETTINGS_ACK)

@@ -190,7 +190,7 @@ def test_settings_that_open_windows_step_by_step_are_one_step() -> None:
     assert found == [(stream.id, 2_730) for stream in streams]
 
 
-def test_a_stream_whose_window_stays_closed_delays_no_other() -> None:
+def test_a_stream_with_a_closed_window_delays_no_other() -> None:
     connection = greeted_server()
     with_windows(connection, stream=0)
     first, second = opened(connection, 1), opened(connection, 3)

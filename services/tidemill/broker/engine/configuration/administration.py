@@ -32,7 +32,7 @@ from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.consumption import Consumption
 from tidemill.broker.engine.pop.progress_index import ProgressKey
-from tidemill.broker.engine.queries.inspection import Inspection, QueueStatus
+from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.common.errors import (
@@ -63,7 +63,10 @@ class ResetTarget(NamedTuple):
 
 @final
 class Administration:
-    """The commands that change the configuration."""
+    """The commands that change the configuration.
+
+    It is one class, because the commands share the checks of names, quotas and the home.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,9 @@ class Administration:
         self._fold = fold
         self._consumption = consumption
         self._acks = consumption.acks
-        self._auto_create = config.auto_create
+        self.auto_create_topics = config.auto_create_topics
+        self.auto_create_groups = config.auto_create_groups
+        self._recreate_block_ms = config.recreate_block_ms
         self._check_sends = check_sends
         self._default_queues = config.default_queues
         self._quota = Quota(
@@ -96,7 +101,7 @@ class Administration:
         """Create a missing topic and a missing group on their first use; "" names none.
 
         Raises DiskFull, Overloaded. Raises TopicNotFound or GroupNotFound if clients may not
-        create them.
+        create them, or if they were deleted less than `recreate_block_ms` ago.
         """
         if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # A consumer may read a group's dead-letter topic before it has a message.
@@ -105,23 +110,44 @@ class Administration:
             if not is_known and topic != TIMER_DEAD_LETTER_TOPIC:
                 raise TopicNotFound(f"there is no consumer group to the topic {topic!r}")
             ensure_system_topic(self._catalog, self._fold, topic, now_ms)
-        is_missing = bool(topic) and self._catalog.find_topic(topic) is None
-        if is_missing and self._auto_create:
+        is_new_topic = bool(topic) and self._catalog.find_topic(topic) is None
+        is_new_group = bool(group) and self._catalog.find_group(group) is None
+        # A rejected use creates nothing, so all checks come first.
+        if is_new_topic:
+            if not self.auto_create_topics:
+                raise TopicNotFound(f"there is no topic {topic!r}; create it first")
+            deleted_at_ms = self._catalog.deleted_names.topic_deleted_at_ms(topic)
+            if self._is_blocked(deleted_at_ms, now_ms):
+                raise TopicNotFound(self._deleted_text("topic", topic, deleted_at_ms, now_ms))
             # A send that is rejected must not create a topic.
             self._check_sends()
-        if is_missing and not self._auto_create:
-            raise TopicNotFound(f"there is no topic {topic!r}; create it first")
-        if is_missing:
+        if is_new_group:
+            if not self.auto_create_groups:
+                raise GroupNotFound(f"there is no consumer group {group!r}; create it first")
+            deleted_at_ms = self._catalog.deleted_names.group_deleted_at_ms(group)
+            if self._is_blocked(deleted_at_ms, now_ms):
+                raise GroupNotFound(self._deleted_text("group", group, deleted_at_ms, now_ms))
+        if is_new_topic or is_new_group:
             self._check_home()
+        if is_new_topic:
             self._quota.take(now_ms)
             self.put_topic(topic, type_=None, queues=0, now_ms=now_ms)
-        is_missing = bool(group) and self._catalog.find_group(group) is None
-        if is_missing and not self._auto_create:
-            raise GroupNotFound(f"there is no consumer group {group!r}; create it first")
-        if is_missing:
-            self._check_home()
+        if is_new_group:
             self._quota.take(now_ms)
             self.put_group(group, now_ms=now_ms)
+
+    def _is_blocked(self, deleted_at_ms: int, now_ms: int) -> bool:
+        """Whether a name was deleted so recently that its use does not create it again."""
+        # A deletion in the future had a wrong clock; it blocks no longer than another one.
+        return abs(now_ms - deleted_at_ms) < self._recreate_block_ms
+
+    def _deleted_text(self, kind: str, name: str, deleted_at_ms: int, now_ms: int) -> str:
+        left_s = (self._recreate_block_ms - abs(now_ms - deleted_at_ms) + 999) // 1000
+        return (
+            f"the {kind} {name!r} was deleted {max(now_ms - deleted_at_ms, 0) // 1000} s ago; its"
+            f" use does not create it again for another {left_s} s (recreate_block_ms); an operator"
+            f" can: tidemill {kind} create {name}"
+        )
 
     def put_topic(
         self,
@@ -135,7 +161,7 @@ class Administration:
     ) -> Topic:
         """Create or change a topic; None and 0 queues keep the value, or set the default.
 
-        The type of a topic that is in use changes only if `is_forced`. Raises Conflict, BadRequest.
+        The type of a topic with messages changes only if `is_forced`. Raises Conflict, BadRequest.
         """
         if not 0 <= (delivery_spread_ms or 0) <= SPREAD_MS_MAX:
             raise BadRequest(
@@ -167,8 +193,8 @@ class Administration:
                 topic = replace(topic, delivery_spread_ms=delivery_spread_ms)
             if topic.queues < old.queues:
                 raise Conflict(
-                    f"topic {name!r} has {old.queues} queues, and messages in them; the number can "
-                    f"only grow"
+                    f"topic {name!r} has {old.queues} queues, and their number can only grow; to"
+                    f" have {topic.queues}, delete the topic with its messages and create it again"
                 )
             if topic.queues > old.queues and {old.type, topic.type} & TYPES_WITH_ORDER:
                 raise Conflict(
@@ -182,17 +208,18 @@ class Administration:
                 names = [name for name, _ in topic.placements]
                 topic = replace(topic, placements=tuple([(name, topic.queues) for name in names]))
             if topic.type is not old.type and not is_forced:
-                self._check_unused(old, topic.type)
+                self._check_empty(old, topic.type)
         self._put(topic_item(topic), now_ms)
         return topic
 
-    def _check_unused(self, topic: Topic, type_: TopicType) -> None:
-        # Stored messages, and the next messages of its producers, may not fit the other type.
+    def _check_empty(self, topic: Topic, type_: TopicType) -> None:
+        """Raise Conflict if a topic has messages, which may not fit the other type."""
         use = self._inspection.use_of(topic)
-        if use:
+        if use.message_count or use.timer_count:
             raise Conflict(
-                f"topic {topic.name!r} is in use ({use}): its type changes from {topic.type.name} "
-                f"to {type_.name} only with force"
+                f"topic {topic.name!r} has {use.message_count} messages and {use.timer_count}"
+                f" delayed ones: its type changes from {topic.type.name} to {type_.name} only with"
+                f" force (--force)"
             )
 
     def _created_at_ms(self, now_ms: int) -> int:
@@ -232,7 +259,7 @@ class Administration:
     def forget_topic(self, topic_id: TopicId, now_ms: int) -> None:
         """Delete an incarnation of a topic, without the checks of `delete_topic`."""
         self._keep_next_id(now_ms)
-        self._put({"op": "deleteTopic", "id": topic_id}, now_ms)
+        self._put({"op": "deleteTopic", "id": topic_id, "atMs": now_ms}, now_ms)
 
     def find_deletable(self, name: str) -> Topic:
         """Return the topic that `delete_topic` would delete. Raises TopicNotFound, Conflict."""
@@ -257,7 +284,7 @@ class Administration:
         max_attempts: int = 0,
         exponential: ExponentialRetry | None = None,
         customized_ms: Sequence[int] = (),
-        start_from_latest: bool = False,
+        start_from_latest: bool | None = None,
         now_ms: int,
     ) -> ConsumerGroup:
         """Create or change a consumer group; None, 0 and empty keep the value, or set the default.
@@ -278,9 +305,12 @@ class Administration:
             version=0,
             name=name,
             is_ordered=bool(is_ordered),
-            start_from_latest=start_from_latest,
+            start_from_latest=bool(start_from_latest),
             created_at_ms=self._created_at_ms(now_ms),
         )
+        if start_from_latest is not None and start_from_latest != group.start_from_latest:
+            self._check_unread(group)
+            group = replace(group, start_from_latest=start_from_latest)
         group = replace(group, max_attempts=max_attempts or group.max_attempts)
         if exponential is not None:
             group = replace(group, exponential=exponential)
@@ -291,6 +321,14 @@ class Administration:
         group = replace(group, version=group.version + 1)
         self._put(group_item(group), now_ms)
         return group
+
+    def _check_unread(self, group: ConsumerGroup) -> None:
+        """Raise Conflict if a group has begun to read, so that its start counts no more."""
+        if group.begun or self._inspection.topics_read(group):
+            raise Conflict(
+                f"group {group.name!r} has begun to read, so its start cannot change; to move it,"
+                f" run `tidemill group reset {group.name} --topic TOPIC --to earliest|latest`"
+            )
 
     def delete_group(self, name: str, now_ms: int) -> None:
         """Delete a group and its progress; its dead letters stay. Raises GroupNotFound."""
@@ -303,23 +341,23 @@ class Administration:
     def forget_group(self, group_id: GroupId, now_ms: int) -> None:
         """Delete an incarnation of a consumer group, without the checks of `delete_group`."""
         self._keep_next_id(now_ms)
-        self._put({"op": "deleteGroup", "id": group_id}, now_ms)
+        self._put({"op": "deleteGroup", "id": group_id, "atMs": now_ms}, now_ms)
 
     def reset_offset(
         self, group_name: str, topic_name: str, target: ResetTarget, now_ms: int
-    ) -> list[QueueStatus]:
+    ) -> list[int]:
         """Set a group's offsets in a topic. Earlier deliveries and retries become void.
 
-        Returns the new offsets as max_offset. Raises TopicNotFound, GroupNotFound, IllegalOffset.
+        Returns the new offset in each queue. Raises TopicNotFound, GroupNotFound, IllegalOffset.
         """
-        group, topic, answer = self.plan_reset(group_name, topic_name, target)
-        offsets = [[topic.id, status.queue_id, status.max_offset] for status in answer]
+        group, topic, new_offsets = self.plan_reset(group_name, topic_name, target)
+        offsets = [[topic.id, queue_id, offset] for queue_id, offset in enumerate(new_offsets)]
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
         if retry_id is not None:
             offsets.append([retry_id, 0, self._catalog.queue(retry_id, QueueId(0)).max_offset])
         config = {"op": "reset", "group_id": group.id, "offsets": offsets}
         self._put(config, now_ms)
-        return answer
+        return new_offsets
 
     def update_pull_offset(
         self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId, offset: int, now_ms: int
@@ -381,7 +419,7 @@ class Administration:
 
     def plan_reset(
         self, group_name: str, topic_name: str, target: ResetTarget
-    ) -> tuple[ConsumerGroup, Topic, list[QueueStatus]]:
+    ) -> tuple[ConsumerGroup, Topic, list[int]]:
         """Return the result of a reset without doing it. Raises as `reset_offset`."""
         group = self._catalog.find_group(group_name)
         topic = self._catalog.find_topic(topic_name)
@@ -389,11 +427,8 @@ class Administration:
             raise GroupNotFound(f"there is no consumer group {group_name!r}")
         if topic is None:
             raise TopicNotFound(f"there is no topic {topic_name!r}")
-        answer = [
-            QueueStatus(queue.queue_id, queue.min_offset, self._resolve(queue, target))
-            for queue in self._catalog.queues_of(topic)
-        ]
-        return group, topic, answer
+        offsets = [self._resolve(queue, target) for queue in self._catalog.queues_of(topic)]
+        return group, topic, offsets
 
     def _resolve(self, queue: ConsumeQueue, target: ResetTarget) -> int:
         if target.earliest:
@@ -417,10 +452,10 @@ def _check_retry(
     if not 0 <= max_attempts <= MAX_ATTEMPTS_MAX:
         raise BadRequest(f"a group has 1 to {MAX_ATTEMPTS_MAX} attempts, not {max_attempts}")
     if exponential is not None and not (
-        0 < exponential.initial_ms <= exponential.max_ms and exponential.multiplier >= 1
+        exponential.initial_ms > 0 and exponential.max_ms > 0 and exponential.multiplier >= 1
     ):
         raise BadRequest(
-            "exponential retry needs 0 < initialMs <= maxMs and a multiplier of at least 1"
+            "exponential retry needs initialMs and maxMs over 0 and a multiplier of at least 1"
         )
     if len(customized_ms) > RETRY_STEPS_MAX or any(step <= 0 for step in customized_ms):
         raise BadRequest(f"customized retry has 1 to {RETRY_STEPS_MAX} steps, each over 0 ms")

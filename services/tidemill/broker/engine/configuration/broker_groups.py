@@ -21,7 +21,7 @@ from tidemill.broker.engine.metadata.membership import (
     redistribute,
 )
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict, Forbidden
-from tidemill.message.broker_names import check_address, is_loopback
+from tidemill.message.broker_names import check_address, is_loopback_address
 
 TOPICS_A_SLICE = 16  # topics with queues that move to other members
 CLUSTER_ID_BYTES = 8
@@ -77,10 +77,17 @@ class BrokerGroups:
                 continue
             # A proxy on the broker's machine may know the broker as localhost. Other machines
             # cannot use that address. An operator may set it with `add`.
-            if is_loopback(group.address) or not is_loopback(address):
+            if is_loopback_address(group.address) or not is_loopback_address(address):
                 self._record(replace(group, address=address), now_ms)
                 if name == own_name:
                     self._record_home(replace(home, address=address), now_ms)
+
+    def record_home_again(self, now_ms: int) -> None:
+        """Record at the home that it is the home: replicas confirm it only to their master."""
+        self.check_home()
+        home = self._membership.home
+        assert home is not None, "the home names itself"
+        self._record_home(home, now_ms)
 
     def add(self, name: str, address: str, now_ms: int) -> BrokerGroup:
         """Add a member, or end its draining; raises Conflict, Forbidden, BadRequest.
@@ -118,8 +125,8 @@ class BrokerGroups:
         group = self.find_follower(name)
         if group.state != "draining":
             raise Conflict(
-                f"{name} is not draining: drain it first, and wait until it is empty; one that"
-                f" still takes messages is not removed by force either"
+                f"{name} is not draining: drain it first, and wait until it is empty; force does"
+                f" not remove an active broker group either"
             )
         return group
 
@@ -147,18 +154,20 @@ class BrokerGroups:
             raise BrokerGroupNotFound(f"there is no broker group {name!r}")
         if name == self._catalog.broker_name:
             raise Conflict(
-                f"{name} is the home of topics, consumer groups and broker groups: it stays. To"
-                f" have it on another machine, stop it, take its data directory there, and start it"
+                f"{name} is the home, which stores the topics, consumer groups and broker groups,"
+                f" so it cannot be drained or removed. To move it to another machine, stop it, copy"
+                f" its data directory and start it there"
             )
         return group
 
     def check_home(self) -> None:
-        """Raise Forbidden unless this broker is the home of others."""
+        """Raise Conflict if there is no home, and Forbidden if another broker is the home."""
         home = self._membership.home
         if home is None:
-            raise Forbidden(
-                f"{self._catalog.broker_name} is alone: to have several, name them all in the "
-                f"setting brokers of the proxies, or add {self._catalog.broker_name} itself first"
+            raise Conflict(
+                f"{self._catalog.broker_name} is the only broker group: to have several, name all "
+                f"of them in the setting brokers of the proxies, or first add "
+                f"{self._catalog.broker_name} itself with its address"
             )
         if not self.is_home:
             raise Forbidden(

@@ -13,11 +13,7 @@ from typing import final
 
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.engine.metadata.beginnings import (
-    BEGUN_TOPICS_MAX,
-    home_id_of,
-    merge_beginnings,
-)
+from tidemill.broker.engine.metadata.beginnings import merge_beginnings
 from tidemill.broker.engine.metadata.catalog import (
     Beginnings,
     Catalog,
@@ -57,7 +53,7 @@ class Following:
         self._archive_group = archive_group
         self.restored_count = 0  # homes restored from a backup, since the process started
 
-    def meet(self, home: Home, *, may_join: bool, is_told_all: bool, now_ms: int) -> None:
+    def accept_home(self, home: Home, *, may_join: bool, is_complete: bool, now_ms: int) -> None:
         """Accept changes of a home from here on: our home, or a new home if there is none.
 
         Raises Forbidden for the home of another cluster. Raises Conflict if topics of our own would
@@ -69,11 +65,11 @@ class Following:
             return
         if known is not None:
             self.check(home.cluster_id)
-            if home.life != known.life and not is_told_all:
+            if home.life != known.life and not is_complete:
                 raise Conflict(f"{self._catalog.broker_name} needs the whole configuration first")
         elif not may_join:
             raise Conflict(f"{self._catalog.broker_name} has left the cluster")
-        elif not is_told_all:
+        elif not is_complete:
             raise Conflict(
                 f"{self._catalog.broker_name} has left; it needs the whole configuration"
             )
@@ -102,7 +98,7 @@ class Following:
 
     # ------------------------------------------------------------ changes at the home
 
-    def gone(
+    def find_deleted(
         self, topic_ids: Collection[int], group_ids: Collection[int]
     ) -> tuple[list[int], list[int]]:
         """Return the home's ids of topics and groups that the home has deleted.
@@ -196,47 +192,24 @@ class Following:
 
     # ------------------------------------------------------------ reports to the home
 
-    def note_earlier(self, now_ms: int) -> Iterator[None]:
-        """Record missing beginnings of groups that start at the latest.
-
-        Older versions did not record when a group began with a topic. The creation of the group
-        counts as the beginning. A follower and the home call this before a member gets everything.
-        Otherwise a new member would skip all its messages for those groups.
-        """
-        catalog = self._catalog
-        for group in [each for each in catalog.groups.values() if each.start_from_latest]:
-            read = [catalog.topics[id_] for id_ in self._inspection.topics_read(group)]
-            ids = [home_id_of(topic, catalog) for topic in read]
-            earlier = [(id_, group.created_at_ms) for id_ in ids if id_ is not None]
-            self._put_begun(group, earlier, now_ms)
-            yield
-
     def note_begun(self, begun: Iterable[tuple[int, Beginnings]], now_ms: int) -> Iterator[None]:
         """At the home: record when groups began with topics at a member."""
         for group_id, beginnings in begun:
             group = self._catalog.groups.get(GroupId(group_id))
-            if group is not None and group.start_from_latest:
+            if group is not None:
                 begun_here = merge_beginnings(group.begun, beginnings, catalog=self._catalog)
                 if begun_here != group.begun:
                     item = group_item(replace(group, begun=begun_here))
                     self._administration.record(item, now_ms)
             yield
 
-    def take_begun(self) -> list[ConsumerGroup]:
+    def take_unreported_beginnings(self) -> list[ConsumerGroup]:
         """At a follower: return some groups with beginnings that the home does not know yet."""
-        untold = self._catalog.unreported_begun
-        some = list(islice(untold, BEGUN_GROUPS_A_REPLY))
+        unreported = self._catalog.unreported_begun
+        some = list(islice(unreported, BEGUN_GROUPS_A_REPLY))
         for group_id in some:
-            del untold[group_id]
+            del unreported[group_id]
         return [self._catalog.groups[group_id] for group_id in some]
-
-    def _put_begun(self, group: ConsumerGroup, earlier: list[tuple[int, int]], now_ms: int) -> None:
-        known = dict(group.begun)
-        missing = [each for each in earlier if each[0] not in known]
-        begun = merge_beginnings(group.begun, catalog=self._catalog)
-        begun = tuple(sorted([*begun, *missing])[:BEGUN_TOPICS_MAX])
-        if begun != group.begun:
-            self._administration.record(group_item(replace(group, begun=begun)), now_ms)
 
     # ------------------------------------------------------------ leaving
 
@@ -261,7 +234,7 @@ class Following:
         self.check(cluster_id)
         if not home.is_draining:
             raise Conflict(f"{self._catalog.broker_name} is not draining: drain it first")
-        topic_ids, group_ids = self.gone((), ())
+        topic_ids, group_ids = self.find_deleted((), ())
         yield from self.follow(
             (), (), deleted_topic_ids=topic_ids, deleted_group_ids=group_ids, now_ms=now_ms
         )

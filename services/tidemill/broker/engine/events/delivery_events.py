@@ -17,9 +17,18 @@ from tidemill.broker.engine.store.segment import Record
 
 _tuple = tuple.__new__
 _DELIVERED, _ACKED = EventKind.DELIVERED, EventKind.ACKED
-_GIVEN_BACK: Final = {
+# By the flag of an ACK record.
+_SETTLED_AS: Final = {
+    0: (EventKind.ACKED, ""),
+    ack.FLAG_EXPIRED: (EventKind.EXPIRED, "in_flight"),
+    ack.FLAG_KEPT: (EventKind.DEAD_LETTERED, "kept"),
+}
+_GIVEN_BACK: Final = frozenset({RenewalReason.CLIENT_ENDED, RenewalReason.CLIENT_SILENT})
+_REASONS: Final = {
     RenewalReason.CLIENT_ENDED: "client_ended",
     RenewalReason.CLIENT_SILENT: "client_silent",
+    RenewalReason.NOT_HANDED_OVER: "not_handed_over",
+    RenewalReason.DISCONNECTED: "client_disconnected",
 }
 
 
@@ -161,10 +170,9 @@ class DeliveryEvents:
                 )
 
     def of_acks(self, record: Record) -> Iterable[Event | None]:
-        """Return the events of acked messages, or of messages that expired in flight."""
+        """Return the events of acked messages, or of messages that were settled without an ack."""
         header = record.header
-        is_expired = header.flags & ack.FLAG_EXPIRED
-        kind, reason = (EventKind.EXPIRED, "in_flight") if is_expired else (_ACKED, "")
+        kind, reason = _SETTLED_AS[header.flags]
         if not self._filter.wants(kind):
             return ()
         rows = rows_by_delivery(bytes(record.tail)) if len(record.tail) else None
@@ -213,7 +221,7 @@ class DeliveryEvents:
         if why is RenewalReason.HANDED_OVER:
             return  # It changes no deadline.
         kind = EventKind.NACKED if why in _GIVEN_BACK else EventKind.RENEWED
-        reason = _GIVEN_BACK.get(why, "" if why is RenewalReason.EXTENDED else "not_handed_over")
+        reason = _REASONS.get(why, "")
         begin = 0
         for number, (_, delivery_id) in enumerate(renewed.entries):
             known = self._lookup.delivery(delivery_id, rows)

@@ -103,12 +103,12 @@ class EventRead:
     def step(self) -> bool:
         """Do one slice. Return True while more remains."""
         allowance = Allowance(self._tally, items=RECORDS_A_STEP)
+        if self._remaining is not None:
+            self._take_remaining(allowance)
         if self._remaining is None and self.next_position < self._log.min_offset:
             # Retention removed the next records after the previous step.
             self.gone_from = self.gone_from or self.next_position
             self._move_to(int(self._log.min_offset))
-        if self._remaining is not None:
-            self._take_remaining(allowance)
         while self._has_more and self._remaining is None and not allowance.is_spent:
             self._walk(allowance)
         return self._has_more

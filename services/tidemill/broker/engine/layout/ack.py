@@ -8,8 +8,10 @@
 Bit i set: message i of the delivery is settled. Acks of one checkpoint in one record share an entry
 (a batch ack in the reference).
 
-Flag EXPIRED in the record's header: retention removed these messages, and no client acked them. The
-optional tail has the rows (`layout.delivery_rows`) of those deliveries whose CK is in no segment.
+Flag EXPIRED in the record's header: retention removed these messages, and no client acked them.
+Flag KEPT: these messages have no attempt left and stay in the dead-letter topic that they are in.
+
+The optional tail has the rows (`layout.delivery_rows`) of deliveries whose CK is in no segment.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ ENTRY = struct.Struct(">IqI")
 SIZE = 16  # bytes
 assert ENTRY.size == SIZE, "part of the disk format"
 FLAG_EXPIRED = 1
+FLAG_KEPT = 2
 ENTRIES_MAX = 2048  # of one record: its head stays below 64 KiB, the maximum of head_size
 
 

@@ -4,14 +4,19 @@
     {"op": "nextId", "nextId": n}                          ids below n are used
     {"op": "broughtBack", "before": log offset}            handles of deliveries before this offset
                                                            may contain a deadline that is too late
+    {"op": "endHandles", "group": n, "before": log offset} handles of the group's deliveries before
+                                                           this offset are rejected, unless the
+                                                           delivery is in the table
     {"op": "clockBack", "at": [log offset, ...]}           starts with a clock behind the times of
-                                                           stored records
+                                                           stored records; also as `broughtBack`
+                                                           with the last of these offsets
     {"op": "topic", "topic": {...}}                        new state of a topic
     {"op": "group", "group": {...}}                        new state of a consumer group
-    {"op": "deleteTopic", "id": n}   {"op": "deleteGroup", "id": n}
-    {"op": "gone", "topics": [[id, name, log offset], ...] or "groups": [...]}
+    {"op": "deleteTopic", "id": n, "atMs": time}   {"op": "deleteGroup", "id": n, "atMs": time}
+    {"op": "gone", "topics": [[id, name, log offset, time], ...] or "groups": [...]}
                                                            names of deleted items, with the offset
-                                                           of the deletion; in STATE and snapshots
+                                                           and the time of the deletion in ms; in
+                                                           STATE and snapshots
     {"op": "home", "home": {...} or null}                  the owner of topics and groups
     {"op": "brokerGroup", "group": {...}}                  a member of the cluster, at its home
     {"op": "deleteBrokerGroup", "name": ...}

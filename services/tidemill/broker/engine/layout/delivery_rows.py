@@ -20,11 +20,13 @@
     └─────────────┴────────────────────────────────────┴──────────────────────────────────────────┘
 
 Big-endian. live: messages that are not acked, revived or replaced. superseded: messages of a
-delivery that change-invisible replaced; the row stays, so that the old handle is rejected.
+delivery that change-invisible replaced, or that were copied before their handles ended; the row
+stays, so that the old handles are rejected.
 
-flags: those of the CK, and three more. RELEASED (16): an operator released the delivery, so it does
+flags: those of the CK, and four more. RELEASED (16): an operator released the delivery, so it does
 not block its ordered queue. UNPROVEN (32): after a start it is unknown whether the client has the
-delivery, so the broker does not renew it. RENEWS (128, in place of HOLDER): the broker renews the
+delivery, so the broker does not renew it. RETURNED (64): the broker gave the delivery back, because
+its client ended or was silent. RENEWS (128, in place of HOLDER): the broker renews the
 delivery.
 """
 

@@ -12,7 +12,7 @@
 
     GAPS         count x u32: each message's queue offset minus start_offset; else contiguous
     SUPERSEDES   slot u32, delivery_id i64, index u8 of the delivery that this one replaces
-    ORDERED      count x u16: attempts, this delivery included; then u8 size and the attempt id
+    ORDERED      count x u16: attempt of each message; then u8 size and the attempt id
     HOLDER       bits u8 (1: the broker renews it), u8 size, then the id of the client
 
 Field names of the reference's PopCheckPoint: startOffset, popTime (the record's stored_at_ms),
@@ -44,6 +44,9 @@ FLAG_RELEASED = 16
 # Not in a CK: after a start it is unknown whether the client has the delivery, so the broker does
 # not renew it.
 FLAG_UNPROVEN = 32
+# Not in a CK: the broker gave the delivery back, maybe before its handles ended, because its client
+# ended or was silent.
+FLAG_RETURNED = 64
 FLAG_HOLDER = 128
 # In rows and in the table, which store the holder elsewhere.
 FLAG_RENEWS = 128
@@ -95,6 +98,14 @@ class PopCheckpoint(NamedTuple):
 def revive_queue_of(topic_id: TopicId, group_id: GroupId, queue_id: QueueId) -> int:
     """Return the revive queue of a (topic, group, queue). It never changes."""
     return (topic_id * 31 + group_id * 17 + queue_id) % REVIVE_QUEUES
+
+
+def is_counted(flags: int) -> bool:
+    """Return whether an ordered delivery counts as an attempt when it begins.
+
+    This is a delivery by which a client replaces another one. A batch counts when it ends.
+    """
+    return flags & (FLAG_SUPERSEDES | FLAG_SUSPEND) == FLAG_SUPERSEDES
 
 
 def encode(ck: PopCheckpoint) -> bytes:

@@ -2,11 +2,12 @@
 
     [{"group": id, "topic": id, "queue": id, "namedTopic": id, "pop": offset,
       "voidBefore": log offset, "statedAt": log offset,
-      "ordered": null | {"pending": [[queue offset, deliveries], ...],
+      "ordered": null | {"pending": [[queue offset, attempt], ...],
                          "attemptId": text, "batchId": log offset}}, ...]
 
 pop: the first offset that no pop has taken or skipped. voidBefore: deliveries with a lower id are
 void. statedAt: the newest record that states this progress. ordered: only for ordered groups.
+pending: the attempt of the next delivery of each message, if its current delivery does not fail.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ Big-endian. Values of why:
     3 CLIENT_SILENT     the client is silent: its deliveries are given back
     4 NOT_HANDED_OVER   the client may not have the deliveries: they are not renewed
     5 HANDED_OVER       the client has them after all: they are renewed again
+    6 DISCONNECTED      the client has no connection left: unless it returns, the deadline stays
 
 Messages that are already settled do not change. The tail starts with the live messages of each
 entry, in order, as bits of a u32. Then it has the rows (`layout.delivery_rows`) of those deliveries
@@ -42,6 +43,7 @@ class RenewalReason(IntEnum):
     CLIENT_SILENT = 3
     NOT_HANDED_OVER = 4
     HANDED_OVER = 5
+    DISCONNECTED = 6
 
 
 class Renewal(NamedTuple):

@@ -49,7 +49,7 @@ class TimerSlot(NamedTuple):
     magic: int
 
 
-def read(buffer: bytearray, at: int) -> TimerSlot:
+def read(buffer: bytearray | memoryview, at: int) -> TimerSlot:
     """Decode a slot without checks."""
     return TimerSlot._make(_SLOT.unpack_from(buffer, at))
 

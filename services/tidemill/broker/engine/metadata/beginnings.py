@@ -1,7 +1,8 @@
-"""The times at which groups that start at the latest message began to read their topics.
+"""The topics that consumer groups read at any broker group, and since when.
 
-A consumer group begins at each broker group with its first poll there. Messages that were stored
-there after the group began elsewhere belong to the group (ADR 0025).
+A consumer group begins to read a topic with its first poll. Each broker group learns of it, because
+the messages that it stores there belong to the group: all of them, or those since the begin if the
+group starts at the latest message (ADR 0025). The lag of the group counts them.
 """
 
 from __future__ import annotations
@@ -41,17 +42,31 @@ def _is_of(topic: Topic, begun_at_ms: int) -> bool:
 
 def _find_by_homes_id(topic_id: int, catalog: Catalog) -> Topic | None:
     home = catalog.membership.home
-    if home is not None and home.name == catalog.broker_name:
+    if home is None or home.name == catalog.broker_name:
         return catalog.topics.get(TopicId(topic_id))
     return catalog.topics.get(catalog.topic_ids_at_home.get(topic_id, TopicId(0)))
 
 
 def home_id_of(topic: Topic, catalog: Catalog) -> int | None:
-    """Return the topic's id at the home; None without a home, or if the home does not have it."""
-    home = catalog.membership.home
-    if home is None or topic.is_system:
+    """Return the topic's id at the home; None if the home does not have it.
+
+    A broker without a home may become one, and its ids then stay.
+    """
+    if topic.is_system:
         return None
-    return topic.id if home.name == catalog.broker_name else topic.home_id or None
+    home = catalog.membership.home
+    is_home = home is None or home.name == catalog.broker_name
+    return topic.id if is_home else topic.home_id or None
+
+
+def topics_begun(group: ConsumerGroup, catalog: Catalog) -> set[TopicId]:
+    """Return the topics here that a group has begun to read at any broker group."""
+    found = set()
+    for topic_id, begun_at_ms in group.begun:
+        topic = _find_by_homes_id(topic_id, catalog)
+        if topic is not None and _is_of(topic, begun_at_ms):
+            found.add(topic.id)
+    return found
 
 
 def begun_since_ms(group: ConsumerGroup, topic: Topic, catalog: Catalog) -> int | None:

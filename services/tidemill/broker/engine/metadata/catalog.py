@@ -6,6 +6,8 @@ the log may meet a message before the record of its topic.
 
 A retry topic lives as long as its group and its topic. A deletion may remove tens of thousands of
 them. They are dead at once, and forgotten one by one (`forget_next_orphan`).
+
+It is one file because each kind of item has its change and its snapshot side by side.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, TypeVar, final
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.metadata.deleted_names import DeletedName, DeletedNames
+from tidemill.broker.engine.metadata.ended_handles import EndedHandles
 from tidemill.broker.engine.metadata.membership import (
     ITEM_PREFIX,
     Membership,
@@ -105,8 +108,7 @@ class ConsumerGroup:
     start_from_latest: bool = False
     home_id: int = 0  # as in Topic
     created_at_ms: int = 0
-    # Of a group that starts at the latest message, in a cluster: the topics that it reads at any
-    # broker group, with the home's ids, and since when. Later messages elsewhere belong to it.
+    # The topics that it reads at any broker group, with the home's ids, and since when.
     begun: Beginnings = ()
 
 
@@ -160,8 +162,10 @@ class Catalog:
         self.broker_name = ""
         self.handle_secret = b""
         self.next_id = 1
-        # Handles of deliveries before this log offset may contain a deadline that is too late.
+        # The handles of deliveries before this log offset may contain a deadline that is too late:
+        # the clock was set back since.
         self.brought_back_before = 0
+        self.ended_handles = EndedHandles()
         self.pull_offsets = PullOffsets()
         # Log offsets at which the times of records fall, ascending.
         self.clock_falls: tuple[int, ...] = ()
@@ -197,6 +201,10 @@ class Catalog:
         topic = self.topics.get(topic_id)
         return topic is not None and not self._is_orphan(topic)
 
+    def retry_topics_of(self, group_id: GroupId) -> list[TopicId]:
+        """Return the retry topics of a group."""
+        return list(self._retries_of_group.get(group_id, ()))
+
     def _is_orphan(self, topic: Topic) -> bool:
         if topic.retry_of is None:
             return False
@@ -226,10 +234,13 @@ class Catalog:
                 self.next_id = max(self.next_id, config["nextId"])
                 self.stated_at["nextId"] = log_offset
             case "broughtBack":
-                self.brought_back_before = config["before"]
+                self.brought_back_before = max(self.brought_back_before, config["before"])
                 self.stated_at["broughtBack"] = log_offset
+            case "endHandles":
+                self.stated_at[self.ended_handles.apply(config)] = log_offset
             case "clockBack":
                 self.clock_falls = tuple(config["at"])
+                self.brought_back_before = max(self.brought_back_before, *self.clock_falls)
                 self.stated_at["clockBack"] = log_offset
             case "home":
                 self._apply_membership(config)
@@ -251,10 +262,10 @@ class Catalog:
                 else:
                     self.stated_at.pop(key, None)
             case "deleteTopic":
-                self.deleted_names.note_deletion(log_offset)
+                self.deleted_names.note_deletion(log_offset, config["atMs"])
                 self._delete_topic(config["id"])
             case "deleteGroup":
-                self.deleted_names.note_deletion(log_offset)
+                self.deleted_names.note_deletion(log_offset, config["atMs"])
                 self._delete_group(config["id"])
             case "gone":
                 self.deleted_names.apply(config, log_offset)
@@ -313,8 +324,8 @@ class Catalog:
             self.unreported_begun.pop(group_id, None)
             self.changes.groups.pop(group_id, None)
             self.changes.deleted_group_ids.add(group_id)
-        self.stated_at.pop(f"group {group_id}", None)
-        for key in self.pull_offsets.forget_group(group_id):
+        pulled = self.pull_offsets.forget_group(group_id)
+        for key in (f"group {group_id}", self.ended_handles.forget(group_id), *pulled):
             self.stated_at.pop(key, None)
 
     def _queue_orphans(self, topic_ids: dict[TopicId, None]) -> None:
@@ -391,11 +402,9 @@ class Catalog:
 
     def items(self) -> Iterator[dict[str, Any]]:
         """Return all items for a snapshot, as of this call, even if they are read later."""
-        own: dict[str, dict[str, Any]] = {
-            key: self._item(key)
-            for key in (*BROKER_ITEMS, *(ITEM_PREFIX + name for name in self.membership.groups))
-            if key in self.stated_at
-        }
+        keys = *BROKER_ITEMS, *self.ended_handles.keys()
+        keys += tuple([ITEM_PREFIX + name for name in self.membership.groups])
+        own = {key: self._item(key) for key in keys if key in self.stated_at}
         # Each change puts a new object, so copies of the references stay unchanged.
         topics, groups = dict(self.topics), dict(self.groups)
         pulled = dict(self.pull_offsets.all)
@@ -430,6 +439,8 @@ class Catalog:
             return topic_item(self.topics[TopicId(int(number))])
         if key.startswith(PULL_PREFIX):
             return pull_offset_item(key_of(key), self.pull_offsets.all[key_of(key)])
+        if kind == "handles":
+            return self.ended_handles.item(key)
         return group_item(self.groups[GroupId(int(number))])
 
 

@@ -2,8 +2,8 @@
 
 Until then, decisions about a delivery must use `live`. `record` runs when there are enough acks for
 one record, so that the end of a busy round has little left to do. An ordered pop, a reset, a
-deletion, revive and the end of the round also call it, because they need all acks in the state. A
-message that retention removed counts as acked.
+deletion, revive and the end of the round also call it, because they need all acks in the state.
+Messages that retention removed, and dead letters that stay in their topic, are settled here too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import final
 
 from tidemill.broker.engine.layout import ack
-from tidemill.broker.engine.layout.ack import FLAG_EXPIRED, Acks
+from tidemill.broker.engine.layout.ack import FLAG_EXPIRED, FLAG_KEPT, Acks
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.state import PopState
@@ -28,7 +28,8 @@ class RoundAcks:
         self._state = state
         self._recorder = recorder
         self._bits: dict[int, int] = {}  # by slot
-        self._expired: dict[int, int] = {}  # the part of `_bits` that expired and was not acked
+        # The parts of `_bits` that no client acked, by the flag of their record.
+        self._unacked: dict[int, dict[int, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._bits)
@@ -40,8 +41,16 @@ class RoundAcks:
 
     def add_expired(self, slot: int, bits: int) -> None:
         """Settle live messages of a delivery that retention removed."""
+        self._add_unacked(slot, bits, FLAG_EXPIRED)
+
+    def add_kept(self, slot: int, bits: int) -> None:
+        """Settle live messages of a delivery that stay in their dead-letter topic."""
+        self._add_unacked(slot, bits, FLAG_KEPT)
+
+    def _add_unacked(self, slot: int, bits: int, flag: int) -> None:
         self._bits[slot] = self._bits.get(slot, 0) | bits
-        self._expired[slot] = self._expired.get(slot, 0) | bits
+        unacked = self._unacked.setdefault(flag, {})
+        unacked[slot] = unacked.get(slot, 0) | bits
 
     def add_live(self, slot: int, bit: int, now_ms: int) -> bool:
         """Settle a message of a delivery. Return False if it is not live."""
@@ -66,18 +75,16 @@ class RoundAcks:
         gathered, self._bits = self._bits, {}
         entries = [(slot, table.ids[slot], bits) for slot, bits in gathered.items()]
         owners = [state.owners[table.owners[slot]] for slot in gathered]
-        if self._expired:
-            expired, self._expired = self._expired, {}
-            self._append(
-                [(slot, table.ids[slot], bits) for slot, bits in expired.items()],
-                now_ms,
-                FLAG_EXPIRED,
-            )
-            acked = [
-                (slot, delivery_id, bits & ~expired.get(slot, 0))
-                for slot, delivery_id, bits in entries
-            ]
-            self._append([entry for entry in acked if entry[2]], now_ms)
+        if self._unacked:
+            unacked, self._unacked = self._unacked, {}
+            acked = gathered.copy()
+            for flag, found in unacked.items():
+                for slot, bits in found.items():
+                    acked[slot] &= ~bits
+                parts = [(slot, table.ids[slot], bits) for slot, bits in found.items()]
+                self._append(parts, now_ms, flag)
+            parts = [(slot, table.ids[slot], bits) for slot, bits in acked.items() if bits]
+            self._append(parts, now_ms)
         else:
             self._append(entries, now_ms)
         for progress, (slot, _, bits) in zip(owners, entries, strict=True):

@@ -25,7 +25,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_SUPERSEDES,
 )
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
-from tidemill.broker.engine.pop.delivery_table import FREE
+from tidemill.broker.engine.pop.delivery_table import FREE, RETURNED
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, PopProgress
 from tidemill.broker.engine.pop.state import RENEWED_HANDLE_MS, PopState
@@ -195,6 +195,7 @@ class CatchUp:
         self._release_before(batches, keeps_replaced=True)
         state.index.renumber()
         self._make_lists(now_ms=now_ms)
+        self._count_slots()
 
     def _release_before(self, floors: list[int], *, keeps_replaced: bool) -> None:
         """Empty the slots with a delivery id below the floor of their owner."""
@@ -207,7 +208,8 @@ class CatchUp:
         below = slots[ids < np.array(floors, dtype=np.int64)[owners]]
         if keeps_replaced:
             flags = np.frombuffer(table.flags, dtype=np.uint8)[below]
-            released = below[flags & FLAG_RELEASED > 0]
+            handover = np.frombuffer(table.handover, dtype=np.uint8)[below]
+            released = below[(flags & FLAG_RELEASED > 0) | (handover & RETURNED > 0)]
             live = np.frombuffer(table.live, dtype=np.uint32)[released]
             # Their handles have not ended, so the table must reject them, as `PopState` does.
             np.frombuffer(table.superseded, dtype=np.uint32)[released] |= live
@@ -221,13 +223,20 @@ class CatchUp:
             del table.gaps[slot]
 
     def _end_with_handles(self, slots: np.ndarray) -> None:
-        """Move the deadline of renewed slots to the end of their handles, as `PopState` does."""
+        """Move deadlines of renewed and returned slots to the end of their handles.
+
+        `PopState` does the same.
+        """
         table = self._state.table
         flags = np.frombuffer(table.flags, dtype=np.uint8)
         renewed = slots[flags[slots] & FLAG_RENEWS > 0]
         ends_ms = np.frombuffer(table.popped_at_ms, dtype=np.int64)[renewed] + RENEWED_HANDLE_MS
         visible_at_ms = np.frombuffer(table.visible_at_ms, dtype=np.int64)
         visible_at_ms[renewed] = np.minimum(visible_at_ms[renewed], ends_ms)
+        handover = np.frombuffer(table.handover, dtype=np.uint8)
+        returned = slots[handover[slots] & RETURNED > 0]
+        popped_at_ms = np.frombuffer(table.popped_at_ms, dtype=np.int64)
+        visible_at_ms[returned] = popped_at_ms[returned] + RENEWED_HANDLE_MS
 
     def _make_lists(self, *, now_ms: int) -> None:
         state, table = self._state, self._state.table
@@ -252,6 +261,21 @@ class CatchUp:
             progress.in_flight = totals[number]
             first = int(first_popped[number])
             progress.oldest = int(slots[first]) if first < ends[number] else NIL
+
+    def _count_slots(self) -> None:
+        """Count the slots that each group uses."""
+        state, table = self._state, self._state.table
+        slots = table.in_use(0, len(table.ids))
+        owners = np.frombuffer(table.owners, dtype=np.uint32)[slots]
+        is_live = np.frombuffer(table.live, dtype=np.uint32)[slots] != 0
+        live = np.bincount(owners[is_live], minlength=len(state.owners)).tolist()
+        kept = np.bincount(owners[~is_live], minlength=len(state.owners)).tolist()
+        state.index.forget_slots()
+        for progress, live_count, kept_count in zip(state.owners, live, kept, strict=True):
+            progress.slots = state.index.slots_of(progress.group_id)
+            progress.slots.live += live_count
+            progress.slots.kept += kept_count
+        state.kept_count = sum(kept)
 
 
 def _triples_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ copy settles the message that it revives or dead-letters.
     deliveries         CK of a pop                     acks        acks of a round
     state              state from the records          renewals    deliveries of live clients
     stated_rows        state as rows                   catch_up    state from a snapshot
+    delivery_limits    shares of consumer groups       moved_positions  resets, retention
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.layout.state import StatedProgress
 from tidemill.broker.engine.message_store import MessageDamaged, MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.beginnings import (
@@ -36,13 +38,14 @@ from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.damaged import DamagedMessages
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryBatch, DeliveryWriter
+from tidemill.broker.engine.pop.delivery_limits import DeliveryLimits
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.message_selection import MessageSelector
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.pop.readiness import PopReadiness, ReadyMessages
-from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
+from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.revive import Reviver
 from tidemill.broker.engine.pop.settlement import Settlement
@@ -80,7 +83,6 @@ class Consumption:
         self._catalog = catalog
         self._recorder = recorder
         self._tally = tally
-        self._deliveries_max = deliveries_max
         # Searches for the first offsets of groups that began in another broker group, by group,
         # topic, version of the topic and begin time.
         self._searches: dict[tuple[int, int, int, int], TimeSearch] = {}
@@ -89,16 +91,17 @@ class Consumption:
         self._reader = MessageSelector(state, store, tally)
         self._deliveries = DeliveryWriter(state, recorder)
         self.acks = RoundAcks(state, recorder)
-        self._redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)
+        self._limits = DeliveryLimits(state, recorder, deliveries_max=deliveries_max)
+        self.redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)
         self._ordered = OrderedPop(
-            state, self._reader, self._deliveries, self.acks, self._redelivery, tally, recorder
+            state, self._reader, self._deliveries, self.acks, self.redelivery, tally, recorder
         )
         self.settlement = Settlement(
-            state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
+            state, catalog, recorder, self.acks, self.redelivery, self._limits
         )
         self.renewals = Renewals(state, recorder, tally)
         self.reviver = Reviver(
-            state, catalog, self._redelivery, self._ordered, self.renewals, tally, room
+            state, catalog, self.redelivery, self._ordered, self.renewals, self._limits, tally, room
         )
         self._readiness = PopReadiness(
             state,
@@ -107,7 +110,7 @@ class Consumption:
             is_blocked=self._ordered.is_unavailable,
             settle_acks=self.acks.record,
         )
-        self.damaged = DamagedMessages(state, store, self.acks, self._redelivery, self.settlement)
+        self.damaged = DamagedMessages(state, store, self.acks, self.redelivery, self.settlement)
 
     def pop(
         self,
@@ -125,7 +128,7 @@ class Consumption:
         """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
 
         Return an empty list if no message is ready. Raises TopicNotFound, GroupNotFound,
-        Overloaded.
+        Overloaded. It is one function because every receive calls it and its queues share a budget.
         """
         group = self._catalog.groups.get(group_id)
         if group is None:
@@ -137,18 +140,21 @@ class Consumption:
             raise TopicNotFound("the topic was deleted; query its route again")
         if subscription is None or subscription.version != topic.version:
             subscription = self._subscribe(group, topic, now_ms)
-        table = state.table
-        if table.used_count + len(subscription.queues) >= self._deliveries_max:
-            raise Overloaded(
-                f"the broker has reached its limit of {self._deliveries_max} deliveries in flight "
-                f"(deliveries_max); ack messages, or poll again later"
-            )
+        is_ordered = group.is_ordered
+        refusal: Overloaded | None = None
+        try:
+            room = self._limits.room_for_pop(group, subscription.queues[0], now_ms)
+        except Overloaded as error:
+            if not is_ordered:
+                raise
+            # Ended deliveries of an ordered group stay in the table until the next batch of their
+            # queue replaces them. That batch needs no room.
+            room, refusal = MESSAGES_MAX, error
         subscription.turn += 1
         visible_at_ms = now_ms + invisible_duration_ms
         self._deliveries.client_id, self._deliveries.renews = client_id, renews
         missing, taken_bytes = max_messages, 0
         batches: list[DeliveryBatch] = []
-        is_ordered = group.is_ordered
         if is_ordered:
             self._ordered.begin_pop(client_id, now_ms)
         if tags:
@@ -157,6 +163,8 @@ class Consumption:
         for progress in self._sources(subscription, is_ordered=is_ordered, now_ms=now_ms):
             # A thousand queues may have nothing for this pop, so skipping one must be cheap.
             if is_ordered:
+                if refusal is not None and progress.head == NIL:
+                    continue
                 if self._ordered.is_unavailable(progress, attempt_id, now_ms):
                     is_locked |= progress.head != NIL
                     continue
@@ -180,8 +188,10 @@ class Consumption:
                 batches.append(batch)
                 taken_bytes += batch.size_bytes
                 missing -= len(batch.indexes)
-                if missing <= 0:
+                if missing <= 0 or budget.is_alone or len(batches) >= room:
                     break
+        if refusal is not None and not batches:
+            raise refusal
         if is_locked and not batches:
             state.counts["lock_conflict", group_id, topic_id] += 1
         return batches
@@ -226,6 +236,7 @@ class Consumption:
         self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
     ) -> ReadyMessages:
         """Count the messages that a pop would find. Raises TopicNotFound, GroupNotFound."""
+        self._limits.note_poll(group_id, now_ms)
         return self._readiness.count(group_id, topic_id, tags=tags, now_ms=now_ms)
 
     def release_lock(self, key: ProgressKey, now_ms: int) -> bool:
@@ -264,10 +275,6 @@ class Consumption:
         self.reviver.resume()
         self.damaged.resume()
 
-    def take_notices(self) -> list[DamagedNotice]:
-        """Return and clear the notices of damaged messages, for the shell's log."""
-        return self._redelivery.take_notices()
-
     def _is_retry_first(self, turn: int, retry: PopProgress, now_ms: int) -> bool:
         """Return whether a pop reads the retry topic first."""
         if turn % RETRY_SHARE == 0:
@@ -302,6 +309,9 @@ class Consumption:
             # The begin time comes first: if a power cut loses the positions, the next pop uses it.
             self._note_begun(group, topic, now_ms)
             self._recorder.append(StatedProgress(rows), now_ms)
+        else:
+            # The lag counts the topic from now on, here after a restart and at other broker groups.
+            self._note_begun(group, topic, now_ms)
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
         retry = (
             None if retry_id is None else self._state.progress_of(group.id, retry_id, QueueId(0))
@@ -388,5 +398,5 @@ class Consumption:
         try:
             attempts = [self._store.place(offset).attempts + 1 for offset in selection.log_offsets]
         except (MessageDamaged, LookupError):
-            attempts = [self._redelivery.attempts_at(offset) for offset in selection.log_offsets]
-        return self._redelivery.apply_attempt_limit(batch, attempts, progress, group, now_ms)
+            attempts = [self.redelivery.attempts_at(offset) for offset in selection.log_offsets]
+        return self.redelivery.apply_attempt_limit(batch, attempts, progress, group, now_ms)

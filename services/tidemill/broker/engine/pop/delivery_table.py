@@ -26,6 +26,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
     FLAG_RELEASED,
     FLAG_RENEWS,
+    FLAG_RETURNED,
     FLAG_SUPERSEDES,
     FLAG_SUSPEND,
     FLAG_UNPROVEN,
@@ -39,6 +40,8 @@ GROWTH = 4096  # slots added at once: a few hundred KiB
 # In the column `handover`.
 HANDOVER_PENDING = 1  # popped with renewal, and no proxy has confirmed that the client has it
 UNPROVEN = FLAG_UNPROVEN  # unconfirmed at a start: not renewed until a proxy confirms it
+RETURNED = FLAG_RETURNED  # the broker gave it back, so its deadline may be before its handles end
+HANDOVER_STORED = UNPROVEN | RETURNED
 FLAGS_STORED = (
     FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND | FLAG_RELEASED | FLAG_RENEWS
 )
@@ -64,7 +67,7 @@ class DeliveryTable:
         self.next = array("I")
         self.holders = array("I")  # client numbers, see `clients`
         self.clients = HolderNumbers()
-        # 0, HANDOVER_PENDING or UNPROVEN. Records and snapshots contain only UNPROVEN.
+        # HANDOVER_PENDING is in no record and no snapshot.
         self.handover = array("B")
         self.gaps: dict[int, tuple[int, ...]] = {}
         self.deadlines = DeadlineLists(self.visible_at_ms, self.flags)
@@ -226,7 +229,7 @@ class DeliveryTable:
         for name, column in self._stored_columns():
             rows[name] = np.frombuffer(column, dtype=column.typecode)[slots]
         rows["flags"] = np.frombuffer(self.flags, dtype=np.uint8)[slots] & FLAGS_STORED
-        rows["flags"] |= np.frombuffer(self.handover, dtype=np.uint8)[slots] & UNPROVEN
+        rows["flags"] |= np.frombuffer(self.handover, dtype=np.uint8)[slots] & HANDOVER_STORED
         with_gaps = np.flatnonzero(rows["flags"] & FLAG_GAPS).tolist()
         gaps = {number: self.gaps[int(slots[number])] for number in with_gaps}
         numbers = np.frombuffer(self.holders, dtype=np.uint32)[slots]
@@ -244,7 +247,7 @@ class DeliveryTable:
         for name, column in (*self._stored_columns(), ("delivery_id", self.stated_at)):
             np.frombuffer(column, dtype=column.typecode)[slots] = rows[name]
         np.frombuffer(self.flags, dtype=np.uint8)[slots] = rows["flags"] & FLAGS_STORED
-        np.frombuffer(self.handover, dtype=np.uint8)[slots] = rows["flags"] & UNPROVEN
+        np.frombuffer(self.handover, dtype=np.uint8)[slots] = rows["flags"] & HANDOVER_STORED
         np.frombuffer(self.owners, dtype=np.uint32)[slots] = owners
 
     def _stored_columns(self) -> tuple[tuple[str, array[int]], ...]:

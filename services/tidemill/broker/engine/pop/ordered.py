@@ -3,6 +3,10 @@
 A live batch blocks its queue until each of its messages is settled or has run out. The next batch
 begins with the lowest unsettled message. A settled message is never delivered again. A repeated
 attempt gets the batch that it already holds.
+
+Attempts count per message. A client processes a batch in order. So a batch that ends counts an
+attempt of its first unsettled message, and none of the messages behind it. A change-invisible
+counts an attempt of its message.
 """
 
 from __future__ import annotations
@@ -14,7 +18,11 @@ import numpy as np
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import DeliverySlot, LogOffset
-from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, MESSAGES_MAX
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_RELEASED,
+    FLAG_SUPERSEDES,
+    MESSAGES_MAX,
+)
 from tidemill.broker.engine.layout.state import StatedDeliveries
 from tidemill.broker.engine.metadata.catalog import ConsumerGroup
 from tidemill.broker.engine.pop.acks import RoundAcks
@@ -28,6 +36,8 @@ from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import delivery_rows_of
 from tidemill.broker.engine.tally import Allowance, Tally
+
+NONE = -1  # no queue offset
 
 
 @final
@@ -103,15 +113,13 @@ class OrderedPop:
         selection = self._choose(progress, budget, tags)
         if not selection.offsets:
             return None
-        counted = 0 if is_repeat else 1
+        failed = set() if is_repeat else {self._failed_offset(slot, progress) for slot in slots}
         attempts = tuple(
-            [
-                max(ordered.pending.get(offset, 1 - counted) + counted, 1)
-                for offset in selection.offsets
-            ]
+            [ordered.pending.get(offset, 1) + (offset in failed) for offset in selection.offsets]
         )
-        if slots and counted:
-            self._state.count_redelivered(slots[0], progress, sum(n > 1 for n in attempts))
+        if slots and not is_repeat:
+            again = sum(offset in ordered.pending for offset in selection.offsets)
+            self._state.count_redelivered(slots[0], progress, again)
         self._count_dropped(progress, ordered, selection)
         batch = self._deliveries.deliver(
             progress,
@@ -222,7 +230,7 @@ class OrderedPop:
             DeliverySlot(slot),
             LogOffset(table.ids[slot]),
             table.popped_at_ms[slot],
-            table.visible_at_ms[slot],
+            self._state.handles_end_ms(slot),
             progress.topic_id,
             progress.queue.queue_id,
             indexes,
@@ -247,13 +255,30 @@ class OrderedPop:
         assert progress.ordered is not None
         table = self._state.table
         for slot in slots:
+            failed = self._failed_offset(slot, progress)
             for index in table.indexes_of(table.live[slot]):
-                deliveries = progress.ordered.pending.get(table.offset_of(slot, index), 0)
-                if deliveries < group.max_attempts:
+                offset = table.offset_of(slot, index)
+                attempts = progress.ordered.pending.get(offset, 1) + (offset == failed) - 1
+                if attempts < group.max_attempts:
                     continue
                 if allowance.is_spent:
                     return False
                 self._redelivery.copy_to_dlq(
-                    slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, deliveries
+                    slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, attempts
                 )
         return True
+
+    def _failed_offset(self, slot: int, progress: PopProgress) -> int:
+        """Return the offset of the message of an ended batch that counts an attempt, or NONE.
+
+        It is the first message that the client did not settle. If the client changed that message,
+        or if it is dead-lettered, its attempt has been counted. If retention has moved into the
+        batch, the message may be missing. Then no other message counts in its place.
+        """
+        table = self._state.table
+        unsettled = table.live[slot] | table.superseded[slot]
+        first = unsettled & -unsettled
+        is_counted = table.flags[slot] & FLAG_SUPERSEDES or not first & table.live[slot]
+        if is_counted or table.starts[slot] < progress.queue.min_offset:
+            return NONE
+        return table.offset_of(slot, first.bit_length() - 1)

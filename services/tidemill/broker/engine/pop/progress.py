@@ -18,7 +18,8 @@ VOID = 1 << 62  # as `void_before`: every delivery is void, the topic or group w
 class OrderedState:
     """The additional state of an ordered group in a queue."""
 
-    # Delivery attempts by queue offset, for messages that are delivered and not settled.
+    # For messages that are delivered and not settled, by queue offset: the attempt of the next
+    # delivery, if the current one does not fail.
     pending: dict[int, int] = field(default_factory=dict)
     attempt_id: str = ""
     # Delivery id of the newest batch. All older deliveries of the queue are void.
@@ -32,6 +33,15 @@ class OrderedState:
         """The id of the client that received the newest batch last, "" if it is unknown."""
         batch_id, client_id = self.holder
         return client_id if batch_id == self.batch_id else ""
+
+
+@final
+@dataclass(slots=True)
+class GroupSlots:
+    """The slots of the delivery table that the deliveries of one consumer group use."""
+
+    live: int = 0  # with unsettled messages, void ones included until a sweep empties them
+    kept: int = 0  # without: they only reject old handles
 
 
 @final
@@ -49,6 +59,7 @@ class PopProgress:
     # The topic that consumers name. For a retry topic: the topic of its messages.
     named_topic_id: TopicId
     queue: ConsumeQueue
+    slots: GroupSlots = field(default_factory=GroupSlots)  # shared by the queues of its group
     pop_offset: int = 0
     # Slots of the deliveries with unsettled messages, in pop order.
     head: int = NIL

@@ -16,7 +16,8 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.delivery_table import DeliveryTable
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.owner_numbers import OwnerNumbers
-from tidemill.broker.engine.pop.progress import OrderedState, PopProgress
+from tidemill.broker.engine.pop.progress import GroupSlots, OrderedState, PopProgress
+from tidemill.broker.engine.pop.reported_subscriptions import ReportedSubscriptions
 
 ProgressKey: TypeAlias = tuple[GroupId, TopicId, QueueId]
 READERS_LOOK_MAX = 32_768  # queues scanned to find the groups of a topic, 30 ns each
@@ -30,10 +31,13 @@ class ProgressIndex:
         self._catalog = catalog
         self.by_key: dict[ProgressKey, PopProgress] = {}
         self._of_group: dict[GroupId, dict[ProgressKey, PopProgress]] = {}
+        self.slots: dict[GroupId, GroupSlots] = {}
         self._of_topic: dict[TopicId, dict[ProgressKey, PopProgress]] = {}
         # Progress of deleted groups and topics that is not forgotten yet.
         self.deleted: deque[dict[ProgressKey, PopProgress]] = deque()
         self.numbers = OwnerNumbers(table)
+        # Of groups that may have no progress yet.
+        self.reported_subscriptions = ReportedSubscriptions(catalog)
 
     def find_or_add(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> PopProgress:
         """Return the progress of a group in a queue. Add it if it is missing."""
@@ -41,6 +45,7 @@ class ProgressIndex:
         progress = self.by_key.get(key)
         if progress is None:
             progress = self._new_progress(key, index=self.numbers.next())
+            progress.slots = self.slots_of(group_id)
             self.numbers.add(progress)
             self.by_key[key] = progress
             self._of_group.setdefault(group_id, {})[key] = progress
@@ -64,6 +69,21 @@ class ProgressIndex:
             ordered=OrderedState() if group is not None and group.is_ordered else None,
         )
 
+    def slots_of(self, group_id: GroupId) -> GroupSlots:
+        """Return the number of slots that a group uses."""
+        slots = self.slots.get(group_id)
+        if slots is None:
+            slots = self.slots[group_id] = GroupSlots()
+        return slots
+
+    def forget_slots(self) -> None:
+        """Forget the slots of all groups. The caller counts them again."""
+        self.slots.clear()
+
+    def of_group(self, group_id: GroupId) -> list[PopProgress]:
+        """Return the progress of a group in all queues that it reads."""
+        return list(self._of_group.get(group_id, {}).values())
+
     def topic_ids_of(self, group_id: GroupId) -> set[TopicId]:
         """Return the topics that a group has begun to read."""
         # Without a Python loop: a group may have tens of thousands of keys.
@@ -84,6 +104,7 @@ class ProgressIndex:
     def delete_group(self, group_id: GroupId) -> None:
         """Move the progress of a group to `deleted`."""
         self._delete(self._of_group.pop(group_id, None))
+        self.slots.pop(group_id, None)  # A sweep empties them, and counts down in its progress.
 
     def delete_topic(self, topic_id: TopicId) -> None:
         """Move the progress of a topic to `deleted`."""

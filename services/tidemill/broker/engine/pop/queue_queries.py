@@ -6,7 +6,7 @@ None of these functions changes the state.
 from __future__ import annotations
 
 from tidemill.broker.engine.layout.expiry import ExpiredRange
-from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, FLAG_RENEWS
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, FLAG_RENEWS, is_counted
 from tidemill.broker.engine.pop.deadlines import FLAG_DUE
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
@@ -20,6 +20,12 @@ def consumer_offset(state: PopState, progress: PopProgress) -> int:
     if progress.oldest == NIL:
         return progress.position
     return state.table.starts[progress.oldest]
+
+
+def ordered_attempt(state: PopState, progress: PopProgress, slot: int, offset: int) -> int:
+    """Return the delivery attempt of a message that an ordered delivery holds."""
+    assert progress.ordered is not None
+    return progress.ordered.pending.get(offset, 1) - is_counted(state.table.flags[slot])
 
 
 def is_locking(state: PopState, slot: int, now_ms: int) -> bool:
@@ -46,38 +52,51 @@ def locking_slots(state: PopState, progress: PopProgress) -> list[int]:
     ]
 
 
-def expired_ordered_count(state: PopState, progress: PopProgress) -> int:
-    """Count the messages of an ordered queue in deliveries that ran out or were released."""
-    if progress.ordered is None:
-        return 0
+def held_offsets(state: PopState, progress: PopProgress) -> set[int]:
+    """Return the offsets of the messages of an ordered queue that clients hold.
+
+    The messages of deliveries that ran out or were released are not among them: they wait.
+    """
     table = state.table
-    return sum(
-        table.live[slot].bit_count()
-        for slot in state.deliveries_of(progress)
-        if table.flags[slot] & (FLAG_DUE | FLAG_RELEASED)
-    )
+    return {
+        table.offset_of(slot, index)
+        for slot in locking_slots(state, progress)
+        for index in table.indexes_of(table.live[slot])
+    }
+
+
+def waiting_offsets(progress: PopProgress, held: set[int]) -> list[int]:
+    """Return the offsets of the pending messages of an ordered queue that are not in `held`.
+
+    The next pops take them first. Deliveries that ran out or were released had them, or earlier
+    ones: a batch may be smaller than the one that it replaces, and the rest is in no delivery.
+    """
+    if progress.ordered is None:
+        return []
+    low = progress.queue.min_offset
+    return [offset for offset in progress.ordered.pending if offset >= low and offset not in held]
 
 
 def find_expired(state: PopState, progress: PopProgress, end: int) -> list[ExpiredRange]:
     """Return the messages before `end` that the group would lose if retention removed them.
 
-    These are messages that no pop has taken and, in an ordered queue, pending messages that no
-    client holds. Messages in flight are not included: they may still be acked.
+    These are messages that no pop has taken and, in an ordered queue, pending messages in no
+    delivery. The messages of live deliveries are not included: they may still be acked.
     """
     low, position = progress.queue.min_offset, progress.position
     key = progress.group_id, progress.topic_id, progress.queue.queue_id
     ordered = progress.ordered
-    held: set[int] = set()
+    delivered: set[int] = set()
     if ordered is not None and ordered.pending:
         table = state.table
-        held = {
+        delivered = {
             table.offset_of(slot, index)
             for slot in state.deliveries_of(progress)
             for index in table.indexes_of(table.live[slot])
         }
     found: list[ExpiredRange] = []
     for offset in sorted(ordered.pending) if ordered is not None else ():
-        if low <= offset < min(end, position) and offset not in held:
+        if low <= offset < min(end, position) and offset not in delivered:
             if found and found[-1].end == offset:
                 found[-1] = found[-1]._replace(end=offset + 1)
             else:

@@ -7,6 +7,7 @@ crash the log has both or neither.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, final
@@ -50,7 +51,15 @@ class DamagedNotice(NamedTuple):
     log_offset: int
 
 
-class _Original(NamedTuple):
+class KeptNotice(NamedTuple):
+    """Dead letters without an attempt left that stay in their topic, for the shell's log."""
+
+    topic: str
+    group: str
+    message_count: int
+
+
+class _OriginalMessage(NamedTuple):
     """The parts of a message that its copy contains."""
 
     position: MessagePosition
@@ -79,11 +88,22 @@ class Redelivery:
         self._acks = acks
         self._tally = tally
         self._notices: list[DamagedNotice] = []
+        self._kept: Counter[tuple[GroupId, TopicId]] = Counter()  # since `take_kept_notices`
 
-    def take_notices(self) -> list[DamagedNotice]:
+    def take_damaged_notices(self) -> list[DamagedNotice]:
         """Return and clear the notices of damaged messages."""
         notices, self._notices = self._notices, []
         return notices
+
+    def take_kept_notices(self) -> list[KeptNotice]:
+        """Return and clear the notices of dead letters that stay in their topic."""
+        kept, self._kept = self._kept, Counter()
+        topics, groups = self._catalog.topics, self._catalog.groups
+        return [
+            KeptNotice(topics[topic_id].name, groups[group_id].name, count)
+            for (group_id, topic_id), count in kept.items()
+            if topic_id in topics and group_id in groups
+        ]
 
     def apply_attempt_limit(
         self,
@@ -197,13 +217,15 @@ class Redelivery:
         self, slot: int, index: int, progress: PopProgress, now_ms: int, attempts: int
     ) -> None:
         """Copy the intact properties of a damaged message to the dead-letter topic."""
+        if self._keep_dead_letter(slot, index, progress, now_ms):
+            return
         offset = self._state.table.offset_of(slot, index)
         log_offset, size, _ = progress.queue.entry(offset)
         position = MessagePosition(
             progress.topic_id, progress.queue.queue_id, 0, QueueOffset(offset)
         )
         cause, blob = self._store.remains_of(log_offset, size, position)
-        original = _Original(position, cause, blob, crc32(blob))
+        original = _OriginalMessage(position, cause, blob, crc32(blob))
         attempts = min(attempts, ATTEMPTS_STORED_MAX)
         self._copy_to_dlq(slot, index, progress, original, Reason.DAMAGED, now_ms, attempts)
         self._state.count("damaged", progress, 1)
@@ -218,16 +240,35 @@ class Redelivery:
         slot: int,
         index: int,
         progress: PopProgress,
-        original: _Original,
+        original: _OriginalMessage,
         reason: Reason,
         now_ms: int,
         attempts: int,
     ) -> None:
+        if self._keep_dead_letter(slot, index, progress, now_ms):
+            return
         group = self._catalog.groups[progress.group_id]
         target = self._ensure_topic(DEAD_LETTER_TOPIC_PREFIX + group.name, now_ms)
         self._copy(slot, index, progress, target, original, reason, now_ms, attempts)
         self._state.ready_topics.add(target.id)
         self._state.count("dead_lettered", progress, 1)
+
+    def _keep_dead_letter(self, slot: int, index: int, progress: PopProgress, now_ms: int) -> bool:
+        """Settle a message of a dead-letter topic, which stays there; False for another topic.
+
+        A group that consumes its own dead-letter topic would otherwise copy each message to the end
+        of that topic without end.
+        """
+        name = self._catalog.topics[progress.named_topic_id].name
+        if not name.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            return False
+        self._tally.add(1)
+        self._state.count("dead_letter_kept", progress, 1)
+        self._kept[progress.group_id, progress.named_topic_id] += 1
+        self._acks.add_kept(slot, 1 << index)
+        if progress.ordered is not None:
+            self._acks.record(now_ms)  # Before the pop chooses the next batch.
+        return True
 
     def _expire(self, slot: int, index: int, progress: PopProgress) -> None:
         """Settle and count a message that retention removed while it was in flight."""
@@ -249,7 +290,7 @@ class Redelivery:
         except (MessageDamaged, LookupError):
             return 1  # A damaged message goes to the dead-letter topic, whatever its attempt.
 
-    def _find_original(self, progress: PopProgress, offset: int) -> _Original | None:
+    def _find_original(self, progress: PopProgress, offset: int) -> _OriginalMessage | None:
         """Return the original of a copy, None if it is damaged. Raises BlockFileDamaged."""
         log_offset, _, _ = progress.queue.entry(offset)
         try:
@@ -259,7 +300,9 @@ class Redelivery:
                 position[:2] == (progress.topic_id, progress.queue.queue_id)
                 and position[3] == offset
             ):
-                return _Original(position, cause_of(found), found.tail, found.header.tail_crc)
+                return _OriginalMessage(
+                    position, cause_of(found), found.tail, found.header.tail_crc
+                )
         except (MessageDamaged, LookupError, struct.error):
             pass
         # The queue entry may be wrong, although its block was intact when it was first used.
@@ -291,7 +334,7 @@ class Redelivery:
         index: int,
         progress: PopProgress,
         target: Topic,
-        original: _Original,
+        original: _OriginalMessage,
         reason: Reason,
         now_ms: int,
         attempts: int,

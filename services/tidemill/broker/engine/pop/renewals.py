@@ -42,6 +42,11 @@ LAST_STEP_MS: Final = 60 * MINUTE_MS
 HELD_MAX_MS: Final = 3 * 60 * MINUTE_MS  # after the pop; work that takes longer is stuck
 # Proxies report each client every 10 s. Clients send a sign of life every 10 s, some every 30 s.
 SILENT_MS: Final = 120_000
+# A proxy reports a disconnected client ten seconds after the end of its last connection. A later
+# sign of life came through another proxy. A pop without a report counts up to a second late.
+HEARD_ELSEWHERE_MS: Final = 8_500
+# From that report until the messages of a push consumer are visible: a minute after the end.
+DISCONNECTED_GRACE_MS: Final = 50_000
 SILENT_GRACE_MS: Final = 1_000  # until a silent client's messages are visible, as in RocketMQ
 CHECK_PERIOD_MS: Final = 1_000  # between two checks for silent clients
 CLIENTS_A_CHECK: Final = 1_024  # silent clients per check, under half a millisecond
@@ -55,8 +60,16 @@ GIVEN_BACK_A_TURN: Final = 128  # deliveries, under half a millisecond
 _LOST: Final = -2  # as `heard_at_ms`: the client has ended or is silent
 
 
+# From the scan until the messages of a lost client are visible.
+_GRACE_MS: Final = {
+    RenewalReason.CLIENT_ENDED: 0,
+    RenewalReason.CLIENT_SILENT: SILENT_GRACE_MS,
+    RenewalReason.DISCONNECTED: DISCONNECTED_GRACE_MS,
+}
+
+
 class _LostClient(NamedTuple):
-    """A client that has ended or is silent. Its deliveries must be given back."""
+    """A client that has ended, is silent or has no connection: its deliveries come back."""
 
     client_id: str
     why: RenewalReason
@@ -91,7 +104,7 @@ class Renewals:
             clients.heard_at_ms[number] = monotonic_ms
             for clients_lost in (self._lost, self._searched):
                 lost = clients_lost.get(number)
-                if lost is not None and lost.why is RenewalReason.CLIENT_SILENT:
+                if lost is not None and lost.why is not RenewalReason.CLIENT_ENDED:
                     del clients_lost[number]
 
     def note_ended(self, client_ids: Iterable[str], *, log_end: int) -> None:
@@ -102,6 +115,24 @@ class Renewals:
             if number != NOBODY:
                 clients.heard_at_ms[number] = _LOST
                 self._lost[number] = _LostClient(client_id, RenewalReason.CLIENT_ENDED, log_end)
+
+    def note_disconnected(
+        self, client_ids: Iterable[str], *, monotonic_ms: int, log_end: int
+    ) -> None:
+        """Renew the deliveries of clients without a connection no more, until they are heard again.
+
+        All deliveries must be below `log_end`.
+        """
+        clients = self._state.table.clients
+        for client_id in map(cut_client_id, client_ids):
+            number = clients.find(client_id)
+            if number == NOBODY or number in self._lost:
+                continue
+            heard_at_ms = clients.heard_at_ms[number]
+            if heard_at_ms >= 0 and monotonic_ms - heard_at_ms < HEARD_ELSEWHERE_MS:
+                continue
+            clients.heard_at_ms[number] = _LOST
+            self._lost[number] = _LostClient(client_id, RenewalReason.DISCONNECTED, log_end)
 
     def next_check_ms(self) -> int | None:
         """Return the ms from the last check until there is work, None for never."""
@@ -268,13 +299,17 @@ class Renewals:
                 continue
             if self._is_void(slot):
                 continue
+            if lost.why is RenewalReason.DISCONNECTED:
+                if table.visible_at_ms[slot] > now_ms + DISCONNECTED_GRACE_MS:
+                    found.setdefault(number, []).append((slot, delivery_id))
+                continue
             found.setdefault(number, []).append((slot, delivery_id))
             is_ended = lost.why is RenewalReason.CLIENT_ENDED
             name = "given_back_ended" if is_ended else "given_back_silent"
             state.count(name, progress, table.live[slot].bit_count())
         for number, entries in found.items():
             client_id, why, _ = self._searched[number]
-            until_ms = now_ms if why is RenewalReason.CLIENT_ENDED else now_ms + SILENT_GRACE_MS
+            until_ms = now_ms + _GRACE_MS[why]
             self._recorder.append(Renewal(until_ms, why, client_id, entries), now_ms)
         if self._searched_until >= len(table.ids):
             self._searched = {}

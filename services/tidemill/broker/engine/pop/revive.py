@@ -16,6 +16,7 @@ from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.pop.delivery_limits import DeliveryLimits
 from tidemill.broker.engine.pop.forgetting import forget_slice, is_forgetting
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import PopProgress
@@ -43,6 +44,7 @@ class Reviver:
         redelivery: Redelivery,
         ordered: OrderedPop,
         renewals: Renewals,
+        limits: DeliveryLimits,
         tally: Tally,
         room: DiskRoom,
     ) -> None:
@@ -51,6 +53,7 @@ class Reviver:
         self._redelivery = redelivery
         self._ordered = ordered
         self._renewals = renewals
+        self._limits = limits
         self._tally = tally
         self._room = room
         # Due deliveries that are not revived yet, by group: (slot, delivery id, revive queue).
@@ -75,6 +78,8 @@ class Reviver:
             check_at_ms = self._ran_at_ms + check_ms
             deadline = check_at_ms if deadline is None else min(deadline, check_at_ms)
         if self._inherited or self._turns or is_forgetting(self._state):
+            return 0
+        if self._limits.keeps_too_many:
             return 0
         if not self._paused:
             return deadline
@@ -103,6 +108,7 @@ class Reviver:
         self._ran_at_ms = expiry_ms
         self._renewals.find_silent(monotonic_ms=monotonic_ms, log_end=log_end)
         self._renewals.give_back_slice(now_ms, expiry_ms=expiry_ms)
+        self._limits.end_handles(now_ms, log_end=log_end)
         slots = []
         for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):
             slot = self._inherited.popleft()

@@ -23,17 +23,15 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
+from tidemill.broker.engine.pop.delivery_limits import DeliveryLimits
 from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
+from tidemill.broker.engine.pop.queue_queries import ordered_attempt
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.common.errors import InvalidReceiptHandle, Overloaded, Repairing
+from tidemill.common.errors import InvalidReceiptHandle, Repairing
 
-# Parts of `deliveries_max` beyond the limit of pops: for changes by clients, and for releases by
-# operators, which must work when clients have filled the table.
-CHANGES_RESERVE_PART = 0.125
-RELEASES_RESERVE_PART = 0.25
 # Names by number: reading the name of a member costs as much as the rest of counting it.
 _NAMES = ["", *(result.name for result in AckResult)]
 
@@ -49,15 +47,14 @@ class Settlement:
         recorder: Recorder,
         acks: RoundAcks,
         redelivery: Redelivery,
-        *,
-        deliveries_max: int,
+        limits: DeliveryLimits,
     ) -> None:
         self._state = state
         self._catalog = catalog
         self._recorder = recorder
         self._acks = acks
         self._redelivery = redelivery
-        self._deliveries_max = deliveries_max
+        self._limits = limits
 
     def ack(self, delivery: Delivery, *, log_end: int, now_ms: int) -> AckResult:
         """Settle one message of a delivery. All deliveries must be below `log_end`."""
@@ -81,12 +78,36 @@ class Settlement:
                 table.handover[slot] &= ~HANDOVER_PENDING  # The client has the whole batch.
                 result = AckResult.APPLIED
             else:
-                # After the deadline, a revive or a dead letter may have settled it instead.
-                is_gone = table.superseded[slot] & bit or table.visible_at_ms[slot] <= now_ms
-                result = AckResult.GONE if is_gone else AckResult.ALREADY
+                result = self._result_for_settled(delivery, now_ms=now_ms)
         if result is not AckResult.GONE or group_id in self._catalog.groups:
             state.counts[_NAMES[result], group_id, topic_id] += 1
         return result
+
+    def _result_for_settled(self, delivery: Delivery, *, now_ms: int) -> AckResult:
+        """Return the result of an ack of a settled message of a delivery in the table.
+
+        After the deadline, a revive or a dead letter may have settled it instead. If the clock was
+        set back, the deadline may have passed before.
+        """
+        table, slot = self._state.table, delivery.slot
+        is_gone = (
+            table.superseded[slot] >> delivery.message_index & 1
+            or table.visible_at_ms[slot] <= now_ms
+            or delivery.delivery_id < self._catalog.brought_back_before
+        )
+        return AckResult.GONE if is_gone else AckResult.ALREADY
+
+    def is_settled(self, delivery: Delivery, *, log_end: int, now_ms: int) -> bool:
+        """Return whether a request of a client has settled a message, as an ack would find."""
+        table, slot = self._state.table, delivery.slot
+        if slot >= len(table.ids) or table.ids[slot] != delivery.delivery_id:
+            result = self._result_for_missing(delivery, log_end=log_end, now_ms=now_ms)
+            return result is AckResult.ALREADY
+        if not self._is_of(self._state.owners[table.owners[slot]], delivery):
+            return False
+        is_live = self._acks.live(slot) >> delivery.message_index & 1
+        result = self._result_for_settled(delivery, now_ms=now_ms)
+        return not is_live and result is AckResult.ALREADY
 
     def _is_of(self, progress: PopProgress, delivery: Delivery) -> bool:
         return (
@@ -100,12 +121,14 @@ class Settlement:
 
         A delivery leaves the table when acks have settled it, or at its deadline. A replaced one
         stays until its deadline. So a delivery that is missing before its deadline was acked,
-        unless a start has moved the deadline back from the future.
+        unless the clock was set back since, or the table has dropped replaced deliveries of the
+        group.
         """
         if (
             delivery.visible_at_ms <= now_ms
             or delivery.delivery_id < self._catalog.brought_back_before
             or delivery.delivery_id >= log_end
+            or self._catalog.ended_handles.have_ended(delivery.group_id, delivery.delivery_id)
             or delivery.group_id not in self._catalog.groups
             or delivery.topic_id not in self._catalog.topics
         ):
@@ -136,7 +159,7 @@ class Settlement:
         invisible_duration_ms: int,
         suspend: bool,
         now_ms: int,
-        reserve_part: float = CHANGES_RESERVE_PART,
+        by_operator: bool = False,
     ) -> Delivery:
         """Replace one message's delivery by a new delivery with its own deadline.
 
@@ -145,12 +168,9 @@ class Settlement:
         """
         progress = self._find_live(delivery)
         table = self._state.table
-        if table.used_count >= self._deliveries_max * (1 + reserve_part):
-            raise Overloaded(
-                "the broker's table of deliveries is full: it keeps replaced deliveries until "
-                "their deadlines; change invisible durations less often, or to shorter ones"
-            )
         old_slot, old_index = delivery.slot, delivery.message_index
+        is_last = self._acks.live(old_slot) == 1 << old_index
+        self._limits.check_change(progress.slots, is_last=is_last, by_operator=by_operator)
         offset = table.offset_of(old_slot, old_index)
         flags = FLAG_SUPERSEDES | (FLAG_SUSPEND if suspend else 0)
         # The same client holds it. The client has chosen the time, so it is not renewed.
@@ -160,8 +180,7 @@ class Settlement:
         attempts = None
         if progress.ordered is not None:
             flags |= FLAG_ORDERED
-            was_suspended = bool(table.flags[old_slot] & FLAG_SUSPEND)
-            attempts = (progress.ordered.pending.get(offset, 1) + was_suspended - suspend,)
+            attempts = (ordered_attempt(self._state, progress, old_slot, offset),)
         visible_at_ms = now_ms + invisible_duration_ms
         queue_id = progress.queue.queue_id
         slot = table.allocate()
@@ -202,7 +221,7 @@ class Settlement:
     def _forward(self, delivery: Delivery, progress: PopProgress, now_ms: int) -> None:
         offset = self._state.table.offset_of(delivery.slot, delivery.message_index)
         if progress.ordered is not None:
-            attempts = progress.ordered.pending.get(offset, 1)
+            attempts = ordered_attempt(self._state, progress, delivery.slot, offset)
         else:
             attempts = self._redelivery.attempts_of(progress, offset)
         self._redelivery.copy_to_dlq(

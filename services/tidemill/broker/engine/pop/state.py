@@ -17,11 +17,10 @@ snapshot contains. The lists are built at its end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Protocol, final
 
 from tidemill.broker.engine.layout.ack import Acks
-from tidemill.broker.engine.layout.expiry import Expiry
+from tidemill.broker.engine.layout.message import Cause, Reason
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_HOLDER,
@@ -30,11 +29,12 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_RENEWS,
     FLAG_SUPERSEDES,
     PopCheckpoint,
+    is_counted,
 )
 from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.deadlines import FLAG_DUE
-from tidemill.broker.engine.pop.delivery_table import FREE, UNPROVEN, DeliveryTable
+from tidemill.broker.engine.pop.delivery_table import FREE, RETURNED, UNPROVEN, DeliveryTable
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import OrderedState, PopProgress, PopSubscription
 from tidemill.broker.engine.pop.progress_index import ProgressIndex
@@ -46,6 +46,13 @@ DELIVERY_BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_
 # Handles of renewed deliveries are valid for this long after the pop: the invisible duration that
 # proxies ask for on behalf of push consumers.
 RENEWED_HANDLE_MS = 60_000
+_STILL_RENEWED = frozenset({RenewalReason.EXTENDED, RenewalReason.DISCONNECTED})
+# The column `handover` after a renewal; 0 for the other reasons.
+_HANDOVER_AFTER = {
+    RenewalReason.CLIENT_ENDED: RETURNED,
+    RenewalReason.CLIENT_SILENT: RETURNED,
+    RenewalReason.NOT_HANDED_OVER: UNPROVEN,
+}
 
 
 class SnapshotCoverage(Protocol):
@@ -79,7 +86,10 @@ class SnapshotCoverage(Protocol):
 
 @final
 class PopState:
-    """All deliveries and all progress of all groups."""
+    """All deliveries and all progress of all groups.
+
+    It is one class, because most entries change the deliveries and the progress together.
+    """
 
     def __init__(self, catalog: Catalog, tally: Tally) -> None:
         self.catalog = catalog
@@ -97,6 +107,7 @@ class PopState:
         # Milliseconds from a delivery to each of its acks, by group id and topic id.
         self.ack_times_ms: Histogram[tuple[GroupId, TopicId]] = Histogram(DELIVERY_BUCKETS_MS)
         self.catch_up: SnapshotCoverage | None = None
+        self.kept_count = 0  # slots without live messages, which only reject old handles
 
     def mark_topic_ready(self, topic_id: TopicId) -> None:
         """Let the next round wake the polls of a topic: it has new messages."""
@@ -115,6 +126,11 @@ class PopState:
     def count(self, name: str, progress: PopProgress, count: int) -> None:
         """Add to a counter of a group and topic, for the metrics."""
         self.counts[name, progress.group_id, progress.named_topic_id] += count
+
+    @property
+    def live_count(self) -> int:
+        """The number of deliveries with unsettled messages."""
+        return self.table.used_count - self.kept_count
 
     def deliveries_of(self, progress: PopProgress) -> list[int]:
         """Return the slots of a queue's live deliveries in pop order."""
@@ -144,14 +160,14 @@ class PopState:
                 if not progress.void_before:
                     progress.stated_at = log_offset
             if flags & FLAG_ORDERED:
-                self._apply_ordered(progress, ck, log_offset)
+                self._apply_ordered(progress, ck, log_offset, popped_at_ms)
         if flags & FLAG_SUPERSEDES and ck.superseded is not None:
             self._supersede(*ck.superseded, log_offset, popped_at_ms)
         if catch_up is None or catch_up.is_new_to_slot(slot, progress, log_offset):
             self._place(ck, progress, log_offset, popped_at_ms)
 
     def _apply_ordered(
-        self, progress: PopProgress, ck: PopCheckpoint, log_offset: LogOffset
+        self, progress: PopProgress, ck: PopCheckpoint, log_offset: LogOffset, popped_at_ms: int
     ) -> None:
         assert ck.attempts is not None, "a CK of an ordered group has attempts"
         ordered = progress.ordered
@@ -163,7 +179,9 @@ class PopState:
             for slot in self.deliveries_of(progress):
                 live = self.table.live[slot]
                 progress.in_flight -= live.bit_count()
-                if self.table.flags[slot] & FLAG_RELEASED:
+                if self.table.flags[slot] & FLAG_RELEASED or self._is_returned_early(
+                    slot, popped_at_ms
+                ):
                     # Its handles have not ended. The table must reject them until they do.
                     self.table.superseded[slot] |= live
                 self._remove(slot, live, progress)
@@ -177,7 +195,10 @@ class PopState:
                 if offset < offsets[-1] and offset not in offsets
             ]:
                 del ordered.pending[offset]
-        ordered.pending.update(zip(ck.offsets, ck.attempts, strict=True))
+        counted = is_counted(ck.flags)
+        ordered.pending.update(
+            zip(ck.offsets, [attempt + counted for attempt in ck.attempts], strict=True)
+        )
 
     def _place(
         self, ck: PopCheckpoint, progress: PopProgress, delivery_id: int, popped_at_ms: int
@@ -216,6 +237,7 @@ class PopState:
         else:
             table.next[tail] = slot
         progress.tail = slot
+        progress.slots.live += 1
         progress.in_flight += count
         if progress.oldest == NIL and not flags & FLAG_SUPERSEDES:
             progress.oldest = slot
@@ -231,9 +253,9 @@ class PopState:
                 continue
             if why is RenewalReason.HANDED_OVER:
                 table.flags[slot] |= FLAG_RENEWS
-            elif why is not RenewalReason.EXTENDED:
+            elif why not in _STILL_RENEWED:
                 table.flags[slot] &= ~FLAG_RENEWS
-            table.handover[slot] = UNPROVEN if why is RenewalReason.NOT_HANDED_OVER else 0
+            table.handover[slot] = _HANDOVER_AFTER.get(why, 0)
             if self.catch_up is None:
                 table.set_deadline(slot, visible_at_ms)
             else:
@@ -265,6 +287,27 @@ class PopState:
         progress.in_flight -= bits.bit_count()
         self._remove(slot, bits, progress)
 
+    def settle_copied(self, cause: Cause, log_offset: LogOffset, copied_at_ms: int) -> None:
+        """Settle a message of a delivery that was copied to the retry or dead-letter topic.
+
+        Acks under a handle that has not ended must be rejected, unless their client asked for the
+        copy. An ordered delivery keeps which message failed: the messages behind it did not.
+        """
+        slot, bit, table = cause.slot, 1 << cause.message_index, self.table
+        is_known = slot < len(table.ids) and table.ids[slot] == cause.delivery_id
+        if is_known and cause.reason != Reason.FORWARDED_BY_CLIENT:
+            live = table.live[slot]
+            is_failed = cause.reason == Reason.ATTEMPTS_EXHAUSTED and live != bit
+            is_failed = is_failed and bool(table.flags[slot] & FLAG_ORDERED)
+            if is_failed or self._is_returned_early(slot, copied_at_ms):
+                table.superseded[slot] |= bit & live
+        self.settle(slot, cause.delivery_id, bit, log_offset)
+
+    def _is_returned_early(self, slot: int, now_ms: int) -> bool:
+        """Return whether a delivery was given back and its handles have not ended."""
+        is_returned = self.table.handover[slot] & RETURNED
+        return bool(is_returned) and self.handles_end_ms(slot) > now_ms
+
     def _supersede(
         self, slot: int, delivery_id: int, index: int, log_offset: LogOffset, now_ms: int
     ) -> None:
@@ -278,14 +321,25 @@ class PopState:
             return
         progress.in_flight -= 1
         is_last = table.live[slot] == bit
-        if is_last and table.flags[slot] & FLAG_RENEWS and self._handles_end_ms(slot) <= now_ms:
+        is_renewed = table.flags[slot] & FLAG_RENEWS or table.handover[slot] & RETURNED
+        if is_last and is_renewed and self.handles_end_ms(slot) <= now_ms:
             # Its handles have ended and are rejected for that reason alone.
             table.superseded[slot] = 0
         self._remove(slot, bit, progress)
 
-    def _handles_end_ms(self, slot: int) -> int:
-        """Return when the handles of a renewed delivery end."""
-        return self.table.popped_at_ms[slot] + RENEWED_HANDLE_MS
+    def handles_end_ms(self, slot: int) -> int:
+        """Return when the handles of a delivery end, also those of a repeated attempt.
+
+        Until then, the table must reject the handles of messages that were redelivered. Renewals
+        may have moved the deadline hours ahead, and a return may have moved it back.
+        """
+        table = self.table
+        renewed_end_ms = table.popped_at_ms[slot] + RENEWED_HANDLE_MS
+        if table.handover[slot] & RETURNED:
+            return renewed_end_ms
+        if table.flags[slot] & FLAG_RENEWS or table.handover[slot] & UNPROVEN:
+            return min(table.visible_at_ms[slot], renewed_end_ms)
+        return table.visible_at_ms[slot]
 
     def _owner(self, slot: int, delivery_id: int, log_offset: LogOffset) -> PopProgress | None:
         """Return the progress of a delivery, None if the delivery is missing or void."""
@@ -307,22 +361,25 @@ class PopState:
         if live:
             return
         if self.catch_up is not None:
-            if not table.superseded[slot]:
+            if table.superseded[slot]:
+                table.visible_at_ms[slot] = self.handles_end_ms(slot)
+            else:
                 table.release(slot)
-            elif table.flags[slot] & FLAG_RENEWS:
-                ends_ms = self._handles_end_ms(slot)
-                table.visible_at_ms[slot] = min(table.visible_at_ms[slot], ends_ms)
             return
         self._unlink(slot, progress)
-        if not table.superseded[slot] or table.flags[slot] & FLAG_DUE:
+        slots = progress.slots
+        slots.live -= 1
+        visible_at_ms = table.visible_at_ms[slot]
+        until_ms = self.handles_end_ms(slot) if table.superseded[slot] else visible_at_ms
+        is_due = table.flags[slot] & FLAG_DUE
+        if not table.superseded[slot] or (is_due and until_ms <= visible_at_ms):
             table.deadlines.remove(slot)
             table.release(slot)
-        elif table.flags[slot] & FLAG_RENEWS:
-            # It stays until its handles end, to reject them. Renewals may have moved its deadline
-            # hours ahead.
-            ends_ms = self._handles_end_ms(slot)
-            table.set_deadline(slot, min(table.visible_at_ms[slot], ends_ms))
-        # Any other replaced delivery stays until its deadline, to reject its handles.
+            return
+        slots.kept += 1
+        self.kept_count += 1
+        if until_ms != visible_at_ms:
+            table.set_deadline(slot, until_ms)
 
     def _unlink(self, slot: int, progress: PopProgress) -> None:
         table = self.table
@@ -345,61 +402,19 @@ class PopState:
         table = self.table
         if self.catch_up is None:
             progress = self.owners[table.owners[slot]]
-            if table.live[slot] and table.ids[slot] >= progress.void_before:
-                # A record uses the slot again although the delivery was not settled.
-                progress.in_flight -= table.live[slot].bit_count()
-                self._unlink(slot, progress)
+            if not table.live[slot]:
+                progress.slots.kept -= 1
+                self.kept_count -= 1
+            else:
+                progress.slots.live -= 1
+                if table.ids[slot] >= progress.void_before:
+                    # A record uses the slot again although the delivery was not settled.
+                    progress.in_flight -= table.live[slot].bit_count()
+                    self._unlink(slot, progress)
             table.deadlines.remove(slot)
         table.release(slot)
 
-    # ------------------------------------------------------------ retention
-
-    def apply_expiry(self, expiry: Expiry, log_offset: LogOffset, _expired_at_ms: int) -> None:
-        """Apply an EXPIRE record: move groups past messages that retention removes unpopped."""
-        for group_id, topic_id, queue_id, begin, end in expiry.ranges:
-            progress = self.progress.get((group_id, topic_id, queue_id))
-            if progress is None:
-                progress = self.progress_of(group_id, topic_id, queue_id)
-            if self.catch_up and not self.catch_up.is_new_to_progress(progress, log_offset):
-                continue
-            if progress.ordered is not None:
-                pending = progress.ordered.pending
-                for offset in [offset for offset in pending if begin <= offset < end]:
-                    del pending[offset]
-            if progress.position < end:
-                progress.pop_offset = progress.position = end
-
-    # ------------------------------------------------------------ resets, deletions, configuration
-
-    def apply_reset(
-        self,
-        group_id: GroupId,
-        offsets: Iterable[tuple[TopicId, QueueId, int]],
-        log_offset: LogOffset,
-    ) -> None:
-        """Set positions (topic id, queue id, offset). All earlier deliveries become void."""
-        for topic_id, queue_id, offset in offsets:
-            progress = self.progress_of(group_id, topic_id, queue_id)
-            if self.catch_up and not self.catch_up.is_new_to_progress(progress, log_offset):
-                continue
-            self.void(progress, log_offset)
-            progress.pop_offset = progress.position = offset
-            if progress.ordered is not None:
-                progress.ordered = OrderedState()
-            self.ready.add((progress.group_id, progress.named_topic_id))
-
-    def void(self, progress: PopProgress, log_offset: LogOffset) -> None:
-        """Void all deliveries of a queue that were made before `log_offset`."""
-        # Slots stay until their deadlines, so that the cost of a reset does not depend on their
-        # number. A batch of an ordered queue may be past its deadline: its slots go now.
-        if progress.ordered is not None:
-            for slot in self.deliveries_of(progress):
-                if self.table.flags[slot] & FLAG_DUE:
-                    self.table.release(slot)
-        progress.void_before = log_offset
-        progress.head = progress.tail = progress.oldest = NIL
-        progress.in_flight = 0
-        progress.stated_at = log_offset
+    # ------------------------------------------------------------ deletions, configuration
 
     def is_deleted(self, progress: PopProgress) -> bool:
         """Return whether the group or topic of a progress was deleted."""

@@ -16,7 +16,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED, FLAG_RELE
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.layout.state import StatedDeliveries, StatedProgress
-from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, FREE, UNPROVEN
+from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, FREE, HANDOVER_STORED
 from tidemill.broker.engine.pop.progress import OrderedState, PopProgress
 from tidemill.broker.engine.pop.state import PopState
 
@@ -112,7 +112,7 @@ def load_delivery(
     )
     table.live[slot] = live
     table.superseded[slot] = superseded
-    table.handover[slot] = flags & UNPROVEN
+    table.handover[slot] = flags & HANDOVER_STORED
 
 
 def delivery_rows_of(state: PopState, slots: np.ndarray) -> DeliveryRows:

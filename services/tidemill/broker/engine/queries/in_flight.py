@@ -34,6 +34,7 @@ from tidemill.broker.engine.pop.deadlines import FLAG_DUE
 from tidemill.broker.engine.pop.deliveries import Delivery
 from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.holder_numbers import NOBODY
+from tidemill.broker.engine.pop.queue_queries import ordered_attempt
 from tidemill.message import stored_message
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ class InFlightListing(Generic[P]):
                 attempt = self._store.place(log_offset).attempts + 1
             message_id = stored_message.message_id_of(self._store.log.read(log_offset)[1])
         if progress.ordered is not None:
-            attempt = progress.ordered.pending.get(found.queue_offset, 1)
+            attempt = ordered_attempt(self._pops, progress, found.delivery.slot, found.queue_offset)
         return found._replace(message_id=message_id, delivery_attempt=attempt)
 
 

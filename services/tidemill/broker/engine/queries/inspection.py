@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.beginnings import begun_since_ms, topics_begun
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.pop.queue_queries import (
     consumer_offset,
-    expired_ordered_count,
+    held_offsets,
     locking_slots,
+    waiting_offsets,
 )
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.queries.in_flight import (
@@ -32,6 +35,7 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
 
@@ -71,20 +75,11 @@ class PulledQueue(NamedTuple):
 
 
 class TopicUse(NamedTuple):
-    """The uses of a topic that depend on its type."""
+    """The contents and readers of a topic."""
 
     message_count: int  # messages in its queues, acked or not
     timer_count: int  # delayed messages that will be delivered to it
     groups: list[str]  # names of consumer groups that read it
-
-    def __bool__(self) -> bool:
-        return bool(self.message_count or self.timer_count or self.groups)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.message_count} messages, {self.timer_count} delayed ones and "
-            f"{len(self.groups)} groups"
-        )
 
 
 class QueueLock(NamedTuple):
@@ -168,32 +163,83 @@ class Inspection:
         self._tally.add(len(sizes))
         return sum(sizes) * count // len(sizes) if sizes else 0
 
-    def group_progress(self, group: ConsumerGroup) -> list[QueueProgress]:
-        """Return a group's progress in each queue of the topics it reads, retries included.
+    def group_progress(
+        self, group: ConsumerGroup, *, also: AbstractSet[TopicId] = frozenset()
+    ) -> list[QueueProgress]:
+        """Return a group's progress in each queue of the topics that it is given.
 
-        The number has no bound. A caller on the event loop reads `queues_read` in slices.
+        The number has no bound. A caller on the event loop reads `queues_given` in slices.
         """
-        return list(filter(None, map(self.find_progress, self.queues_read(group))))
+        return list(filter(None, map(self.find_progress, self.queues_given(group, also=also))))
 
-    def queues_read(self, group: ConsumerGroup) -> list[ProgressKey]:
-        """Return the queues of the topics that a group reads, retries included."""
+    def queues_given(
+        self, group: ConsumerGroup, *, also: AbstractSet[TopicId] = frozenset()
+    ) -> list[ProgressKey]:
+        """Return the queues whose messages a group is given here: its lag is in them.
+
+        The progress, the metrics, the scaling of consumers and the backlog of a removal share this
+        function and `find_progress`.
+        """
         return [
             (group.id, topic_id, QueueId(queue_id))
-            for topic_id in sorted(self._pops.index.topic_ids_of(group.id))
+            for topic_id in self.topics_given(group, also=also)
             for queue_id in range(self._catalog.topics[topic_id].queues)
         ]
 
+    def topics_given(
+        self, group: ConsumerGroup, *, also: AbstractSet[TopicId] = frozenset()
+    ) -> list[TopicId]:
+        """Return the topics whose messages a group is given here.
+
+        These are the topics that it has read at any broker group, those that its consumers
+        subscribe to, their retry topics, and `also`.
+        """
+        catalog, pops = self._catalog, self._pops
+        found = pops.index.topic_ids_of(group.id) | topics_begun(group, catalog) | also
+        found |= pops.index.reported_subscriptions.topics_of(group.id)
+        for retry_id in catalog.retry_topics_of(group.id):
+            retry_of = catalog.topics[retry_id].retry_of
+            assert retry_of is not None, "a retry topic names its topic"
+            found |= {retry_id, retry_of[1]}
+        return sorted(filter(catalog.is_alive, found))
+
     def topics_read(self, group: ConsumerGroup) -> set[TopicId]:
-        """Return the topics that a group has begun to read, retry topics included."""
+        """Return the topics that a group has begun to read here, retry topics included."""
         return self._pops.index.topic_ids_of(group.id)
 
     def find_progress(self, key: ProgressKey) -> QueueProgress | None:
-        """Return a group's progress in a queue, also if unread; None if one of them is deleted."""
+        """Return a group's progress in a queue, also if unread; None if one of them is deleted.
+
+        An unread queue has the progress with which the first pop would begin.
+        """
         group_id, topic_id, _ = key
         self._tally.add(1)
-        if group_id not in self._catalog.groups or not self._catalog.is_alive(topic_id):
+        group, topic = self._catalog.groups.get(group_id), self._catalog.topics.get(topic_id)
+        if group is None or topic is None or not self._catalog.is_alive(topic_id):
             return None
-        return self.queue_progress(self._pops.index.peek(key))
+        progress = self._pops.index.peek(key)
+        if progress.index == NIL and group.start_from_latest:
+            begin = self._begin_of(group, topic, progress.queue)
+            progress.pop_offset = progress.position = begin
+        return self.queue_progress(progress)
+
+    def _begin_of(self, group: ConsumerGroup, topic: Topic, queue: ConsumeQueue) -> int:
+        """Return the begin of a group that starts at the latest, in a queue that it has not read.
+
+        Queues that were added later, and retry topics, are read from their begin.
+        """
+        is_read = (group.id, topic.id, 0) in self._pops.progress
+        if is_read or topic.retry_of is not None:
+            return 0
+        since_ms = begun_since_ms(group, topic, self._catalog)
+        if since_ms is None:
+            return queue.max_offset
+        search = TimeSearch(self._store, [queue], since_ms, falls=self._catalog.clock_falls)
+        with suppress(Repairing):  # Unknown until the rebuild: count all messages.
+            while search.step():
+                pass
+            return search.offsets[0]
+        return 0
 
     def pulled_by(self, group: ConsumerGroup) -> list[PulledQueue]:
         """Return the queues with a pull offset of a group."""
@@ -232,16 +278,20 @@ class Inspection:
         """Return a group's progress in one queue."""
         queue = progress.queue
         name = self._catalog.topics[progress.named_topic_id].name
-        # In an ordered group, messages not acked in time wait at their position for the next pop.
-        expired = expired_ordered_count(self._pops, progress)
+        in_flight, waiting = progress.in_flight, list[int]()
+        if progress.ordered is not None:
+            # Pending messages that no client holds wait at their position for the next pop.
+            held = held_offsets(self._pops, progress)
+            in_flight, waiting = len(held), waiting_offsets(progress, held)
         is_retry = progress.named_topic_id != progress.topic_id
         ready_at = 0
-        if progress.ready_count > 0:
-            ready_at = self._entry_stored_at(queue, progress.next_offset)
+        if waiting or progress.ready_count > 0:
+            ready_at = self._entry_stored_at(queue, min(waiting, default=progress.next_offset))
         unacked_at, popped_at = ready_at, 0
         if progress.head != NIL:
             oldest = self._pops.table.starts[progress.head]
-            unacked_at = self._entry_stored_at(queue, oldest) or ready_at
+            first_at = self._entry_stored_at(queue, oldest)
+            unacked_at = min(filter(None, (first_at, ready_at)), default=0)
             popped_at = self._pops.table.popped_at_ms[progress.head]
         return QueueProgress(
             name,
@@ -251,8 +301,8 @@ class Inspection:
             queue.max_offset,
             progress.position,
             consumer_offset(self._pops, progress),
-            max(progress.ready_count, 0) + expired,
-            progress.in_flight - expired,
+            max(progress.ready_count, 0) + len(waiting),
+            in_flight,
             unacked_at,
             ready_at,
             popped_at,
@@ -270,21 +320,16 @@ class Inspection:
             return None
         self._tally.add(len(slots))
         table = self._pops.table
-        offsets = [
-            table.offset_of(slot, index)
-            for slot in slots
-            for index in table.indexes_of(table.live[slot])
-        ]
+        held = held_offsets(self._pops, progress)
         assert progress.ordered is not None, "only ordered queues are locked"
-        ready = max(progress.ready_count, 0) + expired_ordered_count(self._pops, progress)
         return QueueLock(
-            len(offsets),
-            min(offsets),
-            self._message_id(progress.queue, min(offsets)),
+            len(held),
+            min(held),
+            self._message_id(progress.queue, min(held)),
             progress.ordered.holder_id or table.client_id_of(slots[0]),
             min(table.popped_at_ms[slot] for slot in slots),
             max(table.visible_at_ms[slot] for slot in slots),
-            ready,
+            max(progress.ready_count, 0) + len(waiting_offsets(progress, held)),
         )
 
     def _message_id(self, queue: ConsumeQueue, offset: int) -> str:
@@ -308,16 +353,6 @@ class Inspection:
         catalog = self._catalog
         queues = catalog.queues_of(topic)
         return TimeSearch(self._store, queues, timestamp_ms, falls=catalog.clock_falls)
-
-    def count_since(self, topic: Topic, timestamp_ms: int) -> int:
-        """Return how many messages a topic got at or after a time. Raises Repairing."""
-        search = self.look_up_time(topic, timestamp_ms)
-        while search.step():
-            pass
-        return sum(
-            queue.max_offset - max(offset, queue.min_offset)
-            for queue, offset in zip(self._catalog.queues_of(topic), search.offsets, strict=True)
-        )
 
     def search(
         self, topic: Topic, *, message_id: str = "", key: str = "", max_messages: int = 32

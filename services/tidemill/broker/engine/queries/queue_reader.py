@@ -22,11 +22,12 @@ from tidemill.broker.engine.layout.message import (
     TimerReason,
     TimerTarget,
 )
-from tidemill.broker.engine.message_store import MessageAwaited, MessageDamaged, MessageStore
+from tidemill.broker.engine.message_store import MessageDamaged, MessageMendPending, MessageStore
 from tidemill.broker.engine.store.commit_log import GAP_BYTES_MAX, READ_BYTES_MAX, WARM_BYTES
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
@@ -70,6 +71,7 @@ class FoundMessage(NamedTuple):
     queue_offset: QueueOffset
     stored_at_ms: int
     log_offset: LogOffset
+    # Of the next delivery of this copy. Of a dead letter: of the last one before; 0 if none.
     delivery_attempt: int
     blob: bytes
     stored_topic: str
@@ -167,7 +169,7 @@ class QueueReader:
                     return True
                 try:
                     self._read(log_offset)
-                except MessageAwaited as error:
+                except MessageMendPending as error:
                     # Return the messages before it. The next read begins with it.
                     if self.next_offset > self._from_offset:
                         return False
@@ -186,7 +188,7 @@ class QueueReader:
     def _read(self, log_offset: LogOffset) -> None:
         """Copy a message, or skip it if it is damaged.
 
-        Raises MessageAwaited if another replica may have it.
+        Raises MessageMendPending if another replica may have it.
         """
         queue, offset = self._queue, self.next_offset
         try:
@@ -307,7 +309,7 @@ def describe(catalog: Catalog, stored: QueueMessage) -> FoundMessage | None:
         stored.queue_offset,
         stored.stored_at_ms,
         stored.log_offset,
-        stored.attempts + 1,
+        stored.attempts + (not topic.name.startswith(DEAD_LETTER_TOPIC_PREFIX)),
         stored.blob,
         topic.name,
         group.name if group else "",

@@ -1,12 +1,12 @@
 """The backlog of a broker: messages that consumers would lose if the broker were removed.
 
-Consumer groups do not subscribe in advance. A rule states the backlog of a group (ADR 0034):
+A rule states the backlog of a group (ADR 0034):
 
-    the group                                       its backlog
-    has begun to read a topic, here or at the home  the messages after its position
-    pulls a queue                                   the messages after its pull offset
-    reads no topic anywhere                         all messages, unless it starts at the latest
-    is the archive that retention waits for         the messages after its pull offsets (ADR 0053)
+    the group                                its backlog
+    is given a topic (`Inspection`)          its lag: the messages after its position
+    pulls a queue                            the messages after its pull offset
+    reads no topic anywhere                  all messages, unless it starts at the latest
+    is the archive that retention waits for  the messages after its pull offsets (ADR 0053)
 
 Topics without a reader count as a whole. The archive does not count as a reader.
 """
@@ -16,22 +16,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import TopicId
-from tidemill.broker.engine.metadata.beginnings import begun_since_ms
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.queries.inspection import Inspection
-from tidemill.common.errors import Repairing
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
 COUNTED_A_SLICE = 64  # queues that a group reads, or topics
 ITEMS_MAX = 64  # lines of a topic and a group; enough for an operator to see a pattern
 
-# Consumer groups and the topics that they have begun to read at the home; ids of the home.
+# Consumer groups and the topics that they are given at the home; ids of the home.
 Readers = Mapping[int, AbstractSet[int]]
 
 
@@ -105,14 +102,14 @@ class RemovalCount:
         yield from self._find_topics()
         idle = []
         for group in list(self._catalog.groups.values()):
-            own_ids, homes_ids = self._topic_ids(group)
+            at_home = self._topic_ids_at_home(group)
+            given_ids = set(self._inspection.topics_given(group, also=at_home))
             is_archive = group.name == self._archive_group
             pulled_ids = set() if is_archive else self._inspection.topics_pulled(group)
             self._count_pulled(group, is_archive=is_archive)
-            self._read_ids |= own_ids | homes_ids | pulled_ids
-            if own_ids or homes_ids:
-                yield from self._count_begun(group)
-                self._count_unread(group, homes_ids - own_ids)
+            self._read_ids |= given_ids | pulled_ids
+            if given_ids:
+                yield from self._count_given(group, at_home)
             elif not (group.start_from_latest or pulled_ids or is_archive):
                 idle.append(group)
             yield
@@ -135,13 +132,11 @@ class RemovalCount:
             if n % COUNTED_A_SLICE == 0:
                 yield
 
-    def _topic_ids(self, group: ConsumerGroup) -> tuple[set[TopicId], set[TopicId]]:
-        """Return the topics here that a group has begun to read: at this broker, at the home."""
-        own_ids = self._inspection.topics_read(group)
+    def _topic_ids_at_home(self, group: ConsumerGroup) -> set[TopicId]:
+        """Return the topics here that a group is given at the home."""
         known = self._catalog.topic_ids_at_home
         at_home = self._readers.get(group.home_id, ()) if group.home_id else ()
-        begun = [topic_id for topic_id, _ in group.begun]
-        return own_ids, {known[id_] for id_ in (*at_home, *begun) if id_ in known}
+        return {known[id_] for id_ in at_home if id_ in known}
 
     def _count_pulled(self, group: ConsumerGroup, *, is_archive: bool) -> None:
         """Count the messages after the pull offsets of a group.
@@ -159,37 +154,25 @@ class RemovalCount:
             )
             self._backlog.add(item)
 
-    def _count_begun(self, group: ConsumerGroup) -> Iterator[None]:
+    def _count_given(self, group: ConsumerGroup, at_home: AbstractSet[TopicId]) -> Iterator[None]:
+        read_ids = self._inspection.topics_read(group)
         ready: Counter[str] = Counter()
         in_flight: Counter[str] = Counter()
-        for n, key in enumerate(self._inspection.queues_read(group), 1):
+        read_here: set[str] = set()
+        for n, key in enumerate(self._inspection.queues_given(group, also=at_home), 1):
             progress = self._inspection.find_progress(key)
             if progress is not None:
                 ready[progress.topic] += progress.ready_count
                 in_flight[progress.topic] += progress.in_flight_count
+                if key[1] in read_ids:
+                    read_here.add(progress.topic)
             if n % COUNTED_A_SLICE == 0:
                 yield
         for topic in ready:
             item = RemovalBacklogItem(
-                topic, group.name, ready[topic], in_flight[topic], is_unread=False
+                topic, group.name, ready[topic], in_flight[topic], is_unread=topic not in read_here
             )
             self._backlog.add(item)
-
-    def _count_unread(self, group: ConsumerGroup, topic_ids: AbstractSet[TopicId]) -> None:
-        """Count topics that a group reads at another broker, and has not begun to read here.
-
-        If the group starts at the latest, count the messages since it began there.
-        """
-        for topic_id in sorted(topic_ids & self._topics.keys()):
-            stored = self._topics[topic_id]
-            count = stored.message_count
-            since_ms = begun_since_ms(group, stored.topic, self._catalog)
-            if since_ms is not None:
-                with suppress(Repairing):  # Unknown until the rebuild: count all messages.
-                    count = self._inspection.count_since(stored.topic, since_ms)
-            self._backlog.add(
-                RemovalBacklogItem(stored.topic.name, group.name, count, 0, is_unread=True)
-            )
 
     def _count_idle(self, idle: list[ConsumerGroup]) -> None:
         """Count all user topics for each group that reads no topic anywhere."""

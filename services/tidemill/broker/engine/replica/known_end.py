@@ -55,13 +55,18 @@ class KnownEnd:
         """Whether this log may lack records that this store has acknowledged."""
         return self._mark.is_doubtful
 
+    @property
+    def is_same_boot(self) -> bool:
+        """Whether the machine has not restarted since the last start, so no write was torn."""
+        return self._mark.boot_id == self._boot_id != NO_BOOT_ID
+
     def proofs(self, *, confirmed: int) -> DurabilityProofs:
         """Return the proofs of durability. Everything before `confirmed` is durable too."""
         mark = self._mark
         return DurabilityProofs(
             durable_offset=max(confirmed, mark.durable),
             led_epoch=mark.led_epoch,
-            is_same_boot=mark.boot_id == self._boot_id != NO_BOOT_ID,
+            is_same_boot=self.is_same_boot,
             doubt=self.mark_doubtful,
         )
 

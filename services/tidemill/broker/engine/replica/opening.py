@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from tidemill.broker.engine.config import EngineConfig
@@ -11,6 +12,7 @@ from tidemill.broker.engine.replica.known_end import KnownEnd
 from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
 from tidemill.broker.engine.replica.replica_files import (
     ReplicaFiles,
+    damaged_state,
     end_cut,
     find_confirm,
     find_intent,
@@ -55,9 +57,16 @@ def open_replica_engine(
     if cuts_damage:
         known_end.accept_loss()
     proofs = known_end.proofs(confirmed=0 if cuts_damage else find_confirm(disk))
+    if known_end.is_same_boot and damaged_state(disk):
+        # No power cut tore this copy, so it may have been the newest one. The replica has to catch
+        # up before its acks and its log count again.
+        known_end.mark_doubtful()
     engine, report = open_replica(disk, config, now_ms=now_ms, proofs=proofs, before=finish_cut)
-    known_end.note_opened(engine.log.log_end)
     files = ReplicaFiles(disk, store_uuid, known_end)
+    damaged = files.rewrite_damaged()
+    known_end.note_opened(engine.log.log_end)
+    if damaged and not report.damaged_file:
+        report = replace(report, damaged_file=damaged)
     return ReplicaEngine(engine, files, fresh.secret, now_ms), report
 
 

@@ -307,7 +307,7 @@ class ReplicaEngine:
             log.epoch = max(log.epoch, found.header.epoch)
             log.record_count += 1
             # If this replica becomes the master, it compares its clock with this time.
-            engine.last_stored_at_ms = found.header.stored_at_ms
+            engine.note_time(found.header)
             log.applied_offset = LogOffset(found.log_offset + found.header.size)
             if self.catch_up_to is not None and log.applied_offset >= self.catch_up_to:
                 self._end_catch_up()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from typing import Final, final
+from zlib import crc32
 
 from tidemill.broker.engine.layout import replica_state, store_identity, truncate_intent
 from tidemill.broker.engine.layout.replica_state import ReplicaState
@@ -121,6 +122,16 @@ class ReplicaFiles:
         self._in_sync = _write_state(self._disk, self._next_state(self._state, confirm_offset))
         return self._in_sync
 
+    def rewrite_damaged(self) -> str:
+        """Write the state over a copy that is damaged or torn; return its name, "": there is none.
+
+        The next damage then cannot pass for a write that a power cut tore.
+        """
+        damaged = damaged_state(self._disk)
+        if damaged:
+            self._save(self._state, self._state.confirm)
+        return damaged
+
     def close(self, durable_offset: int) -> None:
         """Save the end of the durable log after the last sync."""
         self.end_sync()
@@ -216,6 +227,13 @@ def _find_state(disk: Disk) -> ReplicaState:
     return max(known, default=ReplicaState(), key=lambda state: state.generation)
 
 
+def damaged_state(disk: Disk) -> str:
+    """Return the copy of the state that is torn or damaged beside an intact one; "": none."""
+    copies = {name: disk.read(name) for name in STATES}
+    found = [name for name, data in copies.items() if data and replica_state.find(data) is None]
+    return found[0] if len(found) == 1 else ""
+
+
 def _state_unknown(why: str) -> CorruptStore:
     return CorruptStore(
         f"{' and '.join(STATES)} are {why}, so it is unknown which epochs this replica has"
@@ -271,17 +289,21 @@ def find_cut(disk: Disk) -> LogCut | None:
 
 
 def find_addresses(disk: Disk) -> dict[int, str]:
-    """Return the saved addresses of the replicas; none if the file is torn."""
+    """Return the saved addresses of the replicas; none if the file is torn or damaged."""
+    checksum, _, lines = (disk.read(ADDRESSES) or b"").partition(b"\n")
     try:
-        lines = (disk.read(ADDRESSES) or b"").decode().splitlines()
-        return {int(number): address for number, address in (line.split(" ", 1) for line in lines)}
+        if int(checksum) != crc32(lines):
+            return {}
+        pairs = [line.split(" ", 1) for line in lines.decode().splitlines()]
     except ValueError:
         return {}
+    return {int(number): address for number, address in pairs}
 
 
 def save_addresses(disk: Disk, addresses: Iterable[tuple[int, str]]) -> None:
     """Save the addresses of the replicas."""
-    data = "".join(f"{number} {address}\n" for number, address in addresses).encode()
+    lines = "".join(f"{number} {address}\n" for number, address in addresses).encode()
+    data = b"%d\n%b" % (crc32(lines), lines)
     if disk.read(ADDRESSES) == data:
         return
     _replace_file(disk, ADDRESSES, data)

@@ -47,11 +47,15 @@ class Divergence(NamedTuple):
 Agreement: TypeAlias = CommonPrefix | FullCopy | Divergence
 
 
-def with_epoch(journal: Journal, epoch: int, start: int) -> Journal:
-    """Return the journal with an epoch that begins at `start`, without entries at or after it."""
+def with_epoch(journal: Journal, epoch: int, start: int, *, log_min: int) -> Journal:
+    """Return the journal with an epoch that begins at `start`, without entries at or after it.
+
+    Without an earlier epoch, the epoch begins at `log_min`. Older records are those of a broker
+    that was alone. They are the same in all logs, so a copy of them can be continued.
+    """
     earlier = tuple(entry for entry in journal if entry.start < start)
     assert not earlier or earlier[-1].epoch < epoch, f"epoch {epoch} after {earlier[-1].epoch}"
-    return (*earlier, EpochEntry(epoch, start))
+    return (*earlier, EpochEntry(epoch, start if earlier else log_min))
 
 
 def cut_at(journal: Journal, log_offset: int) -> Journal:

@@ -28,9 +28,9 @@ from tidemill.broker.engine.replication.epoch_journal import (
 from tidemill.broker.engine.replication.fencing import is_late, is_of_epoch, may_serve
 from tidemill.broker.engine.replication.messages import (
     Ack,
-    Beat,
     ForwardedView,
     Hello,
+    MasterHeartbeat,
     Refusal,
     ToReplica,
     Welcome,
@@ -85,7 +85,9 @@ class Master:
         self._group = group
         self._log = log
         self._config = config
-        self._journal = with_epoch(cut_at(log.journal, log.log_end), view.epoch, log.log_end)
+        self._journal = with_epoch(
+            cut_at(log.journal, log.log_end), view.epoch, log.log_end, log_min=log.log_min
+        )
         # Save the journal first. A start that finds the record also finds its epoch; without the
         # record it drops the epoch.
         log.save_journal(self._journal)
@@ -290,7 +292,7 @@ class Master:
             if now_ms - follower.heard_at_ms > self._config.stream_silence_ms:
                 self._close(stream, "silent", now_ms)
             elif now_ms - follower.sent_at_ms >= self._config.heartbeat_ms:
-                self._send(stream, Beat(self.epoch, self.sync_state.confirm), now_ms)
+                self._send(stream, MasterHeartbeat(self.epoch, self.sync_state.confirm), now_ms)
         proposal = self.sync_state.tick(self._log.log_end, now_ms)
         if proposal is not None:
             self._actions.append(SetProposal(proposal))

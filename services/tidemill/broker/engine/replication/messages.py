@@ -68,7 +68,7 @@ class Data(NamedTuple):
         return self.offset + len(self.data)
 
 
-class Beat(NamedTuple):
+class MasterHeartbeat(NamedTuple):
     """A heartbeat of the master with its confirm offset."""
 
     epoch: int
@@ -92,5 +92,5 @@ class Ack(NamedTuple):
     is_slow: bool = False  # its disk is slow
 
 
-ToReplica: TypeAlias = Welcome | Refusal | Data | Beat | ForwardedView
+ToReplica: TypeAlias = Welcome | Refusal | Data | MasterHeartbeat | ForwardedView
 ToMaster: TypeAlias = Hello | Ack

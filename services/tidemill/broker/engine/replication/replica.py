@@ -25,7 +25,14 @@ from tidemill.broker.engine.replication.epoch_journal import (
     cut_at,
 )
 from tidemill.broker.engine.replication.fencing import is_late, is_of_epoch, may_follow
-from tidemill.broker.engine.replication.messages import Ack, Beat, Data, Digest, Hello, Welcome
+from tidemill.broker.engine.replication.messages import (
+    Ack,
+    Data,
+    Digest,
+    Hello,
+    MasterHeartbeat,
+    Welcome,
+)
 from tidemill.broker.engine.replication.replica_phases import TRANSITIONS, PhaseChange, ReplicaPhase
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.truncation import may_truncate
@@ -224,7 +231,7 @@ class Replica:
             if self._config.ack_mode is AckMode.SYNC_MEMORY:
                 self._send_ack(now_ms)
 
-    def handle_beat(self, beat: Beat, now_ms: int) -> None:
+    def handle_beat(self, beat: MasterHeartbeat, now_ms: int) -> None:
         """Record a heartbeat and its confirm offset."""
         self.heard_at_ms = now_ms
         if self.phase is ReplicaPhase.FOLLOWING and is_of_epoch(beat.epoch, self.epoch):

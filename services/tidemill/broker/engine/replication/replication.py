@@ -28,10 +28,10 @@ from tidemill.broker.engine.replication.fencing import is_news, is_of_group, may
 from tidemill.broker.engine.replication.master import Master
 from tidemill.broker.engine.replication.messages import (
     Ack,
-    Beat,
     Data,
     ForwardedView,
     Hello,
+    MasterHeartbeat,
     Refusal,
     ToReplica,
     Welcome,
@@ -209,7 +209,7 @@ class Replication:
                 replica.handle_welcome(message, now_ms)
             case Data():
                 replica.handle_data(message, now_ms)
-            case Beat():
+            case MasterHeartbeat():
                 replica.handle_beat(message, now_ms)
             case ForwardedView(view):
                 self.learn(view, now_ms)

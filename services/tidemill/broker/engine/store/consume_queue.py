@@ -129,9 +129,14 @@ class ConsumeQueue:
         return QueueRun(self._files[number], self._blocks[number], first, end - first)
 
     def entry(self, offset: int) -> tuple[LogOffset, int, int]:
-        """Return the entry at `offset`, which must lie inside the queue. Raises as `entries`."""
+        """Return the entry at `offset`, before the end of the queue.
+
+        Raises LookupError if retention has removed it, and as `entries`.
+        """
         if offset >= self.base:
             return ENTRY.unpack_from(self.tail, (offset - self.base) * SIZE)
+        if offset < self.min_offset:
+            raise LookupError(f"retention has removed the entry at offset {offset}")
         return self.entries(offset, 1)[0]
 
     def check_entry(self, offset: int) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from typing import NoReturn, final
+from typing import final
 
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.metadata.catalog import Topic
 from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.common.errors import IllegalDeliveryTime, Overloaded
+from tidemill.common.reserves import has_little, unreserved
 
 VALUE_MAX = 1 << 53  # larger values are inexact in clients that use floating point
 CLIENT_SKEW_MS_MAX = 2_000
@@ -29,6 +30,9 @@ class Admission:
         self._index = index
         self._config = config
         self._pinned_max = int(volume_bytes * config.max_pinned_part)
+        # Beyond these, only topics with few pending timers get more.
+        self._count_room = unreserved(config.max_pending)
+        self._bytes_room = unreserved(self._pinned_max)
         self._has_seconds_limit = (
             config.soft_limit_per_second > 0 and config.overload_policy is not OverloadPolicy.ACCEPT
         )
@@ -64,29 +68,34 @@ class Admission:
         Raises Overloaded if the second or the store has no room for another timer.
         """
         index = self._index
-        if (
-            index.pending_count >= self._config.max_pending
-            or index.pinned_bytes + size > self._pinned_max
-        ):
-            self._refuse(size)
+        if index.pending_count >= self._count_room or index.pinned_bytes + size > self._bytes_room:
+            self._check_reserve(topic, size)
         if self._has_seconds_limit or topic.delivery_spread_ms:
             return self._find_room(due_at_ms, topic, chance, now_ms)
         return due_at_ms
 
-    def _refuse(self, size: int) -> NoReturn:
-        """Raise Overloaded with the limit that another timer of `size` bytes would exceed."""
-        index = self._index
-        self.refused["backlog"] += 1
-        if index.pending_count >= self._config.max_pending:
+    def _check_reserve(self, topic: Topic, size: int) -> None:
+        """Raise Overloaded unless the topic may use the reserve for another timer."""
+        index, count_max = self._index, self._config.max_pending
+        own_count = index.counts.pending[topic.id]
+        count_room, bytes_room = self._count_room, self._bytes_room
+        if has_little(own_count, count_max):
+            count_room, bytes_room = count_max, self._pinned_max
+        if index.pending_count >= count_room:
+            self.refused["backlog"] += 1
             raise Overloaded(
-                f"the broker has {index.pending_count} pending delayed messages, its limit "
-                f"(timer_max_pending); try again when some of them have been delivered"
+                f"the broker has {index.pending_count} pending delayed messages, {own_count} of "
+                f"them of topic {topic.name}; the limit (timer_max_pending) is {count_max}, and "
+                f"its last eighth is for topics with few; try again when some have been delivered"
             )
-        raise Overloaded(
-            f"delayed messages use {index.pinned_bytes >> 20} MiB of the broker's disk, and "
-            f"another {size} bytes exceed its limit (timer_max_pinned_part); enlarge the volume, "
-            f"or try again later"
-        )
+        if index.pinned_bytes + size > bytes_room:
+            self.refused["backlog"] += 1
+            raise Overloaded(
+                f"delayed messages use {index.pinned_bytes >> 20} MiB of the broker's disk, and "
+                f"another {size} bytes of topic {topic.name} exceed its limit "
+                f"(timer_max_pinned_part), whose last eighth is for topics with few; enlarge the "
+                f"volume, or try again later"
+            )
 
     def _find_room(self, due_at_ms: int, topic: Topic, chance: int, now_ms: int) -> int:
         """Return a due time in a second with room. Raises Overloaded if there is none."""

@@ -75,26 +75,7 @@ class DelayedMessages:
         self.near = NearWheel()
         self.bodies = TimerBodies(log, held_segments.originals)
         self.admission = Admission(index, config, volume_bytes=disk.total_bytes())
-        self.loader = SlotLoader(
-            index,
-            self.near,
-            self.bodies,
-            horizon_ms=config.load_horizon_ms,
-            chunk=config.load_chunk_records,
-        )
-        self.deliverer = Deliverer(
-            index,
-            self.near,
-            self.bodies,
-            catalog,
-            recorder,
-            tally,
-            room,
-            ready=ready,
-            quarantined=held_segments.quarantined,
-            rate_max=config.max_rate,
-            expire_after_ms=config.expire_backlog_after_ms,
-        )
+        self._open_delivery(config, catalog, tally, ready)
         self.evacuation = Evacuation(
             index,
             log,
@@ -126,6 +107,31 @@ class DelayedMessages:
         self._gathered_ahead_ms = config.load_horizon_ms + 1000
         self._advanced_s = 0
         self._is_loaders_turn = False
+
+    def _open_delivery(
+        self, config: TimerConfig, catalog: Catalog, tally: Tally, ready: Callable[[TopicId], None]
+    ) -> None:
+        """Make the parts that load slots and deliver due messages."""
+        self.loader = SlotLoader(
+            self.index,
+            self.near,
+            self.bodies,
+            horizon_ms=config.load_horizon_ms,
+            chunk=config.load_chunk_records,
+        )
+        self.deliverer = Deliverer(
+            self.index,
+            self.near,
+            self.bodies,
+            catalog,
+            self._recorder,
+            tally,
+            self._room,
+            ready=ready,
+            quarantined=self.held_segments.quarantined,
+            rate_max=config.max_rate,
+            expire_after_ms=config.expire_backlog_after_ms,
+        )
 
     def _open_files(self, disk: Disk, config: TimerConfig, catalog: Catalog, tally: Tally) -> None:
         """Make the parts that load, write, check and delete the files."""

@@ -13,13 +13,14 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout.numbers import TopicId
+from tidemill.broker.engine.sorted_search import is_among
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 from tidemill.common.errors import BadRequest
 
-WITHIN_MAX = 64  # horizons of one count: those of all triggers, which are configured by hand
+WITHIN_MAX = 80  # 64 horizons of triggers, which are configured by hand, and times between counts
 TABLE_PAGES_A_STEP = 32  # 16,384 entries, about a millisecond
 
 
@@ -44,7 +45,7 @@ class DueCount:
             raise BadRequest("the horizons are not in ascending order; sort them")
         self._index = index
         self._tally = tally
-        self._quarantined = np.array(quarantined, dtype=np.int64)
+        self._quarantined = np.array(sorted(quarantined), dtype=np.int64)
         self._edges = firing_ms + np.array(within_ms, dtype=np.int64)
         self._pages = index.table.live_page_numbers(dict(index.counts.file_live))
         # By topic id, the number due between each horizon and the one before.
@@ -62,7 +63,7 @@ class DueCount:
         if len(self._quarantined):
             first_ids = np.array(numbers, dtype=np.int64) * PAGE_ENTRIES
             ids = (first_ids[:, None] + np.arange(PAGE_ENTRIES)).reshape(-1)
-            is_counted &= ~np.isin(ids, self._quarantined)
+            is_counted &= ~is_among(self._quarantined, ids)
         if is_counted.any():
             self._add(rows["topic_id"][is_counted].astype(np.int64), due[is_counted])
         return True

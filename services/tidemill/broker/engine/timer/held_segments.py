@@ -22,6 +22,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
 from tidemill.broker.engine.layout.timer_entry import TimerEntryDamaged
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.sorted_search import is_among
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.segment import CorruptStore, Hole, Record, Segment
@@ -149,9 +150,11 @@ class HeldSegments:
     def _find_owners(self, damaged: list[LogOffset]) -> Iterator[_SalvagedMessage | None]:
         """Yield the pending timers of damaged remains."""
         table = self._index.table
+        offsets = np.array(sorted(damaged), dtype=np.int64)
         for n, number in enumerate(table.page_numbers(), 1):
             rows = table.rows(number)
-            is_its = np.isin(rows["log_offset"], damaged) & (rows["state"] == TimerState.PENDING)
+            is_damaged = is_among(offsets, rows["log_offset"])
+            is_its = is_damaged & (rows["state"] == TimerState.PENDING)
             for at in np.flatnonzero(is_its).tolist():
                 # The message was before its remains in the log.
                 before = int(rows["log_offset"][at])

@@ -14,6 +14,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import TimerEntryDamaged
+from tidemill.broker.engine.sorted_search import is_among
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.timer.body import BodyDamaged
 from tidemill.broker.engine.timer.status import DueRange, TimerState
@@ -68,7 +69,7 @@ class PendingWalk:
         self._topic_ids = (
             None
             if query.topic_ids is None
-            else np.unique(np.fromiter(query.topic_ids, dtype=np.uint32))
+            else np.array(sorted(set(query.topic_ids)), dtype=np.uint32)
         )
         self._pages: Iterator[int] = iter(
             index.table.live_page_numbers(dict(index.counts.file_live))
@@ -109,7 +110,7 @@ class PendingWalk:
         ids = first + np.arange(len(rows), dtype=np.int64)
         is_match = query.due.find_pending(rows) & (ids >= query.from_id)
         if self._topic_ids is not None:
-            is_match &= _is_among(self._topic_ids, rows["topic_id"])
+            is_match &= is_among(self._topic_ids, rows["topic_id"])
         self._ids.extend(ids[is_match].tolist())
 
     def _describe(self, timer_id: TimerId) -> None:
@@ -142,10 +143,3 @@ class PendingWalk:
                 self._index.links.wheel_slot_of(entry.due_at_ms),
             )
         )
-
-
-def _is_among(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return which of `values` are in the sorted array `ordered`. np.isin would sort it again."""
-    indexes = np.searchsorted(ordered, values.astype(ordered.dtype))
-    found: np.ndarray = ordered[np.minimum(indexes, len(ordered) - 1)] == values
-    return found

@@ -37,8 +37,7 @@ class TimerWheel:
         self._disk = disk
         self._file: File | None = None
         self.slot_count = slot_count
-        # Zero pages use no memory until they are written.
-        self._slots = bytearray(slot_count * SIZE)
+        self._slots = _empty_slots(slot_count)
         self._pages = DirtyPages(self._page)
         self.used_count = 0  # slots that were ever written
 
@@ -125,7 +124,7 @@ class TimerWheel:
         rows["magic"] = timer_slot.UNSEALED
         slots = np.frombuffer(self._slots, DTYPE)
         numbers = rows["time"] // 1000 % self.slot_count
-        for page in np.unique(numbers * SIZE // PAGE_BYTES).tolist():
+        for page in set((numbers * SIZE // PAGE_BYTES).tolist()):
             self._pages.touch(page)
         self.used_count += int((slots["magic"][numbers] == 0).sum())
         slots[numbers] = rows
@@ -164,7 +163,7 @@ class TimerWheel:
 
     def clear(self) -> None:
         """Empty all slots."""
-        self._slots = bytearray(self.slot_count * SIZE)
+        self._slots = _empty_slots(self.slot_count)
         self.used_count = 0
         self._pages.dirty = set(range(len(self._slots) // PAGE_BYTES))
 
@@ -204,3 +203,9 @@ class TimerWheel:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _empty_slots(count: int) -> memoryview:
+    """Return slots of zeros. Their pages use neither memory nor time until they are written."""
+    zeros: memoryview = np.zeros(count * SIZE, np.uint8).data
+    return zeros

@@ -119,7 +119,7 @@ class BackgroundJobs:
         retention = self._retention
         if self._log.applied_offset is not None:
             is_due = self._checkpoints.may_begin and retention.is_due_at_replica(self._timers)
-            return retention.give_up_oldest() if is_due else None
+            return retention.give_up_oldest(now_ms) if is_due else None
         if retention.is_due(now_ms, self._timers):
             return retention.retire_oldest(now_ms)
         return _nothing() if retention.gate.is_searching else None
@@ -134,7 +134,7 @@ class BackgroundJobs:
         if self._checkpoints.is_due or self._retention.wants_checkpoint_at_replica():
             return self._checkpoints.write()
         if self._retention.is_due_at_replica(self._timers):
-            return self._retention.give_up_oldest()
+            return self._retention.give_up_oldest(now_ms)
         return self._merges.merge() if self._merges.is_due else None
 
     def _choose_other(self, now_ms: int, *, firing_ms: int) -> Steps | None:

@@ -99,9 +99,9 @@ class Rebuilds:
         try:
             if name in self._folders[folder].names:  # False if retention has dropped it
                 if file.magic == block_file.INDEX_MAGIC:
-                    yield from self._repair_index(file)
+                    yield from self._rebuild_index(file)
                 else:
-                    yield from self._repair_queues(file)
+                    yield from self._rebuild_queues(file)
                 self.counts[folder] += 1
                 if len(self._notices) < NOTICES_MAX:
                     self._notices.append(name)
@@ -117,7 +117,7 @@ class Rebuilds:
 
     # ------------------------------------------------------------ queue files
 
-    def _repair_queues(self, file: BlockFile) -> Steps:
+    def _rebuild_queues(self, file: BlockFile) -> Steps:
         """Write a queue file again. Its queues read by name, and so use the new file."""
         damaged = _DamagedRows(file)
         begin, end = file.to_offset, file.from_offset
@@ -201,7 +201,7 @@ class Rebuilds:
 
     # ------------------------------------------------------------ index files
 
-    def _repair_index(self, file: BlockFile) -> Steps:
+    def _rebuild_index(self, file: BlockFile) -> Steps:
         """Write an index file again; only the pairs of damaged blocks are read from the log."""
         index = self._store.index
         derived: dict[int, MessageIndex] = {}  # by the first block of a range

@@ -77,6 +77,7 @@ class Retention:
         self._quiet = parts.quiet
         self.gate = gate
         self.retention_ms = parts.config.retention_ms
+        self._recreate_block_ms = parts.config.recreate_block_ms
         self._retention_bytes = parts.config.retention_bytes
         self.may_go_before = 0  # at a replica: the begin of the master's log
         # By segment start: when this process filled the segment, in monotonic time.
@@ -229,11 +230,11 @@ class Retention:
         """Restate what only the oldest segment states, then drop it."""
         oldest = self._log.segments[0]
         yield from self._restate(oldest.end, now_ms)
-        yield from self.give_up_oldest()
+        yield from self.give_up_oldest(now_ms)
         if self._log.min_offset >= oldest.end:
             self.gate.note_dropped()
 
-    def give_up_oldest(self) -> Steps:
+    def give_up_oldest(self, now_ms: int) -> Steps:
         """Drop the oldest segment. Its state is restated already."""
         end = self._log.segments[0].end
         yield from self._quiet()
@@ -254,7 +255,7 @@ class Retention:
         # Invariant: before the segment. A start then knows that the segment is not missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)
         self._full_since_ms.pop(self._log.segments[0].start, None)
-        self._catalog.deleted_names.drop_before(end)
+        self._catalog.deleted_names.drop_before(end, now_ms - self._recreate_block_ms)
         if is_needed:
             yield from self._log.set_oldest_aside()
         else:
@@ -271,7 +272,7 @@ class Retention:
             if item is not None:
                 fold.append(StatedConfig(item), now_ms)
             yield []
-        for item in self._catalog.deleted_names.items(stated_before=end):
+        for item in self._catalog.deleted_names.items(end, now_ms - self._recreate_block_ms):
             fold.append(StatedConfig(item), now_ms)
             yield []
         yield from self._restate_queues(end, now_ms)

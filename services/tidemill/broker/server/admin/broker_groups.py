@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.server.round.rpc import in_round, rpc_error
+from tidemill.broker.server.round.rpc import in_round, read_in_round, rpc_error
 from tidemill.broker.server.wire import config_frames, config_log
-from tidemill.common.errors import Conflict, ServiceError
+from tidemill.common.errors import BrokerUnreachable, Conflict, ServiceError
 from tidemill.message.broker_names import check_name
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -44,7 +44,7 @@ class BrokerGroupAdmin:
                 name=name, epoch=engine.log.epoch, replica_name=self._replica_name or name
             )
 
-        return await in_round(self._rounds, read)
+        return await read_in_round(self._rounds, read)
 
     async def ListBrokerGroups(self, request: pb.ListBrokerGroupsRequest) -> pb.BrokerGroupList:
         """Return all broker groups, on request with the backlogs of draining ones."""
@@ -54,9 +54,9 @@ class BrokerGroupAdmin:
                 engine.broker_groups.check_home()
             return engine.catalog.broker_name, engine.catalog.membership.in_order()
 
-        own_name, members = await in_round(self._rounds, read)
+        own_name, members = await read_in_round(self._rounds, read)
         if not members:
-            alone = pb.Member(name=own_name, state=pb.MEMBER_STATE_ACTIVE)
+            alone = pb.ClusterMember(name=own_name, state=pb.MEMBER_STATE_ACTIVE)
             return pb.BrokerGroupList(
                 groups=[pb.BrokerGroup(member=alone, is_home=True, is_connected=True)]
             )
@@ -73,6 +73,7 @@ class BrokerGroupAdmin:
             is_home=is_home,
             is_connected=is_home or (connection is not None and connection.is_connected),
             reason=connection.reason if connection is not None else "",
+            unreachable_ms=int(connection.unreachable_s() * 1000) if connection is not None else 0,
         )
 
     async def _add_backlog(self, group: pb.BrokerGroup) -> None:
@@ -128,7 +129,7 @@ class BrokerGroupAdmin:
             group = engine.broker_groups.find_removable(request.name)
             return engine.catalog.broker_name, group
 
-        own_name, group = await in_round(self._rounds, find)
+        own_name, group = await read_in_round(self._rounds, find)
         described = self._describe(group, own_name)
         connection = self._members.connections.get(group.name)
         if request.force:
@@ -169,13 +170,16 @@ class BrokerGroupAdmin:
             config_log.broker_group_abandoned(group, error.message, by=request.requested_by)
 
     async def _request_leave(self, name: str, connection: MemberConnection | None) -> None:
+        remedy = (
+            f"so its backlog is unknown. Start it again, or remove it with its backlog:"
+            f" `tidemill broker-group remove {name} --force`"
+        )
         if connection is None:
-            raise Conflict(
-                f"{name} is not connected, so its backlog is unknown. Start it again, or remove it"
-                f" with its backlog: `tidemill broker-group remove {name} --force`"
-            )
+            raise Conflict(f"{name} is not connected, {remedy}")
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await connection.request_leave()
+        except BrokerUnreachable as error:
+            raise BrokerUnreachable(f"{error.message}; {remedy}") from error
         except TimeoutError:
             raise Conflict(f"{name} timed out; try again later") from None

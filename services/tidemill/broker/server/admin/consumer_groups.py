@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.server.admin.lookup import check_queue_id, find_group, find_topic
-from tidemill.broker.server.round.rpc import in_round
+from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import Conflict
@@ -37,7 +37,7 @@ class ConsumerGroupAdmin:
             group = engine.administration.put_group(
                 request.name, **config_frames.group_fields(request), now_ms=turn.now_ms
             )
-            config_log.group_put(before, group, auto_create=False, by=request.requested_by)
+            config_log.group_put(before, group, by=request.requested_by)
             return pb.PutGroupReply(
                 group=config_frames.group_config(group),
                 before=config_frames.group_config(before) if before else None,
@@ -68,13 +68,20 @@ class ConsumerGroupAdmin:
         def begin(engine: Engine, _turn: Turn) -> tuple[pb.GroupProgress, list[ProgressKey]]:
             group = find_group(engine, request.name)
             pulled = engine.inspection.pulled_by(group)
+            known = engine.catalog.topic_ids
+            named = frozenset(known[name] for name in request.topics if name in known)
             reply = pb.GroupProgress(
                 group=config_frames.group_config(group),
                 pulled=[pb.PulledQueue(**each._asdict()) for each in pulled],
             )
-            return reply, engine.inspection.queues_read(group)
+            keys = engine.inspection.queues_given(group, also=named)
+            # Before the queues are read: a message that is delivered meanwhile counts in both.
+            delivered = engine.timers.deliverer.delivered
+            for topic_id in {topic_id for _, topic_id, _ in keys} & delivered.keys():
+                reply.delivered_timers[engine.catalog.topics[topic_id].name] = delivered[topic_id]
+            return reply, keys
 
-        reply, keys = await in_round(self._rounds, begin)
+        reply, keys = await read_in_round(self._rounds, begin)
         for first in range(0, len(keys), PROGRESS_A_ROUND):
             part = keys[first : first + PROGRESS_A_ROUND]
 
@@ -88,8 +95,37 @@ class ConsumerGroupAdmin:
                     if (progress := inspection.find_progress(key)) is not None
                 ]
 
-            reply.queues.extend(await in_round(self._rounds, read))
+            reply.queues.extend(await read_in_round(self._rounds, read))
         return reply
+
+    async def ListConflicts(self, request: pb.ListConflictsRequest) -> pb.ConflictList:
+        """List consumer groups with different filters, or without the order of a FIFO topic."""
+
+        def find(engine: Engine, turn: Turn) -> pb.ConflictList:
+            now_ms = turn.monotonic_ms
+            found = turn.polls.filters.conflicts(
+                engine.catalog, monotonic_ms=now_ms, groups=frozenset(request.groups)
+            )
+            return pb.ConflictList(
+                conflicts=[
+                    pb.ConsumptionConflict(
+                        group=conflict.group,
+                        topic=conflict.topic,
+                        is_order_lost=conflict.is_order_lost,
+                        filters=[
+                            pb.PolledFilter(
+                                tags=sorted(each.tags),
+                                client_id=each.client_id,
+                                polled_ms=now_ms - each.polled_at_ms,
+                            )
+                            for each in conflict.filters
+                        ],
+                    )
+                    for conflict in found
+                ]
+            )
+
+        return await read_in_round(self._rounds, find)
 
     async def ReleaseLock(self, request: pb.ReleaseLockRequest) -> pb.QueueLock:
         """Release the lock of a queue of a FIFO group; the next consumer then gets its messages."""
@@ -122,15 +158,15 @@ class ConsumerGroupAdmin:
             else:
                 target = ResetTarget(offsets=offsets)
             find_topic(engine, request.topic)
-            group, topic, statuses = engine.administration.plan_reset(
+            group, topic, after = engine.administration.plan_reset(
                 request.group, request.topic, target
             )
             before = engine.inspection.consumer_offsets(group, topic)
+            queues = engine.inspection.queue_status(topic)
             if not request.dry_run:
                 engine.administration.reset_offset(
                     request.group, request.topic, target, turn.now_ms
                 )
-                after = [status.max_offset for status in statuses]
                 config_log.offsets_reset(
                     request.group,
                     request.topic,
@@ -139,7 +175,9 @@ class ConsumerGroupAdmin:
                     by=request.requested_by,
                 )
             return pb.ResetOffsetReply(
-                queues=[config_frames.queue_status(q) for q in statuses], from_offsets=before
+                queues=[config_frames.queue_status(queue) for queue in queues],
+                from_offsets=before,
+                to_offsets=after,
             )
 
         return await in_round(self._rounds, reset)
@@ -152,8 +190,8 @@ class ConsumerGroupAdmin:
             topic = find_topic(engine, request.topic)
             return engine.inspection.look_up_time(topic, request.timestamp_ms)
 
-        search = await in_round(self._rounds, begin)
-        while await in_round(self._rounds, lambda _engine, _turn: search.step()):
+        search = await read_in_round(self._rounds, begin)
+        while await read_in_round(self._rounds, lambda _engine, _turn: search.step()):
             pass
         return search.offsets
 

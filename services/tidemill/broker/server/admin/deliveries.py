@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.queries.in_flight import InFlightFilter, PopPosition
 from tidemill.broker.server.admin.lookup import check_queue_id, find_group, find_topic
-from tidemill.broker.server.round.rpc import in_round
+from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.wire import config_log
-from tidemill.common.errors import BadRequest, InvalidReceiptHandle, Overloaded
+from tidemill.common.errors import InvalidReceiptHandle, Overloaded
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class DeliveryAdmin:
         def begin(engine: Engine, _turn: Turn) -> InFlightListing[PopPosition]:
             return _listing(engine, request.filter, _after(request), max_messages=count)
 
-        listing = await in_round(self._rounds, begin)
+        listing = await read_in_round(self._rounds, begin)
         reply, has_more = pb.GetDeliveriesReply(), True
 
         def step(engine: Engine, turn: Turn) -> bool:
@@ -45,7 +45,7 @@ class DeliveryAdmin:
             return more
 
         while has_more:
-            has_more = await in_round(self._rounds, step)
+            has_more = await read_in_round(self._rounds, step)
         if listing.next_position is not None:
             reply.end.CopyFrom(_place(listing.next_position))
         return reply
@@ -58,7 +58,7 @@ class DeliveryAdmin:
                 in_flight_count=engine.inspection.in_flight_of(request.client_id)
             )
 
-        return await in_round(self._rounds, count)
+        return await read_in_round(self._rounds, count)
 
     async def ReleaseDeliveries(
         self, request: pb.ReleaseDeliveriesRequest
@@ -83,7 +83,7 @@ class DeliveryAdmin:
                 before_id=reply.before_id,
             )
 
-        listing = await in_round(self._rounds, begin)
+        listing = await read_in_round(self._rounds, begin)
 
         def step(engine: Engine, turn: Turn) -> bool:
             nonlocal last, stop
@@ -128,9 +128,7 @@ def _listing(
     group = find_group(engine, selection.group)
     topic = find_topic(engine, selection.topic) if selection.topic else None
     queue_id = QueueId(selection.queue_id) if selection.HasField("queue_id") else None
-    if queue_id is not None:
-        if topic is None:
-            raise BadRequest("a filter by queue needs a topic; name the topic of the queue")
+    if queue_id is not None and topic is not None:
         check_queue_id(topic, queue_id)
     in_flight_filter = InFlightFilter(
         group_ids=frozenset([group.id]),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.common.errors import BadRequest, GroupNotFound, TopicNotFound
-from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
+from tidemill.broker.server.wire import config_log
+from tidemill.common.errors import Forbidden, GroupNotFound, QueueNotFound, TopicNotFound
+from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -20,6 +21,20 @@ def find_topic(engine: Engine, name: str) -> Topic:
     return topic
 
 
+def use_topic(engine: Engine, name: str, now_ms: int) -> Topic:
+    """Return a topic for sending. Create it if it is missing and clients may create topics."""
+    topic = engine.catalog.find_topic(name)
+    if topic is None or name.startswith(HIDDEN_TOPIC_PREFIX):
+        check_own_topic(name)
+        engine.administration.ensure(name, "", now_ms)
+        topic = engine.catalog.find_topic(name)
+        assert topic is not None, "ensure creates the topic"
+        config_log.topic_created_by_use(topic, engine.catalog.topic_ids)
+    if topic.is_system:
+        raise Forbidden(f"only the broker stores messages in {name}; send to another topic")
+    return topic
+
+
 def find_group(engine: Engine, name: str) -> ConsumerGroup:
     """Return the consumer group of that name. Raises GroupNotFound."""
     group = engine.catalog.find_group(name)
@@ -29,8 +44,8 @@ def find_group(engine: Engine, name: str) -> ConsumerGroup:
 
 
 def check_queue_id(topic: Topic, queue_id: int) -> None:
-    """Raise BadRequest unless the topic has this queue."""
+    """Raise QueueNotFound unless the topic has this queue."""
     if queue_id >= topic.queues:
-        raise BadRequest(
+        raise QueueNotFound(
             f"topic {topic.name!r} has the queues 0 to {topic.queues - 1}, not {queue_id}"
         )

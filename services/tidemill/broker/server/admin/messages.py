@@ -8,12 +8,11 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.queries.queue_reader import committed_end, describe
-from tidemill.broker.server.admin.lookup import check_queue_id, find_topic
+from tidemill.broker.server.admin.lookup import check_queue_id, find_topic, use_topic
 from tidemill.broker.server.round.rpc import in_round, rpc_error
-from tidemill.broker.server.wire import config_frames, config_log
+from tidemill.broker.server.wire import config_frames
 from tidemill.common.errors import (
     BadRequest,
-    Forbidden,
     IllegalOffset,
     MessageCorrupted,
     NotMaster,
@@ -22,7 +21,6 @@ from tidemill.common.errors import (
 from tidemill.common.slices import run_slices
 from tidemill.message import stored_message
 from tidemill.message.queue_choice import RoundRobin, queue_of_message_group
-from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
 from tidemill.message.rules import check_type
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -57,7 +55,7 @@ class MessageAdmin:
             fields = _decode(request.blob)
             message_group = _message_group_of(request.blob, fields)
             kind = v2.MessageType.ValueType(fields.message_type)
-            topic = _use_topic(engine, request.topic, turn.now_ms)
+            topic = use_topic(engine, request.topic, turn.now_ms)
             check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))
             queue_id = self._choose_queue(request, message_group, topic)
             has_delay = request.HasField("delay_ms")
@@ -166,17 +164,3 @@ def _decode(blob: bytes) -> stored_message.StoredMessage:
         return stored_message.decode(blob)
     except ValueError as error:
         raise MessageCorrupted(str(error)) from None
-
-
-def _use_topic(engine: Engine, name: str, now_ms: int) -> Topic:
-    """Return a topic for sending; create it if it is missing and auto-create is on."""
-    topic = engine.catalog.find_topic(name)
-    if topic is None or name.startswith(HIDDEN_TOPIC_PREFIX):
-        check_own_topic(name)
-        engine.administration.ensure(name, "", now_ms)
-        topic = engine.catalog.find_topic(name)
-        assert topic is not None, "ensure creates the topic"
-        config_log.topic_put(None, topic, auto_create=True)
-    if topic.is_system:
-        raise Forbidden(f"only the broker stores messages in {name}; send to another topic")
-    return topic

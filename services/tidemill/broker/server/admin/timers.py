@@ -10,12 +10,13 @@ import structlog
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import DueRange, TimerQuery, TimerStatus
 from tidemill.broker.server.admin.lookup import find_topic
-from tidemill.broker.server.round.rpc import in_round
+from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.common.errors import BadRequest, MessageNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.layout.numbers import TopicId
     from tidemill.broker.engine.timer.due_count import DueCount
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
@@ -31,11 +32,11 @@ class TimerAdmin:
 
     async def ListTimers(self, request: pb.ListTimersRequest) -> pb.ListTimersReply:
         """Return a page of pending timers by due time; each slice of the search takes a round."""
-        search = await in_round(
+        search = await read_in_round(
             self._rounds,
             lambda engine, _turn: engine.timers.commands.search(_query(engine, request)),
         )
-        while await in_round(self._rounds, lambda _engine, _turn: search.step()):
+        while await read_in_round(self._rounds, lambda _engine, _turn: search.step()):
             pass
         last_due_ms, last_timer_id = search.last
         return pb.ListTimersReply(
@@ -48,29 +49,35 @@ class TimerAdmin:
     async def CountTimers(self, request: pb.CountTimersRequest) -> pb.CountTimersReply:
         """Count by topic the timers that are due soon; each slice of the count takes a round."""
 
-        def begin(engine: Engine, turn: Turn) -> DueCount:
-            return engine.timers.commands.count_due(request.within_ms, firing_ms=turn.firing_ms)
+        def begin(engine: Engine, turn: Turn) -> tuple[DueCount, dict[TopicId, int]]:
+            timers = engine.timers
+            count = timers.commands.count_due(request.within_ms, firing_ms=turn.firing_ms)
+            return count, dict(timers.deliverer.delivered)
 
-        count = await in_round(self._rounds, begin)
-        while await in_round(self._rounds, lambda _engine, _turn: count.step()):
+        count, delivered = await read_in_round(self._rounds, begin)
+        while await read_in_round(self._rounds, lambda _engine, _turn: count.step()):
             pass
 
         def name(engine: Engine, _turn: Turn) -> pb.CountTimersReply:
             topics = engine.catalog.topics
             return pb.CountTimersReply(
                 topics=[
-                    pb.TimerCount(topic=topics[topic_id].name, counts=counts)
+                    pb.TimerCount(
+                        topic=topics[topic_id].name,
+                        counts=counts,
+                        delivered=delivered.get(topic_id, 0),
+                    )
                     for topic_id, counts in count.counts.items()
                     if topic_id in topics
                 ]
             )
 
-        return await in_round(self._rounds, name)
+        return await read_in_round(self._rounds, name)
 
     async def GetTimer(self, request: pb.GetTimerRequest) -> pb.Timer:
         """Return one timer, even if it was delivered, cancelled or dropped."""
         return _timer(
-            await in_round(
+            await read_in_round(
                 self._rounds,
                 lambda engine, _turn: engine.timers.commands.status(TimerId(request.timer_id)),
             )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.server.admin.lookup import find_topic
-from tidemill.broker.server.round.rpc import in_round
+from tidemill.broker.server.admin.lookup import find_topic, use_topic
+from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.message.resource_names import check_own_topic
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 class TopicAdmin:
     """Changes and describes topics."""
 
-    def __init__(self, rounds: Rounds, *, auto_create: bool) -> None:
+    def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        self._auto_create = auto_create
 
     async def PutTopic(self, request: pb.PutTopicRequest) -> pb.PutTopicReply:
         """Create or change a topic."""
 
         def put(engine: Engine, turn: Turn) -> pb.PutTopicReply:
             check_own_topic(request.name)
+            if request.is_first_use:
+                return pb.PutTopicReply(
+                    topic=config_frames.topic_config(use_topic(engine, request.name, turn.now_ms))
+                )
             before = engine.catalog.find_topic(request.name)
             topic = engine.administration.put_topic(
                 request.name,
@@ -37,7 +40,7 @@ class TopicAdmin:
                 is_forced=request.force,
                 now_ms=turn.now_ms,
             )
-            config_log.topic_put(before, topic, auto_create=False, by=request.requested_by)
+            config_log.topic_put(before, topic, by=request.requested_by)
             return pb.PutTopicReply(
                 topic=config_frames.topic_config(topic),
                 before=config_frames.topic_config(before) if before else None,
@@ -59,6 +62,7 @@ class TopicAdmin:
                 topic=config_frames.topic_config(topic),
                 messages=use.message_count,
                 groups=use.groups,
+                delayed_messages=use.timer_count,
             )
 
         return await in_round(self._rounds, delete)
@@ -77,7 +81,7 @@ class TopicAdmin:
                 status.queues.append(rendered)
             return status
 
-        return await in_round(self._rounds, get)
+        return await read_in_round(self._rounds, get)
 
     async def GetConfig(
         self,
@@ -86,6 +90,6 @@ class TopicAdmin:
         """Return all topics and consumer groups."""
 
         def get(engine: Engine, _turn: Turn) -> pb.ConfigUpdate:
-            return config_frames.complete_config(engine, auto_create=self._auto_create)
+            return config_frames.complete_config(engine)
 
-        return await in_round(self._rounds, get)
+        return await read_in_round(self._rounds, get)

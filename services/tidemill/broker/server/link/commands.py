@@ -99,19 +99,24 @@ def _one_by_one(
     reply_field: str,
     call: Callable[[Any, Turn], Any],
     add: Callable[[pb.ReplyFrame, int, Any], object],
+    *,
+    repeat: Callable[[Any, Turn], Any] | None = None,
 ) -> BrokerCommand:
     """Return a command whose requests are messages.
 
-    `call` makes the engine call of one request; `add` adds its result to the reply frame.
+    `call` makes the engine call of one request; `add` adds its result to the reply frame. `repeat`
+    replaces `call` for a request that an earlier stream may have brought.
     """
+    call_again = call if repeat is None else repeat
 
     def apply(context: FrameContext, results: list[Result], requests: Any) -> Iterator[None]:
-        turn = context.turn
+        turn, repeated_ids = context.turn, context.repeated_ids
         failures, tally = context.replies.failures, turn.engine.tally
         allowance = Allowance(tally, items=SLICE_REQUESTS)
         for n, request in enumerate(requests, 1):
             try:
-                result = call(request, turn)
+                is_repeated = request.request_id in repeated_ids
+                result = (call_again if is_repeated else call)(request, turn)
             except ServiceError as error:
                 failures.append((request.request_id, error))
             else:
@@ -241,6 +246,14 @@ def _apply_pops(
             renews=request.renews,
             arrived_s=context.arrived_s,
         )
+        turn.polls.filters.note(
+            pop.group_id,
+            pop.topic_id,
+            pop.tags,
+            pop.client_id,
+            catalog=turn.engine.catalog,
+            monotonic_ms=turn.monotonic_ms,
+        )
         while turn.engine.consumption.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
             yield
         pops.begin_pop(pop, request.poll_duration_ms, turn)
@@ -358,6 +371,17 @@ def _change_invisible(request: pb.ChangeInvisibleRequest, turn: Turn) -> Deliver
     )
 
 
+def _change_invisible_again(request: pb.ChangeInvisibleRequest, turn: Turn) -> Delivery:
+    if request.gives_back:
+        return _change_invisible(request, turn)
+    return turn.engine.commands.change_invisible_again(
+        _delivery(request),
+        invisible_duration_ms=request.invisible_duration_ms,
+        suspend=request.suspend,
+        now_ms=turn.now_ms,
+    )
+
+
 def _add_change(frame: pb.ReplyFrame, request_id: int, delivery: Delivery) -> None:
     frame.changes.add(
         request_id=request_id,
@@ -371,14 +395,18 @@ def _dead_letter(request: pb.DeadLetterRequest, turn: Turn) -> None:
     turn.engine.commands.dead_letter(_delivery(request), turn.now_ms)
 
 
+def _dead_letter_again(request: pb.DeadLetterRequest, turn: Turn) -> None:
+    turn.engine.commands.dead_letter_again(_delivery(request), turn.now_ms)
+
+
 def _ensure(request: pb.EnsureRequest, turn: Turn) -> None:
     catalog = turn.engine.catalog
     topic, group = catalog.find_topic(request.topic), catalog.find_group(request.group)
     turn.engine.administration.ensure(request.topic, request.group, turn.now_ms)
     if topic is None and (made := catalog.find_topic(request.topic)):
-        config_log.topic_put(None, made, auto_create=True)
+        config_log.topic_created_by_use(made, catalog.topic_ids)
     if group is None and (joined := catalog.find_group(request.group)):
-        config_log.group_put(None, joined, auto_create=True)
+        config_log.group_created_by_use(joined, catalog.group_ids)
 
 
 def _found(request: pb.FoundClusterRequest, turn: Turn) -> None:
@@ -414,7 +442,12 @@ ACK: Final = BrokerCommand(
     columns=_ack_columns,
 )
 CHANGE_INVISIBLE: Final = _one_by_one(
-    "change_invisible", "changes", "changes", _change_invisible, _add_change
+    "change_invisible",
+    "changes",
+    "changes",
+    _change_invisible,
+    _add_change,
+    repeat=_change_invisible_again,
 )
 DEAD_LETTER: Final = _one_by_one(
     "dead_letter",
@@ -422,6 +455,7 @@ DEAD_LETTER: Final = _one_by_one(
     "dead_letters",
     _dead_letter,
     lambda frame, request_id, _: frame.dead_letters.add(request_id=request_id),
+    repeat=_dead_letter_again,
 )
 ENSURE: Final = _one_by_one(
     "ensure",

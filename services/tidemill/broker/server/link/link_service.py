@@ -24,13 +24,11 @@ class BrokerLinkService:
         rounds: Rounds,
         traffic: Traffic,
         *,
-        auto_create: bool,
         view: Callable[[], ReplicationView | None] = lambda: None,
     ) -> None:
         """`view` returns the newest view of the replicas of this broker group, if it has any."""
         self._rounds = rounds
         self._traffic = traffic
-        self._auto_create = auto_create
         self._view = view
         self._newest: dict[bytes, ProxyLink] = {}
 
@@ -43,9 +41,7 @@ class BrokerLinkService:
             frame = pb.ReplyFrame(not_master=_not_master(self._view()))
             await call.send(frame.SerializeToString())
             return
-        link = ProxyLink(
-            self._rounds, self._traffic, call, auto_create=self._auto_create, newest=self._newest
-        )
+        link = ProxyLink(self._rounds, self._traffic, call, newest=self._newest)
         view = self._view()
         link.epoch = 0 if view is None else view.epoch
         offering = asyncio.create_task(link.pops.offer_room(), name="offer room")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from google.protobuf.message import DecodeError
 
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.server.link.commands import COMMANDS, FrameContext, ReplySource
 from tidemill.broker.server.link.link_states import TRANSITIONS, ProxyLinkEvent, ProxyLinkState
 from tidemill.broker.server.link.pops import POP, LinkPops
@@ -48,14 +49,12 @@ class ProxyLink:
         traffic: Traffic,
         stream: ReplyStream,
         *,
-        auto_create: bool,
         newest: dict[bytes, ProxyLink],
     ) -> None:
         """Serve a stream; `newest` has the newest link of each process of a proxy."""
         self._rounds = rounds
         self._traffic = traffic
         self._stream = stream
-        self._auto_create = auto_create
         self._newest = newest
         self._state = ProxyLinkState.OPENED
         self._source = ReplySource(rounds.engine, traffic)
@@ -111,7 +110,7 @@ class ProxyLink:
         """Send the complete configuration now, and each change from now on."""
         self._advance(ProxyLinkEvent.GREET)
         if self._state is ProxyLinkState.SERVED:
-            self.replies.configs = [complete_config(turn.engine, auto_create=self._auto_create)]
+            self.replies.configs = [complete_config(turn.engine)]
             self._rounds.attach(self)
 
     def add_config_changes(self, changes: ConfigChanges) -> None:
@@ -141,6 +140,12 @@ class ProxyLink:
             renewals = turn.engine.consumption.renewals
             renewals.note_alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
             yield
+        if frame.HasField("subscribed"):
+            note = turn.engine.state.index.reported_subscriptions.note
+            columns = frame.subscribed.group_ids, frame.subscribed.topic_ids
+            for group_id, topic_id in zip(*columns, strict=True):
+                note(GroupId(group_id), TopicId(topic_id))
+            yield
         requested = {field.name: requests for field, requests in frame.ListFields()}
         if self._is_debug:
             log_frame(frame, requested)
@@ -157,6 +162,10 @@ class ProxyLink:
                 yield
         for request_id in frame.cancelled_polls:
             turn.polls.cancel(self.pops, request_id)
+        if frame.disconnected_clients:
+            turn.engine.commands.disconnect_clients(
+                frame.disconnected_clients, monotonic_ms=turn.monotonic_ms
+            )
         if frame.ended_clients:
             # After the last acks of such a client, which may be in the same frame.
             turn.engine.commands.end_clients(frame.ended_clients)
@@ -251,7 +260,12 @@ def _parse(request: bytes) -> pb.RequestFrame:
     except DecodeError:
         raise RpcError(RpcCode.INVALID_ARGUMENT, "the message is not a RequestFrame") from None
     handed_over = frame.handed_over
-    if not _columns_agree(frame) or len(handed_over.slots) != len(handed_over.delivery_ids):
+    subscribed = frame.subscribed
+    if (
+        not _columns_agree(frame)
+        or len(handed_over.slots) != len(handed_over.delivery_ids)
+        or len(subscribed.group_ids) != len(subscribed.topic_ids)
+    ):
         raise RpcError(RpcCode.INVALID_ARGUMENT, "the columns of a batch have different lengths")
     return frame
 

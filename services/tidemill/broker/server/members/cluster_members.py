@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, final
 
@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from tidemill.broker.server.members.member_connection import HomeLife, MemberConnection
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import ServiceError
+from tidemill.transport.routes.master_routes import MasterRoutes
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -33,12 +34,19 @@ log = structlog.get_logger()
 class ClusterMembers:
     """The connections to all members except the home; none if this broker is not the home."""
 
-    def __init__(self, rounds: Rounds, connect: Connector, *, life: str) -> None:
-        """Send frames as `life`, a name that no other process of this broker has had."""
+    def __init__(
+        self, rounds: Rounds, connect: Connector, *, life: str, controllers: Sequence[str] = ()
+    ) -> None:
+        """Send frames as `life`, a name that no other process of this broker has had.
+
+        `controllers` are those of a broker with replicas. They send the masters of the members.
+        """
         self.connections: dict[str, MemberConnection] = {}
         self._rounds = rounds
         self._connect = connect
-        self._home_life = HomeLife(life, count(1))
+        self._routes = MasterRoutes(controllers, connect=connect)
+        self._following: asyncio.Task[None] | None = None
+        self._home_life = HomeLife(life, count(1), is_elected=bool(controllers))
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -61,6 +69,7 @@ class ClusterMembers:
                     waiting.cancel()
                 self._rounds.detach(self)
                 self._group = None
+                self._stop_following()
                 for task in (*self._tasks.values(), *self._ending.values()):
                     task.cancel()
 
@@ -78,6 +87,14 @@ class ClusterMembers:
         for name, connection in self.connections.items():
             connected.add_metric((name, connection.group.address), int(connection.is_connected))
         yield connected
+        unreachable = GaugeMetricFamily(
+            "rocketmq_member_unreachable_seconds",
+            "Time for which the broker group has not answered this home; 0 while it answers.",
+            labels=("broker_group",),
+        )
+        for name, connection in self.connections.items():
+            unreachable.add_metric((name,), connection.unreachable_s())
+        yield unreachable
         restores = CounterMetricFamily(
             "rocketmq_home_restores",
             "Returns of the home with an older store; newer configuration was deleted here.",
@@ -98,15 +115,34 @@ class ClusterMembers:
             group = groups.get(name)
             if group is None or group.address != connection.group.address:
                 self._tasks.pop(name).cancel()
+                connection.forget_route()
                 del self.connections[name]
             else:
                 connection.group = group
         for name, group in groups.items():
             if name not in self.connections:
                 connection = self.connections[name] = MemberConnection(
-                    group, self._rounds, self._connect, self._home_life, self._finish_removal
+                    group,
+                    self._rounds,
+                    self._connect,
+                    self._routes,
+                    self._home_life,
+                    self._finish_removal,
                 )
                 self._tasks[name] = self._group.create_task(connection.run(), name=f"member {name}")
+        if not self.connections:
+            self._stop_following()
+        elif self._following is None:
+            self._following = self._group.create_task(self._follow_routes(), name="routes")
+
+    async def _follow_routes(self) -> None:
+        async with self._routes.following():
+            await asyncio.Event().wait()
+
+    def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
 
     def _finish_removal(self, name: str) -> None:
         """Finish the removal of a member that has left while the home was down."""

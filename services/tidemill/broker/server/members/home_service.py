@@ -100,12 +100,17 @@ class BrokerHomeService:
         replaced process stays replaced. A home that was restored from a backup has an older log
         than this broker has followed. It proves that it is the newest process by naming the life
         that it was rejected for.
+
+        Controllers give each epoch to one master. With replicas, a higher epoch therefore decides
+        at once: the former master may hang, and its stream may stay open.
         """
         if home is None or not home.life:
             return False
         if frame.life == home.life:
             if frame.sequence <= self._sequence:
                 raise Conflict("the frame is older than the last frame of the home")
+            return False
+        if frame.is_elected and frame.epoch > home.epoch:
             return False
         if frame.life in self._replaced:
             raise Conflict(f"a newer process of {home.name} has replaced this one; stop this one")
@@ -166,12 +171,14 @@ def follow(
         raise _FormerMember(f"{own_name} has left the cluster")
     before = catalog.membership.home
     is_complete = any(config.is_complete for config in frame.configs)
-    following.meet(home, may_join=not is_draining, is_told_all=is_complete, now_ms=turn.now_ms)
+    following.accept_home(
+        home, may_join=not is_draining, is_complete=is_complete, now_ms=turn.now_ms
+    )
     config_log.home_changed(before, home)
     for config in frame.configs:
         deleted_topics, deleted_groups = config.deleted_topic_ids[:], config.deleted_group_ids[:]
         if config.is_complete:
-            deleted_topics, deleted_groups = following.gone(
+            deleted_topics, deleted_groups = following.find_deleted(
                 {topic.id for topic in config.topics}, {group.id for group in config.groups}
             )
         # Generators: there may be very many topics and groups, and each slice must be short.
@@ -182,8 +189,6 @@ def follow(
             deleted_group_ids=deleted_groups,
             now_ms=turn.now_ms,
         )
-    if is_complete:
-        yield from following.note_earlier(turn.now_ms)
     if frame.count_backlog or frame.leave:
         backlog = RemovalBacklog()
         yield from following.count_backlog(backlog, config_frames.read_readers(frame.readers))
@@ -194,7 +199,9 @@ def follow(
             yield from following.leave(frame.membership.cluster_id, turn.now_ms)
             config_log.home_changed(home, None)
             return reply
-    reply.begun.extend(config_frames.begun_frame(group) for group in following.take_begun())
+    reply.begun.extend(
+        config_frames.begun_frame(group) for group in following.take_unreported_beginnings()
+    )
     return reply
 
 

@@ -1,9 +1,10 @@
-"""The connection of the home to one member of its cluster.
+"""The connection of the home to the master of one member of its cluster.
 
 A new connection sends the member the whole configuration, and then each change. A change is sent
 when its round is committed: no member may have what the home may still lose. One frame is in flight
 to a member at a time, and later changes go into the next frame. A member that falls far behind gets
-the whole configuration again.
+the whole configuration again. If a controller reports another master of the member, the connection
+moves there at once.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import structlog
 
 from tidemill.broker.server.wire import config_frames
-from tidemill.common.errors import BY_NAME, BrokerUnreachable, ServiceError, from_wire
+from tidemill.common.errors import BY_NAME, BrokerUnreachable, NotMaster, ServiceError, from_wire
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
+from tidemill.transport.routes.masters import UNKNOWN
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
     from tidemill.transport.aio.connect import Connector, OpenStream
+    from tidemill.transport.routes.master_routes import MasterRoutes
 
 log = structlog.get_logger()
 
@@ -35,11 +38,12 @@ FOLLOW: Final = "/tidemill.broker.v1.BrokerHome/Follow"
 # Rounds whose changes wait for a member. Beyond it the member gets the whole configuration, which
 # the limits of topics and groups bound.
 UPDATES_MAX: Final = 256
-# A restarted member is back within half a second, and should not be stale for a second.
+# A restarted member is back within half a second, and should not be stale for a second. During a
+# failover, the replicas are dialled in turn.
 RECONNECT_MAX_S: Final = 0.25
 REFUSED_S: Final = 2.0  # pause after a rejection, which an operator has to resolve
-# Period of frames that ask since when groups read from the latest message. A member that joins
-# within this time does not know it, and such a group may miss messages there.
+# Period of frames that ask which groups have begun to read. A member that joins within this time
+# does not know it, and a group that starts at the latest message may miss messages there.
 BEGUN_PERIOD_S: Final = 1.0
 CONNECT_TIMEOUT_S: Final = 2.0
 REPLY_BYTES_MAX: Final = 64 << 10  # a reply has a few numbers or an error
@@ -51,21 +55,24 @@ class HomeLife(NamedTuple):
 
     life: str
     sequences: Iterator[int]
+    is_elected: bool  # it has replicas, so that controllers gave it its epoch
 
 
 @final
 class MemberConnection:
-    """The connection to one member, and the updates that wait for it."""
+    """The connection to the master of one member, and the updates that wait for it."""
 
     def __init__(
         self,
         group: BrokerGroup,
         rounds: Rounds,
         connect: Connector,
+        routes: MasterRoutes,
         home_life: HomeLife,
         on_left: Callable[[str], None],
     ) -> None:
         self.group = group
+        self.dialled = group.address  # a replica of the member
         self.reason = "not connected yet"  # of a missing connection; empty if connected
         self.last_backlog = pb.Backlog()
         self.last_backlog_at_ms = 0  # 0: unknown
@@ -75,6 +82,12 @@ class MemberConnection:
         self._instead_of: pb.HomeProcess | None = None
         self._rounds = rounds
         self._connect = connect
+        self._routes = routes
+        self._moved = asyncio.Event()
+        # Since when the member has not answered: without a connection, or with a frame in flight.
+        self._unanswered_since_s: float | None = asyncio.get_running_loop().time()
+        routes.masters.bind(group.address, group.name)
+        routes.notify_of_move(group.address, self._moved.set)
         self._updates: list[tuple[int, pb.ConfigUpdate]] = []  # each with its round
         self._is_behind = False
         self._changed = asyncio.Event()
@@ -89,6 +102,15 @@ class MemberConnection:
         """Whether the member has the whole configuration on the current connection."""
         return not self.reason
 
+    def unreachable_s(self) -> float:
+        """Return the time for which the member has not answered; 0 while it answers."""
+        since_s = self._unanswered_since_s
+        return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
+
+    def forget_route(self) -> None:
+        """Stop following the master of the member."""
+        self._routes.stop_notifying(self.group.address)
+
     def queue_update(self, round_number: int, update: pb.ConfigUpdate) -> None:
         """Queue the changes of a round."""
         if update.HasField("membership"):
@@ -102,8 +124,9 @@ class MemberConnection:
     async def run(self) -> None:
         """Keep the member up to date until cancelled."""
         while True:
+            self._moved.clear()
             try:
-                wait_s = await self._serve_connection()
+                wait_s = await self._follow_master()
             except Exception as error:
                 # An unexpected error with one member must not end the home.
                 log.exception("update of a member failed", broker_group=self.group.name)
@@ -111,7 +134,9 @@ class MemberConnection:
                 wait_s = REFUSED_S
             finally:
                 self._rounds.engine.broker_groups.connected.discard(self.group.name)
-            await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(random.uniform(wait_s / 2, wait_s)):
+                    await self._moved.wait()
 
     async def exchange(self, frame: pb.FollowFrame) -> pb.FollowReply:
         """Send one frame and return the reply. Raises the error of the member."""
@@ -122,11 +147,13 @@ class MemberConnection:
             frame.member.CopyFrom(config_frames.member(self.group))
             frame.epoch = self._rounds.engine.log.epoch
             frame.life = self._home_life.life
+            frame.is_elected = self._home_life.is_elected
             if self._instead_of is not None:
                 frame.instead_of.CopyFrom(self._instead_of)
             frame.sequence = self._sequence = next(self._home_life.sequences)
             self._reply = asyncio.get_running_loop().create_future()
             self._stream.write(frame.SerializeToString())
+            self._note_unanswered()
             try:
                 reply = await self._reply
             finally:
@@ -195,15 +222,30 @@ class MemberConnection:
 
     # ------------------------------------------------------------ the connection
 
+    async def _follow_master(self) -> float:
+        """Serve one connection until it ends or the master moves; return the pause after it."""
+        self.dialled = self._routes.masters.dial(self.group.address)
+        serving = asyncio.create_task(self._serve_connection(), name=f"serve {self.group.name}")
+        moved = asyncio.create_task(self._moved.wait(), name=f"move of {self.group.name}")
+        try:
+            await asyncio.wait((serving, moved), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                return serving.result()
+        finally:
+            moved.cancel()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        if self.is_connected:
+            self._log_failure("another replica is the master", was_connected=True)
+        return 0.0
+
     async def _serve_connection(self) -> float:
         """Serve one connection; return the pause before the next one."""
         was_connected = False
+        masters = self._routes.masters
         try:
             async with self._connect(
-                self.group.address,
-                LIMITS,
-                message_bytes_max=REPLY_BYTES_MAX,
-                timeout_s=CONNECT_TIMEOUT_S,
+                self.dialled, LIMITS, message_bytes_max=REPLY_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S
             ) as channel:
                 stream = channel.open(FOLLOW, self._receive)
                 self._stream = stream
@@ -224,7 +266,13 @@ class MemberConnection:
                 finally:
                     await self._close(stream, updating, ending)
         except RpcError as error:
+            if not was_connected:
+                masters.note_failure(self.group.address, self.dialled)
             self._log_failure(str(error), was_connected=was_connected)
+        except NotMaster:
+            masters.note_rejection(self.group.address, self.dialled, version=UNKNOWN, master="")
+            reason = f"{self.dialled} is not the master; waiting for the next one"
+            self._log_failure(reason, was_connected=was_connected)
         except ServiceError as error:
             self._log_failure(error.message, was_connected=was_connected)
             return REFUSED_S if self._instead_of is None else RECONNECT_MAX_S
@@ -246,10 +294,15 @@ class MemberConnection:
             log.warning(
                 "member not connected",
                 broker_group=self.group.name,
-                address=self.group.address,
+                address=self.dialled,
                 reason=reason,
             )
         self.reason = reason
+        self._note_unanswered()
+
+    def _note_unanswered(self) -> None:
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = asyncio.get_running_loop().time()
 
     async def _send_updates(self) -> None:
         """Send the whole configuration and then each change, until the connection is lost."""
@@ -259,7 +312,7 @@ class MemberConnection:
                 await self._send_all()
             self._changed.clear()
             if not self._updates and not self._is_behind:
-                # Replies report since when groups read topics there, so an empty frame is due.
+                # Replies report which topics groups read there, so an empty frame is due.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._period_s()):
                         await self._changed.wait()
@@ -269,13 +322,15 @@ class MemberConnection:
                 await self.exchange(pb.FollowFrame(configs=[update for _, update in updates]))
 
     def _period_s(self) -> float | None:
-        groups = self._rounds.engine.catalog.groups.values()
-        return BEGUN_PERIOD_S if any(group.start_from_latest for group in groups) else None
+        return BEGUN_PERIOD_S if self._rounds.engine.catalog.groups else None
 
     async def _send_all(self) -> None:
         def read(engine: Engine, turn: Turn) -> Generator[None, None, tuple[int, pb.ConfigUpdate]]:
-            yield from engine.following.note_earlier(turn.now_ms)
-            return self._rounds.count, config_frames.complete_config(engine, auto_create=False)
+            yield
+            if self._instead_of is not None and self._home_life.is_elected:
+                # A former master must not pass for a restored home: no replica confirms its record.
+                engine.broker_groups.record_home_again(turn.now_ms)
+            return self._rounds.count, config_frames.complete_config(engine)
 
         self._is_behind = False
         round_number, config = await self._rounds.call_slices(read)
@@ -285,12 +340,16 @@ class MemberConnection:
         self._updates = [each for each in self._updates if each[0] >= round_number]
         await self.exchange(pb.FollowFrame(configs=[config]))
         self._rounds.engine.broker_groups.connected.add(self.group.name)
+        self._routes.masters.accept_master(self.group.address, self.dialled)
         if self.reason:
-            log.info("member connected", broker_group=self.group.name, address=self.group.address)
+            log.info("member connected", broker_group=self.group.name, address=self.dialled)
         self.reason = ""
+        self._unanswered_since_s = None
 
     def _receive(self, encoded: bytes) -> None:
         reply = pb.FollowReply.FromString(encoded)
+        if self.is_connected and reply.sequence == self._sequence:
+            self._unanswered_since_s = None
         # The reply to an earlier frame may come after its caller was cancelled.
         if self._reply is not None and not self._reply.done() and reply.sequence == self._sequence:
             self._reply.set_result(reply)

@@ -16,7 +16,7 @@ from tidemill.broker.engine.timer.status import DueRange
 from tidemill.broker.server.reader.event_pages import EventPages
 from tidemill.broker.server.reader.progress_pages import ProgressPage
 from tidemill.broker.server.reader.queue_pages import QueuePage, describe_log, topic_filter
-from tidemill.broker.server.round.rpc import in_round, rpc_error
+from tidemill.broker.server.round.rpc import read_in_round, rpc_error
 from tidemill.common.errors import BadRequest, GroupNotFound, ServiceError, TopicNotFound
 from tidemill.message import limits
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
@@ -192,7 +192,7 @@ class BrokerReader:
     async def _slice(self, function: Callable[[Engine, Turn], T]) -> T:
         """Do one slice of a page in a round; its ServiceError ends the call."""
         async with self._one_by_one:
-            return await in_round(self._rounds, function)
+            return await read_in_round(self._rounds, function)
 
 
 def _id_of_topic(catalog: Catalog, name: str) -> TopicId | None:

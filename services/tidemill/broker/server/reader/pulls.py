@@ -18,7 +18,7 @@ from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.server.admin.lookup import check_queue_id
 from tidemill.broker.server.reader.log_id import log_id_of
 from tidemill.broker.server.round.long_polling import NotificationPoll
-from tidemill.broker.server.round.rpc import in_round, rpc_error
+from tidemill.broker.server.round.rpc import in_round, read_in_round, rpc_error
 from tidemill.common.errors import (
     Forbidden,
     GroupNotFound,
@@ -105,7 +105,7 @@ class PullReader:
         wait = MessageWait(self._rounds, request, next(self._wait_ids))
         wait_ms = min(request.wait_ms, WAIT_MS_MAX)
         try:
-            await in_round(self._rounds, lambda _engine, turn: wait.begin(turn, wait_ms))
+            await read_in_round(self._rounds, lambda _engine, turn: wait.begin(turn, wait_ms))
             return pb.AwaitMessageReply(is_there=await wait.outcome)
         except ServiceError as error:
             raise rpc_error(error) from error
@@ -124,11 +124,11 @@ class PullReader:
                 )
             return int(queue.min_offset if request.first else queue.max_offset)
 
-        found = await in_round(self._rounds, begin)
+        found = await read_in_round(self._rounds, begin)
         if not isinstance(found, TimeSearch):
             return pb.OffsetReply(offset=found)
         search = found
-        while await in_round(self._rounds, lambda _engine, _turn: search.step()):
+        while await read_in_round(self._rounds, lambda _engine, _turn: search.step()):
             pass
         return pb.OffsetReply(offset=search.offsets[0])
 
@@ -141,7 +141,7 @@ class PullReader:
                 raise GroupNotFound("the consumer group was deleted; create it again")
             return engine.catalog.pull_offsets.find(_pull_key(request))
 
-        found = await in_round(self._rounds, get)
+        found = await read_in_round(self._rounds, get)
         return pb.OffsetReply(offset=-1 if found is None else found)
 
     async def UpdatePullOffset(self, request: pb.UpdatePullOffsetRequest) -> pb.OffsetReply:

@@ -13,11 +13,11 @@ from tidemill.broker.engine.replication.epoch_journal import (
 )
 from tidemill.broker.engine.replication.messages import (
     Ack,
-    Beat,
     Data,
     Digest,
     ForwardedView,
     Hello,
+    MasterHeartbeat,
     Refusal,
     Welcome,
 )
@@ -59,8 +59,8 @@ def encode_to_replica(message: ToReplica | LogFloor) -> bytes:
             )
         case LogFloor(log_min, confirm):
             frame = pb.ToReplica(floor=pb.Floor(log_min=log_min, confirm=confirm))
-        case Beat(epoch, confirm):
-            frame = pb.ToReplica(beat=pb.Beat(epoch=epoch, confirm=confirm))
+        case MasterHeartbeat(epoch, confirm):
+            frame = pb.ToReplica(beat=pb.MasterHeartbeat(epoch=epoch, confirm=confirm))
         case ForwardedView(view):
             frame = pb.ToReplica(news=to_view(view))
         case Refusal(why, view):
@@ -89,7 +89,7 @@ def decode_to_replica(encoded: bytes) -> ToReplica | LogFloor:
                 data.segment_bytes,
             )
         case "beat":
-            return Beat(frame.beat.epoch, frame.beat.confirm)
+            return MasterHeartbeat(frame.beat.epoch, frame.beat.confirm)
         case "floor":
             return LogFloor(frame.floor.log_min, frame.floor.confirm)
         case "news":

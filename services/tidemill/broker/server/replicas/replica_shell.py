@@ -71,7 +71,10 @@ class SteppedDown(Exception):
 
 @final
 class ReplicaShell:
-    """This replica, with its streams, probes and replication machine."""
+    """This replica, with its streams, probes and replication machine.
+
+    It is one class, because all its parts act on one state of the replica, in one order.
+    """
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class ReplicaShell:
         self._lags = ReplicaLags()
         self.address = ""  # of this replica for the others; known once it is served
         self._blocked_since_ms = clock.monotonic_ms()
+        self._was_full = False  # by the last status
         self._streams = ReplicaStreams(self, connect)
         self.probes = Probes(group, self, connect=connect, clock=clock)
         self._saved_addresses: tuple[tuple[ReplicaId, str], ...] = ()
@@ -192,10 +196,22 @@ class ReplicaShell:
             blocked_ms=now_ms - self._blocked_since_ms,
             peer_silence_ms=self.peer_silence_ms(),
             is_slow=self._durability.is_slow,
+            is_full=self._is_full(),
             writable_epoch=self._writable_epoch(),
             cut=replica_engine.cut,
             diverged=self._machine.diverged_replicas,
         )
+
+    def _is_full(self) -> bool:
+        """Return whether the disk is full, with hysteresis.
+
+        A master counts as full when it rejects sends. It remains so, and another replica counts so,
+        until a segment fits: the next master should not be full soon after it took over.
+        """
+        room = self._replica_engine.engine.room
+        was_full = self._was_full or not self.is_master
+        self._was_full = room.is_full or (was_full and room.is_nearly_full)
+        return self._was_full
 
     def _writable_epoch(self) -> int:
         master = self._machine.master

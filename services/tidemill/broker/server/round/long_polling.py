@@ -19,14 +19,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import NamedTuple, Protocol, TypeAlias
 
+from tidemill.broker.server.round.polled_filters import PolledFilters
 from tidemill.common.errors import BadRequest, Overloaded
+from tidemill.common.reserves import has_little, unreserved
 
 PARKED_PER_KEY_MAX = 1024  # of one group on one topic: more consumers than any group has
-PARKED_MAX = 100_000  # of the broker, about 60 MB; beyond either limit a poll gets Overloaded
+# Of the broker, about 60 MB. The last part is reserved for groups with few. Beyond either limit a
+# poll gets Overloaded.
+PARKED_MAX = 100_000
 STALE_DEADLINES_MIN = 64  # below it, ended polls are not removed from the heap of deadlines
 
 Key = tuple[int, int]  # group id, topic id
@@ -119,11 +124,13 @@ class LongPolling:
         self._parked_max = parked_max
         self._of_key: dict[Key, KeyPolls] = {}
         self._keys_of_topic: dict[int, set[Key]] = {}
+        self._count_of_group: Counter[int] = Counter()
         self._of_receiver: dict[PollReceiver, dict[int, ParkedPoll]] = {}
         # An ended poll stays here until it surfaces or the ended ones outnumber the others.
         self._deadlines: list[tuple[int, int, ParkedPoll]] = []
         self._sequence = itertools.count()
         self.count = 0
+        self.filters = PolledFilters()  # of all pops, parked or not
 
     def park(self, receiver: PollReceiver, arguments: PollArguments, *, deadline_ms: int) -> None:
         """Park a poll until it can be answered, at most until `deadline_ms` (monotonic).
@@ -136,8 +143,16 @@ class LongPolling:
         key = (arguments.group_id, arguments.topic_id)
         polls = self._of_key.get(key)
         parked_count = 0 if polls is None else len(polls.of_kind(arguments))
-        if self.count >= self._parked_max or parked_count >= PARKED_PER_KEY_MAX:
-            raise Overloaded("too many consumers are waiting for messages here; try again later")
+        of_group = self._count_of_group[arguments.group_id]
+        has_little_parked = has_little(of_group, self._parked_max)
+        room = self._parked_max if has_little_parked else unreserved(self._parked_max)
+        if self.count >= room or parked_count >= PARKED_PER_KEY_MAX:
+            raise Overloaded(
+                f"{self.count} polls wait at this broker, {of_group} of them of this consumer group"
+                f" and {parked_count} for this topic; the limits are {self._parked_max} (parked_max"
+                f"), with the last eighth for groups with few, and {PARKED_PER_KEY_MAX} per group"
+                f" and topic; try again later"
+            )
         if polls is None:
             polls = self._of_key[key] = KeyPolls()
             self._keys_of_topic.setdefault(arguments.topic_id, set()).add(key)
@@ -146,6 +161,7 @@ class LongPolling:
         self._of_receiver.setdefault(receiver, {})[request_id] = parked
         heapq.heappush(self._deadlines, (deadline_ms, next(self._sequence), parked))
         self.count += 1
+        self._count_of_group[arguments.group_id] += 1
 
     def cancel(self, receiver: PollReceiver, request_id: int) -> None:
         """Remove a poll that its client has cancelled; ignore a poll that was answered."""
@@ -225,10 +241,13 @@ class LongPolling:
         self.count -= 1
         arguments = parked.arguments
         key = (arguments.group_id, arguments.topic_id)
+        self._count_of_group[arguments.group_id] -= 1
         polls = self._of_key[key]
         del polls.of_kind(arguments)[id(parked)]
         if not polls.pops and not polls.notifications:
             del self._of_key[key]
+            if not self._count_of_group[arguments.group_id]:
+                del self._count_of_group[arguments.group_id]
             keys = self._keys_of_topic[arguments.topic_id]
             keys.discard(key)
             if not keys:

@@ -22,8 +22,14 @@ def log_notices(engine: Engine) -> None:
             count=count,
             last_timer_id=last_timer_id,
         )
-    for notice in engine.consumption.take_notices():
+    for notice in engine.consumption.redelivery.take_damaged_notices():
         log.error("damaged message dead-lettered without its body", **notice._asdict())
+    for kept in engine.consumption.redelivery.take_kept_notices():
+        log.warning(
+            "dead letters without an attempt left stay in their topic",
+            **kept._asdict(),
+            advice="ack them, or reset the offset of the group to read them again",
+        )
     for gate in engine.retention.gate.take_notices():
         room = {"topic": gate.topic, "room_mib": gate.room_bytes >> 20}
         if gate.gives_way:

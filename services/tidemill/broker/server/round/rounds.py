@@ -21,9 +21,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar, final
+
+import structlog
 
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
 from tidemill.broker.server.round.background_work import BackgroundWork
@@ -34,7 +37,7 @@ from tidemill.broker.server.round.notices import log_notices
 from tidemill.broker.server.round.round_log import RoundLog
 from tidemill.broker.server.round.turn import Turn
 from tidemill.broker.server.round.work_queue import WorkQueue
-from tidemill.common.errors import Draining, NotMaster, Overloaded
+from tidemill.common.errors import Draining, NotMaster, Overloaded, QueryFailed, ServiceError
 from tidemill.common.histogram import Histogram
 from tidemill.common.log import is_debug
 from tidemill.common.slices import run_in_turns
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
 
 T = TypeVar("T")
+
+log = structlog.get_logger()
 
 SLEEP_MS_MAX = 10_000  # the longest sleep; bounds how late a wall clock set forward is noticed
 REFRESH_MS = 1_000  # period of reading the free space; the disk reserve covers the writes between
@@ -70,7 +75,10 @@ class ConfigReceiver(Protocol):
 
 @final
 class Rounds:
-    """The queue of work, and the loop that does it."""
+    """The queue of work, and the loop that does it.
+
+    It is one class, because every method reads or changes the state of the current round.
+    """
 
     def __init__(
         self,
@@ -95,6 +103,7 @@ class Rounds:
         self._receivers: dict[ConfigReceiver, None] = {}
         self._pending = WorkQueue(pending_bytes_max)
         self._call_count = 0
+        self.failed_read_count = 0
         self._is_round_due = False
         self._has_more_due = False  # after the part of the due work that the last round did
         self._wake = asyncio.Event()  # a round is due, or something was committed
@@ -172,12 +181,34 @@ class Rounds:
 
     async def call(self, function: Callable[[Engine, Turn], T]) -> T:
         """Run `function(engine, turn)` in a round; return its result once it is durable."""
+        return await self.call_slices(_in_one_slice(function))
 
-        def at_once(engine: Engine, turn: Turn) -> Generator[None, None, T]:
-            yield from ()
-            return function(engine, turn)
+    async def read(self, function: Callable[[Engine, Turn], T]) -> T:
+        """Run `function(engine, turn)`, which changes nothing, in a round.
 
-        return await self.call_slices(at_once)
+        An unexpected error fails this read alone: raises QueryFailed.
+        """
+        return await self.read_slices(_in_one_slice(function))
+
+    async def read_slices(self, function: Callable[[Engine, Turn], Generator[None, None, T]]) -> T:
+        """Run a long function, which yields between slices and changes nothing; see `read`."""
+
+        def guarded(engine: Engine, turn: Turn) -> Generator[None, None, T]:
+            before = engine.state_mark
+            try:
+                return (yield from function(engine, turn))
+            except ServiceError:
+                raise
+            except Exception as error:
+                if engine.state_mark != before:
+                    raise  # It was no read. Only recovery gives a valid state again.
+                log.exception("read failed unexpectedly", read=function.__qualname__)
+                self.failed_read_count += 1
+                raise QueryFailed(
+                    "the broker could not answer because of an unexpected error; its log has it"
+                ) from error
+
+        return await self.call_slices(guarded)
 
     async def call_slices(self, function: Callable[[Engine, Turn], Generator[None, None, T]]) -> T:
         """Run a long function, which yields between slices, in one round; see `call`."""
@@ -412,6 +443,17 @@ class Rounds:
         if deadline_ms is not None:
             delay_ms = min(delay_ms, deadline_ms - self._clock.monotonic_ms())
         return delay_ms
+
+
+def _in_one_slice(
+    function: Callable[[Engine, Turn], T],
+) -> Callable[[Engine, Turn], Generator[None, None, T]]:
+    @functools.wraps(function)
+    def run(engine: Engine, turn: Turn) -> Generator[None, None, T]:
+        yield from ()
+        return function(engine, turn)
+
+    return run
 
 
 def _apply(work: Iterable[Work], turn: Turn) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tidemill.common.errors import RequestError, ServiceError
+from tidemill.common.errors import QueryFailed, RequestError, ServiceError
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
@@ -26,7 +26,17 @@ async def in_round(rounds: Rounds, function: Callable[[Engine, Turn], T]) -> T:
         raise rpc_error(error) from error
 
 
+async def read_in_round(rounds: Rounds, function: Callable[[Engine, Turn], T]) -> T:
+    """Run `function`, which changes nothing, in a round; its ServiceError ends the RPC."""
+    try:
+        return await rounds.read(function)
+    except ServiceError as error:
+        raise rpc_error(error) from error
+
+
 def rpc_error(error: ServiceError) -> RpcError:
     """Return the RPC error that carries `error` to the caller."""
     code = RpcCode.FAILED_PRECONDITION if isinstance(error, RequestError) else RpcCode.UNAVAILABLE
+    if isinstance(error, QueryFailed):
+        code = RpcCode.INTERNAL
     return RpcError(code, error.message, ((ERROR_KEY, type(error).__name__),))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.metrics.lag import LAG_AGE_MS_MAX, Lag, TopicLag
-from tidemill.common.errors import UnavailableError
+from tidemill.common.errors import QueryFailed, UnavailableError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
 
 LAG_WAIT_S = 1  # after it a scrape shows the previous values, and the next scrape continues
-PROGRESS_A_ROUND = 256  # queues of groups read in one round: one to two milliseconds
+# Queues of groups read in one round, and groups begun: one to two milliseconds.
+PROGRESS_A_ROUND = 256
 
 
 class LagReader:
@@ -29,52 +32,56 @@ class LagReader:
         self._clock = clock
         self._read_at_ms = -LAG_AGE_MS_MAX
         # The current pass: queues not read yet, and the values so far.
-        self._unseen: list[ProgressKey] = []
-        self._seen_topics: set[tuple[GroupId, TopicId]] = set()
+        self._unseen: Iterator[ProgressKey | None] | None = None
         self._found: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
         self._in_flight_count = 0
 
     async def __call__(self) -> None:
         """Read the progress of all groups, unless the values are younger than a second."""
         now_ms = self._clock.monotonic_ms()
-        if not self._unseen:
+        if self._unseen is None:
             if now_ms - self._read_at_ms < LAG_AGE_MS_MAX:
                 return
             self._read_at_ms = now_ms
         try:
             async with asyncio.timeout(LAG_WAIT_S):
-                if not self._unseen:
-                    self._unseen, self._found = await self._rounds.call(_queues), {}
-                    self._seen_topics, self._in_flight_count = set(), 0
-                while self._unseen:
-                    await self._rounds.call(self._look_at_some)
+                if self._unseen is None:
+                    self._unseen, self._found = _queues(self._rounds.engine), {}
+                    self._in_flight_count = 0
+                while await self._rounds.read(self._look_at_some):
+                    pass
+        except QueryFailed:
+            self._unseen = None  # A defect: the next scrape begins again.
+            return
         except (UnavailableError, TimeoutError):
             return  # Draining, a stalled disk, or many queues: the previous values stay.
+        self._unseen = None
         self._lag.of_topics = self._found
         self._lag.in_flight_count = self._in_flight_count
         self._lag.now_ms = self._clock.wall_ms()
 
-    def _look_at_some(self, engine: Engine, _turn: Turn) -> None:
-        some = self._unseen[-PROGRESS_A_ROUND:]
-        del self._unseen[-PROGRESS_A_ROUND:]
-        for key in some:
-            group_id, topic_id, _ = key
+    def _look_at_some(self, engine: Engine, _turn: Turn) -> bool:
+        """Add some queues to the pass; return whether queues may remain."""
+        assert self._unseen is not None, "a pass has begun"
+        some = list(islice(self._unseen, PROGRESS_A_ROUND))
+        for key in filter(None, some):
             queue = engine.inspection.find_progress(key)
             if queue is None:
                 continue
-            if (group_id, topic_id) not in self._seen_topics:
-                self._seen_topics.add((group_id, topic_id))
-                # Queues that were added to the topic after the group's last pop.
-                self._unseen += [
-                    (group_id, topic_id, QueueId(number))
-                    for number in range(engine.catalog.topics[topic_id].queues)
-                    if (group_id, topic_id, number) not in engine.state.progress
-                ]
             named_id = engine.state.index.peek(key).named_topic_id
-            place = group_id, named_id, queue.is_retry
+            place = key[0], named_id, queue.is_retry
             self._found.setdefault(place, TopicLag()).add(queue)
             self._in_flight_count += queue.in_flight_count
+        return len(some) == PROGRESS_A_ROUND
 
 
-def _queues(engine: Engine, _turn: Turn) -> list[ProgressKey]:
-    return list(engine.state.progress)
+def _queues(engine: Engine) -> Iterator[ProgressKey | None]:
+    """Yield the queues that groups are given, and None for each group. Groups may be deleted."""
+    for group_id in list(engine.catalog.groups):
+        yield None
+        group = engine.catalog.groups.get(group_id)
+        if group is not None:
+            for topic_id in engine.inspection.topics_given(group):
+                topic = engine.catalog.topics.get(topic_id)
+                for number in range(topic.queues if topic is not None else 0):
+                    yield group_id, topic_id, QueueId(number)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.metrics.store_metrics import TopicSizes
-from tidemill.common.errors import UnavailableError
+from tidemill.common.errors import QueryFailed, UnavailableError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -42,11 +42,11 @@ class SizeReader:
         try:
             async with asyncio.timeout(SIZES_WAIT_S):
                 if not self._unseen:
-                    self._unseen, self._found = await self._rounds.call(_queues), {}
+                    self._unseen, self._found = await self._rounds.read(_queues), {}
                 while self._unseen:
-                    await self._rounds.call(self._look_at_some)
-        except (UnavailableError, TimeoutError):
-            return  # Draining, a stalled disk, or many queues: the previous sizes stay.
+                    await self._rounds.read(self._look_at_some)
+        except (UnavailableError, QueryFailed, TimeoutError):
+            return  # Draining, a defect, a stalled disk, or many queues: the previous sizes stay.
         self._sizes.log_bytes = self._found
 
     def _look_at_some(self, engine: Engine, _turn: Turn) -> None:

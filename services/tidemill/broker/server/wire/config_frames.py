@@ -87,7 +87,7 @@ def _visible(topics: Iterable[Topic]) -> list[pb.TopicConfig]:
     ]
 
 
-def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
+def complete_config(engine: Engine) -> pb.ConfigUpdate:
     """Render the whole configuration, which a proxy needs before it serves."""
     return pb.ConfigUpdate(
         is_complete=True,
@@ -95,7 +95,8 @@ def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
         groups=[group_config(group) for group in engine.catalog.groups.values()],
         handle_secret=engine.catalog.handle_secret,
         broker_name=engine.catalog.broker_name,
-        auto_create=auto_create,
+        auto_create_topics=engine.administration.auto_create_topics,
+        auto_create_groups=engine.administration.auto_create_groups,
         membership=membership_frame(engine.catalog.membership),
     )
 
@@ -124,10 +125,10 @@ def membership_frame(membership: Membership) -> pb.Membership:
     )
 
 
-def member(group: BrokerGroup) -> pb.Member:
+def member(group: BrokerGroup) -> pb.ClusterMember:
     """Render a broker group of the cluster."""
     state = pb.MEMBER_STATE_DRAINING if group.state == "draining" else pb.MEMBER_STATE_ACTIVE
-    return pb.Member(name=group.name, address=group.address, state=state)
+    return pb.ClusterMember(name=group.name, address=group.address, state=state)
 
 
 def read_topic(config: pb.TopicConfig) -> Topic:
@@ -175,7 +176,7 @@ def readers_frame(engine: Engine) -> Iterator[pb.GroupTopics]:
     """Render which topics each consumer group reads, for a follower; one group at a time."""
     topics = engine.catalog.topics
     for group in list(engine.catalog.groups.values()):
-        found = sorted(engine.inspection.topics_read(group))
+        found = engine.inspection.topics_given(group)
         user_ids = [id_ for id_ in found if not topics[id_].is_system]
         yield pb.GroupTopics(group_id=group.id, topic_ids=user_ids)
 
@@ -237,7 +238,7 @@ class GroupFields(TypedDict):
     max_attempts: int
     exponential: ExponentialRetry | None
     customized_ms: tuple[int, ...]
-    start_from_latest: bool
+    start_from_latest: bool | None
 
 
 def group_fields(request: pb.PutGroupRequest) -> GroupFields:
@@ -250,7 +251,9 @@ def group_fields(request: pb.PutGroupRequest) -> GroupFields:
         max_attempts=request.max_attempts,
         exponential=_exponential(request),
         customized_ms=tuple(request.customized.next_ms),
-        start_from_latest=request.start_from_latest,
+        start_from_latest=(
+            request.start_from_latest if request.HasField("start_from_latest") else None
+        ),
     )
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tidemill.message.similar_names import find_similar
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
@@ -24,47 +26,59 @@ log = structlog.get_logger()
 NAMED_MAX = 64  # items of a list in one line; another field has the number of all
 
 
-def topic_put(before: Topic | None, topic: Topic, *, auto_create: bool, by: str = "") -> None:
+def topic_put(before: Topic | None, topic: Topic, *, by: str) -> None:
     """Log that a topic was created, or changed from `before`."""
     if before == topic:
         return
-    fields = {
-        "topic": topic.name,
-        "type": topic.type.name,
-        "queues": topic.queues,
-        **_requested_by(by),
-    }
+    fields = {**_topic_fields(topic), **_requested_by(by)}
     if before is None:
-        log.info("topic created", **fields, auto_create=auto_create)
+        log.info("topic created", **fields, auto_create=False)
     else:
         log.info("topic changed", **fields, old_type=before.type.name, old_queues=before.queues)
 
 
-def group_put(
-    before: ConsumerGroup | None, group: ConsumerGroup, *, auto_create: bool, by: str = ""
-) -> None:
+def group_put(before: ConsumerGroup | None, group: ConsumerGroup, *, by: str) -> None:
     """Log that a consumer group was created, or changed from `before`."""
     if before == group:
         return
-    fields = {
-        "group": group.name,
-        "is_ordered": group.is_ordered,
-        "max_attempts": group.max_attempts,
-        **_requested_by(by),
-    }
+    fields = {**_group_fields(group), **_requested_by(by)}
     if before is None:
-        log.info("group created", **fields, auto_create=auto_create)
+        log.info("group created", **fields, auto_create=False)
     else:
         log.info("group changed", **fields)
+
+
+def topic_created_by_use(topic: Topic, names: Container[str]) -> None:
+    """Log that the first use created a topic beside those with `names`."""
+    log.info("topic created", **_topic_fields(topic), auto_create=True)
+    _warn_if_similar(topic.name, names)
+
+
+def group_created_by_use(group: ConsumerGroup, names: Container[str]) -> None:
+    """Log that the first use created a consumer group beside those with `names`."""
+    log.info("group created", **_group_fields(group), auto_create=True)
+    _warn_if_similar(group.name, names)
+
+
+def _topic_fields(topic: Topic) -> dict[str, object]:
+    return {"topic": topic.name, "type": topic.type.name, "queues": topic.queues}
+
+
+def _group_fields(group: ConsumerGroup) -> dict[str, object]:
+    return {"group": group.name, "is_ordered": group.is_ordered, "max_attempts": group.max_attempts}
+
+
+def _warn_if_similar(name: str, names: Container[str]) -> None:
+    similar = find_similar(name, names)
+    if similar is not None:
+        log.warning("a new name may be a misspelling", name=name, similar=similar)
 
 
 def topic_deleted(topic: Topic, use: TopicUse, *, by: str) -> None:
     """Log that a topic was deleted, with its messages and timers."""
     log.info(
         "topic deleted",
-        topic=topic.name,
-        type=topic.type.name,
-        queues=topic.queues,
+        **_topic_fields(topic),
         messages=use.message_count,
         timers=use.timer_count,
         groups=use.groups[:NAMED_MAX],

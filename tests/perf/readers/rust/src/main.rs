@@ -25,7 +25,7 @@ const INVISIBLE_S: i64 = 120; // while a slow reader takes what else it has aske
 const RECEIVE_MAX: i32 = 32;
 
 #[derive(Default)]
-struct Told {
+struct ReadCounts {
     ids: HashSet<String>,
     bytes: usize,
     last: Option<Instant>,
@@ -36,7 +36,7 @@ struct Reader {
     client: MessagingServiceClient<Channel>,
     topic: v2::Resource,
     group: v2::Resource,
-    told: Arc<Mutex<Told>>,
+    told: Arc<Mutex<ReadCounts>>,
 }
 
 fn resource(name: &str) -> v2::Resource {
@@ -138,7 +138,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (messages, receivers): (usize, usize) = (messages.parse()?, receivers.parse()?);
     let began = Instant::now();
     let deadline = began + Duration::from_secs_f64(wait_s.parse()?);
-    let told = Arc::new(Mutex::new(Told::default()));
+    let told = Arc::new(Mutex::new(ReadCounts::default()));
     let tasks: Vec<_> = (0..receivers)
         .map(|_| {
             let mut reader = Reader {

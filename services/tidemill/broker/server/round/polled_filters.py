@@ -1,0 +1,167 @@
+"""The filters that polls use, and the conflicts that follow from them.
+
+Two ways to consume a topic are allowed and almost always a mistake:
+
+- Consumers of one group poll a topic with different filters. Each poll passes over the messages
+  that its own filter does not match, also if another consumer wants them.
+- A CONCURRENT consumer group polls a FIFO topic. It receives the messages out of order.
+
+The round loop owns this state. A restart forgets it, and the next polls report it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import structlog
+
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.metadata.catalog import TopicType
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.metadata.catalog import Catalog
+
+log = structlog.get_logger()
+
+FILTER_LIFE_MS: Final = 600_000  # after its last poll a filter is no longer in use
+FILTERS_MAX: Final = 16  # per consumer group and topic; the one polled longest ago goes first
+PAIRS_MAX: Final = 20_000  # consumer groups and topics; the first known goes first
+WARNING_INTERVAL_MS: Final = 3_600_000  # per consumer group, topic and kind of conflict
+
+EVERY_MESSAGE: Final = "*"
+
+
+@dataclass(slots=True)
+class PolledFilter:
+    """A filter of a consumer group and topic, and its last poll."""
+
+    tags: frozenset[str]  # empty: every message
+    client_id: str
+    polled_at_ms: int  # monotonic
+
+    @property
+    def expression(self) -> str:
+        """The filter in its canonical form."""
+        return " || ".join(sorted(self.tags)) or EVERY_MESSAGE
+
+
+class ConsumptionConflict(NamedTuple):
+    """The conflicts of a consumer group and topic; at least one of the two."""
+
+    group: str
+    topic: str
+    filters: tuple[PolledFilter, ...]  # the different filters; empty unless there are several
+    is_order_lost: bool
+
+
+@final
+class PolledFilters:
+    """The filters of the polls of the last ten minutes, by consumer group and topic."""
+
+    def __init__(self) -> None:
+        self._by_pair: dict[tuple[int, int], dict[frozenset[str], PolledFilter]] = {}
+        # When a warning was logged, by group id, topic id and kind.
+        self._warned_at_ms: dict[tuple[int, int, str], int] = {}
+
+    def note(
+        self,
+        group_id: int,
+        topic_id: int,
+        tags: frozenset[str],
+        client_id: str,
+        *,
+        catalog: Catalog,
+        monotonic_ms: int,
+    ) -> None:
+        """Note a poll. Each poll calls it, so a known filter must be cheap."""
+        filters = self._by_pair.get((group_id, topic_id))
+        known = None if filters is None else filters.get(tags)
+        if known is not None and monotonic_ms - known.polled_at_ms <= FILTER_LIFE_MS:
+            known.client_id, known.polled_at_ms = client_id, monotonic_ms
+            return
+        group, topic = catalog.groups.get(GroupId(group_id)), catalog.topics.get(TopicId(topic_id))
+        if group is None or topic is None:
+            return  # The poll fails.
+        if filters is None:
+            filters = self._new_pair(group_id, topic_id)
+        for other in list(filters.values()):
+            is_old = monotonic_ms - other.polled_at_ms > FILTER_LIFE_MS
+            # A client has one filter for a topic: it has replaced its former one.
+            if is_old or other.client_id == client_id:
+                del filters[other.tags]
+        if len(filters) >= FILTERS_MAX:
+            del filters[min(filters.values(), key=lambda each: each.polled_at_ms).tags]
+        filters[tags] = PolledFilter(tags, client_id, monotonic_ms)
+        self._warn(group_id, topic_id, catalog, monotonic_ms)
+
+    def conflicts(
+        self, catalog: Catalog, *, monotonic_ms: int, groups: frozenset[str] = frozenset()
+    ) -> Iterator[ConsumptionConflict]:
+        """Yield the conflicts of these consumer groups, or of all."""
+        for group_id, topic_id in list(self._by_pair):
+            group = catalog.groups.get(GroupId(group_id))
+            if groups and (group is None or group.name not in groups):
+                continue
+            conflict = self._conflict(group_id, topic_id, catalog, monotonic_ms)
+            if conflict is not None:
+                yield conflict
+
+    def _new_pair(self, group_id: int, topic_id: int) -> dict[frozenset[str], PolledFilter]:
+        if len(self._by_pair) >= PAIRS_MAX:
+            self._forget(*next(iter(self._by_pair)))
+        return self._by_pair.setdefault((group_id, topic_id), {})
+
+    def _forget(self, group_id: int, topic_id: int) -> None:
+        self._by_pair.pop((group_id, topic_id), None)
+        for kind in ("filter", "order"):
+            self._warned_at_ms.pop((group_id, topic_id, kind), None)
+
+    def _conflict(
+        self, group_id: int, topic_id: int, catalog: Catalog, monotonic_ms: int
+    ) -> ConsumptionConflict | None:
+        """Return the conflicts of a pair; forget it if its group or topic was deleted."""
+        group, topic = catalog.groups.get(GroupId(group_id)), catalog.topics.get(TopicId(topic_id))
+        filters = self._by_pair[group_id, topic_id]
+        current = tuple(
+            each for each in filters.values() if monotonic_ms - each.polled_at_ms <= FILTER_LIFE_MS
+        )
+        if group is None or topic is None:
+            self._forget(group_id, topic_id)
+            return None
+        is_order_lost = bool(current) and topic.type is TopicType.FIFO and not group.is_ordered
+        if len(current) <= 1:
+            if not is_order_lost:
+                return None
+            current = ()
+        return ConsumptionConflict(group.name, topic.name, current, is_order_lost)
+
+    def _warn(self, group_id: int, topic_id: int, catalog: Catalog, monotonic_ms: int) -> None:
+        conflict = self._conflict(group_id, topic_id, catalog, monotonic_ms)
+        if conflict is None:
+            return
+        names = {"consumer_group": conflict.group, "topic": conflict.topic}
+        if conflict.filters and self._is_due((group_id, topic_id, "filter"), monotonic_ms):
+            log.warning(
+                "consumers of one group filter a topic differently",
+                **names,
+                filters=[each.expression for each in conflict.filters],
+                client_ids=[each.client_id for each in conflict.filters],
+                advice="messages that only one filter matches can be lost for the group; use one"
+                " filter, or a consumer group for each filter",
+            )
+        if conflict.is_order_lost and self._is_due((group_id, topic_id, "order"), monotonic_ms):
+            log.warning(
+                "a CONCURRENT consumer group reads a FIFO topic",
+                **names,
+                advice="it receives the messages out of order; read the topic with a FIFO group",
+            )
+
+    def _is_due(self, key: tuple[int, int, str], monotonic_ms: int) -> bool:
+        """Whether a warning is due; note that it is logged."""
+        warned_at_ms = self._warned_at_ms.get(key)
+        if warned_at_ms is not None and monotonic_ms - warned_at_ms < WARNING_INTERVAL_MS:
+            return False
+        self._warned_at_ms[key] = monotonic_ms
+        return True

@@ -1,0 +1,9 @@
+"""The exit codes of the commands and processes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXIT_REFUSED: Final = 1  # the server rejected the call, or a check failed
+EXIT_USAGE: Final = 2  # wrong options, arguments or settings
+EXIT_UNREACHABLE: Final = 3  # no answer from the server

@@ -1,0 +1,46 @@
+"""A record that is older than the one that replicas have seen: its store was lost or restored.
+
+The sets of such a record may contain replicas that lack confirmed messages. Replicas keep the epoch
+on their disks and the version in memory, so an older version is found while one of them is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from tidemill.controller.election.elect import Candidate
+from tidemill.controller.election.record import GroupRecord
+
+
+class SeenRecord(NamedTuple):
+    """The highest epoch and version that live replicas have seen."""
+
+    epoch: int
+    version: int
+
+
+def newest_seen(live: Collection[Candidate]) -> SeenRecord:
+    """Return what live replicas have seen."""
+    return SeenRecord(
+        max((one.beat.epoch_seen for one in live), default=0),
+        max((one.beat.version_seen for one in live), default=0),
+    )
+
+
+def is_outdated(record: GroupRecord, live: Collection[Candidate]) -> bool:
+    """Return whether replicas have seen a newer record.
+
+    Before the first epoch no message is confirmed, so an older version does no harm.
+    """
+    seen = newest_seen(live)
+    return seen.epoch > record.epoch or (record.epoch > 0 and seen.version > record.version)
+
+
+def is_outdated_in_epoch(record: GroupRecord, live: Collection[Candidate]) -> bool:
+    """Return whether replicas have seen a newer record of the same epoch.
+
+    A write would hide this, because it raises the version. A record of an older epoch stays
+    outdated, and replicas register in it before an operator names a master.
+    """
+    return newest_seen(live).epoch <= record.epoch and is_outdated(record, live)

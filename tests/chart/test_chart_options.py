@@ -1,0 +1,147 @@
+"""Values for DNS, IP families, claims and jobs reach all objects that they are for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.chart.test_chart_renders import matches
+from tests.support.chart import (
+    CHART,
+    WORKLOADS,
+    Object,
+    find,
+    need_helm,
+    objects,
+    pod_of,
+    refusal,
+    rendered_beside,
+)
+from tests.support.kubernetes_types import KubernetesTypes
+
+HA = ("-f", CHART / "values-ha.yaml")
+PIPELINE = ("--set", "pipeline.enabled=true,pipeline.existingClaim=archive")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _helm() -> None:
+    need_helm()
+
+
+def assert_valid(found: list[Object]) -> None:
+    """Check the objects of Kubernetes' own kinds against its types."""
+    types = KubernetesTypes()
+    wrong = [error for one in found if types.knows(one) for error in types.errors(one)]
+    assert not wrong
+
+
+def test_dns_settings_reach_every_pod() -> None:
+    dns = {"nameservers": ["10.0.0.9"], "options": [{"name": "ndots", "value": "2"}]}
+    hosts = [{"ip": "10.0.0.7", "hostnames": ["registry.internal"]}]
+    found = objects(
+        *HA,
+        *PIPELINE,
+        *("--set", "dnsPolicy=None"),
+        *("--set-json", f"dnsConfig={json.dumps(dns)}"),
+        *("--set-json", f"hostAliases={json.dumps(hosts)}"),
+    )
+    pods = [pod_of(one) for one in found if one["kind"] in WORKLOADS]
+    assert len(pods) > 8
+    for pod in pods:
+        assert (pod["dnsPolicy"], pod["dnsConfig"], pod["hostAliases"]) == ("None", dns, hosts)
+    assert_valid(found)
+
+
+def test_ip_families_reach_every_service() -> None:
+    found = objects(
+        *HA,
+        *("--set", "ipFamilyPolicy=PreferDualStack,ipFamilies={IPv6,IPv4}"),
+        *("--set", "admin.scaler.enabled=true,monitoring.serviceMonitor.enabled=true"),
+    )
+    services = [one["spec"] for one in found if one["kind"] == "Service"]
+    assert len(services) == 8
+    for spec in services:
+        assert spec["ipFamilyPolicy"] == "PreferDualStack"
+        assert spec["ipFamilies"] == ["IPv6", "IPv4"]
+    assert_valid(found)
+
+
+def test_each_job_may_be_deleted_some_time_after_its_end() -> None:
+    several = '[{"name":"broker-0"},{"name":"broker-1"}]'
+    found = objects(
+        *PIPELINE,
+        *("--set-json", f"brokerGroups={several}"),
+        *("--set", "jobs.ttlSecondsAfterFinished=3600"),
+    )
+    jobs = [one["spec"] for one in found if one["kind"] == "Job"]
+    jobs += [one["spec"]["jobTemplate"]["spec"] for one in found if one["kind"] == "CronJob"]
+    assert len(jobs) == 6
+    assert {job["ttlSecondsAfterFinished"] for job in jobs} == {3600}
+    assert_valid(found)
+
+
+CLAIM = ("--set", "brokerGroups[0].name=broker-0,brokerGroups[0].persistence.existingClaim=mine")
+
+
+def test_a_group_of_one_replica_uses_an_existing_claim() -> None:
+    broker = find(objects(*CLAIM), "StatefulSet", "tidemill-broker-0")
+    assert "volumeClaimTemplates" not in broker["spec"]
+    assert "persistentVolumeClaimRetentionPolicy" not in broker["spec"]
+    [data] = [one for one in pod_of(broker)["volumes"] if one["name"] == "data"]
+    assert data["persistentVolumeClaim"] == {"claimName": "mine"}
+    [container] = pod_of(broker)["containers"]
+    assert "ephemeral-storage" in container["resources"]["limits"]
+
+
+def test_uninstalling_keeps_an_existing_claim() -> None:
+    found = objects(*CLAIM, "--set", "broker.persistence.whenDeleted=Delete")
+    kept = find(found, "ConfigMap", "tidemill-claims-stay")
+    assert "claims of the brokers stay" in kept["data"]["claims"]
+
+
+def test_an_existing_claim_serves_one_replica_only() -> None:
+    one = "brokerGroups[0].name=a,brokerGroups[0].persistence.existingClaim=mine"
+    assert "each of its 3 replicas needs its own" in refusal(one, "brokerGroups[0].replicas=3")
+    assert "has no effect unless" in refusal(one, "broker.persistence.enabled=false")
+    found = refusal(
+        "broker.persistence.existingClaim=mine", "brokerGroups[0].name=a", "brokerGroups[1].name=b"
+    )
+    assert "two groups have the claim mine" in found
+
+
+@pytest.mark.parametrize("has_changed", [True, False])
+def test_a_running_group_keeps_its_kind_of_volume(tmp_path: Path, has_changed: bool) -> None:
+    done = rendered_beside(objects() if has_changed else objects(*CLAIM), tmp_path, *CLAIM)
+    if has_changed:
+        assert "the kind of volume of broker-0 changes" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert "tidemill-grow" not in done.stdout
+
+
+def test_a_running_group_keeps_its_claim(tmp_path: Path) -> None:
+    """With another claim, the broker would start with another store."""
+    other = [part.replace("mine", "other") for part in CLAIM]
+    done = rendered_beside(objects(*CLAIM), tmp_path, *other)
+    assert 'persistence.existingClaim of broker-0 changes from "mine" to "other"' in done.stderr
+
+
+@pytest.mark.parametrize("direction", ["Ingress", "Egress"])
+def test_a_network_policy_covers_the_pipeline(direction: str) -> None:
+    found = objects(*PIPELINE, "--set", "networkPolicy.egress.enabled=true")
+    labels = find(found, "CronJob", "tidemill-pipeline")["spec"]["jobTemplate"]["spec"]["template"]
+    policies = [one["spec"] for one in found if one["kind"] == "NetworkPolicy"]
+    selectors = [one["podSelector"] for one in policies if direction in one["policyTypes"]]
+    assert any(matches(one, labels["metadata"]["labels"]) for one in selectors)
+
+
+def test_a_change_of_the_claim_is_recorded_for_a_rollback() -> None:
+    [check] = pod_of(find(objects(*CLAIM), "Job", "tidemill-check"))["containers"]
+    assert "--volumes=broker-0=none/mine" in check["args"]
+    recorded = yaml.safe_load(
+        find(objects(*CLAIM), "ConfigMap", "tidemill-claims-stay")["data"]["volumes"]
+    )
+    assert recorded == "broker-0=none/mine"

@@ -1,0 +1,367 @@
+"""Volumes grow: claims are expanded or replaced in turn, and StatefulSets are copied."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.worlds.memory_kubernetes import Answer, Json, KubernetesServer
+from tidemill.common.kubernetes_access import open_client
+from tidemill.common.rest_client import RestClient
+from tidemill.release.growing import GroupVolumes, GrowthRefused, grow, replace_volumes
+from tidemill.release.patient_rest import PatientRestClient, WaitTimeout
+
+NAME = "mill-broker-0"
+INSTALLED = "mill-claims-stay"
+PLAN = [GroupVolumes("broker-0", NAME, "20Gi")]
+NOT_FOUND = Answer(HTTPStatus.NOT_FOUND, {"message": "not found"})
+# The words of Kubernetes about a storage class that cannot expand volumes.
+NOT_EXPANDABLE = (
+    f'persistentvolumeclaims "data-{NAME}-0" is forbidden: only dynamically provisioned pvc can be'
+    " resized and the storageclass that provisions the pvc must support resize"
+)
+
+
+def stateful_set(replicas: int) -> Json:
+    size = {"resources": {"requests": {"storage": "10Gi"}}}
+    return {
+        "metadata": {
+            "name": NAME,
+            "uid": "first",
+            "resourceVersion": "1",
+            "generation": 7,
+            "labels": {"a": "b"},
+        },
+        "spec": {
+            "replicas": replicas,
+            "selector": {},
+            "serviceName": "mill",
+            "template": {"metadata": {"annotations": {"x": "y"}}},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": replicas}},
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": size}],
+        },
+        "status": {"replicas": replicas},
+    }
+
+
+class Cluster(KubernetesServer):
+    """A broker group with its claims and pods, with the controllers that create them again."""
+
+    def __init__(self, replicas: int, *, expands: bool) -> None:
+        super().__init__()
+        self.sets: dict[str, Json] = {NAME: stateful_set(replicas)}
+        self.claims = {f"data-{NAME}-{n}": "10Gi" for n in range(replicas)}
+        self.pods = {f"{NAME}-{n}": f"uid-{n}" for n in range(replicas)}
+        self.saved: dict[str, Json] = {}
+        # State of the release. Its jobs check a rollback with it.
+        self.volumes = "broker-0=10Gi/default/ReadWriteOnce broker-1=10Gi/fast/ReadWriteOnce"
+        self.expands = expands
+        self.refusal = NOT_EXPANDABLE
+        self.master = 0
+        self.behind = 0  # looks until a replica with a new volume is in sync
+        self.replaced: list[int] = []
+        self.changes_left: int | None = None  # changes before the server fails; None: it works
+        self.rescaled_to: int | None = None  # by the controllers, before the next deletion
+        self.roles: dict[int, Json] = {}  # other than in sync, by replica
+        self.unready: set[str] = set()  # pods that are not ready whatever their replica does
+
+    def answer(self, method: str, path: str, body: Json) -> Answer | None:
+        if method != "GET" and self.changes_left is not None:
+            if self.changes_left == 0:
+                return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, {})
+            self.changes_left -= 1
+        kind, _, name = path.split("/namespaces/ns/")[1].partition("/")
+        match kind:
+            case "statefulsets":
+                return self._answer_set(method, name, body)
+            case "persistentvolumeclaims":
+                return self._answer_claim(method, name, body)
+            case "pods":
+                return self._answer_pod(method, name)
+            case "configmaps":
+                return self._answer_saved(method, name, body)
+        raise AssertionError(path)
+
+    def _answer_set(self, method: str, name: str, body: Json) -> Answer:
+        if method == "POST":
+            assert "uid" not in body["metadata"], "a new object has no id"
+            assert "status" not in body
+            body["metadata"] |= {"uid": "second", "resourceVersion": "3"}
+            self.sets[body["metadata"]["name"]] = body
+            return Answer(HTTPStatus.CREATED, body)
+        if name not in self.sets:
+            return NOT_FOUND
+        if method == "DELETE":
+            assert body["propagationPolicy"] == "Orphan", "the pods would end"
+            assert NAME in "".join(self.saved), "the copy is saved first"
+            # A rollback would create a StatefulSet of one replica.
+            assert "broker-0=10Gi" not in self.volumes, "a rollback is refused first"
+            if self.rescaled_to is not None:
+                self.sets[name]["spec"]["replicas"] = self.rescaled_to
+                self.sets[name]["metadata"]["resourceVersion"] = "2"
+                self.rescaled_to = None
+            known = body.get("preconditions", {}).get("resourceVersion")
+            if known not in {None, self.sets[name]["metadata"]["resourceVersion"]}:
+                return Answer(HTTPStatus.CONFLICT, {"message": "it has changed"})
+            del self.sets[name]
+            return Answer(HTTPStatus.OK, {})
+        return Answer(HTTPStatus.OK, self.sets[name])
+
+    def _answer_claim(self, method: str, name: str, body: Json) -> Answer:
+        if method == "DELETE":
+            self.claims[name] = ""
+            return Answer(HTTPStatus.OK, {})
+        if method == "PATCH":
+            if not self.expands:
+                return Answer(HTTPStatus.FORBIDDEN, {"message": self.refusal})
+            self.claims[name] = body["spec"]["resources"]["requests"]["storage"]
+        if not self.claims[name]:
+            return NOT_FOUND
+        size = {"resources": {"requests": {"storage": self.claims[name]}}}
+        return Answer(HTTPStatus.OK, {"metadata": {"name": name}, "spec": size})
+
+    def _answer_pod(self, method: str, name: str) -> Answer:
+        if method == "DELETE":
+            ordinal = int(name[-1])
+            assert self.behind == 0, "one replica at a time"
+            assert self.master != ordinal, "the master hands over first"
+            self.replaced.append(ordinal)
+            self.pods[name] += "-new"
+            [template] = self.sets[NAME]["spec"]["volumeClaimTemplates"]
+            self.claims[f"data-{name}"] = template["spec"]["resources"]["requests"]["storage"]
+            self.behind = 3
+            return Answer(HTTPStatus.OK, {})
+        if name not in self.pods:
+            return NOT_FOUND
+        is_ready = self.behind == 0 or not self.pods[name].endswith("-new")
+        is_ready = is_ready and name not in self.unready
+        self.behind = max(0, self.behind - 1)
+        ready = {"type": "Ready", "status": "True" if is_ready else "False"}
+        metadata = {"name": name, "uid": self.pods[name]}
+        return Answer(HTTPStatus.OK, {"metadata": metadata, "status": {"conditions": [ready]}})
+
+    def _answer_saved(self, method: str, name: str, body: Json) -> Answer:
+        if name == INSTALLED:
+            if method == "PATCH":
+                self.volumes = body["data"]["volumes"]
+            return Answer(HTTPStatus.OK, {"data": {"volumes": self.volumes}})
+        if method == "POST":
+            if body["metadata"]["name"] in self.saved:
+                return Answer(HTTPStatus.CONFLICT, {"message": "it exists"})
+            self.saved[body["metadata"]["name"]] = body
+            return Answer(HTTPStatus.CREATED, body)
+        if name not in self.saved:
+            return NOT_FOUND
+        if method == "PUT":
+            self.saved[name] = body
+            return Answer(HTTPStatus.OK, body)
+        if method == "DELETE":
+            del self.saved[name]
+            return Answer(HTTPStatus.OK, {})
+        return Answer(HTTPStatus.OK, self.saved[name])
+
+    def rest(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            self.master = json.loads(request.content)["target"]
+        replicas = [{"replica": n, "role": "in-sync"} | self.roles.get(n, {}) for n in range(3)]
+        if self.behind > 0:
+            newest = self.replaced[-1] if self.replaced else 2
+            replicas[newest]["role"] = "learner"
+        in_sync = sum(one["role"] == "in-sync" for one in replicas)
+        return httpx.Response(
+            200, json={"master": self.master, "inSync": in_sync, "replicas": replicas}
+        )
+
+    def run(
+        self,
+        call: Any,
+        patience_s: float = 20.0,
+        plan: list[GroupVolumes] = PLAN,
+        report: Callable[[str], None] | None = None,
+    ) -> list[str]:
+        reported: list[str] = []
+        report = report or reported.append
+        client = RestClient(
+            url="http://admin",
+            user="helm",
+            timeout_s=10.0,
+            transport=httpx.MockTransport(self.rest),
+        )
+        rest = PatientRestClient(client, patience_s=patience_s)
+        api = open_client(self.access())
+        if call is grow:
+            grow(api, "ns", plan, INSTALLED, rest.pause, report)
+        else:
+            replace_volumes(api, "ns", plan, rest, report)
+        return reported
+
+    def size_of_template(self) -> str:
+        [template] = self.sets[NAME]["spec"]["volumeClaimTemplates"]
+        return str(template["spec"]["resources"]["requests"]["storage"])
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_claims_expand_and_the_stateful_set_keeps_its_replicas(replicas: int) -> None:
+    cluster = Cluster(replicas, expands=True)
+    with cluster.serving():
+        cluster.run(grow)
+        assert set(cluster.claims.values()) == {"20Gi"}
+        assert cluster.size_of_template() == "20Gi"
+        created = cluster.sets[NAME]
+        assert created["spec"]["replicas"] == replicas
+        assert created["spec"]["updateStrategy"]["rollingUpdate"]["partition"] == replicas
+        assert created["metadata"]["labels"] == {"a": "b"}
+        assert cluster.saved == {}
+        assert cluster.volumes == (
+            "broker-0=20Gi/default/ReadWriteOnce broker-1=10Gi/fast/ReadWriteOnce"
+        )
+        assert cluster.run(grow) == [], "nothing is left to do"
+        assert cluster.run(replace_volumes) == []
+    assert cluster.replaced == []
+
+
+def test_the_only_copy_of_messages_is_never_replaced() -> None:
+    cluster = Cluster(1, expands=False)
+    with cluster.serving(), pytest.raises(GrowthRefused, match="must support resize"):
+        cluster.run(grow)
+    assert cluster.sets == {NAME: stateful_set(1)}
+    assert cluster.claims == {f"data-{NAME}-0": "10Gi"}
+
+
+def test_volumes_that_cannot_grow_are_replaced_in_turn() -> None:
+    cluster = Cluster(3, expands=False)
+    cluster.master = 2
+    with cluster.serving():
+        cluster.run(grow)
+        assert set(cluster.claims.values()) == {"10Gi"}
+        assert cluster.size_of_template() == "20Gi"
+        cluster.run(replace_volumes)
+    assert cluster.replaced == [2, 1, 0]
+    assert set(cluster.claims.values()) == {"20Gi"}
+
+
+def test_a_volume_waits_until_all_replicas_are_in_sync() -> None:
+    cluster = Cluster(3, expands=False)
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.behind = 1_000
+        with pytest.raises(WaitTimeout, match="replica 2 of broker-0 is not in sync"):
+            cluster.run(replace_volumes, patience_s=0)
+    assert cluster.replaced == []
+
+
+def test_a_drained_replica_is_named_in_the_log_with_the_command_that_ends_the_wait() -> None:
+    cluster = Cluster(3, expands=False)
+    cluster.roles[1] = {"role": "retired", "retired": "drained"}
+    reported: list[str] = []
+    with cluster.serving():
+        cluster.run(grow)
+        with pytest.raises(WaitTimeout):
+            cluster.run(replace_volumes, patience_s=2.0, report=reported.append)
+    why = "replica 1 of broker-0 is drained; end that: tidemill cluster drain broker-0-1 --undo"
+    assert reported == [f"waiting: {why}"], "it is reported once, and at once"
+    assert cluster.replaced == []
+
+
+@pytest.mark.parametrize("state", ["missing", "not ready"])
+def test_no_volume_is_replaced_while_the_pod_of_another_replica_is_not_ready(state: str) -> None:
+    """The record of the controllers may still show a replica after its pod has ended."""
+    cluster = Cluster(3, expands=False)
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.claims[f"data-{NAME}-2"] = ""
+        if state == "missing":
+            del cluster.pods[f"{NAME}-2"]
+        else:
+            cluster.unready.add(f"{NAME}-2")
+        with pytest.raises(WaitTimeout, match=f"the pod {NAME}-2 is not ready"):
+            cluster.run(replace_volumes, patience_s=0)
+    assert cluster.replaced == []
+
+
+def test_a_volume_that_another_job_has_replaced_meanwhile_is_not_replaced_again() -> None:
+    """An upgrade starts its job before Helm has deleted the job of the previous upgrade."""
+    cluster = Cluster(3, expands=False)
+
+    def replace_while_it_waits(line: str) -> None:
+        if line.startswith("waiting"):
+            cluster.roles.clear()
+            cluster.claims |= {f"data-{NAME}-{n}": "20Gi" for n in (1, 2)}
+
+    cluster.roles[1] = {"role": "learner"}
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.run(replace_volumes, report=replace_while_it_waits)
+    assert cluster.replaced == [0]
+
+
+@pytest.mark.parametrize("size", ["20Gi", "30Gi"])
+@pytest.mark.parametrize("changes", range(8))
+def test_a_job_that_was_killed_at_any_step_is_repeated(changes: int, size: str) -> None:
+    cluster = Cluster(3, expands=True)
+    cluster.changes_left = changes
+    with cluster.serving():
+        with pytest.raises(Exception, match="500"):
+            cluster.run(grow)
+        cluster.changes_left = None
+        cluster.run(grow, plan=[PLAN[0]._replace(size=size)])
+    assert cluster.sets[NAME]["spec"]["replicas"] == 3
+    assert cluster.size_of_template() == size
+    assert set(cluster.claims.values()) == {size}
+    assert cluster.saved == {}
+
+
+def test_a_stateful_set_that_the_controllers_change_meanwhile_keeps_the_change() -> None:
+    cluster = Cluster(1, expands=True)
+    cluster.rescaled_to = 3
+    with cluster.serving():
+        cluster.run(grow)
+    assert cluster.sets[NAME]["spec"]["replicas"] == 3
+
+
+def test_a_size_in_another_unit_is_no_change() -> None:
+    cluster = Cluster(1, expands=True)
+    with cluster.serving():
+        assert cluster.run(grow, plan=[PLAN[0]._replace(size="10240Mi")]) == []
+    assert cluster.sets == {NAME: stateful_set(1)}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "exceeded quota: messages, requested: requests.storage=10Gi",
+        "maximum storage usage per PersistentVolumeClaim is 10Gi, but request is 20Gi",
+        'ValidatingAdmissionPolicy "sizes" denied request: a claim has at most 10Gi',
+        'User "system:serviceaccount:ns:mill-grow-setup" cannot patch resource',
+    ],
+)
+def test_no_volume_is_replaced_because_of_a_rule_that_refuses_a_new_one_too(refusal: str) -> None:
+    cluster = Cluster(3, expands=False)
+    cluster.refusal = f'persistentvolumeclaims "data-{NAME}-0" is forbidden: {refusal}'
+    with cluster.serving(), pytest.raises(GrowthRefused, match=re.escape(refusal)):
+        cluster.run(grow)
+    assert cluster.sets == {NAME: stateful_set(3)}
+
+
+def test_the_volume_of_a_replica_that_an_upgrade_removes_is_not_replaced() -> None:
+    """An upgrade to fewer replicas with larger volumes: the controllers remove pods meanwhile."""
+    cluster = Cluster(4, expands=False)
+
+    def scale_while_it_waits(line: str) -> None:
+        if line.startswith("waiting"):
+            cluster.roles.clear()
+            cluster.pods.pop(f"{NAME}-3", None)
+            cluster.sets[NAME]["spec"]["replicas"] = 3
+
+    cluster.roles[1] = {"role": "learner"}
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.run(replace_volumes, report=scale_while_it_waits)
+    assert cluster.replaced == [2, 1, 0]
+    assert cluster.claims[f"data-{NAME}-3"] == "10Gi"
