@@ -393,7 +393,8 @@ tool-ct: $(STAMPS)/venv
 		'$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 		--target "$$OUT/.python" -r $(CT)/requirements.lock && \
 		cp $(CT)/run-module "$$OUT/yamllint" && cp $(CT)/run-module "$$OUT/yamale" && cd $(CT) && \
-		go mod download github.com/helm/chart-testing/v3 && cp $$(go list -m -f "{{.Dir}}" github.com/helm/chart-testing/v3)/etc/*.yaml "$$OUT" && \
+		go mod download github.com/helm/chart-testing/v3 && \
+		cp $$(go list -m -f "{{.Dir}}" github.com/helm/chart-testing/v3)/etc/*.yaml "$$OUT" && \
 		CGO_ENABLED=0 go build -buildvcs=false -ldflags "-s -w" -o "$$OUT/" \
 		github.com/helm/chart-testing/v3/ct'
 

@@ -213,6 +213,22 @@ def test_addresses_of_removed_replicas_stay_until_the_next_upgrade(tmp_path: Pat
     assert "tidemill-broker-0-4.tidemill-broker-0" not in afterwards.stdout
 
 
+def test_one_replica_runs_until_the_controllers_of_several_do(tmp_path: Path) -> None:
+    """Kubernetes would end the only broker at once, before a controller could let it lead."""
+
+    def strategy(text: str) -> object:
+        found = [one for one in yaml.safe_load_all(text) if one]
+        return find(found, "StatefulSet", "tidemill-broker-0")["spec"]["updateStrategy"]
+
+    done = rendered_beside(objects(), tmp_path, *replicas(3))
+    # `rollingUpdate: null` removes the partition if a rollback returns to this revision.
+    assert strategy(done.stdout) == {"type": "OnDelete", "rollingUpdate": None}
+    installed = rendered(*replicas(3))
+    (tmp_path / "several").mkdir()
+    later = rendered_beside(objects(*replicas(3)), tmp_path / "several", *replicas(3))
+    assert strategy(installed) == strategy(later.stdout) == {"type": "RollingUpdate"}
+
+
 def test_replicas_do_not_become_one_broker_that_is_alone(tmp_path: Path) -> None:
     done = rendered_beside(objects(*replicas(3)), tmp_path)
     assert "broker-0 has several replicas, and the values set 1" in done.stderr

@@ -115,6 +115,12 @@ process has one link per group, which follows its master. */}}
 {{- lookup "apps/v1" "StatefulSet" $root.Release.Namespace (include "tidemill.name" (list $root (index . 1).name)) | toJson -}}
 {{- end -}}
 
+{{/* Whether a group of one replica becomes one of several: (list $ group). */}}
+{{- define "tidemill.becomesReplicated" -}}
+{{- $replicated := include "tidemill.installed" (index . 0) | fromJson | dig "replicated" "" | splitList "," -}}
+{{- if and (include "tidemill.standingSet" . | fromJson) (not (has (index . 1).name $replicated)) -}}yes{{- end -}}
+{{- end -}}
+
 {{/* The claim template of a group: size, class and access modes as one text; "none" without
 a template. */}}
 {{- define "tidemill.volume" -}}

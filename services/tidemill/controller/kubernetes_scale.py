@@ -203,7 +203,11 @@ def pods_of(stateful_set: V1StatefulSet) -> StatefulSetPods:
     metadata, spec, status = stateful_set.metadata, stateful_set.spec, stateful_set.status
     assert metadata is not None, "each stored object has metadata"
     assert spec is not None, "each StatefulSet has a spec"
-    strategy = None if spec.update_strategy is None else spec.update_strategy.rolling_update
+    strategy = spec.update_strategy
+    # OnDelete: the group had one replica, and its pod stays until controllers run.
+    partition = spec.replicas if strategy and strategy.type == "OnDelete" else 0
+    if strategy and strategy.rolling_update:
+        partition = strategy.rolling_update.partition
     generation = (status and status.observed_generation) or 0
     updated = (status and status.updated_replicas) or 0
     # After a rollback in the middle of a replacement both revisions are equal, and the pods that
@@ -212,7 +216,7 @@ def pods_of(stateful_set: V1StatefulSet) -> StatefulSetPods:
     is_update = status is not None and status.update_revision != status.current_revision
     return StatefulSetPods(
         replicas=spec.replicas or 0,
-        partition=(strategy and strategy.partition) or 0,
+        partition=partition or 0,
         ready=(status and status.ready_replicas) or 0,
         updated=updated,
         is_seen=generation >= (metadata.generation or 0),

@@ -59,6 +59,11 @@ PodStep: TypeAlias = PodResize | PodReplacement | MasterMove | PodWait
 
 def next_step(pods: StatefulSetPods, *, spec_replicas: int, record: GroupRecord | None) -> PodStep:
     """Return the next step; `record` is None before the group is founded."""
+    if record is None and not pods.is_seen:
+        return PodWait()
+    if record is None and pods.is_changing:
+        # One replica becomes several: its pod founds the group, and then the others join.
+        return _replace(pods, record)
     if pods.replicas < spec_replicas:
         # During a change of the template, the partition is its progress.
         partition = pods.partition if pods.is_changing else spec_replicas

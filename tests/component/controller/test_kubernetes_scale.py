@@ -125,6 +125,27 @@ def test_a_new_group_gets_its_pods_and_no_template_replaces_them() -> None:
     asyncio.run(run())
 
 
+def test_the_pod_of_one_replica_is_replaced_before_others_join() -> None:
+    """The chart keeps the pod with OnDelete, so that it does not end before a controller runs."""
+
+    async def run() -> None:
+        async with world_of(there=1, wanted=3) as world:
+            world.spec["updateStrategy"] = {"type": "OnDelete"}
+            world.server.objects[SET]["metadata"]["generation"] = 2
+            await world.scaling.step()
+            assert world.spec["updateStrategy"] == {"type": "OnDelete"}, "not processed yet"
+            world.status(observedGeneration=2, updateRevision="two", updatedReplicas=0)
+            await world.scaling.step()
+            assert (world.spec["replicas"], world.partition) == (1, 0)
+            assert world.spec["updateStrategy"]["type"] == "RollingUpdate"
+            world.status(currentRevision="two", updatedReplicas=1)
+            await world.found(record_of_three())
+            await world.scaling.step()
+            assert (world.spec["replicas"], world.partition) == (3, 3)
+
+    asyncio.run(run())
+
+
 def test_a_shrinking_group_retires_removes_and_forgets_its_highest_replica() -> None:
     async def run() -> None:
         async with world_of(there=3, wanted=3) as world:

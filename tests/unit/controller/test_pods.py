@@ -216,3 +216,16 @@ def test_a_group_gets_its_pods_before_it_is_founded() -> None:
     assert next_step(pods(1, 0), spec_replicas=3, record=None) == PodResize(3, 3)
     assert next_step(pods(3, 0), spec_replicas=3, record=None) == PodResize(3, 3)
     assert next_step(pods(3), spec_replicas=3, record=None) == PodWait()
+
+
+def test_one_replica_founds_the_group_before_others_join() -> None:
+    """More pods would start beside it, and clients wait for it alone."""
+    unseen = pods(1, 1, is_seen=False)
+    assert next_step(unseen, spec_replicas=3, record=None) == PodWait()
+    standing = pods(1, 1, updated=0)
+    assert next_step(standing, spec_replicas=3, record=None) == PodReplacement(0)
+    ending = pods(1, 0, updated=0, ready=0)
+    assert next_step(ending, spec_replicas=3, record=None) == PodWait(
+        "the last pod is being replaced"
+    )
+    assert next_step(pods(1, 0), spec_replicas=3, record=record_of(1)) == PodResize(3, 3)
