@@ -401,8 +401,12 @@ def _why_not_ready(cluster: _Cluster, name: str, former: str) -> str:
 
 
 def _why_not_whole(rest: PatientRestClient, cluster: _Cluster, one: GroupVolumes) -> str:
+    stateful_set = _find_set(cluster, one)
+    status = (stateful_set or {}).get("status", {})
+    if status.get("updateRevision") != status.get("currentRevision"):
+        return f"the controllers are replacing the pods of {one.group}"
     # The record of the controllers may still show a replica after its pod has ended.
-    for ordinal in _ordinals(_find_set(cluster, one)):
+    for ordinal in _ordinals(stateful_set):
         pod = f"{one.stateful_set}-{ordinal}"
         if not is_ready(cluster.find_pod(pod)):
             return f"the pod {pod} is not ready"

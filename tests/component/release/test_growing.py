@@ -285,6 +285,21 @@ def test_no_volume_is_replaced_while_the_pod_of_another_replica_is_not_ready(sta
     assert cluster.replaced == []
 
 
+def test_no_volume_is_replaced_while_the_upgrade_replaces_the_pods() -> None:
+    """Both at once would end two of three replicas."""
+    cluster = Cluster(3, expands=False)
+    with cluster.serving():
+        cluster.run(grow)
+        status = {"replicas": 3, "currentRevision": "one", "updateRevision": "two"}
+        cluster.sets[NAME]["status"] = status
+        with pytest.raises(WaitTimeout, match="the controllers are replacing the pods of broker-0"):
+            cluster.run(replace_volumes, patience_s=0)
+        assert cluster.replaced == []
+        status["currentRevision"] = "two"
+        cluster.run(replace_volumes)
+    assert cluster.replaced == [2, 1, 0]
+
+
 def test_a_volume_that_another_job_has_replaced_meanwhile_is_not_replaced_again() -> None:
     """An upgrade starts its job before Helm has deleted the job of the previous upgrade."""
     cluster = Cluster(3, expands=False)
