@@ -38,7 +38,12 @@ from tidemill.controller.election.registration import FencedRun, Registration, p
 from tidemill.controller.election.replacement import replace_master
 from tidemill.controller.election.retirement import forget, retire, stay
 from tidemill.controller.election.rollback import is_outdated, is_outdated_in_epoch
-from tidemill.controller.election.sessions import ElectionTiming, Heartbeat, ReplicaSessions
+from tidemill.controller.election.sessions import (
+    ElectionTiming,
+    GroupObservation,
+    Heartbeat,
+    ReplicaSessions,
+)
 from tidemill.controller.election.swap import (
     StoredRecord,
     WriteAttempt,
@@ -375,7 +380,7 @@ class Controller:
                 return None
             return changed
         if isinstance(request, ReplaceMaster | MinInSync):
-            ordered = self._ordered(record, request, live)
+            ordered = self._ordered(record, request, sight)
             if isinstance(ordered, ChangeRejection):
                 self._world.counts["order rejected"] += 1
                 return None
@@ -399,12 +404,12 @@ class Controller:
             self._world.note(f"{self.name} forgets the group: {_text(stored.record)}")
 
     def _ordered(
-        self, record: GroupRecord, order: ReplaceMaster | MinInSync, live: list[Candidate]
+        self, record: GroupRecord, order: ReplaceMaster | MinInSync, sight: GroupObservation
     ) -> GroupRecord | ChangeRejection:
         """Return the record after an order of an operator."""
         if isinstance(order, ReplaceMaster):
-            return replace_master(record, order.replica_id, live, reason="simulated")
-        is_led = record.master in {one.member for one in live}
+            return replace_master(record, order.replica_id, sight, self._timing, reason="simulated")
+        is_led = record.master in {one.member for one in live_of(record, sight, self._timing)}
         return with_min_in_sync(record, order.replicas, is_led=is_led)
 
     async def _swap(self, base: StoredRecord, record: GroupRecord) -> None:

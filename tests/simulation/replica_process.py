@@ -328,16 +328,32 @@ class ReplicaProcess:
             self._pace.note_begin(self.world.now_ms())
             longest_s = STALL_S_MAX if is_stall else SYNC_S_MAX
             await asyncio.sleep(self.sync_s + random.uniform(0, longest_s))
-            while self.is_paused or self.volume.is_stuck:  # noqa: ASYNC110 - time is virtual
+            while self.volume.is_stuck:  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(TICK_S)
-            self._pace.note_end(self.world.now_ms())
-            # After a reopen, the next sync covers the bytes of this one.
-            if machine is not None and machine is self.machine:
-                finish()
-                machine.handle_progress(self._now_ms())
-                self._act()
-            elif self.machine is not None:
-                self._written.set()
+            if self.is_paused:
+                # A process that continues sees the end of its sync before it reads a message.
+                seen = asyncio.Event()
+                self.deferred.append(partial(self._end_sync, machine, finish, seen))
+                await seen.wait()
+            else:
+                self._end_sync(machine, finish)
+
+    def _end_sync(
+        self,
+        machine: Replication | None,
+        finish: Callable[[], None],
+        seen: asyncio.Event | None = None,
+    ) -> None:
+        self._pace.note_end(self.world.now_ms())
+        if seen is not None:
+            seen.set()
+        # After a reopen, the next sync covers the bytes of this one.
+        if machine is not None and machine is self.machine:
+            finish()
+            machine.handle_progress(self._now_ms())
+            self._act()
+        elif self.machine is not None:
+            self._written.set()
 
     @property
     def is_slow(self) -> bool:

@@ -28,11 +28,14 @@ LOOK_S = 0.005
 WORK_S = 0.3  # clients send some messages, which are confirmed if that is possible
 ELECTION_S = 3.0  # an election takes place if it is possible
 SLOW_SYNC_S = 1.5  # added to each sync of a slow disk: a master does not wait so long
+BEHIND_REPLICAS_S = 0.02  # added to each sync: acks of replicas come before it ends
 # After an election, the next one waits half a minute, unless the master confirms nothing.
 GUARDED_S = 45.0
 ANSWERS = 50
 ORDER_EVERY_S = 0.5  # an operator repeats a rejected order
 ORDERS_MAX = 20
+IMPATIENT_S = 0.02  # so the order is executed as early as the controllers permit
+IMPATIENT_ORDERS_MAX = 500
 FORGETTING_S_MAX = 60  # longer than the silence after which a group may be forgotten
 NOTICE_S = 2.0  # a stream falls silent, its member is missed, and the master proposes a change
 
@@ -463,17 +466,19 @@ async def replaced_while_paused(stage: Stage) -> None:
     """Both members pause, an operator replaces the master, and the members continue."""
     world, (master, second, third) = stage.world, stage.all
     await stage.expel(third, master, second)
+    # They pause one after the other: some acks of the second replica are in flight to the master,
+    # others have come, and the master waits for its own disk.
+    master.sync_s = world.random.choice((0.0, BEHIND_REPLICAS_S))
     await asyncio.sleep(WORK_S)
     stage.join(third, master, second)
-    # They pause one after the other: some acks of the second replica are in flight to the master.
     for one in (master, second):
         world.freeze(one, is_whole_pod=True)
         await asyncio.sleep(world.random.uniform(0, 0.01))
     runs = {one: one.lives for one in (master, second)}
-    for _ in range(ORDERS_MAX):
+    for _ in range(IMPATIENT_ORDERS_MAX):
         # Controllers reject the order while a replica with all messages sends heartbeats.
         world.random.choice(world.controllers).ask(ReplaceMaster(third.id))
-        await asyncio.sleep(ORDER_EVERY_S)
+        await asyncio.sleep(IMPATIENT_S)
         if world.was_replaced:
             break
     for one in world.random.sample([master, second], 2):

@@ -269,8 +269,8 @@ def test_a_record_that_replicas_have_seen_newer_is_not_changed_until_an_operator
         def replace(
             record: GroupRecord, observation: GroupObservation
         ) -> GroupRecord | ChangeRejection:
-            live = live_of(record, observation, ElectionTiming())
-            return replace_master(record, ReplicaId(0), live, reason="restored")
+            timing = ElectionTiming()
+            return replace_master(record, ReplicaId(0), observation, timing, reason="restored")
 
         assert await world.group.change(replace, corrects_record=True) is None
         await world.group.reconcile()

@@ -393,6 +393,27 @@ def test_no_decision_is_made_from_a_record_older_than_the_replicas() -> None:
     assert rollback.survivor == 1
 
 
+@pytest.mark.parametrize("is_stalled", [False, True])
+def test_no_order_replaces_a_master_that_may_only_stand_still(is_stalled: bool) -> None:
+    """When it continues after less than a second, it confirms what the new master may lack."""
+    known = sessions(record(), {2: BEAT})
+    for member in (run(0), run(1)):
+        known.note_heartbeat(member, BEAT._replace(page_age_ms=1_000 * is_stalled), NOW_MS)
+
+    def order(after_ms: int) -> GroupRecord | ChangeRejection:
+        known.note_heartbeat(run(2), BEAT, NOW_MS + after_ms)
+        seen = known.observe(rank=0, now_ms=NOW_MS + after_ms)
+        without_2 = record(sss=(0, 1))
+        return replace_master(without_2, ReplicaId(2), seen, TIMING, reason="lost")
+
+    early = order(1_000 if is_stalled else 2_000)
+    assert isinstance(early, ChangeRejection)
+    assert "which were live in the last 2 s" in early.why
+    late = order(1_001 if is_stalled else 2_001)
+    assert isinstance(late, GroupRecord)
+    assert late.master == run(2)
+
+
 def test_no_decision_is_made_from_an_older_record_of_the_same_epoch() -> None:
     """Replica 2 has left the set since: it lacks confirmed messages, and only it is live."""
     restored = record()
@@ -401,8 +422,8 @@ def test_no_decision_is_made_from_an_older_record_of_the_same_epoch() -> None:
     rollback = decision(restored, known)
     assert isinstance(rollback, MetaRollback)
     assert "have seen version 8 of the record, which has version 7" in rollback.reason
-    live = live_of(restored, known.observe(rank=0, now_ms=NOW_MS + 10), TIMING)
-    after = replace_master(restored, ReplicaId(2), live, reason="restored")
+    seen = known.observe(rank=0, now_ms=NOW_MS + 10)
+    after = replace_master(restored, ReplicaId(2), seen, TIMING, reason="restored")
     assert isinstance(after, GroupRecord)
     assert after.version > 8
     assert (after.master, after.sss, after.unclean_since) == (

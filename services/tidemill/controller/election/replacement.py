@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.common.replica_group import ReplicaId
-from tidemill.controller.election.elect import Candidate, may_be_master, with_master, with_survivor
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
+from tidemill.controller.election.decide import live_of
+from tidemill.controller.election.elect import may_be_master, with_master, with_survivor
 from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.rollback import is_outdated, newest_seen
+from tidemill.controller.election.sessions import ElectionTiming, GroupObservation
 
 # Room for epochs and versions that no live replica has seen. Their masters may come back, and an
 # epoch must have one master. An epoch on disk has 32 bits, enough for thousands of such orders.
 UNSEEN_MAX: Final = 1 << 20
+# Silence of a replica that may have all messages. If it stood still for a replication stream's
+# longest silence (1 s), it confirms no earlier message when it continues (`fencing.is_late`). Its
+# last heartbeat was up to a fifth of a second earlier, and may have come late.
+SILENT_MS: Final = 2_000
 
 
 def replace_master(
-    record: GroupRecord, target: ReplicaId, live: list[Candidate], *, reason: str
+    record: GroupRecord,
+    target: ReplicaId,
+    observation: GroupObservation,
+    timing: ElectionTiming,
+    *,
+    reason: str,
 ) -> GroupRecord | ChangeRejection:
     """Return the record in which `target` is master, even if it lacks committed messages.
 
-    Reject this while a complete replica is live. A complete replica that stood still confirms no
-    earlier message when it continues (`fencing.is_late`), and learns of this epoch.
+    Reject this while a complete replica may run.
     """
+    live = live_of(record, observation, timing)
     member = record.find_member(target)
     if member is None:
         return ChangeRejection(f"replica {target} has not registered")
@@ -39,10 +50,17 @@ def replace_master(
     if may_be_master(record, member):
         # It has all confirmed messages, so no message is lost.
         return with_master(record, member, {one.member for one in live}, reason=reason)
-    complete = [one.member.replica_id for one in live if may_be_master(record, one.member)]
+    silent_ms = max(SILENT_MS, timing.session_timeout_ms, timing.stall_limit_ms)
+    complete = [
+        id_
+        for id_, one in record.replicas
+        if may_be_master(record, run := ReplicaRun(id_, one.incarnation))
+        if observation.may_run(run, silent_ms)
+    ]
     if complete:
         return ChangeRejection(
-            f"replica {target} may lack confirmed messages, and the live replicas {complete} do"
-            f" not; transfer to one of them, or stop them first"
+            f"replica {target} may lack confirmed messages, and the replicas {complete}, which were"
+            f" live in the last {silent_ms / 1000:g} s, do not; transfer to one of them, or stop"
+            " them first"
         )
     return with_survivor(record, member, reason=reason)

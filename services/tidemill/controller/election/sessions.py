@@ -100,6 +100,17 @@ class GroupObservation(NamedTuple):
             return None
         return session.beat
 
+    def may_run(self, member: ReplicaRun, silent_ms: int) -> bool:
+        """Return whether a run, or its event loop, has been silent for at most `silent_ms`.
+
+        A run counts as silent since this controller has first seen the record.
+        """
+        session = self.sessions.get(member)
+        if session is None or session.is_dead:
+            return False
+        page_age_ms = 0 if session.beat is None else session.beat.page_age_ms
+        return self.now_ms - session.heard_at_ms + page_age_ms <= silent_ms
+
 
 @final
 class ReplicaSessions:

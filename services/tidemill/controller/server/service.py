@@ -281,8 +281,7 @@ class ControllerService:
         target = ReplicaId(message.target)
 
         def force(record: GroupRecord, observation: GroupObservation) -> GroupRecord | Denial:
-            live = live_of(record, observation, self._timing)
-            return replace_master(record, target, live, reason=message.reason)
+            return replace_master(record, target, observation, self._timing, reason=message.reason)
 
         return await self._change(message.group, force, corrects_record=True)
 

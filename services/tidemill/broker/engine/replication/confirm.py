@@ -25,6 +25,8 @@ class Commitment(NamedTuple):
     # Runs that the master is about to propose. The confirm offset waits for them, so that they can
     # catch up with a growing log.
     joiners: frozenset[ReplicaRun] = frozenset()
+    # Runs whose streams were silent. Their acks confirm nothing more until they ack again.
+    silent: frozenset[ReplicaRun] = frozenset()
 
 
 def confirm_offset(
@@ -74,16 +76,23 @@ def with_ack(commitment: Commitment, member: ReplicaRun, end: int) -> Commitment
     `member` is a replica or the master itself. Acks belong to this epoch.
     """
     acked = dict(commitment.acked)
-    if end <= acked.get(member, 0):
+    if end <= acked.get(member, 0) and member not in commitment.silent:
         return commitment
-    acked[member] = end
-    return _confirmed(commitment._replace(acked=tuple(sorted(acked.items()))))
+    acked[member] = max(end, acked.get(member, 0))
+    return _confirmed(
+        commitment._replace(acked=tuple(sorted(acked.items())), silent=commitment.silent - {member})
+    )
 
 
 def without_acks_of(commitment: Commitment, member: ReplicaRun) -> Commitment:
     """Return the commitment without the acks of a run that belongs to no set."""
     acked = tuple(entry for entry in commitment.acked if entry[0] != member)
-    return commitment._replace(acked=acked)
+    return commitment._replace(acked=acked, silent=commitment.silent - {member})
+
+
+def with_silent(commitment: Commitment, member: ReplicaRun) -> Commitment:
+    """Return the commitment after a silence of `member` that has closed its stream."""
+    return commitment._replace(silent=commitment.silent | {member})
 
 
 def with_joiners(commitment: Commitment, joiners: frozenset[ReplicaRun]) -> Commitment:
@@ -107,7 +116,7 @@ def _confirmed(commitment: Commitment) -> Commitment:
         confirmed=commitment.view.sss,
         proposed=commitment.proposed | commitment.joiners,
         min_in_sync=commitment.view.min_in_sync,
-        acked=dict(commitment.acked),
+        acked={run: end for run, end in commitment.acked if run not in commitment.silent},
         epoch_start_end=commitment.epoch_start_end,
         before=commitment.confirm,
     )

@@ -49,11 +49,12 @@ def may_follow(epoch: int, *, epoch_seen: int) -> bool:
 
 
 def is_late(silent_ms: int, *, silence_ms: int) -> bool:
-    """Return whether a message arrived after a silence that should have closed its stream.
+    """Return whether a stream was silent for so long that it should have been closed.
 
-    This process was paused, and the message waited. Meanwhile another replica may have become
-    master without this message, because an operator could not wait. Without this check, processes
-    that were paused together would confirm the message.
+    This process was paused. Meanwhile another replica may have become master without its newest
+    records, because an operator could not wait. Without this check, processes that were paused
+    together would confirm these records: by an ack that waited, or by an earlier ack when the
+    master's own sync ends.
     """
     return silent_ms > silence_ms
 

@@ -126,6 +126,7 @@ class Master:
 
     def handle_progress(self, now_ms: int) -> None:
         """Update the acks after the log has grown or after more of it is durable here."""
+        self._close_silent(now_ms)
         log, is_durable = self._log, self._config.ack_mode is AckMode.SYNC_FSYNC
         self.sync_state.record_ack(self._me, log.durable_offset if is_durable else log.log_end)
         self._advance(now_ms)
@@ -243,9 +244,8 @@ class Master:
         follower = self._streams.get(stream)
         if follower is None:
             return
-        silent_ms = now_ms - follower.heard_at_ms
-        if is_late(silent_ms, silence_ms=self._config.stream_silence_ms):
-            self._close(stream, "silent", now_ms)
+        self._close_silent(now_ms)
+        if stream not in self._streams:
             return
         is_durable = self._config.ack_mode is AckMode.SYNC_FSYNC
         if not (
@@ -271,6 +271,13 @@ class Master:
             if self.transfer is not None and self.transfer.target == follower.member:
                 self._cancel_transfer(now_ms)
 
+    def _close_silent(self, now_ms: int) -> None:
+        """Close each silent stream. Its earlier acks must not confirm either (`is_late`)."""
+        for stream, follower in list(self._streams.items()):
+            if is_late(now_ms - follower.heard_at_ms, silence_ms=self._config.stream_silence_ms):
+                self.sync_state.note_silent(follower.member)
+                self._close(stream, "silent", now_ms)
+
     def _close(self, stream: Stream, why: str, now_ms: int) -> None:
         self.handle_closed(stream, now_ms)
         self._actions.append(StreamClose(stream, why))
@@ -279,6 +286,7 @@ class Master:
 
     def learn(self, view: ReplicationView, now_ms: int) -> None:
         """Apply a newer view of this epoch."""
+        self._close_silent(now_ms)
         self.sync_state.learn(view, now_ms)
         self._advance(now_ms)
 
@@ -288,10 +296,9 @@ class Master:
 
     def tick(self, now_ms: int) -> None:
         """Send heartbeats, close silent streams, propose a set, and cancel a late transfer."""
-        for stream, follower in list(self._streams.items()):
-            if now_ms - follower.heard_at_ms > self._config.stream_silence_ms:
-                self._close(stream, "silent", now_ms)
-            elif now_ms - follower.sent_at_ms >= self._config.heartbeat_ms:
+        self._close_silent(now_ms)
+        for stream, follower in self._streams.items():
+            if now_ms - follower.sent_at_ms >= self._config.heartbeat_ms:
                 self._send(stream, MasterHeartbeat(self.epoch, self.sync_state.confirm), now_ms)
         proposal = self.sync_state.tick(self._log.log_end, now_ms)
         if proposal is not None:

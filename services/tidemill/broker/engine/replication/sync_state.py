@@ -18,6 +18,7 @@ from tidemill.broker.engine.replication.confirm import (
     with_ack,
     with_joiners,
     with_proposal,
+    with_silent,
     with_view,
     without_acks_of,
 )
@@ -133,6 +134,10 @@ class SyncState:
     def record_ack(self, member: ReplicaRun, end: int) -> None:
         """Record that `member`, a replica or the master itself, has everything before `end`."""
         self.commitment = with_ack(self.commitment, member, end)
+
+    def note_silent(self, member: ReplicaRun) -> None:
+        """Record that a silence ends the stream of `member`: its acks count after the next one."""
+        self.commitment = with_silent(self.commitment, member)
 
     # ------------------------------------------------------------ proposals
 
