@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from tidemill.controller.groups import BrokerGroupControls
 
 PERIOD_S: Final = 2.0  # between two steps; a new pod takes longer to start
+# Before the pod of the only replica is replaced. The upgrade also replaces proxies and admin, and
+# starts controllers: on a small node they would delay the start of the pod, for which sends wait.
+SETTLE_S: Final = 20.0
 MERGE_PATCH: Final = "application/merge-patch+json"
 
 log = structlog.get_logger()
@@ -48,12 +51,19 @@ class ReplicaScaling:
     """The loop that brings StatefulSets to the specs of their broker groups."""
 
     def __init__(
-        self, store: KubernetesStore, groups: BrokerGroupControls, is_leading: Callable[[], bool]
+        self,
+        store: KubernetesStore,
+        groups: BrokerGroupControls,
+        is_leading: Callable[[], bool],
+        *,
+        settle_s: float = SETTLE_S,
     ) -> None:
         self._calls = store.calls
         self._store = store
         self._groups = groups
         self._is_leading = is_leading
+        self._settle_s = settle_s
+        self._seen_alone_s: dict[str, float] = {}  # first sight of groups that become replicated
 
     async def run(self) -> None:
         """Take a step every PERIOD_S until cancelled."""
@@ -93,12 +103,23 @@ class ReplicaScaling:
                 step = PodWait("another broker group is being replaced")
             else:
                 step = next_step(pods, spec_replicas=spec.replicas, record=record)
+            if record is None and isinstance(step, PodReplacement):
+                step = self._settled(spec.group, step)
             is_replacing = is_replacing or pods.is_changing
             if step == PodWait() and record is not None:
                 step = PodWait(_why_below(record, spec))
             await self._do(step, spec, stateful_set, group)
             if group is not None and record is not None:
                 await self._forget_last(group, record, pods)
+
+    def _settled(self, group: str, step: PodReplacement) -> PodStep:
+        """Return the step, or a wait for the other processes of the upgrade."""
+        now_s = asyncio.get_running_loop().time()
+        if group not in self._seen_alone_s:
+            log.info("one replica becomes several", group=group, replaced_in_s=self._settle_s)
+        since_s = self._seen_alone_s.setdefault(group, now_s)
+        is_settled = now_s - since_s >= self._settle_s
+        return step if is_settled else PodWait("the other processes of the upgrade start first")
 
     async def _group(self, spec: BrokerGroupSpec) -> BrokerGroupControl | None:
         """Return the group, after its spec is set; None: it is not founded yet."""

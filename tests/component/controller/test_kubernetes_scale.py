@@ -45,7 +45,10 @@ class World:
         )
         self.groups = BrokerGroupControls(store, make, founds_with=None)
         self.is_leading = True
-        self.scaling = ReplicaScaling(store, self.groups, lambda: self.is_leading)
+        self.scaling = self.scaling_of(settle_s=0.0)
+
+    def scaling_of(self, *, settle_s: float) -> ReplicaScaling:
+        return ReplicaScaling(self.store, self.groups, lambda: self.is_leading, settle_s=settle_s)
 
     @property
     def spec(self) -> Any:
@@ -135,6 +138,8 @@ def test_the_pod_of_one_replica_is_replaced_before_others_join() -> None:
             await world.scaling.step()
             assert world.spec["updateStrategy"] == {"type": "OnDelete"}, "not processed yet"
             world.status(observedGeneration=2, updateRevision="two", updatedReplicas=0)
+            await world.scaling_of(settle_s=60.0).step()
+            assert world.spec["updateStrategy"] == {"type": "OnDelete"}, "others start first"
             await world.scaling.step()
             assert (world.spec["replicas"], world.partition) == (1, 0)
             assert world.spec["updateStrategy"]["type"] == "RollingUpdate"
