@@ -103,7 +103,7 @@ class ReplicaScaling:
                 step = PodWait("another broker group is being replaced")
             else:
                 step = next_step(pods, spec_replicas=spec.replicas, record=record)
-            if record is None and isinstance(step, PodReplacement):
+            if record is None and pods.ready and isinstance(step, PodReplacement):
                 step = self._settled(spec.group, step)
             is_replacing = is_replacing or pods.is_changing
             if step == PodWait() and record is not None:
