@@ -35,7 +35,7 @@ def master_of(cluster: Cluster) -> Pod:
     return found
 
 
-def replicas_known(cluster: Cluster, numbers: str) -> None:
+def replicas_known(cluster: Cluster, numbers: str, *, within_s: float = IN_SYNC_S) -> None:
     """Wait until exactly these replicas are registered and all of them are in sync."""
     query = "jsonpath={.status.record.replicas[*].replica}|{.status.record.sss[*].replica}"
 
@@ -43,7 +43,7 @@ def replicas_known(cluster: Cluster, numbers: str) -> None:
         registered, _, in_sync = cluster.kubectl(*GROUP, query).partition("|")
         return registered == numbers == " ".join(sorted(in_sync.split()))
 
-    eventually(look, within_ms=int(IN_SYNC_S * 1000), every_s=LOOK_EVERY_S)
+    eventually(look, within_ms=int(within_s * 1000), every_s=LOOK_EVERY_S)
 
 
 def rolled(*components: str) -> Act:
@@ -168,7 +168,8 @@ def replicas_added(cluster: Cluster) -> None:
         )
         assert log_end(cluster, 1) >= copied, "the copy began again"
         upgrade.result()
-    master_of(cluster)
+    # Helm does not wait for the copies.
+    replicas_known(cluster, "0 1 2", within_s=COPIED_S)
     cluster.settle()
     try:
         cluster.roll_back()
