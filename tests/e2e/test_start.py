@@ -118,7 +118,7 @@ def test_a_store_without_its_log_is_refused_with_a_sentence(tmp_path: Path) -> N
     (tmp_path / "data" / CHECKPOINT_FILE).write_bytes(store_checkpoint.encode(there))
     refused = broker_on(tmp_path / "data")
     assert refused.returncode == 1
-    assert "Restore the folder from a backup" in refused.stderr
+    assert "tidemill store mend DIR --from BACKUP" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

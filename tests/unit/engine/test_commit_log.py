@@ -125,7 +125,7 @@ def test_damage_to_durable_bytes_stops_the_start_with_file_and_offset(position: 
         offsets += append(log, 1)
         commit(log)
     disk.damage(log.segments[0].name, offsets[2] + position)
-    with pytest.raises(CorruptStore, match=r"00000\.log is damaged at byte 296 .*Restore|restore"):
+    with pytest.raises(CorruptStore, match=r"00000\.log is damaged at byte 296 .*store mend DIR"):
         open_log(disk.after_kill())
 
 

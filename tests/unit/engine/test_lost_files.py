@@ -152,7 +152,7 @@ def test_a_loss_in_the_log_stops_the_start_or_affects_only_its_records(name: str
             refusal = ""
         if refusal:
             assert re.search(r"log/\d{20}\.log", refusal)
-            assert "from a backup" in refusal
+            assert "store mend DIR --from BACKUP`; do not copy single files" in refusal
             continue
         assert how == "page" or is_empty, "a missing or cut segment stops the start"
         assert found == expected() or not is_empty
@@ -167,7 +167,9 @@ def test_an_unreadable_file_is_rebuilt_or_named(name: str) -> None:
     disk = history().disk.after_kill()
     disk.unreadable.add(name)
     if name.endswith(".log") and needed_by_a_start(name):
-        with pytest.raises(CorruptStore, match=rf"{name} cannot be read at byte \d+ .* backup"):
+        with pytest.raises(
+            CorruptStore, match=rf"{name} cannot be read at byte \d+ .* store mend DIR"
+        ):
             outcome(disk)
         return
     if name.endswith(".log"):
@@ -209,7 +211,9 @@ def judge_page(name: str, page: int, disk: FaultyDisk) -> None:
     if not name.endswith(".log"):
         assert outcome(disk) == expected()
     elif needed_by_a_start(name, (page + 1) * BLOCK):
-        with pytest.raises(CorruptStore, match=rf"{name} cannot be read at byte \d+ .* backup"):
+        with pytest.raises(
+            CorruptStore, match=rf"{name} cannot be read at byte \d+ .* store mend DIR"
+        ):
             outcome(disk)
     else:
         got, whole = outcome(disk), expected()

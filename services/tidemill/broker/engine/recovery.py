@@ -40,7 +40,7 @@ from tidemill.broker.engine.store.disk import Disk, ReadFailed
 from tidemill.broker.engine.store.log_opening import DurabilityProofs, LogOpening
 from tidemill.broker.engine.store.log_times import NEVER_MS, first_stored_at_ms
 from tidemill.broker.engine.store.mappings import Mappings
-from tidemill.broker.engine.store.segment import CorruptStore
+from tidemill.broker.engine.store.segment import MEND_REMEDY, CorruptStore
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep.checkpoint import (
     CHECKPOINT_FILE,
@@ -153,7 +153,7 @@ def _is_new(engine: Engine, checkpoint: store_checkpoint.StoreCheckpoint | None)
     if not engine.log.segments and checkpoint is not None:
         raise CorruptStore(
             "the folder log holds no segment, but the checkpoint file says that there were some. "
-            "Restore the folder from a backup, and start again."
+            f"{MEND_REMEDY}"
         )
     return not engine.log.segments
 
@@ -214,8 +214,7 @@ class _Recovery:
         if self._min_offset is not None and log.min_offset > self._min_offset:
             raise CorruptStore(
                 f"the log begins at offset {log.min_offset} with {log.segments[0].name}, and "
-                f"its checkpoint knows of it from {self._min_offset} on. Restore the missing files "
-                f"from a backup, and start again."
+                f"its checkpoint knows of it from {self._min_offset} on. {MEND_REMEDY}"
             )
         # The epoch of the last process: the replay may not read its records.
         log.epoch = max(log.epoch, self._epoch)

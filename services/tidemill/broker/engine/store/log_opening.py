@@ -24,6 +24,7 @@ from tidemill.broker.engine.store.segment import (
     BLOCK_BYTES,
     FOLDER,
     HELD,
+    MEND_REMEDY,
     PREPARED,
     SUFFIX,
     CorruptStore,
@@ -117,8 +118,7 @@ class LogOpening:
             end = segments[-1].end
             raise CorruptStore(
                 f"{FOLDER}/{end:020d}{SUFFIX} is missing or empty: the log was durable up to log "
-                f"offset {durable_offset}, and its files end at {end}. Restore the file from a "
-                f"backup (`tidemill store mend DIR --from BACKUP`), and start again."
+                f"offset {durable_offset}, and its files end at {end}. {MEND_REMEDY}"
             )
 
     def repeat_cut(self, log_offset: int) -> None:
@@ -163,8 +163,8 @@ class LogOpening:
             return
         if size % BLOCK_BYTES:
             raise CorruptStore(
-                f"{name} was cut: it has {size} bytes, not a multiple of {BLOCK_BYTES}. Restore "
-                f"it from a backup, and start again."
+                f"{name} was cut: it has {size} bytes, not a multiple of {BLOCK_BYTES}. "
+                f"{MEND_REMEDY}"
             )
         segments, segment = self._log.segments, Segment(start, size)
         if segments and segments[-1].end != segment.start:
@@ -173,8 +173,7 @@ class LogOpening:
                 return
             raise CorruptStore(
                 f"the log has a hole: {segments[-1].name} ends at log offset {segments[-1].end}, "
-                f"and the next file is {name}. Restore the missing file from a backup, and start "
-                f"again."
+                f"and the next file is {name}. {MEND_REMEDY}"
             )
         segments.append(segment)
 

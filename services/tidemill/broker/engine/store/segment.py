@@ -18,6 +18,13 @@ FOLDER = "log"
 SUFFIX = ".log"
 HELD = ".held"  # suffix of a former segment with messages of pending timers (ADR 0016)
 PREPARED = "prepared"  # name of the next segment during its preparation
+# A file of a backup ends with the backup: the store's later messages would be lost.
+MEND_REMEDY = (
+    "Stop the broker and run `tidemill store mend DIR --from BACKUP`; do not copy single files of "
+    "a backup into the store."
+)
+# Only for damage that `LogDamaged` reports.
+_REPLICA_REMEDY = "A replica mends this at its start if other replicas of its group run."
 BLOCK_BYTES = 4096  # segments have a multiple of it, so any other size means that a file was cut
 
 
@@ -100,7 +107,7 @@ def damaged(segment: Segment, offset: int, why: str) -> LogDamaged:
         offset,
         f"{segment.name} is damaged at byte {offset - segment.start} (log offset {offset}): "
         f"{why}. These bytes were durable, so acknowledged messages are affected and the broker "
-        f"does not start. Stop it, restore this file from a backup, and start it again.",
+        f"does not start. {MEND_REMEDY} {_REPLICA_REMEDY}",
     )
 
 
@@ -113,7 +120,7 @@ def unreadable(segment: Segment, begin: int, error: PageUnreadable) -> LogDamage
         segment.start + begin,
         f"{segment.name} cannot be read at byte {error.at} (log offset "
         f"{segment.start + error.at}): {error}. Acknowledged messages may be stored there, so the "
-        f"broker does not start. Restore this file from a backup to a sound disk, and start again.",
+        f"broker does not start. {MEND_REMEDY} {_REPLICA_REMEDY}",
         end=segment.start + error.at + PAGE_BYTES,
     )
 
