@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +23,8 @@ from tests.support.chart import (
 )
 from tests.support.kubernetes_types import KubernetesTypes
 
+OPENAPI = CHART.parents[1] / "docs" / "openapi.json"
+BOUNDS = ("type", "enum", "minimum", "maximum", "minItems", "maxItems", "required")
 HA = ("-f", CHART / "values-ha.yaml")
 PIPELINE = ("--set", "pipeline.enabled=true,pipeline.existingClaim=archive")
 
@@ -145,3 +148,45 @@ def test_a_change_of_the_claim_is_recorded_for_a_rollback() -> None:
         find(objects(*CLAIM), "ConfigMap", "tidemill-claims-stay")["data"]["volumes"]
     )
     assert recorded == "broker-0=none/mine"
+
+
+def field_bounds(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """Return the bounds of a value and of its fields, without null and with all references."""
+    if "$ref" in schema:
+        target = document
+        for key in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[key]
+        return field_bounds(target, document)
+    if "anyOf" in schema:
+        (kind,) = (one for one in schema["anyOf"] if one != {"type": "null"})
+        return field_bounds(kind, document)
+    found: dict[str, Any] = {key: schema[key] for key in BOUNDS if key in schema}
+    if "enum" in found:
+        found.pop("type", None)
+    if "items" in schema:
+        found["items"] = field_bounds(schema["items"], document)
+    for name, field in schema.get("properties", {}).items():
+        found[f".{name}"] = field_bounds(field, document)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "body"), [("topics", "TopicSettings"), ("groups", "ConsumerGroupSettings")]
+)
+def test_a_topic_and_a_group_have_the_fields_of_the_rest_api(value: str, body: str) -> None:
+    """The provision job sends them as they are. `force` is only for a single request."""
+    api = json.loads(OPENAPI.read_text("utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    expected = field_bounds(api["components"]["schemas"][body], api)
+    expected.pop(".force", None)
+    found = field_bounds(schema["properties"][value]["items"], schema)
+    assert found.pop("required") == ["name"]
+    del found[".name"]
+    assert found == expected
+
+
+def test_the_provision_job_gets_all_fields_of_a_topic() -> None:
+    topic = {"name": "later", "messageType": "DELAY", "queues": 4, "deliverySpreadMs": 5000}
+    found = objects("--set-json", f"topics={json.dumps([topic])}")
+    wanted = find(found, "ConfigMap", "tidemill-provision")["data"]["wanted.json"]
+    assert json.loads(wanted)["topics"] == [topic]
