@@ -91,20 +91,19 @@ def check_all_served(settings: StandaloneSettings) -> None:
             f"broker group {group_name(held[-1])} was removed from the cluster, move its folder "
             f"{store_of(data_dir, group_name(held[-1]))} away"
         )
+    # A single broker is not a replica, so replica 0 needs replica 1 even if replica 1 is retired.
     needed = [
         (n, group)
         for n in range(settings.replicas, REPLICAS_MAX)
         for group in map(group_name, range(settings.groups))
-        if is_dir(store_of(data_dir, group, n)) and not is_retired(settings, group, n)
+        if is_dir(store_of(data_dir, group, n)) and (n == 1 or not is_retired(settings, group, n))
     ]
     if needed:
         count = needed[-1][0] + 1
-        drains = ", ".join(f"`tidemill cluster drain {group}-{n}`" for n, group in needed)
         raise StartError(
             f"this data directory holds {count} replicas of each broker group: start with"
             f" --replicas {count}. With fewer, the remaining replicas may miss acknowledged"
-            f" messages. To have fewer, drain them first with {drains}, and stop when"
-            f" `tidemill cluster status` reports them as retired"
+            f" messages.{_ways_to_fewer(settings, needed)}"
         )
     if settings.replicas == 1 and is_dir(data_dir / REPLICA_FOLDER):
         raise StartError(
@@ -113,14 +112,27 @@ def check_all_served(settings: StandaloneSettings) -> None:
         )
 
 
+def _ways_to_fewer(settings: StandaloneSettings, needed: list[tuple[int, str]]) -> str:
+    """Return the steps to the number of replicas in the settings, or to 2, the least number."""
+    drains = [f"`tidemill cluster drain {group}-{n}`" for n, group in needed if n > 1]
+    least = max(settings.replicas, 2)
+    text = ""
+    if settings.replicas == 1:
+        text = " A broker group of several replicas cannot become one of a single replica."
+    if drains:
+        text += (
+            f" To start with --replicas {least}, first drain the others with {', '.join(drains)},"
+            f" and stop when `tidemill cluster status` reports them as retired"
+        )
+    return text.removesuffix(".")
+
+
 def is_retired(settings: StandaloneSettings, group: str, replica: int) -> bool:
     """Return whether an operator has drained a replica, so that no message is lost without it.
 
     The operator may keep or delete its folder. If it is started again, it counts again once the
-    operator takes the drain back. A single replica cannot be retired: it would not be a replica.
+    operator takes the drain back.
     """
-    if settings.replicas == 1:
-        return False
     try:
         record = read_record(group_store_of(settings), group)
     except StoreUnreachable:

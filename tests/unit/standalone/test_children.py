@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,58 +91,76 @@ def test_fewer_replicas_than_stores_prevent_the_start(tmp_path: Path) -> None:
     check_all_served(load(at, "--replicas=5"))
 
 
+def keep_record(data_dir: Path, *, count: int, drained: set[int], sss: set[int]) -> None:
+    """Write the record of a broker group whose replica 0 is the master."""
+    replicas = tuple(
+        (
+            ReplicaId(n),
+            RegisteredRun(
+                store_uuid="",
+                incarnation=f"run {n}",
+                address="",
+                is_unclean=False,
+                retired=Retirement.DRAINED if n in drained else Retirement.NO,
+            ),
+        )
+        for n in range(count)
+    )
+    record = GroupRecord(
+        min_in_sync=2,
+        epoch=1,
+        version=1,
+        master=ReplicaRun(ReplicaId(0), "run 0"),
+        sss=frozenset(ReplicaRun(ReplicaId(n), f"run {n}") for n in sss),
+        replicas=replicas,
+    )
+
+    async def write() -> None:
+        shutil.rmtree(data_dir / "controller-0", ignore_errors=True)
+        async with SqliteStore.open(data_dir / "controller-0" / "groups.sqlite") as store:
+            await store.create("broker-0", record)
+
+    asyncio.run(write())
+
+
 def test_drained_replicas_need_not_be_started(tmp_path: Path) -> None:
     for number in range(1, 5):
         (tmp_path / f"broker-0-{number}").mkdir()
     at = f"--data-dir={tmp_path}"
-
-    def keep(*, drained: set[int], sss: set[int]) -> None:
-        replicas = tuple(
-            (
-                ReplicaId(n),
-                RegisteredRun(
-                    store_uuid="",
-                    incarnation=f"run {n}",
-                    address="",
-                    is_unclean=False,
-                    retired=Retirement.DRAINED if n in drained else Retirement.NO,
-                ),
-            )
-            for n in range(5)
-        )
-        record = GroupRecord(
-            min_in_sync=2,
-            epoch=1,
-            version=1,
-            master=ReplicaRun(ReplicaId(0), "run 0"),
-            sss=frozenset(ReplicaRun(ReplicaId(n), f"run {n}") for n in sss),
-            replicas=replicas,
-        )
-
-        async def write() -> None:
-            shutil.rmtree(tmp_path / "controller-0", ignore_errors=True)
-            async with SqliteStore.open(tmp_path / "controller-0" / "groups.sqlite") as store:
-                await store.create("broker-0", record)
-
-        asyncio.run(write())
-
+    keep = partial(keep_record, tmp_path, count=5)
     keep(drained={3, 4}, sss={0, 1, 2})
     check_all_served(load(at, "--replicas=3"))
     with pytest.raises(
-        StartError, match="drain them first with `tidemill cluster drain broker-0-2`"
+        StartError, match="first drain the others with `tidemill cluster drain broker-0-2`"
     ):
         check_all_served(load(at, "--replicas=2"))
     keep(drained={4}, sss={0, 1, 2, 3})
-    with pytest.raises(StartError, match=r"drain them first with .* broker-0-3`, and stop"):
+    with pytest.raises(StartError, match=r"first drain the others with .* broker-0-3`, and stop"):
         check_all_served(load(at, "--replicas=3"))
     # It is draining, and it is still needed.
     keep(drained={3, 4}, sss={0, 3})
     with pytest.raises(StartError, match=r"drain broker-0-3`, and stop"):
         check_all_served(load(at, "--replicas=3"))
-    # A single replica would not be a replica.
     keep(drained={1, 2, 3, 4}, sss={0})
-    with pytest.raises(StartError):
-        check_all_served(load(at))
+    check_all_served(load(at, "--replicas=2"))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("are_drained", [False, True])
+def test_the_refusal_of_one_replica_names_a_possible_number(
+    tmp_path: Path, *, count: int, are_drained: bool
+) -> None:
+    for number in range(1, count):
+        (tmp_path / f"broker-0-{number}").mkdir()
+    drained = set(range(1, count)) if are_drained else set()
+    keep_record(tmp_path, count=count, drained=drained, sss=set(range(count)) - drained)
+    with pytest.raises(StartError) as refused:
+        check_all_served(load(f"--data-dir={tmp_path}"))
+    text = str(refused.value)
+    assert "cannot become one of a single replica" in text
+    assert "drain broker-0-1" not in text, "replica 1 is needed whatever its state"
+    assert ("drain broker-0-2`" in text) == (count == 3 and not are_drained)
+    assert f"start with --replicas {2 if are_drained else count}" in text
 
 
 def test_a_replica_is_not_started_as_a_single_broker(tmp_path: Path) -> None:
