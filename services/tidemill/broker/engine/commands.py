@@ -143,7 +143,7 @@ class Commands:
     def check_sends(self) -> None:
         """Raise DiskFull or TooFewInSync if the broker accepts no messages at present."""
         if self._room.is_full:
-            raise self._room.disk_full("rejects messages")
+            raise self._room.sends_rejected()
         if self.lacks_replicas:
             raise TooFewInSync(
                 f"broker group {self._catalog.broker_name} has too few replicas in sync to confirm "
@@ -190,7 +190,7 @@ class Commands:
         if len(client_id) > CLIENT_ID_CHARS_SURE:
             client_id = pop_checkpoint.cut_client_id(client_id)
         if not self._room.may_copy:
-            raise self._room.disk_full("stops deliveries, but not acks,")
+            raise self._room.copies_rejected("stops deliveries, but not acks,")
         return self._consumption.pop(
             group_id,
             topic_id,
@@ -288,5 +288,5 @@ class Commands:
         Raises InvalidReceiptHandle, DiskFull, Repairing.
         """
         if not self._room.may_copy:
-            raise self._room.disk_full("writes no dead letters, but accepts acks,")
+            raise self._room.copies_rejected("writes no dead letters, but accepts acks,")
         self._settlement.dead_letter(delivery, now_ms=now_ms)

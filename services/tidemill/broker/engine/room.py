@@ -102,9 +102,28 @@ class DiskRoom:
         self.measure()
         return self.free_bytes - size >= self._reserve_bytes // reserve_part
 
-    def disk_full(self, consequence: str) -> DiskFull:
-        """Return the error of a rejected call; `consequence` completes "the broker ..."."""
+    def sends_rejected(self) -> DiskFull:
+        """Return the error of a send on a full disk."""
+        limit_bytes = self._measured_at + self._measured_bytes - self.send_limit
+        if limit_bytes > self._reserve_bytes:
+            limit = f"the {_mib_up(limit_bytes)} MiB that the next snapshot needs"
+        else:
+            limit = f"the {_mib_up(limit_bytes)} MiB of disk_reserve_bytes"
+        return self._disk_full(limit, "rejects messages")
+
+    def copies_rejected(self, consequence: str) -> DiskFull:
+        """Return the error of a rejected pop or copy; `consequence` completes "the broker ..."."""
+        limit = f"{_mib_up(self._copy_reserve_bytes)} MiB, a quarter of disk_reserve_bytes"
+        return self._disk_full(limit, consequence)
+
+    def _disk_full(self, limit: str, consequence: str) -> DiskFull:
         return DiskFull(
-            f"{max(self.free_bytes, 0) >> 20} MiB are left on the broker's disk: it {consequence} "
-            f"until there is room; delete topics, shorten the retention, or enlarge the volume"
+            f"{max(self.free_bytes, 0) >> 20} MiB are free on the broker's disk, fewer than "
+            f"{limit}: the broker {consequence} until there is room; delete topics, shorten the "
+            f"retention, or enlarge the volume"
         )
+
+
+def _mib_up(size_bytes: int) -> int:
+    """Return the size in MiB, rounded up."""
+    return -(-size_bytes >> 20)
