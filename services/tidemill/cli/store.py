@@ -308,7 +308,7 @@ def _print_finding(finding: Finding) -> None:
         typer.echo(f"  and {len(finding.affected) - AFFECTED_SHOWN} more; -o json lists all")
     if finding.stops_start:
         typer.echo("  the broker does not start over this damage")
-    typer.echo(f"  remedy: {meaning.remedy}")
+    typer.echo(f"  remedy: {finding.remedy}")
 
 
 def _sentence(affected: AffectedMessage) -> str:
@@ -348,7 +348,7 @@ def _finding_json(finding: Finding) -> Json:
         "logOffset": finding.log_offset,
         "detail": finding.detail,
         "means": meaning.means,
-        "remedy": meaning.remedy,
+        "remedy": finding.remedy,
         "stopsStart": finding.stops_start,
         "concerns": [_camel(asdict(affected)) for affected in finding.affected],
     }

@@ -286,6 +286,43 @@ def test_a_start_fails_over_the_damage_that_the_check_predicts() -> None:
         assert finding.stops_start is not has_started
 
 
+def test_the_remedy_of_damage_that_prevents_the_start_requires_no_reader() -> None:
+    remedies = {
+        derived: damaged(small_world(), TOPIC, 2, 250, derived=derived)[0].remedy
+        for derived in (True, False)
+    }
+    assert "each consumer group that reads it" in remedies[True]
+    assert "reads it" not in remedies[False]
+    assert all("store mend DIR --from BACKUP" in one for one in remedies.values())
+
+
+def test_a_log_that_ends_before_the_damage_is_a_store_of_its_own() -> None:
+    """As docs/backup-and-restore.md describes it for a broker without a backup."""
+    world = TimerWorld(FaultyDisk(Random(0)), segment_bytes=SEGMENT, timer=TIMERS)
+    sent = [*(f"m{n}" for n in range(200)), "the last"]
+    for body in sent[:-1]:
+        world.send(body, size=1_000)
+    world.checkpoint()
+    world.schedule("kept", delay_ms=DAY_MS)
+    world.send("the last", "damaged", "lost")
+    world.schedule("lost", delay_ms=DAY_MS)
+    disk = world.disk.after_kill()
+    name = disk.names("log")[-1]
+    data = disk.read(name)
+    assert data is not None
+    disk.damage(name, data.index(b"damaged"))
+    (finding,) = [one for one in checked(disk).findings if one.damage in OF_THE_LOG]
+    assert finding.stops_start
+    for other in disk.all_names():
+        if not other.startswith("log/"):
+            disk.remove(other)
+    disk.zero(finding.file, finding.position, SEGMENT)
+    saved = TimerWorld(disk, segment_bytes=SEGMENT, timer=TIMERS, now_ms=world.now_ms)
+    assert saved.drain() == sent
+    saved.advance(2 * DAY_MS)
+    assert saved.drain(group="another") == [*sent, "kept"]
+
+
 @pytest.mark.parametrize("position", [8, 150])
 def test_a_check_names_a_damaged_delayed_message_and_its_timer(position: int) -> None:
     world = small_world()

@@ -35,6 +35,11 @@ OF_THE_LOG = frozenset(
 )
 _FROM_BACKUP = "Mend it: `tidemill store mend DIR --from BACKUP`."
 _SALVAGED = "the dead letters of each consumer group that reads it"
+# A start cannot read past such damage, so nothing salvages it.
+_BLOCKING = (
+    f"{_FROM_BACKUP} A replica mends it at its start if other replicas of its group run. Without "
+    "either, read docs/backup-and-restore.md (Damage without a backup)."
+)
 _REBUILT = "None needed: the broker rebuilds it at its next start, or when it reads the damage."
 _TIMERS_REBUILT = "None needed: the next start rebuilds all timer files from the log."
 _WHEEL_REBUILT = "None needed: the broker rebuilds it from the state table, also while it runs."
@@ -151,6 +156,13 @@ class Finding:
     affected: tuple[AffectedMessage, ...] = ()
     stops_start: bool = False  # the broker does not start over this damage
     log_end: int | None = None  # the end of the damaged range of the log
+
+    @property
+    def remedy(self) -> str:
+        """The remedy, which depends on whether the broker starts."""
+        if self.stops_start and self.damage in (Damage.RECORD, Damage.HOLE):
+            return _BLOCKING
+        return DAMAGE_DESCRIPTIONS[self.damage].remedy
 
 
 class WorkProgress(NamedTuple):
