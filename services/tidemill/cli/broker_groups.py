@@ -12,7 +12,7 @@ from tidemill.cli.watching import watch
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail
 from tidemill.common.rest_client import Json
-from tidemill.common.times import utc
+from tidemill.common.times import span, utc
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,7 +29,7 @@ first: it stores no new messages, and consumers empty it.
 )
 
 WAIT_S = 1.0  # between two checks of a draining broker group
-COLUMNS = ("BROKER GROUP", "STATE", "ADDRESS", "EPOCH", "REACHABLE", "LEFT", "REASON")
+COLUMNS = ("BROKER GROUP", "STATE", "ADDRESS", "EPOCH", "REACHABLE", "SILENT", "LEFT", "REASON")
 
 Name = Annotated[str, typer.Argument(help="Name of the broker group, as `ls` shows it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
@@ -246,6 +246,7 @@ def _show(context: typer.Context, group: Json) -> None:
         ("home", "yes" if group["isHome"] else "no"),
         ("address", _address(group)),
         ("reachable", "yes" if group["reachable"] else "no"),
+        ("silent", _silence(group)),
         ("master", group["master"]),
         ("epoch", group.get("epoch")),
         ("left", _backlog_text(group)),
@@ -274,9 +275,16 @@ def _row(group: Json) -> tuple[object, ...]:
         _address(group),
         group.get("epoch"),
         "yes" if group["reachable"] else "no",
+        _silence(group),
         _backlog_text(group) if group["state"] == "draining" else None,
         group.get("reason"),
     )
+
+
+def _silence(group: Json) -> str | None:
+    """Return how long a broker group has not answered the home; None for less than a second."""
+    silent_ms = group.get("unreachableMs", 0)
+    return span(silent_ms) if silent_ms >= 1_000 else None
 
 
 def _backlog_text(group: Json) -> str:

@@ -7,10 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import MEMBER_UNREACHABLE_MS, BrokerGroupClient, Brokers
+from tidemill.admin.routes.broker_groups import list_broker_groups
 from tidemill.admin.routes.replicas import get_replicas, list_replicas
-from tidemill.common.errors import BrokerUnreachable
+from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, Draining, ServiceError
 from tidemill.common.readiness import ProcessReadiness
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 NO_CLIENT = cast("Any", None)  # none of these tests calls a broker
@@ -81,3 +84,40 @@ def test_readiness_names_members_without_a_change_of_the_status(is_listed: bool)
         brokers._members = Cluster().listed
     problem = "[!] broker-1: the home has not reached it for 10 s: it refuses"
     assert readiness.report() == (True, ["ready", *[problem] * is_listed])
+
+
+class FailedClient(CallsByRequest):
+    """The client of a broker that is unreachable for one reason."""
+
+    def __init__(self, error: ServiceError) -> None:
+        self._error = error
+
+    async def get_broker_status(self, _request: pb.GetBrokerStatusRequest) -> pb.BrokerStatus:
+        raise self._error
+
+    async def list_broker_groups(self, _request: pb.ListBrokerGroupsRequest) -> pb.BrokerGroupList:
+        raise self._error
+
+
+class NoControllers:
+    are_configured = False
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BrokerTimeout("no reply"), "it does not answer"),
+        (BrokerUnreachable("refused"), "no connection"),
+        (Draining("it stops"), "it is stopping"),
+    ],
+)
+def test_the_list_states_why_the_admin_process_does_not_reach_a_broker(
+    error: ServiceError, reason: str
+) -> None:
+    cluster = Cluster()
+    client = cast("Any", FailedClient(error))
+    cluster.listed = [cluster.listed[0]._replace(client=client)]
+    listing = list_broker_groups(cast("Any", cluster), cast("Any", NoControllers()))
+    [group] = asyncio.run(listing).items
+    assert not group.reachable
+    assert group.reason == f"unreachable from the admin process: {reason}"

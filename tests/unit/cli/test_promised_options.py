@@ -102,3 +102,19 @@ def test_all_and_a_part_of_it_are_not_asked_for_together() -> None:
     refused = run("delivery", "release", "g", "--all", "--client", "c", "-y")
     assert refused.exit_code == 2
     assert "cannot be combined" in refused.output
+
+
+def test_the_list_of_broker_groups_shows_how_long_one_is_silent(answers: dict[str, Any]) -> None:
+    group = {
+        "name": "broker-1",
+        "state": "active",
+        "isHome": False,
+        "address": "b:1",
+        "reachable": False,
+        "reason": "unreachable from the admin process: it does not answer",
+        "unreachableMs": 83_500,
+    }
+    answers["/broker-groups"] = {"items": [group]}
+    shown = run("broker-group", "ls").output
+    assert "SILENT" in shown
+    assert "1 m 23 s" in shown

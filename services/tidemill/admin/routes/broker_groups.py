@@ -35,7 +35,14 @@ from tidemill.admin.routes import (
     refuse_foreign_pages,
 )
 from tidemill.admin.routes.replicas import All
-from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
+from tidemill.common.errors import (
+    BrokerGroupNotFound,
+    BrokerGroupUnreachable,
+    BrokerTimeout,
+    Conflict,
+    Draining,
+    UnavailableError,
+)
 from tidemill.message.broker_names import check_address, check_name
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
@@ -247,17 +254,31 @@ async def _all(cluster: Brokers) -> list[BrokerGroupView]:
     ]
 
 
-async def _find_status(member: BrokerGroupClient) -> pb.BrokerStatus | None:
-    """Return the status of a broker; None if it is unreachable."""
+async def _find_status(member: BrokerGroupClient) -> pb.BrokerStatus | UnavailableError:
+    """Return the status of a broker, or why it is unreachable."""
     try:
         return await member.client.call(calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest())
-    except UNREACHABLE_ERRORS:
-        return None
+    except UNREACHABLE_ERRORS as error:
+        return error
+
+
+def _describe(error: UnavailableError) -> str:
+    """Return why a broker is unreachable, in a few words."""
+    match error:
+        case BrokerTimeout():
+            return "it does not answer"
+        case Draining():
+            return "it is stopping"
+        case _:
+            return "no connection"
 
 
 def _shown(
-    member: BrokerGroupClient, status: pb.BrokerStatus | None, listed: pb.BrokerGroup | None
+    member: BrokerGroupClient,
+    answer: pb.BrokerStatus | UnavailableError,
+    listed: pb.BrokerGroup | None,
 ) -> BrokerGroupView:
+    status = answer if isinstance(answer, pb.BrokerStatus) else None
     # The name of an unreachable replica is unknown.
     replica = (status.replica_name if status is not None else "") or member.name
     shown = BrokerGroupView(
@@ -270,10 +291,10 @@ def _shown(
         epoch=status.epoch if status is not None else None,
         replicas=[ReplicaView(name=replica, role="master", in_sync=True, behind_bytes=0)],
     )
-    if status is None:
-        shown.reason = "unreachable from the admin process"
-    elif status.name != member.name:
-        shown.reason = f"another broker group is at its address: {status.name}"
+    if isinstance(answer, UnavailableError):
+        shown.reason = f"unreachable from the admin process: {_describe(answer)}"
+    elif answer.name != member.name:
+        shown.reason = f"another broker group is at its address: {answer.name}"
     if listed is None:
         return shown
     # The reply of the home may be newer than the list of members.
