@@ -69,9 +69,9 @@ LOOK_PERIOD_S: Final = 0.5  # the longest time between two decisions
 # swap.
 TRIES_MAX: Final = 4
 TRANSFER_GIVE_UP_MS: Final = 30_000  # The target of an operator's transfer may stay down for long.
-# Time before the alarm for a group without a founder: the first replica may start last on a machine
-# that starts all of them together.
-FOUNDER_WAIT_MS: Final = 10_000
+# Time before the alarm for a group without a founder, or without a replica that may be master since
+# the start of this controller. A machine may start all processes together, the replicas last.
+START_WAIT_MS: Final = 10_000
 QUIET_MS: Final = 1_000  # time without a write before values for people are added to the record
 GRANT_MS: Final = 1_500  # of a master's lease
 
@@ -136,6 +136,8 @@ class BrokerGroupControl:
         self._events = asyncio.Event()
         self._transfer_since_ms: int | None = None
         self._unfounded_since_ms: int | None = None
+        self._started_at_ms = clock.monotonic_ms()
+        self._has_heard_master = False  # of any epoch
         self._reports: dict[str, UnreachableReport] = {}  # by proxy that follows routes here
         self._proxies = 0
 
@@ -354,7 +356,11 @@ class BrokerGroupControl:
         """Note in the sessions which record is current and whether its master has failed."""
         now_ms = self._clock.monotonic_ms()
         self._sessions.note_record(record, now_ms)
-        failure = find_failure(record, self._observe(), self._timing)
+        observation = self._observe()
+        master = None if record.master is None else observation.sessions.get(record.master)
+        if master is not None and master.beat is not None:
+            self._has_heard_master = True
+        failure = find_failure(record, observation, self._timing)
         self._sessions.note_failure(record.master, has_failed=failure is not None, now_ms=now_ms)
 
     def _decide(self, record: GroupRecord) -> Intent:
@@ -429,6 +435,8 @@ class BrokerGroupControl:
             case NoAction(again_at_ms):
                 self._set_alarm("")
                 return self._wait_s(again_at_ms)
+            case NoEligibleReplica() if self._is_starting():
+                pass
             case NoEligibleReplica(reason, survivor):
                 alarm = reason + of_last_resort(self.name, survivor)
                 if alarm != self.alarm:
@@ -460,12 +468,17 @@ class BrokerGroupControl:
         wait_s = (again_at_ms - self._clock.monotonic_ms()) / 1000
         return min(max(wait_s, 0.0), LOOK_PERIOD_S)
 
+    def _is_starting(self) -> bool:
+        """Return whether the replicas may still start, as this controller did."""
+        age_ms = self._clock.monotonic_ms() - self._started_at_ms
+        return not self._has_heard_master and age_ms < START_WAIT_MS
+
     def _wait_for_founder(self, reason: str) -> None:
-        """Raise the alarm if the founder does not start within FOUNDER_WAIT_MS."""
+        """Raise the alarm if the founder does not start within START_WAIT_MS."""
         now_ms = self._clock.monotonic_ms()
         if self._unfounded_since_ms is None:
             self._unfounded_since_ms = now_ms
-        if now_ms - self._unfounded_since_ms >= FOUNDER_WAIT_MS:
+        if now_ms - self._unfounded_since_ms >= START_WAIT_MS:
             self._set_alarm(reason)
 
     def _set_alarm(self, alarm: str) -> None:

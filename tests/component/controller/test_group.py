@@ -24,7 +24,12 @@ from tidemill.controller.election.sessions import (
     Heartbeat,
     ReplicaHealth,
 )
-from tidemill.controller.group import QUIET_MS, TRANSFER_GIVE_UP_MS, BrokerGroupControl
+from tidemill.controller.group import (
+    QUIET_MS,
+    START_WAIT_MS,
+    TRANSFER_GIVE_UP_MS,
+    BrokerGroupControl,
+)
 from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.metrics import ControllerMetrics
 from tidemill.controller.record_json import from_text, to_text
@@ -402,6 +407,22 @@ def test_a_group_without_live_replicas_raises_an_alarm() -> None:
         await world.group.reconcile()
         assert "replicas 0, 1 and 2 have all confirmed messages" in world.group.alarm
         assert world.record.epoch == 3
+
+    play(scenario())
+
+
+def test_a_controller_that_starts_waits_for_the_replicas_before_the_alarm() -> None:
+    """A machine starts the controller and the replicas together, and the replicas take longer."""
+
+    async def scenario() -> None:
+        world = World()
+        await world.store.create(NAME, record_of_three())
+        for _ in range(4):
+            await world.group.reconcile()
+            assert world.group.alarm == ""
+            world.clock.advance(START_WAIT_MS // 4)
+        await world.group.reconcile()
+        assert "replicas 0, 1 and 2 have all confirmed messages" in world.group.alarm
 
     play(scenario())
 

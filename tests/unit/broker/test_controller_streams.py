@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,28 +20,57 @@ WAIT_S = 30.0
 ATTEMPTS = 3
 
 
-async def warnings_of_failures() -> list[str]:
-    """Return the warnings of a few failed attempts to connect."""
+class RejectedSession:
+    """A stream that the controller ends with an error, after a message if it `answers`."""
+
+    def __init__(self, receive: Callable[[bytes], None], *, answers: bool) -> None:
+        self._receive = receive
+        self._answers = answers
+
+    async def wait_ended(self) -> None:
+        await asyncio.sleep(0)
+        if self._answers:
+            self._receive(b"")
+        raise RpcError(RpcCode.NOT_FOUND, "broker group 'broker-0' does not exist")
+
+    def write(self, _message: bytes) -> None:
+        """Ignore it."""
+
+    def cancel(self) -> None:
+        """Do nothing: it has ended."""
+
+
+class RejectingChannel(NamedTuple):
+    answers: bool
+
+    def open(self, _method: str, receive: Callable[[bytes], None]) -> RejectedSession:
+        return RejectedSession(receive, answers=self.answers)
+
+
+async def warnings_of_failures(channel: RejectingChannel | None = None) -> list[str]:
+    """Return the warnings of a few failed attempts to connect; without a channel, of refusals."""
     has_failed = asyncio.Event()
     attempts = 0
 
-    class RefusedConnection(contextlib.AbstractAsyncContextManager[None]):
-        """A connection that is refused."""
+    class FailedConnection(contextlib.AbstractAsyncContextManager[RejectingChannel]):
+        """A connection that is refused, or has only rejected sessions."""
 
-        async def __aenter__(self) -> None:
+        async def __aenter__(self) -> RejectingChannel:
             nonlocal attempts
             attempts += 1
             if attempts > ATTEMPTS:
                 has_failed.set()
-            raise RpcError(RpcCode.UNAVAILABLE, "connection refused")
+            if channel is None:
+                raise RpcError(RpcCode.UNAVAILABLE, "connection refused")
+            return channel
 
         async def __aexit__(self, *_: object) -> None:
-            """Do nothing: it was never entered."""
+            """Do nothing."""
 
     kept = ControllerStreams(
         ControllerSessions("broker-0"),
         ["127.0.0.1:1"],
-        connect=cast("Any", lambda *_, **__: RefusedConnection()),
+        connect=cast("Any", lambda *_, **__: FailedConnection()),
         clock=SystemClock(),
         send_to_broker=lambda _: None,
         stop_broker=lambda _: None,
@@ -61,3 +91,20 @@ def test_the_first_seconds_of_a_start_warn_of_no_controller(
 ) -> None:
     monkeypatch.setattr(streams, "WARN_FIRST_S", warn_first_s)
     assert asyncio.run(warnings_of_failures()) == ["controller unreachable"] * count
+
+
+@pytest.mark.parametrize(
+    ("warn_first_s", "events"), [(3600.0, []), (0.0, ["controller rejects the session"])]
+)
+def test_a_rejected_session_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, warn_first_s: float, events: list[str]
+) -> None:
+    """A replica that starts before its broker group exists repeats the session until it does."""
+    monkeypatch.setattr(streams, "WARN_FIRST_S", warn_first_s)
+    assert asyncio.run(warnings_of_failures(RejectingChannel(answers=False))) == events
+
+
+def test_each_end_of_a_working_session_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "WARN_FIRST_S", 3600.0)
+    found = asyncio.run(warnings_of_failures(RejectingChannel(answers=True)))
+    assert found[:ATTEMPTS] == ["controller unreachable"] * ATTEMPTS

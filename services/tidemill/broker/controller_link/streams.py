@@ -32,6 +32,8 @@ WARN_FIRST_S: Final = 5.0  # a standalone starts its controller at the same time
 RECONNECT_FIRST_S: Final = 0.1
 RECONNECT_LONGEST_S: Final = 1.0  # all replicas reach a restarted controller within this time
 MESSAGE_BYTES_MAX: Final = 1 << 20
+UNREACHABLE: Final = "controller unreachable"
+REJECTED: Final = "controller rejects the session"
 LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=2.0)
 
 log = structlog.get_logger()
@@ -86,7 +88,18 @@ class ControllerStreams:
         wait_s = RECONNECT_FIRST_S
         # Log only the first of several failures, and none while both processes start.
         is_logged, warn_at_s = False, time.monotonic() + WARN_FIRST_S
+        is_open = is_accepted = False
+
+        def receive(message: bytes) -> None:
+            nonlocal is_logged, warn_at_s, is_accepted
+            if not is_accepted:
+                log.info("controller connected", controller=address)
+                is_accepted, is_logged, warn_at_s = True, False, 0.0
+            self._receive(controller, message)
+
         while True:
+            # A controller ends the session of a broker group that is not founded yet.
+            is_open = is_accepted = False
             try:
                 async with self._connect(
                     address,
@@ -94,19 +107,18 @@ class ControllerStreams:
                     message_bytes_max=MESSAGE_BYTES_MAX,
                     timeout_s=CONNECT_TIMEOUT_S,
                 ) as channel:
-                    stream = self._open[controller] = channel.open(
-                        SESSION, lambda message: self._receive(controller, message)
-                    )
+                    stream = self._open[controller] = channel.open(SESSION, receive)
+                    is_open, wait_s = True, RECONNECT_FIRST_S
                     self.do(lambda _: self._sessions.note_connection(controller))
-                    log.info("controller connected", controller=address)
-                    wait_s, is_logged, warn_at_s = RECONNECT_FIRST_S, False, 0.0
                     try:
                         await stream.wait_ended()
                     finally:
                         stream.cancel()
             except RpcError as error:
                 if not is_logged and time.monotonic() >= warn_at_s:
-                    log.warning("controller unreachable", controller=address, reason=error.message)
+                    is_rejected = is_open and not is_accepted
+                    event = REJECTED if is_rejected else UNREACHABLE
+                    log.warning(event, controller=address, reason=error.message)
                     is_logged = True
             finally:
                 self._open.pop(controller, None)
