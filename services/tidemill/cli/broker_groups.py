@@ -290,7 +290,7 @@ def _silence(group: Json) -> str | None:
 def _backlog_text(group: Json) -> str:
     """Describe the backlog of a broker group."""
     if group["state"] != "draining":
-        return "active, not counted"
+        return "active; its backlog is counted only while it drains"
     if "left" not in group:
         return "backlog unknown"
     if _is_empty(group):

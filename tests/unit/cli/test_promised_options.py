@@ -118,3 +118,36 @@ def test_the_list_of_broker_groups_shows_how_long_one_is_silent(answers: dict[st
     shown = run("broker-group", "ls").output
     assert "SILENT" in shown
     assert "1 m 23 s" in shown
+
+
+def test_a_dead_letter_is_shown_with_its_origin_and_reason(answers: dict[str, Any]) -> None:
+    message = {
+        "messageId": "01AC",
+        "storedAtMs": 1_800_000_000_000,
+        "storedTopic": "%DLQ%billing",
+        "queueId": 0,
+        "queueOffset": 7,
+        "deliveryAttempt": 17,
+        "originTopic": "orders",
+        "reason": "attempts",
+        "bodySize": 1,
+        "bodyText": "b",
+        "broker": "broker-0",
+        "properties": {},
+    }
+    answers["/messages"] = {"messages": [message]}
+    header, row = run("message", "find", "%DLQ%billing", "--key", "k").output.splitlines()[:2]
+    for column, value in (("ORIGIN", "orders"), ("REASON", "attempts")):
+        assert row[header.index(column) :].startswith(value)
+
+
+def test_an_active_broker_group_states_when_its_backlog_is_counted(answers: dict[str, Any]) -> None:
+    answers["/broker-groups/broker-0"] = {
+        "name": "broker-0",
+        "state": "active",
+        "isHome": True,
+        "address": "a:1",
+        "reachable": True,
+        "master": "broker-0",
+    }
+    assert "only while it drains" in run("broker-group", "status", "broker-0").output
