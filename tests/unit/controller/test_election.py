@@ -442,7 +442,10 @@ def test_the_alarm_of_a_blocked_group_names_missing_replicas() -> None:
         assert isinstance(alarm, ShortSyncStateSet)
         assert "1 replica in sync, min-in-sync is 2" in alarm.reason
         assert "replica 2 is catching up" in alarm.reason
-        assert "replica 1 is down; start it or an empty replacement" in alarm.reason
+        assert (
+            "replica 1 is down or hangs; restart it, with an empty data directory if"
+            in alarm.reason
+        )
     # A drained replica is not catching up. The operator may undo the drain.
     drained = with_drained(group, 2)
     alarm = decision(drained, sessions(drained, {0: blocked, 2: BEAT}))

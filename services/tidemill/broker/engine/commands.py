@@ -147,7 +147,8 @@ class Commands:
         if self.lacks_replicas:
             raise TooFewInSync(
                 f"broker group {self._catalog.broker_name} has too few replicas in sync to confirm "
-                f"a message; nothing was stored, so repeat when a replica is back"
+                f"a message; nothing was stored, so repeat when a replica is back (see `tidemill "
+                f"cluster status`)"
             )
 
     def _no_such_topic(self, topic_id: TopicId) -> TopicNotFound | Forbidden:

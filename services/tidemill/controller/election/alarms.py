@@ -56,8 +56,10 @@ def of_too_few(record: GroupRecord, live: list[Candidate]) -> str:
         parts.append(f"{of_replicas(drained)} {_verb(drained)} drained")
     missing = silent + unknown
     if missing:
-        which = "it or an empty replacement" if len(missing) == 1 else "them or empty replacements"
-        parts.append(f"{of_replicas(missing)} {_verb(missing)} down; start {which}")
+        is_one = len(missing) == 1
+        down = "is down or hangs; restart it" if is_one else "are down or hang; restart them"
+        old = "with an empty data directory if the old one is lost"
+        parts.append(f"{of_replicas(missing)} {down}, {old}")
     return "; ".join(parts)
 
 
