@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from kubernetes.utils.quantity import parse_quantity
 
 from tests.support.chart import CHART, find, need_helm, objects, refusal
 from tidemill.broker.engine.layout import record
@@ -103,6 +104,9 @@ def _helm() -> None:
         (["admin.auth.key=a/b"], "at '/admin/auth/key'"),
         (["proxy.advertisedAddress=http://x:99"], "at '/proxy/advertisedAddress'"),
         (["proxy.advertisedAddress=x:99999"], "at '/proxy/advertisedAddress'"),
+        (["broker.persistence.size=10"], "at '/broker/persistence/size': minimum"),
+        (["broker.persistence.size=10m"], "at '/broker/persistence/size'"),
+        (["brokerGroups[0].name=a", "brokerGroups[0].persistence.size=1.5"], "persistence/size"),
         (["topics[0].name=bad name"], "at '/topics/0/name'"),
         (["topics[0].name=%DLQ%x"], "at '/topics/0/name'"),
         (["groups[0].name=h!"], "at '/groups/0/name'"),
@@ -141,6 +145,14 @@ def test_every_form_of_a_quantity_is_accepted(quantity: str, half: int) -> None:
     found = objects("--set-string", f"proxy.resources.limits.memory={quantity}")
     settings = find(found, "ConfigMap", "tidemill-proxy")["data"]["tidemill.yaml"]
     assert yaml.safe_load(settings)["memory_bytes_max"] == half
+
+
+@pytest.mark.parametrize("size", ["20Gi", "1.5T", "800M", "1e10", "10000000000", ".5Ti"])
+def test_a_volume_may_have_any_size_in_a_unit_or_in_bytes(size: str) -> None:
+    for option in ("--set", "--set-string"):
+        found = objects(option, f"broker.persistence.size={size}")
+        [claim] = find(found, "StatefulSet", "tidemill-broker-0")["spec"]["volumeClaimTemplates"]
+        assert parse_quantity(str(claim["spec"]["resources"]["requests"]["storage"])) > 1 << 29
 
 
 @pytest.mark.parametrize("component", ["broker", "proxy", "admin", "controller", "jobs"])
