@@ -144,7 +144,9 @@ def drain_replica(
     body: Json = {"replica": int(number), "undo": undo}
     done = call(context, "POST", f"/replicas/{segment(name)}:drain", body=body)
     found: Json = next((one for one in done["replicas"] if one["replica"] == int(number)), {})
-    if undo:
+    if undo and found.get("role") in {"in-sync", "master"}:
+        result = "is a full replica in sync"  # It was not drained, or the drain had not begun.
+    elif undo:
         result = "is a full replica again when it has caught up"
     elif found.get("role") == "retired":
         result = "is retired; it can be removed"

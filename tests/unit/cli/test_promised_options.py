@@ -151,3 +151,22 @@ def test_an_active_broker_group_states_when_its_backlog_is_counted(answers: dict
         "master": "broker-0",
     }
     assert "only while it drains" in run("broker-group", "status", "broker-0").output
+
+
+@pytest.mark.parametrize(
+    ("role", "text"),
+    [
+        ("learner", "is a full replica again when it has caught up"),
+        ("in-sync", "is a full replica in sync"),
+        ("master", "is a full replica in sync"),
+    ],
+)
+def test_the_end_of_a_drain_depends_on_the_role(
+    monkeypatch: pytest.MonkeyPatch, role: str, text: str
+) -> None:
+    def request(_: httpx.Client, method: str, url: str, **__: Any) -> httpx.Response:
+        answer = {"name": "broker-0", "replicas": [{"replica": 1, "role": role}]}
+        return httpx.Response(200, json=answer, request=httpx.Request(method, url))
+
+    monkeypatch.setattr(httpx.Client, "request", request)
+    assert text in run("cluster", "drain", "broker-0-1", "--undo").output
