@@ -41,7 +41,7 @@ def test_a_missing_first_segment_stops_the_start() -> None:
     disk = world.disk.after_kill()
     disk.remove("log/00000000000000000000.log")
     world.disk = disk
-    with pytest.raises(CorruptStore, match=r"knows of it from 0 on.*Restore"):
+    with pytest.raises(CorruptStore, match=r"knows of it from 0 on.*store mend DIR --from BACKUP"):
         world.open()
 
 
@@ -60,7 +60,9 @@ def test_a_missing_or_empty_last_segment_stops_the_start_and_the_other_files_sta
         before.remove(last)
     else:
         disk.cut(last, 0)
-    with pytest.raises(CorruptStore, match=rf"{last} is missing or empty.*Restore the file"):
+    with pytest.raises(
+        CorruptStore, match=rf"{last} is missing or empty.*store mend DIR --from BACKUP"
+    ):
         World(disk, config=world.config)
     assert disk.names("log") == before
 
