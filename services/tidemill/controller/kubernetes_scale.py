@@ -225,7 +225,7 @@ def pods_of(stateful_set: V1StatefulSet) -> StatefulSetPods:
     assert metadata is not None, "each stored object has metadata"
     assert spec is not None, "each StatefulSet has a spec"
     strategy = spec.update_strategy
-    # OnDelete: the group had one replica, and its pod stays until controllers run.
+    # With OnDelete, Kubernetes replaces no pod: the chart keeps the pod of an only replica.
     partition = spec.replicas if strategy and strategy.type == "OnDelete" else 0
     if strategy and strategy.rolling_update:
         partition = strategy.rolling_update.partition

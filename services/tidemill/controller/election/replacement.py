@@ -16,9 +16,9 @@ from tidemill.controller.election.sessions import ElectionTiming, GroupObservati
 # Room for epochs and versions that no live replica has seen. Their masters may come back, and an
 # epoch must have one master. An epoch on disk has 32 bits, enough for thousands of such orders.
 UNSEEN_MAX: Final = 1 << 20
-# Silence of a replica that may have all messages. If it stood still for a replication stream's
-# longest silence (1 s), it confirms no earlier message when it continues (`fencing.is_late`). Its
-# last heartbeat was up to a fifth of a second earlier, and may have come late.
+# The order waits for this silence of each replica that may have all messages. A master that was
+# paused for longer than a replication stream may be silent (1 s) confirms no earlier message when
+# it continues (`fencing.is_late`). Its last heartbeat was sent up to 0.2 s before the pause.
 SILENT_MS: Final = 2_000
 
 

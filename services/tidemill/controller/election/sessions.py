@@ -103,7 +103,7 @@ class GroupObservation(NamedTuple):
     def may_run(self, member: ReplicaRun, silent_ms: int) -> bool:
         """Return whether a run, or its event loop, has been silent for at most `silent_ms`.
 
-        A run counts as silent since this controller has first seen the record.
+        The silence of a run that sent no heartbeat begins with the first sight of the record.
         """
         session = self.sessions.get(member)
         if session is None or session.is_dead:
