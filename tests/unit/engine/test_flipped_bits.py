@@ -12,6 +12,16 @@ import pytest
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.seeds import each, seeds
 from tests.support.worlds.engine_world import GROUP, World
+from tests.support.worlds.stored_history import (
+    SEGMENT,
+    TOPICS,
+    bodies,
+    delivered,
+    disk_of_history,
+    drain,
+    expected,
+    restarted,
+)
 from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC, BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
@@ -21,35 +31,7 @@ from tidemill.broker.engine.upkeep import checkpoint
 from tidemill.common.errors import Repairing
 
 SEEDS = 20
-SEGMENT = 64 << 10
-TOPICS = ("orders", "returns")
 FOLDERS = ("queues", "index", "snapshots")
-
-
-def history() -> World:
-    """Make a world with several files of each kind.
-
-    The oldest is partly before the log's minimum.
-    """
-    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT)
-    world.group()
-    for n in range(120):
-        world.send(f"m{n}", topic=TOPICS[n % 2], size=1_800)
-        if n % 20 == 19:
-            world.checkpoint()
-    world.send("taken", topic="returns")
-    taken = world.pop(8, topic="orders", invisible_ms=60_000)
-    world.ack(*taken[:3])
-    world.checkpoint()
-    world.send("the last", topic="orders")
-    world.retire()
-    assert world.engine.log.min_offset > 0
-    return world
-
-
-@cache
-def disk_of_history() -> FaultyDisk:
-    return history().disk
 
 
 def derived_files() -> list[str]:
@@ -57,49 +39,11 @@ def derived_files() -> list[str]:
     return [*(name for folder in FOLDERS for name in disk.names(folder)), "checkpoint"]
 
 
-def restarted(disk: FaultyDisk) -> World:
-    return World(disk, segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT)
-
-
 def flip(disk: FaultyDisk, name: str, seed: int) -> None:
     random = Random(f"{name} {seed}")
     data = disk.read(name)
     assert data
     disk.damage(name, random.randrange(len(data)), bits=1 << random.randrange(8))
-
-
-def delivered(world: World) -> dict[str, list[str]]:
-    """Return the deliveries of two groups, an existing and a new one, with attempts and order."""
-    found = {
-        f"{group} {topic}": drain(world, group, topic)
-        for group in (GROUP, "late")
-        for topic in TOPICS
-    }
-    world.advance(60_001)
-    world.background()
-    world.run_due()
-    return found | {"again": drain(world, GROUP, "orders")}
-
-
-def bodies(found: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the bodies per group, sorted."""
-    return {name: sorted(one.split()[0] for one in popped) for name, popped in found.items()}
-
-
-def drain(world: World, group: str, topic: str) -> list[str]:
-    """Pop all messages in their order. Some come only after a rebuild."""
-    found: list[str] = []
-    while True:
-        popped = world.pop(group=group, topic=topic, invisible_ms=600_000)
-        found += [f"{one.body} {one.offset} {one.attempt}" for one in popped]
-        if not popped and not world.engine.rebuilds.is_due:
-            return found
-        world.background()
-
-
-@cache
-def expected() -> dict[str, list[str]]:
-    return delivered(restarted(disk_of_history().after_kill()))
 
 
 @pytest.mark.parametrize("name", derived_files())

@@ -9,6 +9,7 @@ from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Topic
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.time_search import QUEUES_A_STEP
 
 QUEUES = 40
@@ -34,8 +35,8 @@ def world_of_days(seed: int) -> tuple[World, Topic]:
 def by_brute_force(world: World, topic: Topic, time_ms: int) -> list[int]:
     store, found = world.engine.store, []
     for queue in world.engine.catalog.queues_of(topic):
-        entries = enumerate(queue.walk(queue.min_offset), queue.min_offset)
-        later = (n for n, entry in entries if store.stored_at_ms(entry[0]) >= time_ms)
+        offsets = range(queue.min_offset, queue.max_offset)
+        later = (offset for offset in offsets if store.stored_at(queue, offset)[1] >= time_ms)
         found.append(next(later, int(queue.max_offset)))
     return found
 
@@ -48,18 +49,20 @@ def test_a_time_is_found_in_all_queues_with_few_looks_at_the_log() -> None:
         times += [Random(seed).randrange(begin_ms, end_ms) for _ in range(20)]
         for time_ms in times:
             search = world.engine.inspection.look_up_time(topic, time_ms)
-            looks: list[LogOffset] = []
-            stored_at_ms = world.engine.store.stored_at_ms
+            looks: list[int] = []
+            stored_at = world.engine.store.stored_at
 
-            def counting(log_offset: LogOffset, looks: list[LogOffset] = looks) -> int:
-                looks.append(log_offset)
-                return stored_at_ms(log_offset)  # noqa: B023  # Of this turn of the loop.
+            def counting(
+                queue: ConsumeQueue, queue_offset: int, looks: list[int] = looks
+            ) -> tuple[LogOffset, int]:
+                looks.append(queue_offset)
+                return stored_at(queue, queue_offset)  # noqa: B023  # Of this turn of the loop.
 
-            world.engine.store.stored_at_ms = counting  # type: ignore[method-assign]  # of this test
+            world.engine.store.stored_at = counting  # type: ignore[method-assign]  # of this test
             steps = 1
             while search.step():
                 steps += 1
-            world.engine.store.stored_at_ms = stored_at_ms  # type: ignore[method-assign]  # as it was
+            world.engine.store.stored_at = stored_at  # type: ignore[method-assign]  # as it was
             assert steps == -(-QUEUES // QUEUES_A_STEP)
             assert search.offsets == by_brute_force(world, topic, time_ms)
             # Not so many a queue: the first queues narrow it down for all.

@@ -19,6 +19,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffse
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.log_times import stored_before_ms
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.store.segment import CorruptStore, Record
@@ -26,7 +27,6 @@ from tidemill.common.errors import BrokerTimeout
 from tidemill.message import salvage, stored_message
 
 _unpack_place = message.PLACE.unpack_from
-_STORED_AT = struct.Struct(">q")
 # The store time of a message and its position without the attempts, from STORED_AT_MS_POSITION on.
 _unpack_stored = struct.Struct(">q16xIH2xq").unpack_from
 _STORED_AT_MS_POSITION = record.STORED_AT_MS_POSITION
@@ -142,7 +142,9 @@ class MessageStore:
     def message(
         self, log_offset: LogOffset, topic_id: TopicId, queue_id: QueueId, queue_offset: int
     ) -> MessageRecord:
-        """Return the message of a queue as a delivery needs it. Raises as `record`.
+        """Return the message of a queue as a delivery needs it.
+
+        Raises MessageDamaged, and LookupError if retention or a deletion has removed the message.
 
         The queue entry may be wrong if its block was damaged after the check, or was rebuilt from a
         damaged log. Then it points to another message.
@@ -166,12 +168,14 @@ class MessageStore:
                     origin = message.decode_timer_cause(head[record.HEADER_SIZE :]).origin
             return _tuple(MessageRecord, (stored_at_ms, blob, origin))
         except _UNREADABLE as error:
-            raise self._reason(log_offset, error) from error
+            if self._is_removed(topic_id, queue_id, queue_offset):
+                raise LookupError(log_offset) from error
+            raise self._damage(log_offset, error) from error
 
     def verified(
         self, log_offset: LogOffset, topic_id: TopicId, queue_id: QueueId, queue_offset: int
     ) -> tuple[memoryview | bytes, memoryview | bytes]:
-        """Return head and blob of the message of a queue. Raises as `record`."""
+        """Return head and blob of the message of a queue. Raises as `message`."""
         try:
             if log_offset < self.verified_from:
                 self.log.verify(log_offset)
@@ -180,7 +184,9 @@ class MessageStore:
             if offset != queue_offset or queue != queue_id or topic != topic_id:
                 raise ValueError(f"it is not message {queue_offset} of the queue that names it")
         except _UNREADABLE as error:
-            raise self._reason(log_offset, error) from error
+            if self._is_removed(topic_id, queue_id, queue_offset):
+                raise LookupError(log_offset) from error
+            raise self._damage(log_offset, error) from error
         return head, blob
 
     def note_time(self, monotonic_ms: int) -> None:
@@ -226,12 +232,25 @@ class MessageStore:
             raise BrokerTimeout(_SENT_UNKNOWN)
         return None
 
+    def _is_removed(self, topic_id: TopicId, queue_id: QueueId, queue_offset: int) -> bool:
+        """Whether a queue has lost a message to retention or a deletion.
+
+        The log offset in its entry cannot answer that: a wrong one may be before the log.
+        """
+        queue = self._catalog.queues.get((topic_id, queue_id))
+        return queue is None or queue_offset < queue.min_offset
+
     def _reason(self, log_offset: LogOffset, error: Exception) -> Exception:
-        """Return the error for the reader; count and report damage."""
+        """Return the error for a reader of the log; count and report damage."""
         if isinstance(error, LookupError) and log_offset < self.log.min_offset:
             return LookupError(log_offset)
+        return self._damage(log_offset, error)
+
+    def _damage(self, log_offset: LogOffset, error: Exception) -> MessageDamaged:
+        """Count damage, and ask other replicas for the message if it can be in the log."""
         self.damaged_count += 1
-        self.log.damage.request(log_offset)
+        if self.log.min_offset <= log_offset < self.log.log_end:
+            self.log.damage.request(log_offset)
         return MessageDamaged(f"the message at log offset {log_offset} is damaged: {error}")
 
     def check_awaited(self, log_offset: LogOffset) -> None:
@@ -239,18 +258,27 @@ class MessageStore:
 
         Raises MessageMendPending if they may have it.
         """
-        if log_offset >= self.log.min_offset and self.log.damage.request(log_offset):
+        is_in_log = self.log.min_offset <= log_offset < self.log.log_end
+        if is_in_log and self.log.damage.request(log_offset):
             raise MessageMendPending(
                 f"the other replicas are asked for the message at {log_offset}"
             )
 
-    def stored_at_ms(self, log_offset: LogOffset) -> int:
-        """Return when the record at `log_offset` was stored; an upper bound if it is damaged."""
+    def stored_at(self, queue: ConsumeQueue, queue_offset: int) -> tuple[LogOffset, int]:
+        """Return the log offset of a message, and when it was stored in ms.
+
+        The time of a damaged message is an upper bound. Raises BlockFileDamaged.
+        """
+        log_offset = queue.entry(queue_offset)[0]
         try:
             head, _ = self.log.read(log_offset)
-            return int(_STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0])
+            stored_at_ms, *place = _unpack_stored(head, _STORED_AT_MS_POSITION)
+            if place == [queue.topic_id, queue.queue_id, queue_offset]:
+                return log_offset, stored_at_ms
         except _UNREADABLE:
-            return stored_before_ms(self.log, log_offset)
+            pass
+        queue.check_entry(queue_offset)
+        return log_offset, stored_before_ms(self.log, log_offset)
 
     def place(self, log_offset: LogOffset) -> MessagePosition:
         """Return the position of the message at `log_offset`, unverified. Raises as `record`."""

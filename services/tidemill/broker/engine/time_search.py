@@ -81,8 +81,8 @@ class TimeSearch:
         low, high = queue.offset_behind(log_range.low), queue.offset_behind(log_range.high)
         while low < high:
             middle = (low + high) // 2
-            log_offset = queue.entry(middle)[0]
-            if self._store.stored_at_ms(log_offset) < self._time_ms:
+            log_offset, stored_at_ms = self._store.stored_at(queue, middle)
+            if stored_at_ms < self._time_ms:
                 low, log_range.low = middle + 1, LogOffset(log_offset + 1)
             else:
                 high, log_range.high = middle, log_offset

@@ -286,10 +286,9 @@ class Consumption:
         if offset == progress.queue.max_offset:
             return now_ms  # All messages have expired.
         try:
-            log_offset, _, _ = progress.queue.entry(offset)
+            return self._store.stored_at(progress.queue, offset)[1]
         except BlockFileDamaged:
             return now_ms
-        return self._store.stored_at_ms(log_offset)
 
     def _subscribe(self, group: ConsumerGroup, topic: Topic, now_ms: int) -> PopSubscription:
         is_new = (group.id, topic.id, 0) not in self._state.progress

@@ -343,10 +343,9 @@ class Inspection:
         if offset < queue.min_offset:
             return 0
         try:
-            log_offset, _, _ = queue.entry(offset)
+            return self._store.stored_at(queue, offset)[1]
         except BlockFileDamaged:
             return 0  # Unknown until the rebuild.
-        return self._store.stored_at_ms(log_offset)
 
     def look_up_time(self, topic: Topic, timestamp_ms: int) -> TimeSearch:
         """Begin a search for the first messages of a topic's queues at or after a time."""

@@ -155,6 +155,10 @@ class QueueReader:
         copied = 0
         for log_offset, size, tag_hash in entries:
             if log_offset >= committed:
+                try:
+                    queue.check_entry(self.next_offset)
+                except BlockFileDamaged as error:
+                    return self._end_before(error)
                 self.is_at_end = True
                 return False
             if self._hashes:
@@ -169,11 +173,8 @@ class QueueReader:
                     return True
                 try:
                     self._read(log_offset)
-                except MessageMendPending as error:
-                    # Return the messages before it. The next read begins with it.
-                    if self.next_offset > self._from_offset:
-                        return False
-                    raise Repairing(_AWAITED) from error
+                except BlockFileDamaged as error:
+                    return self._end_before(error)
                 copied += 1
                 self._bytes_left -= size
                 self._messages_left -= 1
@@ -188,7 +189,8 @@ class QueueReader:
     def _read(self, log_offset: LogOffset) -> None:
         """Copy a message, or skip it if it is damaged.
 
-        Raises MessageMendPending if another replica may have it.
+        Raises BlockFileDamaged if its queue entry is wrong, and MessageMendPending if another
+        replica may have the message.
         """
         queue, offset = self._queue, self.next_offset
         try:
@@ -197,11 +199,23 @@ class QueueReader:
                 blob = blob[: stored_message.decode(blob).body_wire_at]
             found = _decoded(log_offset, head, blob)
         except _UNREADABLE:
+            queue.check_entry(offset)
             self._store.check_awaited(log_offset)
             return
         self._tally.add(0, size_bytes=len(blob))
         self._has_found = True
         self._found.append(found)
+
+    def _end_before(self, error: BlockFileDamaged) -> bool:
+        """End the read before the next message, with which the next read then begins.
+
+        Raises Repairing if it is the first one.
+        """
+        if self.next_offset > self._from_offset:
+            return False
+        if isinstance(error, MessageMendPending):
+            raise Repairing(_AWAITED) from error
+        raise Repairing from error
 
     def _ask_ahead(self) -> None:
         """Let the kernel read the next messages, which may have left its cache."""

@@ -348,8 +348,12 @@ class CommitLog:
         return self.segment_of(max(log_offset, self.min_offset)).start if segments else 0
 
     def advise(self, log_offset: LogOffset, size: int) -> None:
-        """Announce that `size` bytes from `log_offset` will be read soon; a hint."""
+        """Announce that `size` bytes from `log_offset` will be read soon; a hint.
+
+        The parts outside of the log are ignored: a damaged queue entry may point anywhere.
+        """
         end = min(log_offset + size, self.segments[-1].end)
+        log_offset = max(log_offset, self.min_offset)
         while log_offset < end:
             segment = self.segment_of(log_offset)
             file = segment.file or self._disk.open(segment.name)

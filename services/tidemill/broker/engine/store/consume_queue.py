@@ -209,7 +209,7 @@ class ConsumeQueue:
         for number in range(first, len(self._firsts)):
             run = self._run(number)
             try:
-                data = run.file.block(run.block, run.entry_count * SIZE)
+                data = run.file.check_block(run.block, run.entry_count * SIZE)
             except BlockFileDamaged:
                 continue
             count = _count_before(data, run.entry_count, log_offset)
@@ -243,7 +243,8 @@ class ConsumeQueue:
             run = self._run(number)
             if run.file.from_offset >= log_offset:
                 return run.first
-            data = run.file.block(run.block, run.entry_count * SIZE)
+            # A wrong entry would mislead the search, and no record contradicts it.
+            data = run.file.check_block(run.block, run.entry_count * SIZE)
             count = _count_before(data, run.entry_count, log_offset)
             if count < run.entry_count:
                 return run.first + count
