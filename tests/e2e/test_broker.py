@@ -84,6 +84,26 @@ def test_columns_of_different_lengths_end_the_stream(tmp_path: Path) -> None:
         with_channel(address, scenario)
 
 
+def test_a_start_after_a_clean_stop_replays_nothing(tmp_path: Path) -> None:
+    async def scenario(channel: grpc.aio.Channel) -> None:
+        call = broker_pb2_grpc.BrokerLinkStub(channel).Exchange()
+        await call.read()
+        for number in range(100):
+            await call.write(ensure(number, f"topic-{number}"))
+            await read(call, pb.ReplyFrame)
+        call.cancel()
+
+    flags = "--auto-create-topics", "--auto-create-groups"
+    with broker(tmp_path / "data", *flags) as (_, address, _):
+        with_channel(address, scenario)
+    with broker(tmp_path / "data", *flags) as (_, _, log):
+        lines = map(json.loads, log.read_text().splitlines())
+        recovered = [one for one in lines if one["event"] == "store recovered"][-1]
+    assert not recovered["is_new"]
+    assert recovered["log_bytes"] > 0
+    assert recovered["replayed_records"] == 0
+
+
 def test_the_admin_service_returns_the_secret_and_error_names(tmp_path: Path) -> None:
     async def scenario(channel: grpc.aio.Channel) -> None:
         stub = broker_pb2_grpc.BrokerAdminStub(channel)

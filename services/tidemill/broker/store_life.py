@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+CHECKPOINT_S: Final = 5.0  # for the checkpoint before a stop; the grace period allows for more
 LIFE_BYTES: Final = 8  # of the random, unique name of a life
 
 
@@ -201,6 +202,10 @@ class BrokerProcess:
             self._announce(server.address, metrics.url)
             readiness.phase = "serving"
             await self._stop.wait()
+            if replicas is None:
+                # The clients of this broker are served until it is written. They then wait less for
+                # the next process. The clients of a replicated group have another master by then.
+                await rounds.write_checkpoint(CHECKPOINT_S)
             log.info("broker drains")
             readiness.phase = "draining"
             rounds.drain()

@@ -97,12 +97,13 @@ class RoundWorld:
         self.group_id = self.world.group()
         self.world.pop(1)  # the first pop of a group records that it reads the topic
         self.syncs = GatedSyncs()
+        self.background_syncs = GatedSyncs()
         self.polls = LongPolling(parked_max=parked_max)
         self.durability = Durability(self.world.engine, self.syncs, rounds_max=rounds_max)
         self.rounds = Rounds(
             self.world.engine,
             durability=self.durability,
-            background_syncs=GatedSyncs(),
+            background_syncs=self.background_syncs,
             clock=self.clock,
             polls=self.polls,
             pending_bytes_max=pending_bytes_max,

@@ -301,6 +301,60 @@ def test_background_work_continues_under_constant_load() -> None:
     )
 
 
+FIRST_MESSAGES = 50
+
+
+def test_a_requested_checkpoint_is_written_under_constant_load() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        engine = world.world.engine
+        world.syncs.turns = 20
+
+        async def send() -> None:
+            for request_id in itertools.count(1):
+                await proxy.send(world.append_frame("x" * 20_000, first_id=request_id))
+                await proxy.reply()
+                if request_id == FIRST_MESSAGES:
+                    has_begun.set()
+
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            has_begun = asyncio.Event()
+            sending = tasks.create_task(send())
+            await has_begun.wait()
+            begin = engine.log.committed_offset
+            assert engine.store.derived_offset < begin
+            await world.rounds.write_checkpoint(20)
+            assert engine.store.derived_offset >= begin
+            sending.cancel()
+
+    in_world(scenario, checkpoint_log_bytes=1 << 30)
+
+
+def test_a_requested_checkpoint_is_given_up_in_time() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        world.background_syncs.gate.clear()
+        async with asyncio.timeout(20):
+            await world.rounds.write_checkpoint(0.05)
+        await proxy.send(world.append_frame("b"))
+        await proxy.reply()
+        world.background_syncs.gate.set()
+
+    in_world(scenario)
+
+
+def test_a_full_disk_has_no_room_for_a_requested_checkpoint() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        world.world.leave_room(0)
+        async with asyncio.timeout(20):
+            await world.rounds.write_checkpoint(600)
+        assert world.world.engine.store.derived_offset < world.world.engine.log.committed_offset
+
+    in_world(scenario)
+
+
 def test_messages_deleted_before_the_reply_are_omitted() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         inner = world.world

@@ -76,7 +76,8 @@ class BackgroundJobs:
         """Whether a job is due although nothing was committed."""
         if now_ms < self._room_check_at_ms:
             return False
-        return self._rebuilds.is_due or self._timers.wants_background(now_ms)
+        is_requested = self._checkpoints.is_requested
+        return is_requested or self._rebuilds.is_due or self._timers.wants_background(now_ms)
 
     def next_ms(self) -> int | None:
         """Return the wall time when a job is due; None: not before the next event."""

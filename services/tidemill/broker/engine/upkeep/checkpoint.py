@@ -141,6 +141,7 @@ class Checkpoints:
         self._records_then = 0  # records of the log at the last checkpoint
         self._wanted_bytes = 0  # the size of a checkpoint that waits for room; 0: none waits
         self.is_without_snapshot = False  # the last checkpoint had no room for a snapshot
+        self.is_requested = False  # by `request`, and not written yet
 
     @property
     def may_begin(self) -> bool:
@@ -149,13 +150,17 @@ class Checkpoints:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough was logged since the last checkpoint, and none waits for room."""
+        """Whether one is requested or enough was logged since the last, and none waits for room."""
         log = self._log
         is_time = (
             log.committed_offset - self._store.derived_offset >= self._config.checkpoint_log_bytes
             or log.record_count - self._records_then >= self._config.checkpoint_records
         )
-        return is_time and not self.waits_for_room
+        return (is_time or self.is_requested) and not self.waits_for_room
+
+    def request(self) -> None:
+        """Let the next job be a checkpoint, unless the disk is too full for one."""
+        self.is_requested = self._has_room(self._wanted_bytes)
 
     @property
     def waits_for_room(self) -> bool:
@@ -167,6 +172,10 @@ class Checkpoints:
 
     def write(self) -> Steps:
         """Make everything durable that is derived from the log so far."""
+        yield from self._write()
+        self.is_requested = False
+
+    def _write(self) -> Steps:
         yield from self._quiet()
         begin, derived = self._log.committed_offset, self._store.derived_offset
         record_count = self._log.record_count

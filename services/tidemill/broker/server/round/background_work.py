@@ -31,6 +31,7 @@ class BackgroundWork:
         self._syncs = syncs
         self._files: list[HasFileno] = []  # being synced
         self._has_files = asyncio.Event()
+        self._has_stepped = asyncio.Event()
         # The last time that a slice found no work: monotonic, and the committed offset then.
         self._idle_at_ms = 0
         self._idle_offset = -1
@@ -56,6 +57,7 @@ class BackgroundWork:
 
     def step(self, turn: Turn) -> bool:
         """Do one slice; return True if more can be done at once."""
+        self._has_stepped.set()
         files = self._background.step(
             turn.now_ms, firing_ms=turn.firing_ms, monotonic_ms=turn.monotonic_ms
         )
@@ -68,6 +70,14 @@ class BackgroundWork:
             self._has_files.set()
             return False
         return True
+
+    async def write_checkpoint(self, wake: Callable[[], None]) -> None:
+        """Request a checkpoint, and wait until slices have written it or found no room for it."""
+        self._engine.checkpoints.request()
+        wake()
+        while self._engine.checkpoints.is_requested:
+            self._has_stepped.clear()
+            await self._has_stepped.wait()
 
     @contextlib.asynccontextmanager
     async def syncing(self, wake: Callable[[], None]) -> AsyncIterator[None]:

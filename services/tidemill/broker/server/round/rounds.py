@@ -250,6 +250,12 @@ class Rounds:
         self._is_round_due = True
         self._wake.set()
 
+    async def write_checkpoint(self, timeout_s: float) -> None:
+        """Write a checkpoint between rounds, for at most `timeout_s`: the next start is short."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._background.write_checkpoint(self.wake)
+
     def drain(self) -> None:
         """Answer long polls empty, and every later pop at once."""
         self._is_draining = True
