@@ -77,6 +77,8 @@ class Network:
 class NetworkLink:
     """The proxy's end of a connection with one call."""
 
+    part_heard_at_s = 0.0  # messages arrive whole
+
     def __init__(self, network: Network, server: Server) -> None:
         self.server = server
         self._network = network

@@ -29,6 +29,8 @@ ADDRESSES = {"broker-0": "h0:1", "broker-1": "h1:1"}
 class Stream:
     """A call of Follow: the home's end writes, the follower's iterates and sends."""
 
+    part_heard_at_s = 0.0  # messages arrive whole
+
     def __init__(self, service: BrokerHomeService, on_message: Callable[[bytes], None]) -> None:
         self.written: list[pb.FollowFrame] = []
         self._requests: asyncio.Queue[bytes] = asyncio.Queue()

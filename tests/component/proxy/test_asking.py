@@ -32,6 +32,8 @@ ALL = pb.ProxyQuestion(list_clients=pb.ListClientsRequest())
 class Stream:
     """A call of Attach: the proxy's end writes, the broker's iterates."""
 
+    part_heard_at_s = 0.0  # messages arrive whole
+
     def __init__(self, relay: Relay, on_message: Callable[[bytes], None]) -> None:
         self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._broker_end = BrokerEnd(self._answers, on_message)

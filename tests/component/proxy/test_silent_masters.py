@@ -28,6 +28,8 @@ LIMIT_S = 60.0
 class Stream:
     """A call to a replica."""
 
+    part_heard_at_s = 0.0  # messages arrive whole
+
     def __init__(self) -> None:
         self.outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -23,6 +23,8 @@ ATTEMPTS = 3
 class RejectedSession:
     """A stream that the controller ends with an error, after a message if it `answers`."""
 
+    part_heard_at_s = 0.0  # messages arrive whole
+
     def __init__(self, receive: Callable[[bytes], None], *, answers: bool) -> None:
         self._receive = receive
         self._answers = answers

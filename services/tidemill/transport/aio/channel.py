@@ -51,6 +51,15 @@ class ClientStream:
         self.on_message = on_message
         self.outcome: asyncio.Future[None] = protocol.loop.create_future()
 
+    @property
+    def part_heard_at_s(self) -> float:
+        """The time of the last input if a response has arrived in part, in monotonic seconds.
+
+        0 if none has.
+        """
+        is_partial = self.call.reader is not None or self._protocol.is_within_frame
+        return self._protocol.heard_at_s if is_partial else 0.0
+
     def write(self, message: bytes) -> None:
         """Send a request at once without waiting; the caller limits the requests in flight."""
         self._protocol.write(self.call, message)
@@ -237,6 +246,11 @@ class ClientProtocol(asyncio.Protocol):
     def heard_at_s(self) -> float:
         """The time of the last input, in monotonic seconds."""
         return self._connection.http.heard_at_s
+
+    @property
+    def is_within_frame(self) -> bool:
+        """Whether an HTTP/2 frame has arrived in part."""
+        return self._connection.http.is_within_frame
 
     def open(self, path: str, on_message: Callable[[bytes], None]) -> ClientStream:
         """Begin a call."""

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 class OpenStream(Protocol):
     """A bidirectional call in progress, such as `ClientStream`."""
 
+    @property
+    def part_heard_at_s(self) -> float:
+        """The time of the last input if a response has arrived in part, in monotonic seconds.
+
+        0 if none has.
+        """
+
     def write(self, message: bytes) -> None:
         """Send a frame at once without waiting."""
 

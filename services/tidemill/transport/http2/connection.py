@@ -449,6 +449,11 @@ class Connection:
         """The time of the last input from the peer, in monotonic seconds."""
         return self._liveness.heard_at_s
 
+    @property
+    def is_within_frame(self) -> bool:
+        """Whether a frame has arrived in part."""
+        return bool(self._headers.partial or self.unparsed)
+
     def start_drain(self) -> None:
         """Ask the peer to open no more streams; accept those in flight."""
         # A client that stops may still open streams until it receives our GOAWAY.
@@ -505,8 +510,7 @@ class Connection:
         if self._needs_preface or self._needs_settings:
             self._liveness.check_handshake(now_s)
             return
-        is_within_frame = bool(self._headers.partial or self.unparsed)
-        if self._liveness.needs_ping(now_s, is_within_frame=is_within_frame):
+        if self._liveness.needs_ping(now_s, is_within_frame=self.is_within_frame):
             self._output.append(frames.encode_ping(_KEEPALIVE_PING, is_ack=False))
         is_empty = self._is_server and not self._streams.by_id
         if is_empty and self._liveness.is_idle(now_s, self._streams.busy_at_s):

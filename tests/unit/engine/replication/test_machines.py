@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -464,6 +465,57 @@ def test_silence_ends_a_stream_on_both_sides_and_the_replica_dials_again_later()
     assert not pair.replica.take_actions()
     pair.replica.tick(late_ms + 50)
     assert any(isinstance(action, StreamDial) for action in pair.replica.take_actions())
+
+
+FRAME = Data(1, 1, b"x", crc32(b"x"), 0, 0, 1 << 20)
+
+
+def test_a_large_frame_on_a_slow_link_is_no_silence() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    for _ in range(5):
+        pair.now_ms += 900
+        pair.replica.handle_part(pair.now_ms)
+        pair.replica.tick(pair.now_ms)
+    pair.replica.handle_message(1, FRAME, pair.now_ms)
+    assert pair.logs[1].data == b"\x01x"
+
+
+@pytest.mark.parametrize(
+    "waited",
+    [
+        pytest.param(lambda pair: pair.replica.handle_part(pair.now_ms), id="part"),
+        pytest.param(
+            lambda pair: pair.replica.handle_message(1, MasterHeartbeat(1, 0), pair.now_ms),
+            id="heartbeat",
+        ),
+    ],
+)
+def test_input_from_before_a_pause_does_not_let_a_frame_from_before_it_pass(
+    waited: Callable[[Pair], None],
+) -> None:
+    """Another replica may have become master during the pause."""
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    pair.replica.take_actions()
+    pair.now_ms += 1_001
+    waited(pair)
+    pair.replica.handle_message(1, FRAME, pair.now_ms)
+    assert pair.logs[1].data == b"\x01"
+    assert any(isinstance(action, StreamClose) for action in pair.replica.take_actions())
+
+
+def test_a_welcome_from_before_a_pause_is_not_followed() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.replica.learn(view(sss=(0, 1)), pair.now_ms)
+    pair.replica.take_actions()
+    pair.replica.handle_connected(1, pair.now_ms)
+    extent = LogExtent((EpochEntry(1, 0),), 0, 1)
+    welcome = Welcome(1, run(0), CommonPrefix(0), Digest(0, 0, 0), extent, 0)
+    pair.replica.handle_message(1, welcome, pair.now_ms + 1_001)
+    pair.replica.handle_message(1, FRAME._replace(offset=0), pair.now_ms + 1_001)
+    assert pair.logs[1].data == b""
+    assert any(isinstance(action, StreamClose) for action in pair.replica.take_actions())
 
 
 def test_an_idle_stream_carries_heartbeats_both_ways() -> None:

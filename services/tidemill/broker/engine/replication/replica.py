@@ -160,7 +160,8 @@ class Replica:
         log = self._log
         if not self._may_change(PhaseChange.JOIN):
             return  # This replica has closed the stream.
-        self.heard_at_ms = now_ms
+        if not self._hear(now_ms):
+            return
         if not may_follow(welcome.epoch, epoch_seen=log.epoch_seen):
             self.close(f"epoch {welcome.epoch} has ended", now_ms)
             return
@@ -212,12 +213,23 @@ class Replica:
         me, view = self._me.replica_id, self.view
         return me in view.eligible or any(member.replica_id == me for member in view.sss)
 
-    def handle_data(self, frame: Data, now_ms: int) -> None:
-        """Append a frame of the master."""
+    def handle_part(self, now_ms: int) -> None:
+        """Note that the master is not silent: a part of its next message has arrived."""
+        if self.phase is ReplicaPhase.FOLLOWING:
+            self._hear(now_ms)
+
+    def _hear(self, now_ms: int) -> bool:
+        """Note that the master is heard. Close the stream instead, and return False, if late."""
         if is_late(self._silent_ms(now_ms), silence_ms=self._config.stream_silence_ms):
             self.close("silent", now_ms)
-            return
+            return False
         self.heard_at_ms = now_ms
+        return True
+
+    def handle_data(self, frame: Data, now_ms: int) -> None:
+        """Append a frame of the master."""
+        if not self._hear(now_ms):
+            return
         if self.phase is not ReplicaPhase.FOLLOWING or not is_of_epoch(frame.epoch, self.epoch):
             self.close(f"unexpected frame of epoch {frame.epoch}", now_ms)
         elif frame.offset != self._log.log_end or crc32(frame.data) != frame.crc:
@@ -233,8 +245,11 @@ class Replica:
 
     def handle_beat(self, beat: MasterHeartbeat, now_ms: int) -> None:
         """Record a heartbeat and its confirm offset."""
-        self.heard_at_ms = now_ms
-        if self.phase is ReplicaPhase.FOLLOWING and is_of_epoch(beat.epoch, self.epoch):
+        if (
+            self._hear(now_ms)
+            and self.phase is ReplicaPhase.FOLLOWING
+            and is_of_epoch(beat.epoch, self.epoch)
+        ):
             self._confirm(beat.confirm)
 
     def handle_progress(self, now_ms: int) -> None:

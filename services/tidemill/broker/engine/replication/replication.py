@@ -220,6 +220,11 @@ class Replication:
             case _:
                 assert_never(message)
 
+    def handle_part(self, now_ms: int) -> None:
+        """Handle the arrival of a part of a message of the master."""
+        if self.replica is not None:
+            self.replica.handle_part(now_ms)
+
     def handle_closed(self, stream: Stream | None, now_ms: int) -> None:
         """Handle the end of a stream. None means that a dial failed."""
         if self.master is not None and stream is not None:

@@ -234,6 +234,8 @@ class ReplicaShell:
                 if self._failure.done():
                     break
                 self._machine.is_disk_slow = self._durability.is_slow
+                if self._streams.take_part():
+                    self._do(self._machine.handle_part)
                 self._do(self._machine.tick)
                 self._log_damage()
                 if self._hold.take_end(self._machine.master, self._clock.monotonic_ms()):

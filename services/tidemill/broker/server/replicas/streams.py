@@ -68,6 +68,8 @@ class ReplicaStreams:
         self._numbers = count(1)
         self._streams: dict[int, _Stream] = {}
         self._dialling: asyncio.Task[None] | None = None
+        self._followed: OpenStream | None = None  # the last stream to a master
+        self._part_heard_at_s = 0.0  # there
         self._tasks: set[asyncio.Task[None]] = set()
 
     def write(self, number: int, message: bytes) -> None:
@@ -132,6 +134,16 @@ class ReplicaStreams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def take_part(self) -> bool:
+        """Return whether more of an incomplete message of the master has come since the last call.
+
+        A slow link needs seconds for one record with a large body.
+        """
+        heard_at_s = 0.0 if self._followed is None else self._followed.part_heard_at_s
+        has_come = heard_at_s > self._part_heard_at_s
+        self._part_heard_at_s = max(heard_at_s, self._part_heard_at_s)
+        return has_come
+
     async def _follow(self, address: str) -> None:
         """Dial the master, and report its messages until the stream ends."""
         number, is_dialled = next(self._numbers), False
@@ -141,6 +153,7 @@ class ReplicaStreams:
             ) as channel:
                 stream = channel.open(STREAM, functools.partial(self._receive, number))
                 self._streams[number] = _ReplicaSide(stream)
+                self._followed = stream
                 is_dialled = True
                 self._receiver.handle_connected(number)
                 await stream.wait_ended()
