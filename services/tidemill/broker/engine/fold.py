@@ -96,6 +96,11 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     RecordKind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
 _MESSAGE = int(RecordKind.MESSAGE)
+# Flags in the header of a record, by kind; others have none. `message.decode` checks its own.
+_FLAGS_KNOWN: Final[dict[int, int]] = {
+    RecordKind.CK: pop_checkpoint.GIVEN_BACK,
+    RecordKind.ACK: ack.FLAG_EXPIRED | ack.FLAG_KEPT,
+}
 
 
 @final
@@ -208,6 +213,9 @@ class Fold:
         decode = _DECODERS.get(header.kind)
         if decode is None:
             raise UnknownRecord(f"record of kind {header.kind}")
+        if header.flags and header.flags & ~_FLAGS_KNOWN.get(header.kind, 0):
+            kind = RecordKind(header.kind).name
+            raise UnknownRecord(f"{kind} record with flags {header.flags} in its header")
         entry = decode(body, tail)
         self._appliers[type(entry)](entry, header.log_offset, header.stored_at_ms)
 

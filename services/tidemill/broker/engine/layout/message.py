@@ -58,11 +58,13 @@ from tidemill.broker.engine.layout.numbers import (
     TimerId,
     TopicId,
 )
+from tidemill.broker.engine.layout.record import UnknownRecord
 
 FLAG_CAUSE = 1
 FLAG_SCHEDULE = 2
 FLAG_TIMER = 4
 FLAG_REMAINS = 8  # beside SCHEDULE
+FLAGS_KNOWN = FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS
 PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
 CAUSE = struct.Struct(">IIqBBqIHqB")
@@ -183,10 +185,12 @@ def encode(message: MessageEntry) -> bytes:
 
 
 def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> MessageEntry:
-    """Decode a MESSAGE record without copying the blob."""
+    """Decode a MESSAGE record without copying the blob. Raises UnknownRecord."""
     cause: Cause | TimerTarget | SalvagedTimer | TimerCause | None = None
     if not flags:
         return _tuple(MessageEntry, (*PLACE.unpack_from(body), 0, None, blob, blob_crc))
+    if flags & ~FLAGS_KNOWN:
+        raise UnknownRecord(f"MESSAGE record with flags {flags}")
     if flags & FLAG_CAUSE:
         cause = decode_cause(body)
     elif flags & FLAG_SCHEDULE:

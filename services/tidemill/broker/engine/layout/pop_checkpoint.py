@@ -33,6 +33,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, QueueId, TopicId
+from tidemill.broker.engine.layout.record import UnknownRecord
 
 GIVEN_BACK = 1  # flag of the record header
 FLAG_GAPS = 1
@@ -48,6 +49,7 @@ FLAG_UNPROVEN = 32
 # ended or was silent.
 FLAG_RETURNED = 64
 FLAG_HOLDER = 128
+FLAGS_KNOWN = FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND | FLAG_HOLDER
 # In rows and in the table, which store the holder elsewhere.
 FLAG_RENEWS = 128
 HOLDER_RENEWS = 1  # bit of HOLDER
@@ -142,11 +144,13 @@ def cut_client_id(client_id: str) -> str:
 
 
 def decode(body: bytes | memoryview) -> PopCheckpoint:
-    """Decode a CK record's body."""
+    """Decode a CK record's body. Raises UnknownRecord."""
     fixed = BODY.unpack_from(body)
     count, flags = fixed[4], fixed[5]
     if not flags:
         return _tuple(PopCheckpoint, fixed + _NO_PARTS)
+    if flags & ~FLAGS_KNOWN:
+        raise UnknownRecord(f"CK record with flags {flags}")
     at = BODY_SIZE
     gaps = superseded = attempts = None
     attempt_id = client_id = ""

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from tidemill.broker.engine.layout.record import UnknownRecord
+
 HEAD = struct.Struct(">qBB")
 HEAD_SIZE = 10  # bytes
 ENTRY = struct.Struct(">Iq")
@@ -44,6 +46,9 @@ class RenewalReason(IntEnum):
     NOT_HANDED_OVER = 4
     HANDED_OVER = 5
     DISCONNECTED = 6
+
+
+_REASONS = frozenset(map(int, RenewalReason))
 
 
 class Renewal(NamedTuple):
@@ -74,8 +79,10 @@ def decode_live(tail: bytes | memoryview, entry_count: int) -> Sequence[int]:
 
 
 def decode(body: bytes | memoryview) -> Renewal:
-    """Decode the body of a RENEW record."""
+    """Decode the body of a RENEW record. Raises UnknownRecord."""
     visible_at_ms, why, size = HEAD.unpack_from(body)
+    if why not in _REASONS:
+        raise UnknownRecord(f"RENEW record with reason {why}")
     end = HEAD_SIZE + size
     client_id = str(body[HEAD_SIZE:end], "utf-8", "replace")
     return Renewal(

@@ -20,6 +20,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidemill.broker.engine.layout.numbers import TimerId
+from tidemill.broker.engine.layout.record import UnknownRecord
 
 _CONTROL = struct.Struct(">Bqqq")
 CONTROL_SIZE = 25  # bytes
@@ -32,6 +33,9 @@ class TimerOperation(IntEnum):
 
     CANCEL = 1
     RESCHEDULE = 2
+
+
+_OPERATIONS = frozenset(map(int, TimerOperation))
 
 
 class TimerControl(NamedTuple):
@@ -55,8 +59,11 @@ def encode(control: TimerControl) -> bytes:
 
 
 def decode(body: bytes | memoryview) -> TimerControl:
-    """Decode the body of a TIMER record."""
-    return TimerControl._make(_CONTROL.unpack(body))
+    """Decode the body of a TIMER record. Raises UnknownRecord."""
+    control = TimerControl._make(_CONTROL.unpack(body))
+    if control.operation not in _OPERATIONS:
+        raise UnknownRecord(f"TIMER record with operation {control.operation}")
+    return control
 
 
 def encode_frontier(frontier: Frontier) -> bytes:
