@@ -107,11 +107,17 @@ def test_a_replica_with_a_slow_or_full_disk_is_removed_and_comes_back(situation:
         assert run.was_staged, "\n".join(run.notes)
 
 
-def test_a_master_that_was_paused_during_its_replacement_acknowledges_nothing() -> None:
+@pytest.mark.parametrize("situation", ["replaced while paused", "replaced after a loss"])
+def test_a_master_that_was_paused_during_its_replacement_acknowledges_nothing(
+    situation: str,
+) -> None:
     """An operator's order may lose records at once, and none afterwards."""
-    runs = [run_seed(seed, trouble_s=0, situation="replaced while paused") for seed in range(10)]
+    runs = [run_seed(seed, trouble_s=0, situation=situation) for seed in range(10)]
     assert not any(run.findings for run in runs), "\n".join(map(str, runs))
     assert any(run.was_staged for run in runs)
+
+
+def test_without_the_check_for_a_pause_a_replaced_master_acknowledges_messages() -> None:
     with replaced(fencing, "is_late", lambda _silent_ms, *, silence_ms: silence_ms < 0):
         runs = [
             run_seed(seed, trouble_s=0, situation="replaced while paused") for seed in range(10)

@@ -29,6 +29,7 @@ WORK_S = 0.3  # clients send some messages, which are confirmed if that is possi
 ELECTION_S = 3.0  # an election takes place if it is possible
 SLOW_SYNC_S = 1.5  # added to each sync of a slow disk: a master does not wait so long
 BEHIND_REPLICAS_S = 0.02  # added to each sync: acks of replicas come before it ends
+FAR_BEHIND_REPLICAS_S = 0.1  # the same, for a slow disk
 # After an election, the next one waits half a minute, unless the master confirms nothing.
 GUARDED_S = 45.0
 ANSWERS = 50
@@ -488,6 +489,31 @@ async def replaced_while_paused(stage: Stage) -> None:
     await asyncio.sleep(NOTICE_S)
 
 
+async def replaced_after_a_loss(stage: Stage) -> None:
+    """The other member ends, its master pauses at once, and an operator replaces the master.
+
+    The end of the stream is known before the pause. The master's own sync ends after it.
+    """
+    world, (master, second, third) = stage.world, stage.all
+    await stage.expel(third, master, second)
+    master.sync_s = FAR_BEHIND_REPLICAS_S
+    await asyncio.sleep(WORK_S)
+    stage.join(third, master, second)
+    stage.kill(second)
+    await asyncio.sleep(world.random.uniform(0, FAR_BEHIND_REPLICAS_S / 2))
+    world.freeze(master, is_whole_pod=True)
+    life = master.lives
+    for _ in range(IMPATIENT_ORDERS_MAX):
+        world.random.choice(world.controllers).ask(ReplaceMaster(third.id))
+        await asyncio.sleep(IMPATIENT_S)
+        if world.was_replaced:
+            break
+    world.thaw(master, life)
+    if not world.was_replaced:
+        raise SituationNotReached
+    await asyncio.sleep(NOTICE_S)
+
+
 async def forgotten_while_cut_off(stage: Stage) -> None:
     """A running group is cut off from controllers and forgotten; an operator names a master."""
     world = stage.world
@@ -621,6 +647,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
 # other loss is.
 OPERATED: Final[Mapping[str, Situation]] = {
     "replaced while paused": Situation(replaced_while_paused),
+    "replaced after a loss": Situation(replaced_after_a_loss),
     "forgotten while cut off": Situation(forgotten_while_cut_off),
     "forgotten while down": Situation(forgotten_while_down),
     "forgotten with an epoch": Situation(forgotten_with_an_epoch),

@@ -505,6 +505,59 @@ def test_input_from_before_a_pause_does_not_let_a_frame_from_before_it_pass(
     assert any(isinstance(action, StreamClose) for action in pair.replica.take_actions())
 
 
+def acked_pair() -> Pair:
+    """Return a pair whose replica has acked a record that the master does not have on its disk."""
+    pair = Pair()
+    pair.learn(view(sss=(0, 1)))
+    pair.sync(0)
+    pair.sync(1)
+    pair.logs[0].data += b"x"
+    pair.master.handle_progress(pair.now_ms)
+    pair.go()
+    pair.sync(1)
+    assert pair.logs[0].confirm_offset == 1
+    return pair
+
+
+def test_an_ack_from_before_a_pause_confirms_nothing_if_its_stream_ended_before_it() -> None:
+    pair = acked_pair()
+    pair.master.handle_closed(1, pair.now_ms)
+    pair.now_ms += 1_001
+    pair.sync(0)
+    assert pair.logs[0].confirm_offset == 1
+
+
+def test_an_ack_from_before_a_pause_confirms_nothing_if_the_end_of_its_stream_is_read_first() -> (
+    None
+):
+    pair = acked_pair()
+    pair.now_ms += 1_001
+    pair.master.handle_closed(1, pair.now_ms)
+    pair.sync(0)
+    assert pair.logs[0].confirm_offset == 1
+
+
+def test_an_ack_from_before_a_pause_confirms_nothing_if_a_new_hello_is_read_first() -> None:
+    pair = acked_pair()
+    pair.now_ms += 1_001
+    log = pair.logs[1]
+    hello = Hello("g", run(1), "store 1", 1, 1, LogExtent(log.journal, 0, log.log_end), log.log_end)
+    pair.master.handle_hello(2, hello, pair.now_ms)
+    pair.sync(0)
+    assert pair.logs[0].confirm_offset == 1
+    # The replica has seen no later epoch: it follows, and its next ack counts.
+    pair.master.handle_ack(2, Ack(1, run(1), log.log_end, log.log_end, 0), pair.now_ms)
+    assert pair.logs[0].confirm_offset == 2
+
+
+def test_an_ack_confirms_although_its_stream_has_just_ended() -> None:
+    pair = acked_pair()
+    pair.master.handle_closed(1, pair.now_ms)
+    pair.now_ms += 999
+    pair.sync(0)
+    assert pair.logs[0].confirm_offset == 2
+
+
 def test_a_welcome_from_before_a_pause_is_not_followed() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.replica.learn(view(sss=(0, 1)), pair.now_ms)

@@ -25,7 +25,7 @@ class Commitment(NamedTuple):
     # Runs that the master is about to propose. The confirm offset waits for them, so that they can
     # catch up with a growing log.
     joiners: frozenset[ReplicaRun] = frozenset()
-    # Runs whose streams were silent. Their acks confirm nothing more until they ack again.
+    # Runs that were silent. Their acks confirm nothing more until they ack again.
     silent: frozenset[ReplicaRun] = frozenset()
 
 
@@ -91,7 +91,9 @@ def without_acks_of(commitment: Commitment, member: ReplicaRun) -> Commitment:
 
 
 def with_silent(commitment: Commitment, member: ReplicaRun) -> Commitment:
-    """Return the commitment after a silence of `member` that has closed its stream."""
+    """Return the commitment after a silence of `member`."""
+    if member in commitment.silent:
+        return commitment
     return commitment._replace(silent=commitment.silent | {member})
 
 

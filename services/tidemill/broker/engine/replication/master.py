@@ -128,7 +128,7 @@ class Master:
         """Update the acks after the log has grown or after more of it is durable here."""
         self._close_silent(now_ms)
         log, is_durable = self._log, self._config.ack_mode is AckMode.SYNC_FSYNC
-        self.sync_state.record_ack(self._me, log.durable_offset if is_durable else log.log_end)
+        self.sync_state.record_own_end(log.durable_offset if is_durable else log.log_end)
         self._advance(now_ms)
 
     def _advance(self, now_ms: int) -> None:
@@ -259,8 +259,7 @@ class Master:
         follower.received_end, follower.heard_at_ms = ack.received_end, now_ms
         follower.applied_end = ack.applied_end
         end = ack.durable_end if is_durable else ack.received_end
-        self.sync_state.record_ack(ack.member, end)
-        self.sync_state.peers[ack.member].is_slow = ack.is_slow
+        self.sync_state.record_ack(ack.member, end, now_ms, is_slow=ack.is_slow)
         self._advance(now_ms)
 
     def handle_closed(self, stream: Stream, now_ms: int) -> None:
@@ -272,10 +271,10 @@ class Master:
                 self._cancel_transfer(now_ms)
 
     def _close_silent(self, now_ms: int) -> None:
-        """Close each silent stream. Its earlier acks must not confirm either (`is_late`)."""
+        """Close silent streams. Earlier acks of silent replicas must not confirm either."""
+        self.sync_state.note_silence(now_ms)
         for stream, follower in list(self._streams.items()):
             if is_late(now_ms - follower.heard_at_ms, silence_ms=self._config.stream_silence_ms):
-                self.sync_state.note_silent(follower.member)
                 self._close(stream, "silent", now_ms)
 
     def _close(self, stream: Stream, why: str, now_ms: int) -> None:

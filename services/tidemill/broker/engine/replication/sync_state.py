@@ -22,6 +22,7 @@ from tidemill.broker.engine.replication.confirm import (
     with_view,
     without_acks_of,
 )
+from tidemill.broker.engine.replication.fencing import is_late
 from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
 # The confirm offset waits this long for a replica that lags a little, and again after a pause.
@@ -37,6 +38,7 @@ class ReplicaPeer:
     __slots__ = (
         "caught_up_since_ms",
         "disconnected_at_ms",
+        "heard_at_ms",
         "held_at_ms",
         "is_connected",
         "is_full",
@@ -46,6 +48,7 @@ class ReplicaPeer:
     def __init__(self, now_ms: int) -> None:
         self.is_connected = False
         self.disconnected_at_ms = now_ms
+        self.heard_at_ms = now_ms  # its last ack, on any stream
         self.caught_up_since_ms: int | None = None  # connected, and within the longest lag
         self.held_at_ms = now_ms - HOLD_MS - HOLD_PAUSE_MS
         self.is_slow = False
@@ -131,13 +134,26 @@ class SyncState:
                 del self.peers[member]
                 self.commitment = without_acks_of(self.commitment, member)
 
-    def record_ack(self, member: ReplicaRun, end: int) -> None:
-        """Record that `member`, a replica or the master itself, has everything before `end`."""
+    def record_own_end(self, end: int) -> None:
+        """Record that the master has everything before `end`."""
+        self.commitment = with_ack(self.commitment, self._me, end)
+
+    def record_ack(self, member: ReplicaRun, end: int, now_ms: int, *, is_slow: bool) -> None:
+        """Record an ack of a replica: it has everything before `end`."""
+        peer = self.peers[member]
+        peer.heard_at_ms, peer.is_slow = now_ms, is_slow
         self.commitment = with_ack(self.commitment, member, end)
 
-    def note_silent(self, member: ReplicaRun) -> None:
-        """Record that a silence ends the stream of `member`: its acks count after the next one."""
-        self.commitment = with_silent(self.commitment, member)
+    def note_silence(self, now_ms: int) -> None:
+        """Let the acks of silent replicas confirm nothing more until they ack again.
+
+        This does not depend on their streams: a stream may have ended before a pause of this
+        process, and its end may be the first that the process reads after it (`is_late`).
+        """
+        for member, peer in self.peers.items():
+            silent_ms = now_ms - peer.heard_at_ms
+            if is_late(silent_ms, silence_ms=self._config.stream_silence_ms):
+                self.commitment = with_silent(self.commitment, member)
 
     # ------------------------------------------------------------ proposals
 
