@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+import pytest
 from prometheus_client import exposition
 from structlog.testing import capture_logs
 
@@ -14,9 +15,11 @@ from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.metrics.conflict_metrics import ConflictMetrics
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
+from tidemill.broker.server.round import polled_filters
 from tidemill.broker.server.round.polled_filters import (
     FILTER_LIFE_MS,
     FILTERS_MAX,
+    SHOWN_CHARACTERS,
     WARNING_INTERVAL_MS,
     PolledFilters,
 )
@@ -122,6 +125,43 @@ def test_the_filters_of_a_group_and_topic_have_a_bound() -> None:
         poller.now_ms += 1
     assert len(poller.expressions()) == FILTERS_MAX
     assert "tag-0" not in poller.expressions()
+
+
+def test_a_long_filter_is_kept_in_part_and_compared_whole() -> None:
+    poller = Poller()
+    tags = [f"tag-{n:03}-" + "x" * 100 for n in range(128)]
+    with capture_logs() as logs:
+        poller.poll("first", *tags)
+        poller.poll("second", *tags[:-1])
+        poller.poll("third", *tags)
+    assert poller.expressions() == [
+        f"{tags[0]} || {tags[1]} || ... 125 more",
+        f"{tags[0]} || {tags[1]} || ... 126 more",
+    ]
+    [warning] = logs
+    assert len(str(warning["filters"])) < 2 * SHOWN_CHARACTERS + 100
+
+
+def test_the_filters_of_all_groups_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polled_filters, "FILTERS_OF_ALL_MAX", 10)
+    poller = Poller()
+    for n in range(20):
+        poller.group_id = poller.world.group(f"group-{n}")
+        for tag in ("red", "blue", "green"):
+            poller.poll(f"client-{tag}", tag)
+    catalog = poller.world.engine.catalog
+    found = list(poller.filters.conflicts(catalog, monotonic_ms=poller.now_ms))
+    assert [conflict.group for conflict in found] == ["group-17", "group-18", "group-19"]
+
+
+def test_filters_that_are_no_longer_polled_use_no_memory() -> None:
+    poller = Poller()
+    poller.poll("first", "red")
+    poller.poll("second", "blue")
+    assert len(poller.filters) == 2
+    poller.now_ms += FILTER_LIFE_MS + 1
+    assert poller.expressions() == []
+    assert len(poller.filters) == 0
 
 
 def test_a_concurrent_group_that_reads_a_fifo_topic_is_a_conflict_and_one_warning() -> None:

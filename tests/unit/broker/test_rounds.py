@@ -329,6 +329,26 @@ def test_a_requested_checkpoint_is_written_under_constant_load() -> None:
     in_world(scenario, checkpoint_log_bytes=1 << 30)
 
 
+def test_a_checkpoint_that_runs_already_is_not_the_requested_one() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        engine = world.world.engine
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        world.background_syncs.gate.clear()
+        async with asyncio.timeout(20):
+            await world.rounds.write_checkpoint(0.05)  # It begins, and waits for the disk.
+            await proxy.send(world.append_frame("b", first_id=2))
+            await proxy.reply()
+            committed = engine.log.committed_offset
+            requested = asyncio.create_task(world.rounds.write_checkpoint(20))
+            await idle()
+            world.background_syncs.gate.set()
+            await requested
+        assert engine.store.derived_offset >= committed
+
+    in_world(scenario)
+
+
 def test_a_requested_checkpoint_is_given_up_in_time() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))

@@ -141,7 +141,7 @@ class Checkpoints:
         self._records_then = 0  # records of the log at the last checkpoint
         self._wanted_bytes = 0  # the size of a checkpoint that waits for room; 0: none waits
         self.is_without_snapshot = False  # the last checkpoint had no room for a snapshot
-        self.is_requested = False  # by `request`, and not written yet
+        self._requested_end = 0  # log offset that a requested checkpoint has to reach
 
     @property
     def may_begin(self) -> bool:
@@ -158,9 +158,18 @@ class Checkpoints:
         )
         return (is_time or self.is_requested) and not self.waits_for_room
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether a requested checkpoint is not written yet.
+
+        One that had begun before the request does not reach far enough.
+        """
+        return self._store.derived_offset < self._requested_end
+
     def request(self) -> None:
         """Let the next job be a checkpoint, unless the disk is too full for one."""
-        self.is_requested = self._has_room(self._wanted_bytes)
+        has_room = self._has_room(self._wanted_bytes)
+        self._requested_end = self._log.committed_offset if has_room else 0
 
     @property
     def waits_for_room(self) -> bool:
@@ -173,7 +182,8 @@ class Checkpoints:
     def write(self) -> Steps:
         """Make everything durable that is derived from the log so far."""
         yield from self._write()
-        self.is_requested = False
+        if self.waits_for_room:
+            self._requested_end = 0
 
     def _write(self) -> Steps:
         yield from self._quiet()

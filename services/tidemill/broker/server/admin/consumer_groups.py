@@ -114,7 +114,7 @@ class ConsumerGroupAdmin:
                         is_order_lost=conflict.is_order_lost,
                         filters=[
                             pb.PolledFilter(
-                                tags=sorted(each.tags),
+                                tags=each.tags,
                                 client_id=each.client_id,
                                 polled_ms=now_ms - each.polled_at_ms,
                             )

@@ -28,6 +28,9 @@ log = structlog.get_logger()
 FILTER_LIFE_MS: Final = 600_000  # after its last poll a filter is no longer in use
 FILTERS_MAX: Final = 16  # per consumer group and topic; the one polled longest ago goes first
 PAIRS_MAX: Final = 20_000  # consumer groups and topics; the first known goes first
+FILTERS_OF_ALL_MAX: Final = 50_000  # of all pairs: 25 MB with long names; the same
+# Anybody may poll with filters of 16 KiB, and nobody reads more of them.
+SHOWN_CHARACTERS: Final = 256
 WARNING_INTERVAL_MS: Final = 3_600_000  # per consumer group, topic and kind of conflict
 
 EVERY_MESSAGE: Final = "*"
@@ -37,14 +40,30 @@ EVERY_MESSAGE: Final = "*"
 class PolledFilter:
     """A filter of a consumer group and topic, and its last poll."""
 
-    tags: frozenset[str]  # empty: every message
+    tags: tuple[str, ...]  # as `shown_tags` returns them; empty: every message
     client_id: str
     polled_at_ms: int  # monotonic
 
     @property
     def expression(self) -> str:
-        """The filter in its canonical form."""
-        return " || ".join(sorted(self.tags)) or EVERY_MESSAGE
+        """The filter in its canonical form, without the tags that are left out."""
+        return " || ".join(self.tags) or EVERY_MESSAGE
+
+
+def shown_tags(tags: frozenset[str]) -> tuple[str, ...]:
+    """Return the sorted tags of a filter that fit into `SHOWN_CHARACTERS`.
+
+    If some do not fit, the last entry gives their number.
+    """
+    shown: list[str] = []
+    left = SHOWN_CHARACTERS
+    for tag in sorted(tags):
+        left -= len(tag)
+        if left < 0:
+            shown.append(f"... {len(tags) - len(shown)} more")
+            break
+        shown.append(tag)
+    return tuple(shown)
 
 
 class ConsumptionConflict(NamedTuple):
@@ -61,9 +80,15 @@ class PolledFilters:
     """The filters of the polls of the last ten minutes, by consumer group and topic."""
 
     def __init__(self) -> None:
-        self._by_pair: dict[tuple[int, int], dict[frozenset[str], PolledFilter]] = {}
+        # By the hash of the tags: two filters with one hash would count as one.
+        self._by_pair: dict[tuple[int, int], dict[int, PolledFilter]] = {}
+        self._count = 0  # filters of all pairs
         # When a warning was logged, by group id, topic id and kind.
         self._warned_at_ms: dict[tuple[int, int, str], int] = {}
+
+    def __len__(self) -> int:
+        """Return the number of filters of all consumer groups and topics."""
+        return self._count
 
     def note(
         self,
@@ -77,7 +102,7 @@ class PolledFilters:
     ) -> None:
         """Note a poll. Each poll calls it, so a known filter must be cheap."""
         filters = self._by_pair.get((group_id, topic_id))
-        known = None if filters is None else filters.get(tags)
+        known = None if filters is None else filters.get(hash(tags))
         if known is not None and monotonic_ms - known.polled_at_ms <= FILTER_LIFE_MS:
             known.client_id, known.polled_at_ms = client_id, monotonic_ms
             return
@@ -86,14 +111,18 @@ class PolledFilters:
             return  # The poll fails.
         if filters is None:
             filters = self._new_pair(group_id, topic_id)
-        for other in list(filters.values()):
+        self._count -= len(filters)
+        for key, other in list(filters.items()):
             is_old = monotonic_ms - other.polled_at_ms > FILTER_LIFE_MS
             # A client has one filter for a topic: it has replaced its former one.
             if is_old or other.client_id == client_id:
-                del filters[other.tags]
+                del filters[key]
         if len(filters) >= FILTERS_MAX:
-            del filters[min(filters.values(), key=lambda each: each.polled_at_ms).tags]
-        filters[tags] = PolledFilter(tags, client_id, monotonic_ms)
+            del filters[min(filters, key=lambda key: filters[key].polled_at_ms)]
+        filters[hash(tags)] = PolledFilter(shown_tags(tags), client_id, monotonic_ms)
+        self._count += len(filters)
+        while self._count > FILTERS_OF_ALL_MAX:
+            self._forget(*next(iter(self._by_pair)))
         self._warn(group_id, topic_id, catalog, monotonic_ms)
 
     def conflicts(
@@ -108,29 +137,39 @@ class PolledFilters:
             if conflict is not None:
                 yield conflict
 
-    def _new_pair(self, group_id: int, topic_id: int) -> dict[frozenset[str], PolledFilter]:
+    def _new_pair(self, group_id: int, topic_id: int) -> dict[int, PolledFilter]:
         if len(self._by_pair) >= PAIRS_MAX:
             self._forget(*next(iter(self._by_pair)))
         return self._by_pair.setdefault((group_id, topic_id), {})
 
     def _forget(self, group_id: int, topic_id: int) -> None:
-        self._by_pair.pop((group_id, topic_id), None)
+        self._drop(group_id, topic_id)
         for kind in ("filter", "order"):
             self._warned_at_ms.pop((group_id, topic_id, kind), None)
+
+    def _drop(self, group_id: int, topic_id: int) -> None:
+        self._count -= len(self._by_pair.pop((group_id, topic_id), ()))
 
     def _conflict(
         self, group_id: int, topic_id: int, catalog: Catalog, monotonic_ms: int
     ) -> ConsumptionConflict | None:
-        """Return the conflicts of a pair; forget it if its group or topic was deleted."""
+        """Return the conflicts of a pair; forget it if its group or topic was deleted.
+
+        Forget it also if none of its filters is in use any more.
+        """
         group, topic = catalog.groups.get(GroupId(group_id)), catalog.topics.get(TopicId(topic_id))
-        filters = self._by_pair[group_id, topic_id]
+        filters = self._by_pair.get((group_id, topic_id), {})
         current = tuple(
             each for each in filters.values() if monotonic_ms - each.polled_at_ms <= FILTER_LIFE_MS
         )
         if group is None or topic is None:
             self._forget(group_id, topic_id)
             return None
-        is_order_lost = bool(current) and topic.type is TopicType.FIFO and not group.is_ordered
+        if not current:
+            # When it comes back, the time of its last warning still counts.
+            self._drop(group_id, topic_id)
+            return None
+        is_order_lost = topic.type is TopicType.FIFO and not group.is_ordered
         if len(current) <= 1:
             if not is_order_lost:
                 return None
@@ -163,5 +202,7 @@ class PolledFilters:
         warned_at_ms = self._warned_at_ms.get(key)
         if warned_at_ms is not None and monotonic_ms - warned_at_ms < WARNING_INTERVAL_MS:
             return False
+        if len(self._warned_at_ms) >= PAIRS_MAX:
+            del self._warned_at_ms[next(iter(self._warned_at_ms))]
         self._warned_at_ms[key] = monotonic_ms
         return True
