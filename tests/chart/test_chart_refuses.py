@@ -100,6 +100,7 @@ def _helm() -> None:
         (["topics[0].name=a", "topics[1].name=a"], "topics: the name a is not unique"),
         (["listenAddress=127.0.0.1"], "at '/listenAddress'"),
         (["proxy.terminationGracePeriodSeconds=3"], "a stop may take 8000 ms"),
+        (["broker.terminationGracePeriodSeconds=14"], "a stop may take 15000 ms"),
         (["admin.replicas=0", "admin.scaler.enabled=true"], "need the admin process"),
         (["admin.auth.key=a/b"], "at '/admin/auth/key'"),
         (["proxy.advertisedAddress=http://x:99"], "at '/proxy/advertisedAddress'"),

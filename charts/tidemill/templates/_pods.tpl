@@ -23,12 +23,15 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Longest duration of a stop in seconds: (dict "of" component "config" settings "default" ms "extra" s). */}}
+{{/* Longest duration of a stop in seconds: (dict "of" component "config" settings "delayMs" ms "timeoutMs" ms
+"moreSeconds" s), and for a broker that writes a checkpoint first "checkpointMs" ms. */}}
 {{- define "tidemill.grace" -}}
 {{- $ms := add (int64 (dig "drain_delay_ms" .delayMs .config)) (int64 (dig "drain_timeout_ms" .timeoutMs .config)) -}}
+{{- $longest := add $ms (.checkpointMs | default 0) -}}
 {{- if .of.terminationGracePeriodSeconds -}}
-{{- if lt (mul (int64 .of.terminationGracePeriodSeconds) 1000) $ms -}}
-{{- fail (printf "terminationGracePeriodSeconds is %v, and a stop may take %d ms (drain_delay_ms and drain_timeout_ms): the process would be killed while it drains" .of.terminationGracePeriodSeconds $ms) -}}
+{{- if lt (mul (int64 .of.terminationGracePeriodSeconds) 1000) $longest -}}
+{{- $parts := empty .checkpointMs | ternary "drain_delay_ms and drain_timeout_ms" "drain_delay_ms, drain_timeout_ms and a checkpoint" -}}
+{{- fail (printf "terminationGracePeriodSeconds is %v, and a stop may take %d ms (%s): the process would be killed while it drains" .of.terminationGracePeriodSeconds $longest $parts) -}}
 {{- end -}}
 {{- .of.terminationGracePeriodSeconds -}}
 {{- else -}}

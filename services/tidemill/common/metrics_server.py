@@ -91,7 +91,10 @@ class SharedScrapes:
         self._next_at_s = 0.0  # monotonic
 
     async def text(self, accept: str, *, is_gzip: bool) -> tuple[str, list[bytes]]:
-        """Return the content type and the pieces of the text for a scraper."""
+        """Return the content type and the pieces of the text for a scraper.
+
+        Raises ConnectionAbortedError if the server stops meanwhile.
+        """
         encode, content_type = exposition.choose_encoder(accept)
         form = _Form(content_type, is_gzip)
         until_s, pieces = self._reused.get(form, (0.0, []))
@@ -103,7 +106,12 @@ class SharedScrapes:
             self._tasks[form] = task
             task.add_done_callback(lambda _done: self._tasks.pop(form, None))
         # A scraper that gives up does not end the scrape of the others.
-        return content_type, await asyncio.shield(task)
+        try:
+            return content_type, await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise ConnectionAbortedError("the server stops") from None
+            raise
 
     def close(self) -> None:
         """Cancel the scrapes."""
@@ -120,9 +128,11 @@ class SharedScrapes:
             if form.is_gzip:
                 pieces, gzip_s = await _paced(_gzipped(pieces), self._now_s)
                 cost_s += gzip_s
+            now_s = self._now_s()
+            for other in [key for key, (until_s, _) in self._reused.items() if until_s <= now_s]:
+                del self._reused[other]
             if cost_s >= COSTLY_S:
                 self._reused[form] = began_s + REUSE_PER_COST * cost_s, pieces
-            now_s = self._now_s()
             self._next_at_s = now_s + min(PAUSE_PER_SCRAPE * (now_s - began_s), PAUSE_S_MAX)
             return pieces
 

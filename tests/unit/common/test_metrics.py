@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -274,6 +275,47 @@ def test_a_costly_text_serves_scrapes_until_it_has_cost_a_twentieth_of_a_core() 
         now_s[0] += 1.0
         await texts.text("", is_gzip=False)
         assert len(scrapes) == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_during_a_scrape_is_no_error_of_the_event_loop() -> None:
+    async def scenario() -> None:
+        errors: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, each: errors.append(each))
+        has_begun = asyncio.Event()
+
+        async def stand_still() -> None:
+            has_begun.set()
+            await asyncio.Event().wait()
+
+        endpoint = MetricsServer(registry(), ProcessReadiness(), stand_still)
+        async with asyncio.timeout(WAIT_S):
+            async with endpoint.serving("127.0.0.1", 0) as server:
+                scrape = asyncio.create_task(fetch(server, "/metrics"))
+                await has_begun.wait()
+            with suppress(ConnectionError):
+                await scrape
+        assert not errors
+
+    asyncio.run(scenario())
+
+
+def test_an_expired_text_is_not_kept() -> None:
+    async def scenario() -> None:
+        now_s, cost_s = [1000.0], [COSTLY_S]
+        metrics = registry()
+
+        def collect() -> list[GaugeMetricFamily]:
+            now_s[0] += cost_s[0]
+            return [GaugeMetricFamily("some", "Some.", value=1)]
+
+        metrics.register(collect)
+        texts = SharedScrapes(metrics, (), lambda: now_s[0])
+        await texts.text("", is_gzip=True)
+        now_s[0] += REUSE_PER_COST * cost_s[0]
+        await texts.text("", is_gzip=False)
+        assert [form.is_gzip for form in texts._reused] == [False]
 
     asyncio.run(scenario())
 
