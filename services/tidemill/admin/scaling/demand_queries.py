@@ -18,7 +18,13 @@ from tidemill.admin.cluster.brokers import BrokerAnswers, Brokers
 from tidemill.admin.scaling.demand import Demand, DueCounts, demand_of, topics_of
 from tidemill.admin.scaling.shared_answer import SharedAnswer
 from tidemill.admin.scaling.trigger import DemandQuery
-from tidemill.common.errors import BrokerGroupUnreachable, Conflict, Overloaded, TopicNotFound
+from tidemill.common.errors import (
+    BrokerGroupUnreachable,
+    Conflict,
+    GroupNotFound,
+    Overloaded,
+    TopicNotFound,
+)
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 QUERIES_MAX: Final = 256  # different queries; above it, raise Overloaded
@@ -67,7 +73,13 @@ class DemandQueries:
             self._make_room(query)
             shared = SharedAnswer(lambda: self._measure(query), self._tasks, now_s=self._now_s)
             self._queries[query] = shared
-        return await shared.get()
+        try:
+            return await shared.get()
+        except (GroupNotFound, TopicNotFound, Conflict):
+            # Triggers of groups that do not exist must not use up the places of others.
+            if self._queries.get(query) is shared:
+                del self._queries[query]
+            raise
 
     def _make_room(self, query: DemandQuery) -> None:
         """Drop unused queries. Raises Overloaded if too many remain."""

@@ -320,6 +320,22 @@ def test_the_number_of_queries_is_limited_and_unused_ones_are_dropped() -> None:
     with_demands(scenario, FakeBroker(queue("orders", 3)))
 
 
+def test_queries_of_unknown_groups_and_topics_use_no_place() -> None:
+    broker = FakeBroker(queue("orders", 3))
+
+    async def scenario(demands: DemandQueries, _clock: ManualClock) -> None:
+        broker.knows_group = False
+        for n in range(QUERIES_MAX):
+            with pytest.raises(GroupNotFound):
+                await demands.of(BILLING._replace(group=f"group{n}"))
+        broker.knows_group = True
+        with pytest.raises(TopicNotFound):
+            await demands.of(BILLING._replace(topic="unknown"))
+        assert (await demands.of(BILLING)).ready == 3
+
+    with_demands(scenario, broker)
+
+
 @pytest.mark.parametrize(
     ("counts_in_flight", "activation", "value", "active"),
     [(True, 0, 35, True), (True, 35, 35, False), (False, 0, 25, True), (False, 24, 25, True)],
