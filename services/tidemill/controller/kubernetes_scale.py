@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, assert_never, final
 
@@ -41,6 +41,7 @@ PERIOD_S: Final = 2.0  # between two steps; a new pod takes longer to start
 # Before the pod of the only replica is replaced. The upgrade also replaces proxies and admin, and
 # starts controllers: on a small node they would delay the start of the pod, for which sends wait.
 SETTLE_S: Final = 20.0
+ERROR_LOG_PERIOD_S: Final = 60.0  # between two logs about one group, while its steps fail
 MERGE_PATCH: Final = "application/merge-patch+json"
 
 log = structlog.get_logger()
@@ -64,12 +65,13 @@ class ReplicaScaling:
         self._is_leading = is_leading
         self._settle_s = settle_s
         self._seen_alone_s: dict[str, float] = {}  # first sight of groups that become replicated
+        self._logged_at_s: dict[str, float] = {}  # by group: the last log of an error
 
     async def run(self) -> None:
         """Take a step every PERIOD_S until cancelled."""
         while True:
             if self._is_leading():
-                with contextlib.suppress(StoreUnreachable, HTTPError):
+                with self._errors_logged(""):
                     await self.step()
             else:
                 for group in self._groups.by_name.values():
@@ -79,38 +81,76 @@ class ReplicaScaling:
             await asyncio.sleep(PERIOD_S)
 
     async def step(self) -> None:
-        """Take the next step of each group. Raises StoreUnreachable, HTTPError."""
+        """Take the next step of each group. An error of one group does not stop the others.
+
+        Raises StoreUnreachable if the groups cannot be listed.
+        """
         is_replacing = False
         for spec in await self._store.specs():
-            try:
-                stateful_set = await self._calls.call(
-                    self._calls.stateful_sets.read_namespaced_stateful_set,
-                    spec.stateful_set,
-                    self._calls.namespace,
-                )
-            except ApiException:
-                continue  # Helm creates one object after the other: look again later.
-            pods = pods_of(stateful_set)
-            group = await self._group(spec)
-            stored = await self._store.get(spec.group)
-            record = None if stored is None else stored.record
-            if spec.is_stopped:
-                step: PodStep = (
-                    PodResize(0, 0) if pods.replicas else PodWait("its BrokerGroup is stopped")
-                )
-            elif pods.is_changing and is_replacing:
-                # Pods of one group at a time are replaced, so that other groups take messages.
-                step = PodWait("another broker group is being replaced")
-            else:
-                step = next_step(pods, spec_replicas=spec.replicas, record=record)
-            if record is None and pods.ready and isinstance(step, PodReplacement):
-                step = self._settled(spec.group, step)
-            is_replacing = is_replacing or pods.is_changing
-            if step == PodWait() and record is not None:
-                step = PodWait(_why_below(record, spec))
-            await self._do(step, spec, stateful_set, group)
-            if group is not None and record is not None:
-                await self._forget_last(group, record, pods)
+            with self._errors_logged(spec.group):
+                stateful_set = await self._read(spec)
+                if stateful_set is None:
+                    continue  # Helm creates one object after the other: look again later.
+                is_other_replaced = is_replacing
+                is_replacing = is_replacing or pods_of(stateful_set).is_changing
+                await self._step_of(spec, stateful_set, is_other_replaced=is_other_replaced)
+
+    async def _read(self, spec: BrokerGroupSpec) -> V1StatefulSet | None:
+        """Return the StatefulSet of a group; None: there is none yet."""
+        try:
+            return await self._calls.call(
+                self._calls.stateful_sets.read_namespaced_stateful_set,
+                spec.stateful_set,
+                self._calls.namespace,
+            )
+        except ApiException as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    async def _step_of(
+        self, spec: BrokerGroupSpec, stateful_set: V1StatefulSet, *, is_other_replaced: bool
+    ) -> None:
+        """Take the next step of one group."""
+        pods = pods_of(stateful_set)
+        group = await self._group(spec)
+        stored = await self._store.get(spec.group)
+        record = None if stored is None else stored.record
+        if spec.is_stopped:
+            step: PodStep = (
+                PodResize(0, 0) if pods.replicas else PodWait("its BrokerGroup is stopped")
+            )
+        elif pods.is_changing and is_other_replaced:
+            # Pods of one group at a time are replaced, so that other groups take messages.
+            step = PodWait("another broker group is being replaced")
+        else:
+            step = next_step(pods, spec_replicas=spec.replicas, record=record)
+        if record is None and pods.ready and isinstance(step, PodReplacement):
+            step = self._settled(spec.group, step)
+        if step == PodWait() and record is not None:
+            step = PodWait(_why_below(record, spec))
+        await self._do(step, spec, stateful_set, group)
+        if group is not None and record is not None:
+            await self._forget_last(group, record, pods)
+
+    @contextlib.contextmanager
+    def _errors_logged(self, name: str) -> Iterator[None]:
+        """Log an error of the block instead of raising it, for one group or (empty) for all.
+
+        The next step tries again. Log at most once in ERROR_LOG_PERIOD_S.
+        """
+        try:
+            yield
+        except (ApiException, HTTPError, StoreUnreachable) as error:
+            reason = _reason_of(error)
+            group = self._groups.by_name.get(name)
+            if group is not None:
+                group.notice = f"the controller cannot change its pods: {reason}"
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._logged_at_s.get(name, -ERROR_LOG_PERIOD_S) < ERROR_LOG_PERIOD_S:
+                return
+            self._logged_at_s[name] = now_s
+            log.error("cannot change broker group pods", group=name or "all", reason=reason)  # noqa: TRY400  # The text says it all.
 
     def _settled(self, group: str, step: PodReplacement) -> PodStep:
         """Return the step, or a wait for the other processes of the upgrade."""
@@ -181,10 +221,9 @@ class ReplicaScaling:
                 _content_type=MERGE_PATCH,
             )
         except ApiException as error:
-            if error.status != HTTPStatus.CONFLICT:  # After a conflict, the next step decides.
-                reason = error.body or error.reason
-                log.error("cannot change broker group pods", group=spec.group, reason=reason)  # noqa: TRY400  # The text says it all.
-            return
+            if error.status == HTTPStatus.CONFLICT:
+                return  # The next step decides.
+            raise
         log.info(
             "pods of a broker group changed",
             group=spec.group,
@@ -207,6 +246,17 @@ class ReplicaScaling:
             return forget(record, last)
 
         await group.change(forget_last)
+
+
+def _reason_of(error: ApiException | HTTPError | StoreUnreachable) -> str:
+    """Return the reason of an error for an operator."""
+    match error:
+        case ApiException():
+            return f"the API server answered {error.status} {error.body or error.reason}"
+        case StoreUnreachable():
+            return error.describe()
+        case _:
+            return f"the API server does not answer: {error!r}"
 
 
 def _why_below(record: GroupRecord, spec: BrokerGroupSpec) -> str:

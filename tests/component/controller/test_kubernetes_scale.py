@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
+import pytest
 from kubernetes.client import V1StatefulSet
+from structlog.testing import capture_logs
 
 from tests.support.clocks import ManualClock
-from tests.support.worlds.memory_kubernetes import MemoryKubernetes
+from tests.support.worlds.memory_kubernetes import Answer, Json, MemoryKubernetes
 from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.record import GroupRecord
@@ -26,6 +30,7 @@ from tidemill.controller.metrics import ControllerMetrics
 NAME = "broker-0"
 GROUP = "/apis/tidemill.io/v1/namespaces/messages/brokergroups/mill-broker-0"
 SET = "/apis/apps/v1/namespaces/messages/statefulsets/mill-broker-0"
+OTHER_GROUP, OTHER_SET = f"{GROUP[:-1]}1", f"{SET[:-1]}1"
 
 
 class World:
@@ -65,6 +70,25 @@ class World:
         """Set status fields of the StatefulSet, as Kubernetes does."""
         found = self.server.objects[SET]
         found["status"] = {**found["status"], **status}
+
+    def add_other_group(self) -> None:
+        """Add broker-1, which is listed after broker-0, with the same pods and spec."""
+        objects = self.server.objects
+        objects[OTHER_SET] = copy.deepcopy(objects[SET])
+        objects[OTHER_GROUP] = copy.deepcopy(objects[GROUP])
+        objects[OTHER_GROUP]["metadata"]["name"] = "mill-broker-1"
+        objects[OTHER_GROUP]["spec"].update(group="broker-1", statefulSet="mill-broker-1")
+
+    def reject(self, rejected_method: str, status: HTTPStatus) -> None:
+        """Answer calls of a method for the StatefulSet of broker-0 with `status`."""
+        answer = self.server.answer
+
+        def rejected(method: str, path: str, body: Json) -> Answer | None:
+            if (method, path) == (rejected_method, SET):
+                return Answer(status, {"message": "as the test wants it"})
+            return answer(method, path, body)
+
+        self.server.answer = rejected  # type: ignore[method-assign]
 
     async def found(self, record: GroupRecord) -> BrokerGroupControl:
         await self.store.create(NAME, record)
@@ -261,6 +285,79 @@ def test_a_patch_does_not_overwrite_a_newer_stateful_set() -> None:
             [spec] = await world.store.specs()
             await world.scaling._patch(spec, stale, replicas=3, partition=3)
             assert world.spec["replicas"] == 1
+
+    asyncio.run(run())
+
+
+def test_a_damaged_record_stops_no_other_group_and_is_logged_once() -> None:
+    async def run() -> None:
+        async with world_of(there=1, wanted=3) as world:
+            world.add_other_group()
+            world.server.objects[GROUP]["status"] = {"record": {"min_in_sync": 2}}
+            with capture_logs() as logs:
+                for _ in range(3):
+                    await world.scaling.step()
+            assert world.server.objects[OTHER_SET]["spec"]["replicas"] == 3
+            assert world.spec["replicas"] == 1
+            [error] = [one for one in logs if one["log_level"] == "error"]
+            assert error["group"] == NAME
+            assert "status.record of BrokerGroup mill-broker-0 is damaged" in error["reason"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+@pytest.mark.parametrize("status", [HTTPStatus.FORBIDDEN, HTTPStatus.INTERNAL_SERVER_ERROR])
+def test_a_rejected_call_stops_no_other_group_and_is_logged_once(
+    method: str, status: HTTPStatus
+) -> None:
+    async def run() -> None:
+        async with world_of(there=1, wanted=3) as world:
+            world.add_other_group()
+            group = await world.found(record_of_three())
+            world.reject(method, status)
+            with capture_logs() as logs:
+                for _ in range(3):
+                    await world.scaling.step()
+            assert world.server.objects[OTHER_SET]["spec"]["replicas"] == 3
+            [error] = [one for one in logs if one["log_level"] == "error"]
+            assert error["group"] == NAME
+            assert f"the API server answered {status.value} " in error["reason"]
+            assert "as the test wants it" in error["reason"]
+            assert group.notice == f"the controller cannot change its pods: {error['reason']}"
+
+    asyncio.run(run())
+
+
+def test_a_group_without_a_stateful_set_is_no_error() -> None:
+    """Helm creates one object after the other."""
+
+    async def run() -> None:
+        async with world_of(there=1, wanted=3) as world:
+            world.add_other_group()
+            del world.server.objects[SET]
+            with capture_logs() as logs:
+                await world.scaling.step()
+            assert world.server.objects[OTHER_SET]["spec"]["replicas"] == 3
+            assert not [one for one in logs if one["log_level"] == "error"]
+
+    asyncio.run(run())
+
+
+def test_groups_that_cannot_be_listed_are_logged() -> None:
+    async def run() -> None:
+        async with world_of(there=1, wanted=3) as world:
+            world.server.failure = HTTPStatus.FORBIDDEN
+            with capture_logs() as logs:
+                task = asyncio.create_task(world.scaling.run())
+                for _ in range(1_000):
+                    await asyncio.sleep(0.01)
+                    if "all" in [one.get("group") for one in logs]:
+                        break
+                else:
+                    pytest.fail("no error is logged")
+                assert not task.done()
+                task.cancel()
 
     asyncio.run(run())
 
