@@ -414,6 +414,12 @@ def test_no_order_replaces_a_master_that_may_only_stand_still(is_stalled: bool) 
     assert late.master == run(2)
 
 
+def test_a_repeated_order_does_not_elect_the_master_that_it_names_again() -> None:
+    group = record()
+    seen = sessions(group, {0: BEAT, 1: BEAT}).observe(rank=0, now_ms=NOW_MS)
+    assert replace_master(group, ReplicaId(0), seen, TIMING, reason="again") is group
+
+
 def test_no_decision_is_made_from_an_older_record_of_the_same_epoch() -> None:
     """Replica 2 has left the set since: it lacks confirmed messages, and only it is live."""
     restored = record()

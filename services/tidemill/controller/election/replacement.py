@@ -47,6 +47,8 @@ def replace_master(
         version = max(record.version, seen.version) + UNSEEN_MAX
         above = record._replace(epoch=max(record.epoch, seen.epoch) + UNSEEN_MAX, version=version)
         return with_survivor(above, member, reason=reason)
+    if member == record.master:
+        return record  # A repeated order: another election would only interrupt clients.
     if may_be_master(record, member):
         # It has all confirmed messages, so no message is lost.
         return with_master(record, member, {one.member for one in live}, reason=reason)
