@@ -122,6 +122,30 @@ def test_a_client_that_does_not_read_the_answer_is_closed(monkeypatch: pytest.Mo
     asyncio.run(scenario())
 
 
+def test_unread_answers_have_a_bound_and_the_oldest_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "UNREAD_BYTES_MAX", 3 * ANSWER_BYTES)
+
+    async def scenario() -> None:
+        async with served() as connect:
+            ends = [await connect() for _ in range(6)]
+            for reader, writer in ends:
+                writer.write(HEAD.replace(b"/ ", b"/large "))
+                await reader.readuntil(b"\r\n\r\n")
+            assert await is_served(await connect())
+            for reader, _ in ends[:3]:
+                with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                    await reader.readexactly(ANSWER_BYTES)
+            for reader, _ in ends[3:]:
+                assert len(await reader.readexactly(ANSWER_BYTES)) == ANSWER_BYTES
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    [line] = [line for line in logs if line["event"] == "clients were refused"]
+    assert line["log_level"] == "warning"
+
+
 def test_the_head_timeout_does_not_cut_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with served() as connect:

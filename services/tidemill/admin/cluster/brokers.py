@@ -31,6 +31,7 @@ from tidemill.common.errors import (
     Forbidden,
     GroupNotFound,
     MessageNotFound,
+    Overloaded,
     ServiceError,
     TopicNotFound,
 )
@@ -42,6 +43,9 @@ REFRESH_PERIOD_S: Final = 1.0  # the list of a proxy may be as old
 REFRESH_WAIT_S: Final = 0.5  # then a request uses the last list: the home is unreachable or slow
 # An operator should know of a longer silence of a member: a failover and a restart take less.
 MEMBER_UNREACHABLE_MS: Final = 10_000
+# Answers with messages have up to 4 MiB at a broker, and 10 MB as JSON.
+LARGE_READS_MAX: Final = 8
+LARGE_READ_WAIT_S: Final = 5.0
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -104,6 +108,23 @@ class Brokers:
         self._refreshed_at_s = 0.0
         self._refresh_task: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
+        self._large_reads = asyncio.Semaphore(LARGE_READS_MAX)
+
+    @contextlib.asynccontextmanager
+    async def large_read(self) -> AsyncIterator[None]:
+        """Run the block when few enough calls with large answers run. Raises Overloaded."""
+        try:
+            async with asyncio.timeout(LARGE_READ_WAIT_S):
+                await self._large_reads.acquire()
+        except TimeoutError:
+            raise Overloaded(
+                f"{LARGE_READS_MAX} reads of messages run already; try again later, or read less"
+                " with maxBytes"
+            ) from None
+        try:
+            yield
+        finally:
+            self._large_reads.release()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -24,6 +24,9 @@ CONNECTIONS_PER_ADDRESS_MAX: Final = 512
 HEAD_TIMEOUT_S: Final = 10.0  # from the connection or the last answer to the end of a head
 # For a client to read an answer that exceeds the buffers: the largest answer at 1 Mbit/s.
 ANSWER_TIMEOUT_S: Final = 60.0
+# Unread answers of all connections. Above it, the server closes the connection whose client has not
+# read for the longest time. The largest answer has 10 MB.
+UNREAD_BYTES_MAX: Final = 64 << 20
 
 
 # uvicorn logs this for each invalid request. `MisuseLog` replaces it with one line per minute.
@@ -45,6 +48,7 @@ class HttpConnection(H11Protocol):
     transport: asyncio.Transport
     _current_cycle: object = None  # the request of `begun_at_s`
     begun_at_s = 0.0
+    unread_since_s = 0.0  # valid while `_answer_timer` runs
     _head_timer: asyncio.TimerHandle | None = None
     _answer_timer: asyncio.TimerHandle | None = None
     idle_since_s = 0.0
@@ -110,8 +114,27 @@ class HttpConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         """Wait until the client reads."""
+        self.unread_since_s = self.loop.time()
         self._answer_timer = self.loop.call_later(ANSWER_TIMEOUT_S, self.transport.abort)
         super().pause_writing()
+        # The transport has the whole write only after this call.
+        self.loop.call_soon(self._close_slow_readers)
+
+    def _close_slow_readers(self) -> None:
+        """Close the connections with the oldest unread answers, until all of them have room."""
+        readers = [
+            each for each in self.connections if isinstance(each, HttpConnection) and each.is_unread
+        ]
+        readers.sort(key=lambda each: each.unread_since_s)
+        unread_bytes = sum(each.transport.get_write_buffer_size() for each in readers)
+        for slowest in readers[:-1]:
+            if unread_bytes <= UNREAD_BYTES_MAX:
+                break
+            unread_bytes -= slowest.transport.get_write_buffer_size()
+            self._misuse.report(
+                "answers", peer=slowest.address, reason=f"{unread_bytes} other unread bytes"
+            )
+            slowest.transport.abort()
 
     def resume_writing(self) -> None:
         """Continue after the client has read."""
@@ -131,6 +154,11 @@ class HttpConnection(H11Protocol):
         """Whether the client is sending the body of a request."""
         cycle = self.cycle
         return cycle is not None and cycle.more_body and not cycle.response_complete
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the client has not read an answer yet."""
+        return self._answer_timer is not None and not self.transport.is_closing()
 
     @property
     def is_idle(self) -> bool:

@@ -117,7 +117,8 @@ async def find_messages(
 ) -> MessageListView:
     """Find messages by key, newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
-    return _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, limit)
+    async with cluster.large_read():
+        return _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, limit)
 
 
 @router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
@@ -126,7 +127,8 @@ async def peek_message(
 ) -> MessageListView:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
-    found = _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, COPIES_MAX)
+    async with cluster.large_read():
+        found = _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, COPIES_MAX)
     if not found.messages and found.unreachable:
         raise BrokerGroupUnreachable(
             f"{', '.join(found.unreachable)} cannot be reached, and no other broker group has"
@@ -177,22 +179,23 @@ async def read_messages(
     """
     members = await cluster.members()
     member = members[0] if broker is None else await cluster.member(broker)
-    reply = await member.client.call(
-        calls.READ_MESSAGES,
-        pb.ReadMessagesRequest(
-            topic=topic,
-            queue_id=queue,
-            from_offset=from_offset,
-            max_messages=limit,
-            max_bytes=max_bytes,
-        ),
-    )
-    return QueueMessagesView(
-        messages=[message_of(m, topic=topic, broker=member.name) for m in reply.messages],
-        next_offset=reply.next_offset,
-        min_offset=reply.min_offset,
-        max_offset=reply.max_offset,
-    )
+    async with cluster.large_read():
+        reply = await member.client.call(
+            calls.READ_MESSAGES,
+            pb.ReadMessagesRequest(
+                topic=topic,
+                queue_id=queue,
+                from_offset=from_offset,
+                max_messages=limit,
+                max_bytes=max_bytes,
+            ),
+        )
+        return QueueMessagesView(
+            messages=[message_of(m, topic=topic, broker=member.name) for m in reply.messages],
+            next_offset=reply.next_offset,
+            min_offset=reply.min_offset,
+            max_offset=reply.max_offset,
+        )
 
 
 def _list_of(found: BrokerAnswers[pb.FindMessagesReply], topic: str, limit: int) -> MessageListView:
