@@ -414,6 +414,54 @@ def test_no_order_replaces_a_master_that_may_only_stand_still(is_stalled: bool) 
     assert late.master == run(2)
 
 
+@pytest.mark.parametrize("reporter", [1, 2])
+def test_no_order_replaces_a_master_that_another_replica_hears(reporter: int) -> None:
+    """Only the network between the controllers and the master fails: it acknowledges messages."""
+    group = record(sss=(0,))._replace(min_in_sync=1)
+
+    def order(silent_ms: int) -> GroupRecord | ChangeRejection:
+        report = BEAT._replace(peer_silence_ms=((ReplicaId(0), silent_ms), (ReplicaId(1), 0)))
+        known = sessions(group, {2: BEAT, reporter: report})
+        seen = known.observe(rank=0, now_ms=NOW_MS + 100)
+        return replace_master(group, ReplicaId(2), seen, TIMING, reason="lost")
+
+    # It was heard `silent_ms` before a state that is 20 ms old in a heartbeat 100 ms ago.
+    heard = order(1_880)
+    assert isinstance(heard, ChangeRejection)
+    assert f"replica {reporter} heard replica 0 in the last 2 s" in heard.why
+    silent = order(1_881)
+    assert isinstance(silent, GroupRecord)
+    assert silent.master == run(2)
+
+
+def test_a_replica_whose_process_has_ended_does_not_delay_an_order() -> None:
+    group = record(sss=(0,))._replace(min_in_sync=1)
+    known = sessions(group, {2: BEAT._replace(peer_silence_ms=((ReplicaId(0), 100),))})
+    known.note_death(run(0), NOW_MS)
+    seen = known.observe(rank=0, now_ms=NOW_MS)
+    after = replace_master(group, ReplicaId(2), seen, TIMING, reason="lost")
+    assert isinstance(after, GroupRecord)
+    assert after.master == run(2)
+
+
+def test_the_alarm_of_a_group_without_a_complete_replica_says_what_the_controllers_know() -> None:
+    """They may only not hear replicas that run."""
+    group = record(sss=(0, 1))
+    alarm = decision(group, sessions(group, {2: BEAT}))
+    assert isinstance(alarm, NoEligibleReplica)
+    assert alarm.reason == (
+        "only replicas 0 and 1 have all confirmed messages, and the controllers do not hear them;"
+        " if they are down, start one of them again with its own store"
+    )
+    group = record(sss=(1,))
+    alarm = decision(group, sessions(group, {2: BEAT}))
+    assert isinstance(alarm, NoEligibleReplica)
+    assert alarm.reason == (
+        "only replica 1 has all confirmed messages, and the controllers do not hear it; if it is"
+        " down, start it again with its own store"
+    )
+
+
 def test_a_repeated_order_does_not_elect_the_master_that_it_names_again() -> None:
     group = record()
     seen = sessions(group, {0: BEAT, 1: BEAT}).observe(rank=0, now_ms=NOW_MS)

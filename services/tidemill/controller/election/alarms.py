@@ -19,8 +19,9 @@ def of_nobody_complete(record: GroupRecord, live: list[Candidate]) -> str:
         is_one = len(complete) == 1
         return (
             f"only {of_replicas(complete)} {'has' if is_one else 'have'} all confirmed messages,"
-            f" and {'it is' if is_one else 'all of them are'} down; start"
-            f" {'it' if is_one else 'one of them'} again with its own store"
+            f" and the controllers do not hear {'it' if is_one else 'them'}; if"
+            f" {'it is' if is_one else 'they are'} down, start {'it' if is_one else 'one of them'}"
+            " again with its own store"
         )
     kept_ids = [one.replica_id for one in record.kept_stores]
     if kept_ids:

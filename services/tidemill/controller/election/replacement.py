@@ -65,4 +65,25 @@ def replace_master(
             f" live in the last {silent_ms / 1000:g} s, do not; transfer to one of them, or stop"
             " them first"
         )
+    heard = _heard_by_others(record, observation, silent_ms)
+    if heard:
+        return ChangeRejection(
+            f"replica {target} may lack confirmed messages that another replica has, and that one"
+            f" may run, although the controllers do not hear it: {heard} in the last"
+            f" {silent_ms / 1000:g} s; connect it to the controllers, or stop it first"
+        )
     return with_survivor(record, member, reason=reason)
+
+
+def _heard_by_others(record: GroupRecord, observation: GroupObservation, silent_ms: int) -> str:
+    """Return which replicas hear a complete replica, in words; empty: none does.
+
+    The network between the controllers and a master may fail alone. The master and its replicas
+    acknowledge messages then.
+    """
+    return " and ".join(
+        f"replica {reporter} heard replica {id_}"
+        for id_, one in record.replicas
+        if may_be_master(record, run := ReplicaRun(id_, one.incarnation))
+        for reporter in observation.reporters_of(run, silent_ms)
+    )

@@ -111,6 +111,24 @@ class GroupObservation(NamedTuple):
         page_age_ms = 0 if session.beat is None else session.beat.page_age_ms
         return self.now_ms - session.heard_at_ms + page_age_ms <= silent_ms
 
+    def reporters_of(self, member: ReplicaRun, silent_ms: int) -> list[ReplicaId]:
+        """Return the replicas that report that they heard `member` in the last `silent_ms`.
+
+        Nothing can be heard of a run whose end its supervisor has reported: its replica has
+        another run.
+        """
+        session = self.sessions.get(member)
+        if session is not None and session.is_dead:
+            return []
+        return sorted(
+            reporter.replica_id
+            for reporter, one in self.sessions.items()
+            if one.beat is not None and reporter.replica_id != member.replica_id
+            for heard, silence_ms in one.beat.peer_silence_ms
+            if heard == member.replica_id
+            if self.now_ms - one.heard_at_ms + one.beat.page_age_ms + silence_ms <= silent_ms
+        )
+
 
 @final
 class ReplicaSessions:
