@@ -167,12 +167,15 @@ def replace_small_volumes(
 
     Each replica gets an empty volume and copies the log before the next one is replaced.
     """
-    from tidemill.release.growing import GroupVolumes, replace_volumes
+    from tidemill.release.growing import GroupVolumes, GrowthRefused, replace_volumes
 
     client, namespace = _kubernetes()
     with _explained():
         rest = _rest(context, patience_s)
-        replace_volumes(client, namespace, GroupVolumes.parse(plan), rest, typer.echo)
+        try:
+            replace_volumes(client, namespace, GroupVolumes.parse(plan), rest, typer.echo)
+        except GrowthRefused as error:
+            fail(str(error), EXIT_REFUSED)
 
 
 @app.command("check")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -24,6 +26,7 @@ from kubernetes.client import (
 )
 from kubernetes.utils.quantity import parse_quantity
 
+from tidemill.release.kubernetes_errors import message_of
 from tidemill.release.patient_rest import PatientRestClient
 from tidemill.release.rolling import is_ready
 
@@ -41,10 +44,15 @@ STORED_METADATA: Final = (
     "generation",
     "managedFields",
 )
+# The answers of quotas, limit ranges, policies and rights.
+RULES: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
 VOLUMES: Final = "volumes"  # key of the ConfigMap with the state of the release; see `volumes_in`
 # Words of Kubernetes for a claim that cannot grow because of its class or state. Other refusals (a
-# quota, a limit range, a policy, missing rights) would meet a new volume, too.
-NOT_EXPANDABLE: Final = ("can be resized", "can be expanded")
+# quota, a limit range, a policy, missing rights) would meet a new volume, too. The status does not
+# tell them apart: policies and Kubernetes answer with 403 and with 422.
+NOT_EXPANDABLE: Final = ("can be resized", "can be expanded", "for bound claims")
+# What a quota counts, in the words of its refusal: "requested: a=1,b=2, used: ..., limited: ...".
+QUOTA: Final = re.compile(r"requested: (\S+), used: (\S+), limited: (\S+)")
 
 Json = dict[str, Any]
 
@@ -112,7 +120,8 @@ def replace_volumes(
 ) -> None:
     """Replace claims that could not grow, one replica after the other.
 
-    Raises WaitTimeout, RestRejection, ApiException.
+    Before each deletion, the API server checks the new claim. A claim that it would refuse stays.
+    Raises GrowthRefused, WaitTimeout, RestRejection, ApiException.
     """
     cluster = _Cluster(client, namespace)
 
@@ -127,8 +136,10 @@ def replace_volumes(
             wait_until(partial(_why_still_master, rest, one.group, ordinal))
             # During the wait the job of the previous upgrade may have replaced it, or the
             # controllers may have removed its replica.
-            if claim not in _small_claims(cluster, one):
+            stateful_set = _find_set(cluster, one)
+            if stateful_set is None or claim not in _small_claims(cluster, one):
                 continue
+            cluster.try_claim(stateful_set, claim, one.size)
             report(f"replica {ordinal} of {one.group} gets a new volume and copies the log")
             pod = f"{one.stateful_set}-{ordinal}"
             former = cluster.replace_claim(claim, pod)
@@ -171,7 +182,8 @@ class _Cluster:
     def expand(self, claim: str, size: str, *, is_trial: bool = False) -> str:
         """Request a larger volume; return why the volume cannot grow, or "".
 
-        Raises GrowthRefused if a rule forbids it that would refuse a new volume, too, ApiException.
+        Raises GrowthRefused if a rule forbids it that would refuse a new volume, too. Raises
+        ApiException.
         """
         patch = {"spec": {"resources": {"requests": {"storage": size}}}}
         try:
@@ -183,18 +195,52 @@ class _Cluster:
                 dry_run="All" if is_trial else None,
             )
         except ApiException as error:
-            if error.status not in {HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}:
+            why = message_of(error)
+            if any(one in why for one in NOT_EXPANDABLE):
+                return why
+            if error.status not in RULES:
                 raise
-            why = str(json.loads(error.body or "{}").get("message", error.reason))
-            is_forbidden = error.status == HTTPStatus.FORBIDDEN
-            if is_forbidden and not any(one in why for one in NOT_EXPANDABLE):
-                raise GrowthRefused(
-                    f"the volume of {claim} cannot grow to {size}: {why}. Kubernetes would refuse a"
-                    " new volume of this size, too. Change the quota, limit range, policy or right"
-                    " that it names, and repeat the upgrade"
-                ) from error
-            return why
+            raise GrowthRefused(
+                f"the volume of {claim} cannot grow to {size}: {why}. Kubernetes would refuse a new"
+                " volume of this size, too. Change the quota, limit range, policy or right that it"
+                " names, and repeat the upgrade"
+            ) from error
         return ""
+
+    def try_claim(self, stateful_set: Json, claim: str, size: str) -> None:
+        """Let the API server check the claim that the StatefulSet would create; create nothing.
+
+        The trial has another name, because the present claim still exists. Raises GrowthRefused,
+        ApiException.
+        """
+        [template] = _with_size(stateful_set, size)["spec"]["volumeClaimTemplates"]
+        metadata = template.get("metadata", {})
+        selector = stateful_set["spec"]["selector"].get("matchLabels", {})
+        labels = metadata.get("labels", {}) | selector
+        name = f"{claim}-trial"
+        body = {
+            "metadata": {"annotations": {}} | metadata | {"name": name, "labels": labels},
+            "spec": template["spec"],
+        }
+        present = self.find_claim(claim)
+        try:
+            self._core.create_namespaced_persistent_volume_claim(
+                body=body,  # type: ignore[arg-type]  # the client takes plain objects, too
+                namespace=self._namespace,
+                _request_timeout=TIMEOUT_S,
+                dry_run="All",
+            )
+        except ApiException as error:
+            why = message_of(error)
+            if error.status not in RULES:
+                raise
+            if present is not None and _is_room_after_deletion(why, _size_of(present)):
+                return
+            raise GrowthRefused(
+                f"{claim} keeps its volume, because Kubernetes would refuse the new one: {why}."
+                " Change the quota, limit range, policy or right that it names, and repeat the"
+                " upgrade"
+            ) from error
 
     def save(self, name: str, stateful_set: Json) -> None:
         """Keep the copy that is created next, for the case that this job ends before."""
@@ -381,9 +427,33 @@ def _small_claims(cluster: _Cluster, one: GroupVolumes) -> list[str]:
 
 
 def _is_small(claim: V1PersistentVolumeClaim, size: str) -> bool:
+    return bool(parse_quantity(_size_of(claim)) < parse_quantity(size))
+
+
+def _size_of(claim: V1PersistentVolumeClaim) -> str:
     assert claim.spec is not None, "each claim has a spec"
     requests = (claim.spec.resources and claim.spec.resources.requests) or {}
-    return bool(parse_quantity(requests["storage"]) < parse_quantity(size))
+    return str(requests["storage"])
+
+
+def _is_room_after_deletion(why: str, size: str) -> bool:
+    """Return whether a quota rejects a claim only until a claim of `size` is deleted."""
+    found = QUOTA.search(why)
+    if found is None:
+        return False
+    requested, used, limited = (
+        dict(one.split("=", 1) for one in part.split(",")) for part in found.groups()
+    )
+    return all(
+        parse_quantity(used[name]) + parse_quantity(wanted) - _share_in_quota(name, size)
+        <= parse_quantity(limited[name])
+        for name, wanted in requested.items()
+    )
+
+
+def _share_in_quota(name: str, size: str) -> Decimal:
+    """Return what a claim of `size` uses of one resource of a quota."""
+    return Decimal(parse_quantity(size)) if name.endswith("requests.storage") else Decimal(1)
 
 
 def _uid(pod: V1Pod | None) -> str:

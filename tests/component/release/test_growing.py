@@ -40,11 +40,13 @@ def stateful_set(replicas: int) -> Json:
         },
         "spec": {
             "replicas": replicas,
-            "selector": {},
+            "selector": {"matchLabels": {"group": "broker-0"}},
             "serviceName": "mill",
             "template": {"metadata": {"annotations": {"x": "y"}}},
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": replicas}},
-            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": size}],
+            "volumeClaimTemplates": [
+                {"metadata": {"name": "data", "labels": {"team": "shop"}}, "spec": size}
+            ],
         },
         "status": {"replicas": replicas},
     }
@@ -63,6 +65,10 @@ class Cluster(KubernetesServer):
         self.volumes = "broker-0=10Gi/default/ReadWriteOnce broker-1=10Gi/fast/ReadWriteOnce"
         self.expands = expands
         self.refusal = NOT_EXPANDABLE
+        self.refusal_status = HTTPStatus.FORBIDDEN
+        self.refusal_of_new = ""  # the reason why the API server creates no claim
+        self.tried: list[Json] = []  # claims of which the API server checked the creation
+        self.calls: list[tuple[str, str]] = []  # verb and path of each call, with the query
         self.master = 0
         self.behind = 0  # looks until a replica with a new volume is in sync
         self.replaced: list[int] = []
@@ -114,12 +120,17 @@ class Cluster(KubernetesServer):
         return Answer(HTTPStatus.OK, self.sets[name])
 
     def _answer_claim(self, method: str, name: str, body: Json) -> Answer:
+        if method == "POST":
+            self.tried.append(body)
+            if self.refusal_of_new:
+                return Answer(self.refusal_status, {"message": self.refusal_of_new})
+            return Answer(HTTPStatus.CREATED, body)
         if method == "DELETE":
             self.claims[name] = ""
             return Answer(HTTPStatus.OK, {})
         if method == "PATCH":
             if not self.expands:
-                return Answer(HTTPStatus.FORBIDDEN, {"message": self.refusal})
+                return Answer(self.refusal_status, {"message": self.refusal})
             self.claims[name] = body["spec"]["resources"]["requests"]["storage"]
         if not self.claims[name]:
             return NOT_FOUND
@@ -195,6 +206,14 @@ class Cluster(KubernetesServer):
         )
         rest = PatientRestClient(client, patience_s=patience_s)
         api = open_client(self.access())
+        rest_client: Any = api.rest_client
+        send = rest_client.request
+
+        def record(method: str, url: str, **more: Any) -> Any:
+            self.calls.append((method, url.partition("/namespaces/ns/")[2]))
+            return send(method, url, **more)
+
+        rest_client.request = record  # the server does not see queries
         if call is grow:
             grow(api, "ns", plan, INSTALLED, rest.pause, report)
         else:
@@ -347,21 +366,107 @@ def test_a_size_in_another_unit_is_no_change() -> None:
     assert cluster.sets == {NAME: stateful_set(1)}
 
 
+POLICY = (
+    f'persistentvolumeclaims "data-{NAME}-0" is forbidden: ValidatingAdmissionPolicy "sizes" denied'
+    " request: a claim has at most 15Gi"
+)
+
+
+@pytest.mark.parametrize("status", [HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY])
 @pytest.mark.parametrize(
     "refusal",
     [
         "exceeded quota: messages, requested: requests.storage=10Gi",
         "maximum storage usage per PersistentVolumeClaim is 10Gi, but request is 20Gi",
-        'ValidatingAdmissionPolicy "sizes" denied request: a claim has at most 10Gi',
+        POLICY,
         'User "system:serviceaccount:ns:mill-grow-setup" cannot patch resource',
     ],
 )
-def test_no_volume_is_replaced_because_of_a_rule_that_refuses_a_new_one_too(refusal: str) -> None:
+def test_no_volume_is_replaced_because_of_a_rule_that_refuses_a_new_one_too(
+    refusal: str, status: HTTPStatus
+) -> None:
     cluster = Cluster(3, expands=False)
-    cluster.refusal = f'persistentvolumeclaims "data-{NAME}-0" is forbidden: {refusal}'
+    cluster.refusal, cluster.refusal_status = refusal, status
     with cluster.serving(), pytest.raises(GrowthRefused, match=re.escape(refusal)):
         cluster.run(grow)
     assert cluster.sets == {NAME: stateful_set(3)}
+
+
+def test_a_policy_that_refuses_the_only_volume_of_a_broker_group_is_named() -> None:
+    cluster = Cluster(1, expands=False)
+    cluster.refusal, cluster.refusal_status = POLICY, HTTPStatus.UNPROCESSABLE_ENTITY
+    with cluster.serving(), pytest.raises(GrowthRefused, match=r"at most 15Gi.*Change the quota"):
+        cluster.run(grow)
+
+
+@pytest.mark.parametrize("status", [HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY])
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        NOT_EXPANDABLE,
+        "only bound persistent volume claims can be expanded",
+        "spec is immutable after creation except resources.requests for bound claims",
+    ],
+)
+def test_a_volume_that_kubernetes_cannot_expand_is_replaced_whatever_the_status(
+    refusal: str, status: HTTPStatus
+) -> None:
+    cluster = Cluster(3, expands=False)
+    cluster.refusal, cluster.refusal_status = refusal, status
+    with cluster.serving():
+        assert "is replaced after the upgrade" in cluster.run(grow)[0]
+
+
+def test_no_volume_is_deleted_if_the_new_claim_would_be_refused() -> None:
+    cluster = Cluster(3, expands=False)
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.refusal_of_new, cluster.refusal_status = POLICY, HTTPStatus.UNPROCESSABLE_ENTITY
+        with pytest.raises(GrowthRefused, match=f"data-{NAME}-2 keeps its volume.*at most 15Gi"):
+            cluster.run(replace_volumes)
+    assert set(cluster.claims.values()) == {"10Gi"}
+    assert cluster.replaced == []
+
+
+def test_the_trial_of_a_claim_has_the_spec_and_the_labels_of_the_new_one() -> None:
+    cluster = Cluster(3, expands=False)
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.run(replace_volumes)
+    assert [one["metadata"]["name"] for one in cluster.tried] == [
+        f"data-{NAME}-{n}-trial" for n in (2, 1, 0)
+    ]
+    created = [path for verb, path in cluster.calls if verb == "POST" and "claims" in path]
+    assert created == ["persistentvolumeclaims?dryRun=All"] * 3, "nothing is created"
+    for one in cluster.tried:
+        assert one["metadata"]["labels"] == {"team": "shop", "group": "broker-0"}
+        assert one["spec"]["resources"]["requests"]["storage"] == "20Gi"
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_replaced"),
+    [
+        ("persistentvolumeclaims=3,requests.storage=50Gi", True),
+        ("persistentvolumeclaims=2,requests.storage=50Gi", False),
+        ("persistentvolumeclaims=3,requests.storage=49Gi", False),
+    ],
+)
+def test_a_quota_counts_the_new_claim_without_the_old_one(limits: str, is_replaced: bool) -> None:
+    """The old claim still exists during the trial. Its deletion makes room."""
+    cluster = Cluster(3, expands=False)
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.refusal_of_new = (
+            f'persistentvolumeclaims "data-{NAME}-2-trial" is forbidden: exceeded quota: messages,'
+            " requested: persistentvolumeclaims=1,requests.storage=20Gi,"
+            f" used: persistentvolumeclaims=3,requests.storage=40Gi, limited: {limits}"
+        )
+        if is_replaced:
+            cluster.run(replace_volumes)
+        else:
+            with pytest.raises(GrowthRefused, match="exceeded quota"):
+                cluster.run(replace_volumes)
+    assert bool(cluster.replaced) == is_replaced
 
 
 def test_the_volume_of_a_replica_that_an_upgrade_removes_is_not_replaced() -> None:
