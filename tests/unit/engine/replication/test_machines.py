@@ -359,6 +359,27 @@ def test_a_copy_of_a_log_from_before_epochs_continues_where_it_broke() -> None:
     assert replica.emptied == emptied
 
 
+def test_the_log_of_another_broker_that_was_alone_is_not_deleted() -> None:
+    """It has messages and no epoch of a group: its broker was started in a wrong group."""
+    for lone in (Log(b"abcdef"), Log(b"abc")):
+        pair, data = Pair(master=Log(b"abc"), replica=lone), lone.data
+        pair.learn(view(sss=(0,)))
+        (alarm,) = (one for one in pair.left if isinstance(one, DivergenceAlarm))
+        assert "move the data directory away" in alarm.why
+        assert pair.replica.diverged_replicas == {1}
+        # A newer view does not change that, and a start of the process finds it again.
+        pair.learn(view(version=2, sss=(0,)))
+        pair.replica.tick(pair.now_ms + 60_000)
+        assert not [one for one in pair.replica.take_actions() if isinstance(one, StreamDial)]
+        pair.replica = Replication(
+            run(1, 1), group="g", store_uuid="store 1", log=lone, config=ReplicationConfig()
+        )
+        pair.replica.learn(view(sss=(0,)), pair.now_ms)
+        pair.go()
+        assert pair.replica.diverged_replicas == {1}
+        assert (lone.data, lone.emptied, lone.journal) == (data, 0, ())
+
+
 def test_another_run_does_not_replace_a_copying_replica_that_is_alive() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0,)))

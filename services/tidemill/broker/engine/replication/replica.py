@@ -38,6 +38,13 @@ from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.truncation import may_truncate
 from tidemill.common.replica_group import ReplicaRun, ReplicationView
 
+# Each replica saves a journal before its first record.
+WAS_ALONE = (
+    "the log has messages of a broker without replicas and no epoch of a broker group, so it is not"
+    " deleted for the master's log. If the number and the data directory of this replica are right,"
+    " move the data directory away and start the replica: it copies the log of its group"
+)
+
 
 @final
 class Replica:
@@ -96,7 +103,7 @@ class Replica:
         more. When it learns that, the group does not need its log, and it may copy the master's.
         """
         self.view = view
-        if self._may_change(PhaseChange.RELEASE) and not self._is_needed:
+        if self._may_change(PhaseChange.RELEASE) and not self._is_needed and not self._was_alone:
             self._change(PhaseChange.RELEASE)
             self._dial_at_ms = now_ms
 
@@ -183,6 +190,8 @@ class Replica:
     def _join(self, welcome: Welcome) -> str:
         """Cut the log to the common part. Return the reason if that is not allowed, else ""."""
         log, agreement = self._log, welcome.agreement
+        if self._was_alone:
+            return WAS_ALONE
         if isinstance(agreement, CommonPrefix) and self._matches_digest(
             agreement.offset, welcome.digest
         ):
@@ -206,6 +215,11 @@ class Replica:
         if not log.log_min <= digest.begin <= digest.end == cut <= log.log_end:
             return False
         return log.digest(digest.begin, digest.end) == digest
+
+    @property
+    def _was_alone(self) -> bool:
+        """Whether the log is one of a broker without replicas."""
+        return self._log.log_min < self._log.log_end and not self._log.journal
 
     @property
     def _is_needed(self) -> bool:
