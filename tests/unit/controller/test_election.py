@@ -383,6 +383,16 @@ def test_min_in_sync_rises_when_enough_replicas_are_in_sync(
     assert (intent.record.min_in_sync if isinstance(intent, RecordWrite) else None) == after
 
 
+def test_a_lower_min_in_sync_leaves_only_members_of_the_set_eligible() -> None:
+    """From then on the members alone acknowledge messages."""
+    group = record(sss=(0, 1), eligible=(2,))._replace(min_in_sync=3)
+    known = sessions(group, {0: BEAT._replace(is_master=True), 1: BEAT, 2: BEAT})
+    observation = known.observe(rank=0, now_ms=NOW_MS, has_spec=True, wanted_min_in_sync=2)
+    after = written(decide(group, observation, TIMING))
+    assert (after.min_in_sync, after.eligible) == (2, frozenset())
+    assert after.version == group.version + 1
+
+
 def test_no_decision_is_made_from_a_record_older_than_the_replicas() -> None:
     group = record()
     known = sessions(group, {1: BEAT._replace(epoch_seen=9), 2: BEAT})
@@ -412,6 +422,21 @@ def test_no_order_replaces_a_master_that_may_only_stand_still(is_stalled: bool) 
     late = order(1_001 if is_stalled else 2_001)
     assert isinstance(late, GroupRecord)
     assert late.master == run(2)
+
+
+def test_no_order_replaces_a_master_that_a_new_controller_has_not_heard_yet() -> None:
+    """A controller that has just started knows nothing of its silence."""
+    group = record(sss=(0,))._replace(min_in_sync=1)
+    known = ReplicaSessions(TIMING)
+    known.note_record(group, NOW_MS)
+
+    def order(after_ms: int) -> GroupRecord | ChangeRejection:
+        known.note_heartbeat(run(2), BEAT, NOW_MS + after_ms)
+        seen = known.observe(rank=0, now_ms=NOW_MS + after_ms)
+        return replace_master(group, ReplicaId(2), seen, TIMING, reason="lost")
+
+    assert isinstance(order(2_000), ChangeRejection)
+    assert isinstance(order(2_001), GroupRecord)
 
 
 @pytest.mark.parametrize("reporter", [1, 2])

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.broker.engine.replication.confirm import confirm_offset
+from tidemill.broker.engine.replication.confirm import (
+    Commitment,
+    confirm_offset,
+    with_ack,
+    with_silent,
+)
 from tidemill.broker.engine.replication.epoch_journal import (
     Agreement,
     CommonPrefix,
@@ -20,7 +25,7 @@ from tidemill.broker.engine.replication.epoch_journal import (
     with_epoch,
 )
 from tidemill.broker.engine.replication.truncation import may_truncate
-from tidemill.common.replica_group import ReplicaId, ReplicaRun
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 
 def journal(*entries: tuple[int, int]) -> Journal:
@@ -145,3 +150,13 @@ def test_the_confirm_offset_is_the_lowest_ack_of_the_union(
         before=10,
     )
     assert found == expected
+
+
+def test_an_ack_of_a_replica_that_was_silent_counts_even_if_it_has_nothing_new() -> None:
+    view = ReplicationView(
+        epoch=1, version=1, master=A, sss=frozenset({A, B}), eligible=frozenset(), min_in_sync=2
+    )
+    silent = with_silent(with_ack(Commitment(A, view, 50, 10), B, 80), B)
+    waiting = with_ack(silent, A, 90)
+    assert waiting.confirm == 10
+    assert with_ack(waiting, B, 80).confirm == 80

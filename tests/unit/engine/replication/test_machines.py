@@ -571,6 +571,24 @@ def test_an_ack_from_before_a_pause_confirms_nothing_if_a_new_hello_is_read_firs
     assert pair.logs[0].confirm_offset == 2
 
 
+def test_an_ack_from_before_a_pause_confirms_nothing_if_a_view_is_learned_first() -> None:
+    """The view removes a member whose ack was missing; the other member may follow a new master."""
+    pair = Pair()
+    pair.learn(view(sss=(0, 1, 2)))
+    pair.sync(0)
+    pair.sync(1)
+    assert pair.logs[0].confirm_offset == 0, "replica 2 has not acked"
+    pair.now_ms += 1_001
+    pair.master.learn(view(version=2, sss=(0, 1)), pair.now_ms)
+    assert pair.logs[0].confirm_offset == 0
+    log = pair.logs[1]
+    hello = Hello("g", run(1), "store 1", 1, 2, LogExtent(log.journal, 0, log.log_end), log.log_end)
+    pair.master.handle_hello(2, hello, pair.now_ms)
+    assert pair.logs[0].confirm_offset == 0
+    pair.master.handle_ack(2, Ack(1, run(1), log.log_end, log.log_end, 0), pair.now_ms)
+    assert pair.logs[0].confirm_offset == 1
+
+
 def test_an_ack_confirms_although_its_stream_has_just_ended() -> None:
     pair = acked_pair()
     pair.master.handle_closed(1, pair.now_ms)
