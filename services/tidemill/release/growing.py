@@ -27,6 +27,7 @@ from kubernetes.client import (
 from kubernetes.utils.quantity import parse_quantity
 
 from tidemill.release.kubernetes_errors import message_of
+from tidemill.release.patient_kubernetes import PatientCalls
 from tidemill.release.patient_rest import PatientRestClient
 from tidemill.release.rolling import is_ready
 
@@ -86,10 +87,11 @@ def grow(
 
     A job that was killed is repeated. Before it deletes a StatefulSet, the ConfigMap `installed`
     has the new size. So jobs of earlier revisions reject a rollback, which would create the
-    StatefulSet with one replica, or set a size that Kubernetes refuses. `pause` waits before the
-    next look, and gives up at a deadline. Raises GrowthRefused, ApiException.
+    StatefulSet with one replica, or set a size that Kubernetes refuses. Calls of the Kubernetes API
+    are repeated during an outage. `pause` waits before the next look, and gives up at a deadline.
+    Raises GrowthRefused, ApiException, and the error of `pause`.
     """
-    cluster = _Cluster(client, namespace)
+    cluster = _Cluster(client, namespace, PatientCalls(pause, report))
     found = {one: stateful_set for one in plan if (stateful_set := _find_set(cluster, one))}
     for one, stateful_set in found.items():
         claims = _small_claims(cluster, one)
@@ -123,7 +125,7 @@ def replace_volumes(
     Before each deletion, the API server checks the new claim. A claim that it would refuse stays.
     Raises GrowthRefused, WaitTimeout, RestRejection, ApiException.
     """
-    cluster = _Cluster(client, namespace)
+    cluster = _Cluster(client, namespace, PatientCalls(rest.pause, report))
 
     def wait_until(find_obstacle: Callable[[], str]) -> None:
         rest.wait_until(find_obstacle, report)
@@ -153,13 +155,14 @@ def replace_volumes(
 class _Cluster:
     """StatefulSets, claims, pods and saved copies of one namespace."""
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str, calls: PatientCalls) -> None:
         self._client = client
+        self._calls = calls
         self._apps, self._core = AppsV1Api(client), CoreV1Api(client)
         self._namespace = namespace
 
     def find_set(self, name: str) -> Json | None:
-        found: V1StatefulSet | None = _found(
+        found: V1StatefulSet | None = self._calls.find(
             partial(
                 self._apps.read_namespaced_stateful_set,
                 name,
@@ -174,7 +177,7 @@ class _Cluster:
 
     def find_claim(self, name: str) -> V1PersistentVolumeClaim | None:
         read = self._core.read_namespaced_persistent_volume_claim
-        found: V1PersistentVolumeClaim | None = _found(
+        found: V1PersistentVolumeClaim | None = self._calls.find(
             partial(read, name, namespace=self._namespace, _request_timeout=TIMEOUT_S)
         )
         return found
@@ -187,12 +190,15 @@ class _Cluster:
         """
         patch = {"spec": {"resources": {"requests": {"storage": size}}}}
         try:
-            self._core.patch_namespaced_persistent_volume_claim(
-                claim,
-                namespace=self._namespace,
-                _request_timeout=TIMEOUT_S,
-                body=patch,
-                dry_run="All" if is_trial else None,
+            self._calls.make(
+                partial(
+                    self._core.patch_namespaced_persistent_volume_claim,
+                    claim,
+                    namespace=self._namespace,
+                    _request_timeout=TIMEOUT_S,
+                    body=patch,
+                    dry_run="All" if is_trial else None,
+                )
             )
         except ApiException as error:
             why = message_of(error)
@@ -224,11 +230,14 @@ class _Cluster:
         }
         present = self.find_claim(claim)
         try:
-            self._core.create_namespaced_persistent_volume_claim(
-                body=body,  # type: ignore[arg-type]  # the client takes plain objects, too
-                namespace=self._namespace,
-                _request_timeout=TIMEOUT_S,
-                dry_run="All",
+            self._calls.make(
+                partial(
+                    self._core.create_namespaced_persistent_volume_claim,
+                    body=body,  # type: ignore[arg-type]  # the client takes plain objects, too
+                    namespace=self._namespace,
+                    _request_timeout=TIMEOUT_S,
+                    dry_run="All",
+                )
             )
         except ApiException as error:
             why = message_of(error)
@@ -248,19 +257,30 @@ class _Cluster:
             metadata=V1ObjectMeta(name=_saved(name)), data={SAVED: json.dumps(stateful_set)}
         )
         try:
-            self._core.create_namespaced_config_map(
-                body=body, namespace=self._namespace, _request_timeout=TIMEOUT_S
+            self._calls.make(
+                partial(
+                    self._core.create_namespaced_config_map,
+                    body=body,
+                    namespace=self._namespace,
+                    _request_timeout=TIMEOUT_S,
+                )
             )
         except ApiException as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
             # From a job that was killed. The StatefulSet may have changed since.
-            self._core.replace_namespaced_config_map(
-                _saved(name), body=body, namespace=self._namespace, _request_timeout=TIMEOUT_S
+            self._calls.make(
+                partial(
+                    self._core.replace_namespaced_config_map,
+                    _saved(name),
+                    body=body,
+                    namespace=self._namespace,
+                    _request_timeout=TIMEOUT_S,
+                )
             )
 
     def find_saved(self, name: str) -> Json | None:
-        found = _found(
+        found = self._calls.find(
             partial(
                 self._core.read_namespaced_config_map,
                 _saved(name),
@@ -270,11 +290,11 @@ class _Cluster:
         )
         if found is None:
             return None
-        saved: Json = json.loads(found.data[SAVED])
+        saved: Json = json.loads((found.data or {})[SAVED])
         return saved
 
     def forget_saved(self, name: str) -> None:
-        _found(
+        self._calls.find(
             partial(
                 self._core.delete_namespaced_config_map,
                 _saved(name),
@@ -286,7 +306,7 @@ class _Cluster:
     def note_size(self, installed: str, group: str, size: str) -> None:
         """Set the size of a group's volumes in the state of the release."""
         read = self._core.read_namespaced_config_map
-        found = _found(
+        found = self._calls.find(
             partial(read, installed, namespace=self._namespace, _request_timeout=TIMEOUT_S)
         )
         volumes = [
@@ -295,8 +315,14 @@ class _Cluster:
         ]
         if volumes:
             patch = {"data": {VOLUMES: " ".join(volumes)}}
-            self._core.patch_namespaced_config_map(
-                installed, namespace=self._namespace, body=patch, _request_timeout=TIMEOUT_S
+            self._calls.make(
+                partial(
+                    self._core.patch_namespaced_config_map,
+                    installed,
+                    namespace=self._namespace,
+                    body=patch,
+                    _request_timeout=TIMEOUT_S,
+                )
             )
 
     def delete_without_pods(self, stateful_set: Json) -> bool:
@@ -304,7 +330,7 @@ class _Cluster:
         metadata = stateful_set["metadata"]
         as_read = V1Preconditions(uid=metadata["uid"], resource_version=metadata["resourceVersion"])
         try:
-            _found(
+            self._calls.find(
                 partial(
                     self._apps.delete_namespaced_stateful_set,
                     metadata["name"],
@@ -320,43 +346,60 @@ class _Cluster:
         return True
 
     def create_set(self, stateful_set: Json) -> None:
-        self._apps.create_namespaced_stateful_set(
-            body=stateful_set,  # type: ignore[arg-type]  # the client takes plain objects, too
-            namespace=self._namespace,
-            _request_timeout=TIMEOUT_S,
-        )
+        """Create a StatefulSet. Raises ApiException."""
+        try:
+            self._calls.make(
+                partial(
+                    self._apps.create_namespaced_stateful_set,
+                    body=stateful_set,  # type: ignore[arg-type]  # the client takes plain objects, too
+                    namespace=self._namespace,
+                    _request_timeout=TIMEOUT_S,
+                )
+            )
+        except ApiException as error:
+            # A creation without an answer may have been carried out.
+            is_own = error.status == HTTPStatus.CONFLICT and self._is_created(stateful_set)
+            if not is_own:
+                raise
+
+    def _is_created(self, stateful_set: Json) -> bool:
+        stands = self.find_set(stateful_set["metadata"]["name"])
+        size = _template_of(stateful_set)["spec"]["resources"]["requests"]["storage"]
+        return stands is not None and not _has_small_template(stands, size)
 
     def find_pod(self, name: str) -> V1Pod | None:
         read = self._core.read_namespaced_pod
-        found: V1Pod | None = _found(
+        found: V1Pod | None = self._calls.find(
             partial(read, name, namespace=self._namespace, _request_timeout=TIMEOUT_S)
         )
         return found
 
     def replace_claim(self, claim: str, pod: str) -> str:
         """Delete a claim and its pod, which the StatefulSet creates again; return the pod's id."""
-        former = self.find_pod(pod)
-        delete = self._core.delete_namespaced_persistent_volume_claim
-        _found(partial(delete, claim, namespace=self._namespace, _request_timeout=TIMEOUT_S))
-        _found(
-            partial(
-                self._core.delete_namespaced_pod,
-                pod,
-                namespace=self._namespace,
-                _request_timeout=TIMEOUT_S,
-            )
-        )
+        former, present = self.find_pod(pod), self.find_claim(claim)
+        if present is not None:
+            delete_claim = self._core.delete_namespaced_persistent_volume_claim
+            self._delete(delete_claim, claim, present.metadata)
+        if former is not None:
+            self._delete(self._core.delete_namespaced_pod, pod, former.metadata)
         return _uid(former)
 
-
-def _found(call: Callable[[], Any]) -> Any:
-    """Return the result of a call; None: the object does not exist. Raises ApiException."""
-    try:
-        return call()
-    except ApiException as error:
-        if error.status == HTTPStatus.NOT_FOUND:
-            return None
-        raise
+    def _delete(self, delete: Callable[..., Any], name: str, found: V1ObjectMeta | None) -> None:
+        """Delete an object, but not another one of its name, which a repeated call may meet."""
+        options = V1DeleteOptions(preconditions=V1Preconditions(uid=found.uid if found else None))
+        try:
+            self._calls.find(
+                partial(
+                    delete,
+                    name,
+                    namespace=self._namespace,
+                    body=options,
+                    _request_timeout=TIMEOUT_S,
+                )
+            )
+        except ApiException as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
 
 
 def _saved(name: str) -> str:

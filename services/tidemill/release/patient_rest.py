@@ -29,8 +29,9 @@ class WaitTimeout(Exception):
 class PatientRestClient:
     """A REST client that repeats failed calls for `patience_s` after its creation."""
 
-    def __init__(self, client: RestClient, *, patience_s: float) -> None:
+    def __init__(self, client: RestClient, *, patience_s: float, pause_s: float = PAUSE_S) -> None:
         self._client = client
+        self._pause_s = pause_s
         now_s = time.monotonic()
         self._until_s = now_s + patience_s
         # A wrong token fails sooner than the patience, which may be long.
@@ -54,7 +55,7 @@ class PatientRestClient:
         """Wait before the next try. Raises WaitTimeout with the reason when the time is over."""
         if time.monotonic() >= self._until_s:
             raise WaitTimeout(reason)
-        time.sleep(PAUSE_S)
+        time.sleep(self._pause_s)
 
     def wait_until(
         self, find_obstacle: Callable[[], str], report: Callable[[str], None] | None = None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from http import HTTPStatus
 from typing import Final
 
 from kubernetes.client import (
@@ -26,6 +25,8 @@ from kubernetes.client import (
     V1StatefulSet,
 )
 
+from tidemill.release.kubernetes_errors import is_disruption_budget
+from tidemill.release.patient_kubernetes import PatientCalls
 from tidemill.release.patient_rest import PatientRestClient
 
 REVISION_LABEL: Final = "controller-revision-hash"
@@ -41,22 +42,23 @@ def roll(
 ) -> None:
     """Replace each pod that differs from the template of its StatefulSet.
 
-    Raises WaitTimeout, RestRejection, ApiException.
+    Calls of the Kubernetes API are repeated during an outage. Raises WaitTimeout, RestRejection,
+    ApiException.
     """
-    pods = _Pods(client, namespace)
+    pods = _Pods(client, namespace, PatientCalls(rest.pause, report))
     outdated = dict(_find_outdated(pods, stateful_sets, rest))
     broken = []
-    for name in outdated:
+    for name, revision in outdated.items():
         if not is_ready(pods.find(name)):
             broken.append(name)
-            rest.wait_until(partial(_why_not_evicted, pods, name))
+            rest.wait_until(partial(_why_not_evicted, pods, name, revision))
     for name in broken:
         rest.wait_until(partial(_why_not_ready, pods, name, outdated[name]))
         report(f"replaced {name}, which was not ready")
     for name, revision in outdated.items():
         if name not in broken:
             rest.wait_until(partial(_why_not_reachable, rest))
-            rest.wait_until(partial(_why_not_evicted, pods, name))
+            rest.wait_until(partial(_why_not_evicted, pods, name, revision))
             rest.wait_until(partial(_why_not_ready, pods, name, revision))
             report(f"replaced {name}")
     rest.wait_until(partial(_why_not_reachable, rest))
@@ -81,28 +83,32 @@ def _find_outdated(
 class _Pods:
     """Pods and StatefulSets of one namespace."""
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str, calls: PatientCalls) -> None:
         self._apps, self._core = AppsV1Api(client), CoreV1Api(client)
         self._namespace = namespace
+        self._calls = calls
 
     def read_stateful_set(self, name: str) -> V1StatefulSet:
-        return self._apps.read_namespaced_stateful_set(
-            name, self._namespace, _request_timeout=TIMEOUT_S
-        )
+        read = self._apps.read_namespaced_stateful_set
+        return self._calls.make(lambda: read(name, self._namespace, _request_timeout=TIMEOUT_S))
 
     def find(self, name: str) -> V1Pod | None:
-        try:
-            return self._core.read_namespaced_pod(name, self._namespace, _request_timeout=TIMEOUT_S)
-        except ApiException as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+        read = self._core.read_namespaced_pod
+        return self._calls.find(lambda: read(name, self._namespace, _request_timeout=TIMEOUT_S))
 
-    def evict(self, name: str) -> None:
+    def evict(self, name: str, revision: str) -> None:
+        """Evict a pod unless it has the revision, or was deleted. Raises ApiException."""
+        evict = self._core.create_namespaced_pod_eviction
         eviction = V1Eviction(metadata=V1ObjectMeta(name=name, namespace=self._namespace))
-        self._core.create_namespaced_pod_eviction(
-            name, self._namespace, eviction, _request_timeout=TIMEOUT_S
-        )
+
+        def evict_outdated() -> None:
+            # An eviction without an answer may have been carried out. A repeated one would end the
+            # new pod.
+            pod = self.find(name)
+            if pod is not None and _revision(pod) != revision:
+                evict(name, self._namespace, eviction, _request_timeout=TIMEOUT_S)
+
+        self._calls.find(evict_outdated)
 
 
 # Each of these returns what is missing, or "".
@@ -122,14 +128,13 @@ def _why_not_observed(pods: _Pods, name: str) -> str:
     return "" if is_observed else f"Kubernetes has not processed the StatefulSet {name} yet"
 
 
-def _why_not_evicted(pods: _Pods, name: str) -> str:
+def _why_not_evicted(pods: _Pods, name: str, revision: str) -> str:
     try:
-        pods.evict(name)
+        pods.evict(name, revision)
     except ApiException as error:
-        if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+        if is_disruption_budget(error):
             return f"a disruption budget keeps {name}"
-        if error.status != HTTPStatus.NOT_FOUND:
-            raise
+        raise
     return ""
 
 

@@ -55,8 +55,9 @@ def run(folder: Path, server: str, *arguments: str) -> subprocess.CompletedProce
             "grow",
             '--plan=[{"group": "a", "statefulSet": "mill-a", "size": "2Gi"}]',
             "--installed=mill-claims-stay",
+            "--patience-s=1",
         ),
-        ("roll", "--stateful-sets=mill-a"),
+        ("roll", "--stateful-sets=mill-a", "--patience-s=1"),
     ],
 )
 def test_an_unreachable_api_server_is_an_error_with_a_remedy(

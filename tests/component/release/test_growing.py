@@ -73,15 +73,24 @@ class Cluster(KubernetesServer):
         self.behind = 0  # looks until a replica with a new volume is in sync
         self.replaced: list[int] = []
         self.changes_left: int | None = None  # changes before the server fails; None: it works
+        # Whether the failing change is carried out without an answer, and the server works again.
+        self.is_failing_late = False
         self.rescaled_to: int | None = None  # by the controllers, before the next deletion
         self.roles: dict[int, Json] = {}  # other than in sync, by replica
         self.unready: set[str] = set()  # pods that are not ready whatever their replica does
 
     def answer(self, method: str, path: str, body: Json) -> Answer | None:
         if method != "GET" and self.changes_left is not None:
+            if self.changes_left == 0 and self.is_failing_late:
+                self.changes_left = None
+                self._carry_out(method, path, body)
+                return None
             if self.changes_left == 0:
                 return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, {})
             self.changes_left -= 1
+        return self._carry_out(method, path, body)
+
+    def _carry_out(self, method: str, path: str, body: Json) -> Answer:
         kind, _, name = path.split("/namespaces/ns/")[1].partition("/")
         match kind:
             case "statefulsets":
@@ -89,7 +98,7 @@ class Cluster(KubernetesServer):
             case "persistentvolumeclaims":
                 return self._answer_claim(method, name, body)
             case "pods":
-                return self._answer_pod(method, name)
+                return self._answer_pod(method, name, body)
             case "configmaps":
                 return self._answer_saved(method, name, body)
         raise AssertionError(path)
@@ -97,6 +106,8 @@ class Cluster(KubernetesServer):
     def _answer_set(self, method: str, name: str, body: Json) -> Answer:
         if method == "POST":
             assert "uid" not in body["metadata"], "a new object has no id"
+            if body["metadata"]["name"] in self.sets:
+                return Answer(HTTPStatus.CONFLICT, {"message": "it exists"})
             assert "status" not in body
             body["metadata"] |= {"uid": "second", "resourceVersion": "3"}
             self.sets[body["metadata"]["name"]] = body
@@ -126,6 +137,8 @@ class Cluster(KubernetesServer):
                 return Answer(self.refusal_status, {"message": self.refusal_of_new})
             return Answer(HTTPStatus.CREATED, body)
         if method == "DELETE":
+            if body.get("preconditions", {}).get("uid") != f"{name}-{self.claims[name]}":
+                return Answer(HTTPStatus.CONFLICT, {"message": "it is another claim"})
             self.claims[name] = ""
             return Answer(HTTPStatus.OK, {})
         if method == "PATCH":
@@ -135,11 +148,14 @@ class Cluster(KubernetesServer):
         if not self.claims[name]:
             return NOT_FOUND
         size = {"resources": {"requests": {"storage": self.claims[name]}}}
-        return Answer(HTTPStatus.OK, {"metadata": {"name": name}, "spec": size})
+        metadata = {"name": name, "uid": f"{name}-{self.claims[name]}"}
+        return Answer(HTTPStatus.OK, {"metadata": metadata, "spec": size})
 
-    def _answer_pod(self, method: str, name: str) -> Answer:
+    def _answer_pod(self, method: str, name: str, body: Json) -> Answer:
         if method == "DELETE":
             ordinal = int(name[-1])
+            if body.get("preconditions", {}).get("uid") != self.pods[name]:
+                return Answer(HTTPStatus.CONFLICT, {"message": "it is another pod"})
             assert self.behind == 0, "one replica at a time"
             assert self.master != ordinal, "the master hands over first"
             self.replaced.append(ordinal)
@@ -204,7 +220,7 @@ class Cluster(KubernetesServer):
             timeout_s=10.0,
             transport=httpx.MockTransport(self.rest),
         )
-        rest = PatientRestClient(client, patience_s=patience_s)
+        rest = PatientRestClient(client, patience_s=patience_s, pause_s=0.02)
         api = open_client(self.access())
         rest_client: Any = api.rest_client
         send = rest_client.request
@@ -341,14 +357,38 @@ def test_a_job_that_was_killed_at_any_step_is_repeated(changes: int, size: str) 
     cluster = Cluster(3, expands=True)
     cluster.changes_left = changes
     with cluster.serving():
-        with pytest.raises(Exception, match="500"):
-            cluster.run(grow)
+        with pytest.raises(WaitTimeout, match="500"):
+            cluster.run(grow, patience_s=0)
         cluster.changes_left = None
         cluster.run(grow, plan=[PLAN[0]._replace(size=size)])
     assert cluster.sets[NAME]["spec"]["replicas"] == 3
     assert cluster.size_of_template() == size
     assert set(cluster.claims.values()) == {size}
     assert cluster.saved == {}
+
+
+@pytest.mark.parametrize("changes", range(8))
+def test_a_change_without_an_answer_is_repeated_without_harm(changes: int) -> None:
+    cluster = Cluster(3, expands=True)
+    cluster.changes_left, cluster.is_failing_late = changes, True
+    with cluster.serving():
+        reported = cluster.run(grow)
+    assert [line for line in reported if line.startswith("waiting: the Kubernetes API server")]
+    assert cluster.size_of_template() == "20Gi"
+    assert set(cluster.claims.values()) == {"20Gi"}
+    assert cluster.saved == {}
+
+
+@pytest.mark.parametrize("changes", range(3))
+def test_a_deletion_without_an_answer_ends_no_new_pod(changes: int) -> None:
+    """The changes are the dry run, the deletion of the claim, and that of the pod."""
+    cluster = Cluster(3, expands=False)
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.changes_left, cluster.is_failing_late = changes, True
+        cluster.run(replace_volumes)
+    assert cluster.replaced == [2, 1, 0]
+    assert set(cluster.claims.values()) == {"20Gi"}
 
 
 def test_a_stateful_set_that_the_controllers_change_meanwhile_keeps_the_change() -> None:
