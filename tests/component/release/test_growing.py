@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
+from tests.support.chart import find, need_helm, objects, rendered_beside
 from tests.support.worlds.memory_kubernetes import Answer, Json, KubernetesServer
 from tidemill.common.kubernetes_access import open_client
 from tidemill.common.rest_client import RestClient
@@ -77,6 +80,7 @@ class Cluster(KubernetesServer):
         self.is_failing_late = False
         self.rescaled_to: int | None = None  # by the controllers, before the next deletion
         self.roles: dict[int, Json] = {}  # other than in sync, by replica
+        self.sets_missing = 0  # looks at the StatefulSet that do not find it
         self.unready: set[str] = set()  # pods that are not ready whatever their replica does
 
     def answer(self, method: str, path: str, body: Json) -> Answer | None:
@@ -113,6 +117,9 @@ class Cluster(KubernetesServer):
             self.sets[body["metadata"]["name"]] = body
             return Answer(HTTPStatus.CREATED, body)
         if name not in self.sets:
+            return NOT_FOUND
+        if self.sets_missing:
+            self.sets_missing -= 1
             return NOT_FOUND
         if method == "DELETE":
             assert body["propagationPolicy"] == "Orphan", "the pods would end"
@@ -525,3 +532,47 @@ def test_the_volume_of_a_replica_that_an_upgrade_removes_is_not_replaced() -> No
         cluster.run(replace_volumes, report=scale_while_it_waits)
     assert cluster.replaced == [2, 1, 0]
     assert cluster.claims[f"data-{NAME}-3"] == "10Gi"
+
+
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def rights_in(role: Json) -> set[tuple[str, str, str]]:
+    """Return resource, name and verb of each right; creations have no name."""
+    return {
+        (resource, name, verb)
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+        for verb in rule["verbs"]
+    }
+
+
+def test_each_job_has_only_the_rights_that_it_uses(tmp_path: Path) -> None:
+    """Two upgrades that are killed at one step or another use all rights of the first job."""
+    need_helm()
+    replicas = 'brokerGroups=[{"name":"broker-0","replicas":3}]'
+    larger = ("--set", "broker.persistence.size=20Gi", "--set-json", replicas)
+    standing = objects("--set-json", replicas)
+    find(standing, "StatefulSet", "tidemill-broker-0")["spec"]["replicas"] = 3
+    done = rendered_beside(standing, tmp_path, *larger)
+    rendered = [one for one in yaml.safe_load_all(done.stdout) if one]
+    for call, role in ((grow, "tidemill-grow-setup"), (replace_volumes, "tidemill-grow")):
+        used: set[tuple[str, str, str]] = set()
+        for expands in (True, False) if call is grow else (False,):
+            cluster = Cluster(3, expands=expands)
+            with cluster.serving():
+                if call is grow:
+                    cluster.saved[f"{NAME}-saved"] = {"data": {}}  # from a job that was killed
+                else:
+                    cluster.run(grow)
+                    cluster.calls.clear()
+                    # The StatefulSet is missing for a moment.
+                    saved = {"data": {"stateful-set": json.dumps(cluster.sets[NAME])}}
+                    cluster.saved[f"{NAME}-saved"] = saved
+                    cluster.sets_missing = 1
+                cluster.run(call)
+            for method, path in cluster.calls:
+                resource, _, name = path.partition("?")[0].partition("/")
+                used.add((resource, name.replace("mill-", "tidemill-"), VERBS[method]))
+        assert used == rights_in(find(rendered, "Role", role))
