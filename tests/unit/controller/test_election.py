@@ -400,7 +400,38 @@ def test_no_decision_is_made_from_a_record_older_than_the_replicas() -> None:
     rollback = decision(group, known)
     assert isinstance(rollback, MetaRollback)
     assert "have seen epoch 9 and the record has epoch 3" in rollback.reason
+
+
+@pytest.mark.parametrize("change", [{"epoch_seen": 9}, {"version_seen": 9}])
+def test_the_alarm_of_an_outdated_record_names_a_master_only_if_all_logs_can_be_compared(
+    change: dict[str, int],
+) -> None:
+    """Its sets do not tell which replica has all confirmed messages: a missing one may have."""
+    group = record()
+    ahead = BEAT._replace(log_end=150)._replace(**change)  # type: ignore[arg-type]
+    rollback = decision(group, sessions(group, {1: ahead}))
+    assert isinstance(rollback, MetaRollback)
+    assert rollback.survivor is None
+    assert "replicas 0 and 2 are missing in the comparison of the logs" in rollback.reason
+    # A record of the same epoch registers no replica that has restarted.
+    assert ("only the newest record registers them" in rollback.reason) == (
+        "version_seen" in change
+    )
+    rollback = decision(group, sessions(group, {0: BEAT, 1: ahead, 2: BEAT}))
+    assert isinstance(rollback, MetaRollback)
     assert rollback.survivor == 1
+    assert "missing" not in rollback.reason
+
+
+def test_the_alarm_of_a_record_that_was_created_again_waits_for_the_replicas_of_the_spec() -> None:
+    group = record()._replace(epoch=0, version=3, master=None, sss=frozenset())
+    known = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})
+    for wanted, missing in ((4, "replica 3 is missing"), (3, "")):
+        seen = known.observe(rank=0, now_ms=NOW_MS, has_spec=True, wanted_replicas=wanted)
+        rollback = decide(group, seen, TIMING)
+        assert isinstance(rollback, MetaRollback)
+        assert (rollback.survivor is None) == bool(missing)
+        assert missing in rollback.reason
 
 
 @pytest.mark.parametrize("is_stalled", [False, True])

@@ -114,6 +114,23 @@ def of_rollback(record: GroupRecord, seen: SeenRecord) -> str:
     )
 
 
+def of_not_compared(missing: Collection[ReplicaId], *, registers: bool) -> str:
+    """Return why an alarm names no master; `registers`: replicas register in this record."""
+    is_one = len(missing) == 1
+    restarted = (
+        ""
+        if registers
+        else f" (if {'it has' if is_one else 'they have'} restarted since, only the newest record"
+        f" registers {'it' if is_one else 'them'})"
+    )
+    return (
+        f". This alarm names no replica, because {of_replicas(missing)} {_verb(missing)} missing in"
+        f" the comparison of the logs and may have the longest; start"
+        f" {'it' if is_one else 'them'}{restarted}. If {'it is' if is_one else 'they are'} lost,"
+        " choose another one with `tidemill cluster replace`"
+    )
+
+
 def of_last_resort(group: str, survivor: ReplicaId | None) -> str:
     """Return the command to continue without the complete replicas of a group."""
     if survivor is None:

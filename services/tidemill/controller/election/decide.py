@@ -23,7 +23,12 @@ from tidemill.controller.election.history import BLOCKED, HANDED_OVER, LOST_MEMO
 from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord, with_sets
 from tidemill.controller.election.retirement import find_leaver, is_retired, with_number, without
-from tidemill.controller.election.rollback import is_outdated, newest_seen
+from tidemill.controller.election.rollback import (
+    is_outdated,
+    is_outdated_in_epoch,
+    newest_seen,
+    not_compared,
+)
 from tidemill.controller.election.sessions import ElectionTiming, GroupObservation, ReplicaHealth
 
 FOUNDER = ReplicaId(0)  # its store may be older than the group: one replica that became several
@@ -102,7 +107,7 @@ def decide(record: GroupRecord, observation: GroupObservation, timing: ElectionT
     """Return the next step for the group of a record."""
     live = live_of(record, observation, timing)
     if is_outdated(record, live):
-        return MetaRollback(alarms.of_rollback(record, newest_seen(live)), _longest(live))
+        return _correct(record, observation, live)
     if record.epoch == 0:
         return _found(record, observation, live)
     failure = find_failure(record, observation, timing)
@@ -114,6 +119,18 @@ def decide(record: GroupRecord, observation: GroupObservation, timing: ElectionT
         drained = tuple(alarms.drained_of(record, live))
         return ShortSyncStateSet(alarms.of_too_few(record, live), intent.again_at_ms, drained)
     return intent
+
+
+def _correct(
+    record: GroupRecord, observation: GroupObservation, live: list[Candidate]
+) -> MetaRollback:
+    """Return the alarm for an outdated record; name a master only if all logs can be compared."""
+    reason = alarms.of_rollback(record, newest_seen(live))
+    missing = not_compared(record, live, observation.wanted_replicas)
+    if not missing:
+        return MetaRollback(reason, _longest(live))
+    registers = not is_outdated_in_epoch(record, live)
+    return MetaRollback(reason + alarms.of_not_compared(missing, registers=registers))
 
 
 def _lead(

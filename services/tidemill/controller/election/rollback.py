@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.elect import Candidate
-from tidemill.controller.election.record import GroupRecord
+from tidemill.controller.election.record import GroupRecord, ids_of
 
 
 class SeenRecord(NamedTuple):
@@ -44,3 +45,15 @@ def is_outdated_in_epoch(record: GroupRecord, live: Collection[Candidate]) -> bo
     outdated, and replicas register in it before an operator names a master.
     """
     return newest_seen(live).epoch <= record.epoch and is_outdated(record, live)
+
+
+def not_compared(
+    record: GroupRecord, live: Collection[Candidate], wanted_replicas: int | None
+) -> list[ReplicaId]:
+    """Return the known replicas whose logs cannot be compared, because they are not live.
+
+    They may have confirmed messages that all live replicas lack: the sets of an outdated record do
+    not tell. `wanted_replicas` are in the spec; a record that was created again may lack some.
+    """
+    known = {id_ for id_, _ in record.replicas} | set(map(ReplicaId, range(wanted_replicas or 0)))
+    return sorted(known - ids_of(frozenset(one.member for one in live)))
