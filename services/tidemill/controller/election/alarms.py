@@ -114,14 +114,17 @@ def of_rollback(record: GroupRecord, seen: SeenRecord) -> str:
     )
 
 
-def of_not_compared(missing: Collection[ReplicaId], *, registers: bool) -> str:
-    """Return why an alarm names no master; `registers`: replicas register in this record."""
+def of_not_compared(missing: Collection[ReplicaId], *, is_in_epoch: bool) -> str:
+    """Return why an alarm names no master.
+
+    A record that is outdated `is_in_epoch` registers no replica.
+    """
     is_one = len(missing) == 1
     restarted = (
-        ""
-        if registers
-        else f" (if {'it has' if is_one else 'they have'} restarted since, only the newest record"
+        f" (if {'it has' if is_one else 'they have'} restarted since, only the newest record"
         f" registers {'it' if is_one else 'them'})"
+        if is_in_epoch
+        else ""
     )
     return (
         f". This alarm names no replica, because {of_replicas(missing)} {_verb(missing)} missing in"

@@ -129,8 +129,8 @@ def _correct(
     missing = not_compared(record, live, observation.wanted_replicas)
     if not missing:
         return MetaRollback(reason, _longest(live))
-    registers = not is_outdated_in_epoch(record, live)
-    return MetaRollback(reason + alarms.of_not_compared(missing, registers=registers))
+    is_in_epoch = is_outdated_in_epoch(record, live)
+    return MetaRollback(reason + alarms.of_not_compared(missing, is_in_epoch=is_in_epoch))
 
 
 def _lead(

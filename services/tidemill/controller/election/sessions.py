@@ -114,8 +114,7 @@ class GroupObservation(NamedTuple):
     def reporters_of(self, member: ReplicaRun, silent_ms: int) -> list[ReplicaId]:
         """Return the replicas that report that they heard `member` in the last `silent_ms`.
 
-        Nothing can be heard of a run whose end its supervisor has reported: its replica has
-        another run.
+        If the supervisor has reported the end of `member`, they heard an earlier or a later run.
         """
         session = self.sessions.get(member)
         if session is not None and session.is_dead:

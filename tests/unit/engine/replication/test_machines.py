@@ -572,7 +572,7 @@ def test_an_ack_from_before_a_pause_confirms_nothing_if_a_new_hello_is_read_firs
 
 
 def test_an_ack_from_before_a_pause_confirms_nothing_if_a_view_is_learned_first() -> None:
-    """The view removes a member whose ack was missing; the other member may follow a new master."""
+    """The view removes a member without an ack. The other member may follow a new master."""
     pair = Pair()
     pair.learn(view(sss=(0, 1, 2)))
     pair.sync(0)
