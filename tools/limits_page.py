@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tidemill.admin.cluster.brokers import LARGE_READ_WAIT_S, LARGE_READS_MAX
+from tidemill.admin.http.connections import UNREAD_BYTES_MAX
 from tidemill.broker.engine.metadata.deleted_names import NAMES_MAX
 from tidemill.broker.engine.metadata.pull_offsets import (
     FEW_OFFSETS,
@@ -13,7 +15,12 @@ from tidemill.broker.engine.pop.reported_subscriptions import GROUPS_MAX, TOPICS
 from tidemill.broker.engine.queries.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.server.reader import event_pages
 from tidemill.broker.server.round.long_polling import PARKED_PER_KEY_MAX
-from tidemill.broker.server.round.polled_filters import FILTERS_MAX, PAIRS_MAX
+from tidemill.broker.server.round.polled_filters import (
+    FILTERS_MAX,
+    FILTERS_OF_ALL_MAX,
+    PAIRS_MAX,
+    SHOWN_CHARACTERS,
+)
 from tidemill.broker.server.round.rounds import CALLS_MAX as ADMIN_CALLS_MAX
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.errors import CODES
@@ -309,8 +316,26 @@ def shared_limits() -> list[str]:
             "consumer groups and topics whose filters a broker compares",
             PAIRS_MAX,
             "consumer group",
-            f"never rejected: the broker forgets the pair known longest; {FILTERS_MAX} per pair",
-            "the deletion of the topic or the group",
+            (
+                "never rejected: the broker forgets the pair known longest;"
+                f" {FILTERS_MAX} filters per pair, {FILTERS_OF_ALL_MAX:,} in all, and"
+                f" {SHOWN_CHARACTERS} characters of each are shown"
+            ),
+            "ten minutes without a poll, and the deletion of the topic or the group",
+        ),
+        (
+            "bytes of unread answers of an admin process",
+            UNREAD_BYTES_MAX,
+            "admin processes",
+            "never rejected: the connection whose client has read nothing for longest is closed",
+            "reads of the clients",
+        ),
+        (
+            "reads and searches of messages that an admin process runs",
+            LARGE_READS_MAX,
+            "admin processes",
+            f"none; another one waits for {LARGE_READ_WAIT_S:g} s",
+            "the end of a read",
         ),
         (
             "streams to a controller",

@@ -201,15 +201,21 @@ class BrokerProcess:
             registry.register(server.collect)
             self._announce(server.address, metrics.url)
             readiness.phase = "serving"
-            await self._stop.wait()
-            if replicas is None:
-                # The clients of this broker are served until it is written. They then wait less for
-                # the next process. The clients of a replicated group have another master by then.
-                await rounds.write_checkpoint(CHECKPOINT_S)
+            await self._wait_for_stop(rounds, is_alone=replicas is None)
             log.info("broker drains")
             readiness.phase = "draining"
             rounds.drain()
             await server.drain(settings.drain_timeout_ms)
+
+    async def _wait_for_stop(self, rounds: Rounds, *, is_alone: bool) -> None:
+        """Serve until the stop. A broker without replicas then writes a checkpoint first.
+
+        Its clients are served meanwhile, and wait less for the next process. The clients of a
+        replicated group have another master by then.
+        """
+        await self._stop.wait()
+        if is_alone:
+            await rounds.write_checkpoint(CHECKPOINT_S)
 
     def _mender(
         self, replica_engine: ReplicaEngine | None, replicas: ReplicaShell | None, rounds: Rounds

@@ -281,6 +281,19 @@ def test_the_store_of_a_single_broker_founds_a_group_above_its_epochs() -> None:
     log.engine.close()
 
 
+def test_the_epochs_of_a_single_broker_do_not_count_in_a_group_that_it_meets() -> None:
+    """Its store was started as a replica of a group with a lower epoch, which it must not stop."""
+    disk, config = FaultyDisk(Random(0)), EngineConfig()
+    for _ in range(3):
+        engine, _ = open_engine(disk, config, now_ms=0, entropy=bytes(32))
+        engine.close()
+    fresh = FreshIdentity(bytes(16), bytes(32))
+    log, _ = open_replica_engine(disk, config, now_ms=0, fresh=fresh)
+    log.save_epoch_seen(1)
+    assert log.epoch_seen == 1
+    log.engine.close()
+
+
 def test_damaged_records_of_the_master_are_not_sent() -> None:
     group = founded()
     group.send(*(f"m{n}" for n in range(30)), size=90_000)

@@ -109,11 +109,13 @@ class ReplicaEngine:
     def epoch_seen(self) -> int:
         """The highest epoch of its broker group that this store knows.
 
-        The epochs of a broker without replicas say nothing about a group. Such a broker begins its
-        group with the next epoch.
+        The epochs of a broker without replicas say nothing about a group, also if its store was
+        started as a replica and met the group's master. Such a log has no journal. A broker that
+        begins a group does so with the next epoch.
         """
         seen = self.files.epoch_seen
-        return max(seen, self._log.epoch) if seen and self._log.segments else seen
+        is_of_group = seen and self.files.journal and self._log.segments
+        return max(seen, self._log.epoch) if is_of_group else seen
 
     @property
     def epoch_alone(self) -> int:

@@ -9,8 +9,7 @@ The engine's owner is the only one that uses it. Invariants:
 - Durable records are committed when `note_committed` says so; without replicas, at once.
 - A replica gets its records only by `append_frame`, unchanged. `applied_offset` says how far it has
   applied them. Only a replica may `truncate` its log.
-- A failed write or sync is final (DiskFailed): the process ends and recovers from the durable
-  bytes.
+- A failed write or sync is final (DiskFailed): the next process recovers from the durable bytes.
 
 `log_opening.py` opens the log of an earlier process, `segment_reader.py` reads it, and
 `next_segment.py` prepares the next segment.
@@ -348,10 +347,7 @@ class CommitLog:
         return self.segment_of(max(log_offset, self.min_offset)).start if segments else 0
 
     def advise(self, log_offset: LogOffset, size: int) -> None:
-        """Announce that `size` bytes from `log_offset` will be read soon; a hint.
-
-        The parts outside of the log are ignored: a damaged queue entry may point anywhere.
-        """
+        """Announce that these bytes of the log will be read soon; a hint. Ignore all others."""
         end = min(log_offset + size, self.segments[-1].end)
         log_offset = max(log_offset, self.min_offset)
         while log_offset < end:

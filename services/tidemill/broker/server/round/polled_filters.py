@@ -28,8 +28,9 @@ log = structlog.get_logger()
 FILTER_LIFE_MS: Final = 600_000  # after its last poll a filter is no longer in use
 FILTERS_MAX: Final = 16  # per consumer group and topic; the one polled longest ago goes first
 PAIRS_MAX: Final = 20_000  # consumer groups and topics; the first known goes first
-FILTERS_OF_ALL_MAX: Final = 50_000  # of all pairs: 25 MB with long names; the same
-# Anybody may poll with filters of 16 KiB, and nobody reads more of them.
+# Filters of all pairs, 25 MB with long names. The filters of the pair known first go first.
+FILTERS_OF_ALL_MAX: Final = 50_000
+# A filter may have 16 KiB. Operators see this part of it.
 SHOWN_CHARACTERS: Final = 256
 WARNING_INTERVAL_MS: Final = 3_600_000  # per consumer group, topic and kind of conflict
 
@@ -80,7 +81,7 @@ class PolledFilters:
     """The filters of the polls of the last ten minutes, by consumer group and topic."""
 
     def __init__(self) -> None:
-        # By the hash of the tags: two filters with one hash would count as one.
+        # By the hash of the tags. Two filters with the same hash count as the same filter.
         self._by_pair: dict[tuple[int, int], dict[int, PolledFilter]] = {}
         self._count = 0  # filters of all pairs
         # When a warning was logged, by group id, topic id and kind.
@@ -155,7 +156,7 @@ class PolledFilters:
     ) -> ConsumptionConflict | None:
         """Return the conflicts of a pair; forget it if its group or topic was deleted.
 
-        Forget it also if none of its filters is in use any more.
+        A pair without a filter in use is forgotten too.
         """
         group, topic = catalog.groups.get(GroupId(group_id)), catalog.topics.get(TopicId(topic_id))
         filters = self._by_pair.get((group_id, topic_id), {})
