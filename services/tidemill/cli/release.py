@@ -15,7 +15,8 @@ from tidemill.cli.rest import options_of
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json, RestClient, RestOptionError, RestRejection
-from tidemill.release.patient_rest import TIMEOUT_S, PatientRestClient, WaitTimeout
+from tidemill.release.invalid_input import InvalidInput
+from tidemill.release.patient_rest import TIMEOUT_S, ForeignAnswer, PatientRestClient, WaitTimeout
 
 if TYPE_CHECKING:
     import grpc
@@ -61,17 +62,23 @@ def make_certificates(
     from tidemill.release.certificates import CertificatePlan
     from tidemill.release.kubernetes_secrets import Secrets
 
-    given = json.loads(plan)
-    wanted = CertificatePlan(
-        authority=given["authority"],
-        certificates={name: tuple(names) for name, names in given["certificates"].items()},
-        tokens=given["tokens"],
-        days=given["days"],
-        authority_days=given["authorityDays"],
-    )
+    try:
+        given = json.loads(plan)
+        labels = dict(given["labels"])
+        wanted = CertificatePlan(
+            authority=given["authority"],
+            certificates={name: tuple(names) for name, names in given["certificates"].items()},
+            tokens=given["tokens"],
+            days=given["days"],
+            authority_days=given["authorityDays"],
+        )
+    except KeyError as error:
+        fail(f"--plan lacks {error}", EXIT_USAGE)
+    except (ValueError, TypeError, AttributeError) as error:
+        fail(f"--plan is not an object as the chart writes it: {error}", EXIT_USAGE)
     secrets = Secrets(*_kubernetes())
     with _explained():
-        _write_secrets(secrets, wanted, given["labels"])
+        _write_secrets(secrets, wanted, labels)
 
 
 def _write_secrets(secrets: Secrets, wanted: CertificatePlan, labels: dict[str, str]) -> None:
@@ -109,7 +116,11 @@ def provide_what_is_wanted(
     from tidemill.release.provisioning import ReleaseValues, provide
 
     with _explained():
-        provide(_rest(context, patience_s), ReleaseValues.parse(_read(file)), typer.echo)
+        try:
+            values = ReleaseValues.parse(_read(file))
+        except InvalidInput as error:
+            fail(f"{file}: {error}", EXIT_USAGE)
+        provide(_rest(context, patience_s), values, typer.echo)
 
 
 @app.command("roll")
@@ -150,11 +161,12 @@ def grow_volumes(
     """
     from tidemill.release.growing import GroupVolumes, GrowthRefused, grow
 
-    client, namespace = _kubernetes()
     with _explained():
+        wanted = GroupVolumes.parse(plan)
+        client, namespace = _kubernetes()
         try:
             pause = _rest(context, patience_s).pause
-            grow(client, namespace, GroupVolumes.parse(plan), installed, pause, typer.echo)
+            grow(client, namespace, wanted, installed, pause, typer.echo)
         except GrowthRefused as error:
             fail(str(error), EXIT_REFUSED)
 
@@ -169,11 +181,12 @@ def replace_small_volumes(
     """
     from tidemill.release.growing import GroupVolumes, GrowthRefused, replace_volumes
 
-    client, namespace = _kubernetes()
     with _explained():
+        wanted = GroupVolumes.parse(plan)
+        client, namespace = _kubernetes()
         rest = _rest(context, patience_s)
         try:
-            replace_volumes(client, namespace, GroupVolumes.parse(plan), rest, typer.echo)
+            replace_volumes(client, namespace, wanted, rest, typer.echo)
         except GrowthRefused as error:
             fail(str(error), EXIT_REFUSED)
 
@@ -232,7 +245,18 @@ def check_before_an_upgrade(
             f"{why}. If this was a rollback, unlock the release: {unlock}" if name else why, status
         )
 
-    stands = InstalledRelease.read(installed)
+    try:
+        wanted = volumes_in(volumes)
+    except InvalidInput as error:
+        fail(f"--volumes: {error}", EXIT_USAGE)
+    try:
+        stands = InstalledRelease.read(installed)
+    except InvalidInput as error:
+        reject(
+            f"the recorded state of the installed release cannot be read: {error}. Correct that in"
+            " the ConfigMap whose name ends with claims-stay",
+            EXIT_USAGE,
+        )
     if store_format is not None and stands.store_format > store_format:
         reject(
             f"the new brokers read stores up to format {store_format}, but this release has format"
@@ -247,7 +271,6 @@ def check_before_an_upgrade(
             " revision with several replicas (helm history), or change the other values by an"
             " upgrade that keeps brokerGroups[].replicas"
         )
-    wanted = volumes_in(volumes)
     for group in sorted(stands.volumes.keys() & wanted.keys()):
         if why := stands.volumes[group].why_not(wanted[group]):
             reject(
@@ -261,8 +284,9 @@ def check_before_an_upgrade(
         typer.echo("no broker group is removed")
         return
     try:
-        shown = _rest(context, patience_s).call("GET", "/broker-groups")["items"]
-    except (RestRejection, RestOptionError, WaitTimeout) as error:
+        rest = _rest(context, patience_s)
+        shown = rest.list_items("/broker-groups", "name", "isHome", "state")
+    except (RestRejection, RestOptionError, ForeignAnswer, WaitTimeout) as error:
         if gone:
             reject(f"{gone}: the backlog is unknown: {error}", EXIT_UNREACHABLE)
         warn(f"{error}; no broker group is removed, so the upgrade continues")
@@ -380,7 +404,9 @@ def _explained() -> Iterator[None]:
         fail(str(error), EXIT_REFUSED)
     except RestOptionError as error:
         raise typer.BadParameter(str(error)) from error
-    except WaitTimeout as error:
+    except InvalidInput as error:
+        fail(str(error), EXIT_USAGE)
+    except (ForeignAnswer, WaitTimeout) as error:
         fail(str(error), EXIT_UNREACHABLE)
     except Exception as error:
         # The client of the Kubernetes API is imported only by the commands that use it.

@@ -26,6 +26,7 @@ from kubernetes.client import (
 )
 from kubernetes.utils.quantity import parse_quantity
 
+from tidemill.release.invalid_input import InvalidInput
 from tidemill.release.kubernetes_errors import message_of
 from tidemill.release.patient_kubernetes import PatientCalls
 from tidemill.release.patient_rest import PatientRestClient
@@ -71,8 +72,17 @@ class GroupVolumes(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> list[GroupVolumes]:
-        """Parse the plan of the chart, a JSON list."""
-        return [cls(one["group"], one["statefulSet"], one["size"]) for one in json.loads(text)]
+        """Parse the plan of the chart, a JSON list. Raises InvalidInput."""
+        try:
+            plan = [cls(one["group"], one["statefulSet"], one["size"]) for one in json.loads(text)]
+            for _, _, size in plan:
+                if parse_quantity(size) <= 0:
+                    raise ValueError(f"the size {size} is not above 0")
+        except KeyError as error:
+            raise InvalidInput(f"--plan lacks {error} in one of its broker groups") from error
+        except (ValueError, TypeError) as error:
+            raise InvalidInput(f"--plan is not a list of broker groups as JSON: {error}") from error
+        return plan
 
 
 def grow(
@@ -503,6 +513,18 @@ def _uid(pod: V1Pod | None) -> str:
     return (pod and pod.metadata and pod.metadata.uid) or ""
 
 
+def _replicas(rest: PatientRestClient, group: str) -> Json:
+    """Return the state of the replicas of a broker group."""
+    found = rest.call("GET", "/replicas", group)
+    replicas = found.get("replicas") if isinstance(found, dict) else None
+    if not isinstance(replicas, list) or not all(
+        isinstance(one, dict) and one.keys() >= {"replica", "role"} for one in replicas
+    ):
+        raise rest.foreign_answer(f"/replicas/{group}")
+    answer: Json = found
+    return answer
+
+
 # Each of these returns what is missing, or "".
 
 
@@ -523,7 +545,7 @@ def _why_not_whole(rest: PatientRestClient, cluster: _Cluster, one: GroupVolumes
         pod = f"{one.stateful_set}-{ordinal}"
         if not is_ready(cluster.find_pod(pod)):
             return f"the pod {pod} is not ready"
-    found = rest.call("GET", "/replicas", one.group)
+    found = _replicas(rest, one.group)
     if found.get("master") is None:
         return f"{one.group} has no master"
     for replica in found["replicas"]:
@@ -537,7 +559,7 @@ def _why_not_whole(rest: PatientRestClient, cluster: _Cluster, one: GroupVolumes
 
 
 def _why_still_master(rest: PatientRestClient, group: str, ordinal: int) -> str:
-    found = rest.call("GET", "/replicas", group)
+    found = _replicas(rest, group)
     if found.get("master") != ordinal:
         return ""
     if found.get("transfer") is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, final
+from typing import Any, Final, final
 from urllib.parse import quote
 
 from tidemill.common.rest_client import Json, RestClient, RestRejection, RestUnreachable
@@ -25,6 +25,10 @@ class WaitTimeout(Exception):
     """A condition did not come true in time; the message says which."""
 
 
+class ForeignAnswer(Exception):
+    """The answer is not from the REST API; the message says which address gave it."""
+
+
 @final
 class PatientRestClient:
     """A REST client that repeats failed calls for `patience_s` after its creation."""
@@ -38,7 +42,10 @@ class PatientRestClient:
         self._token_until_s = now_s + min(patience_s, TOKEN_EXCHANGE_S)
 
     def call(self, method: str, path: str, *parts: str, body: Json = None) -> Json:
-        """Return the answer. Raises RestRejection, and WaitTimeout when the time is over."""
+        """Return the answer.
+
+        Raises RestRejection, ForeignAnswer, and WaitTimeout when the time is over.
+        """
         path = "/".join([path, *(quote(part, safe="") for part in parts)])
         while True:
             try:
@@ -46,10 +53,29 @@ class PatientRestClient:
             except RestUnreachable as error:
                 reason = f"{self._client.at(path)} cannot be reached: {error}"
             except RestRejection as error:
+                if error.status < HTTPStatus.MULTIPLE_CHOICES:
+                    raise self.foreign_answer(path) from error
                 if not self._may_succeed_later(error.status):
                     raise
                 reason = str(error)
             self.pause(reason)
+
+    def list_items(self, path: str, *keys: str) -> list[dict[str, Any]]:
+        """Return the items of a list, which have these keys. Raises what `call` raises."""
+        answer = self.call("GET", path)
+        items = answer.get("items") if isinstance(answer, dict) else None
+        if not isinstance(items, list) or not all(
+            isinstance(one, dict) and one.keys() >= set(keys) for one in items
+        ):
+            raise self.foreign_answer(path)
+        return items
+
+    def foreign_answer(self, path: str) -> ForeignAnswer:
+        """Return the error of an answer that has another form than the REST API gives."""
+        return ForeignAnswer(
+            f"{self._client.at(path)} does not answer as the REST API of Tidemill does; check that"
+            " --admin is the address of the admin process, and not of another server"
+        )
 
     def pause(self, reason: str) -> None:
         """Wait before the next try. Raises WaitTimeout with the reason when the time is over."""

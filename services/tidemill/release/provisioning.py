@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidemill.common.rest_client import Json, RestRejection
+from tidemill.release.invalid_input import InvalidInput
 from tidemill.release.patient_rest import PatientRestClient
 
 
@@ -24,9 +25,19 @@ class ReleaseValues(NamedTuple):
 
     @classmethod
     def parse(cls, file: Json) -> ReleaseValues:
-        """Parse the file that the chart writes."""
-        members = [(one["name"], one["address"]) for one in file["brokerGroups"]]
-        return cls(members, file.get("topics") or [], file.get("groups") or [])
+        """Parse the file that the chart writes. Raises InvalidInput."""
+        try:
+            members = [(one["name"], one["address"]) for one in file["brokerGroups"]]
+            topics, consumer_groups = file.get("topics") or [], file.get("groups") or []
+            # Each has a name.
+            _ = [one["name"] for one in (*topics, *consumer_groups)]
+        except KeyError as error:
+            raise InvalidInput(f"{error} is missing") from error
+        except (TypeError, AttributeError) as error:
+            raise InvalidInput(
+                "it is not an object with the lists brokerGroups, topics and groups"
+            ) from error
+        return cls(members, topics, consumer_groups)
 
 
 class VolumeSpec(NamedTuple):
@@ -47,13 +58,30 @@ class VolumeSpec(NamedTuple):
 
 
 def volumes_in(text: str) -> dict[str, VolumeSpec]:
-    """Return the volumes in a text of `GROUP=SIZE/CLASS/MODES`, with spaces between groups."""
+    """Return the volumes in a text of `GROUP=SIZE/CLASS/MODES`, with spaces between groups.
+
+    A group without claims has the size `none`. Raises InvalidInput.
+    """
     found = {}
     for one in text.split():
         group, _, volume = one.partition("=")
         size, _, kind = volume.partition("/")
+        if not group or not _is_size(size):
+            raise InvalidInput(f"{one} has not the form GROUP=SIZE/CLASS/MODES or GROUP=none")
         found[group] = VolumeSpec(size, kind)
     return found
+
+
+def _is_size(text: str) -> bool:
+    """Return whether a text is a quantity above 0, or `none`."""
+    from kubernetes.utils.quantity import parse_quantity
+
+    if text == "none":
+        return True
+    try:
+        return bool(parse_quantity(text) > 0)
+    except ValueError:
+        return False
 
 
 class InstalledRelease(NamedTuple):
@@ -66,14 +94,20 @@ class InstalledRelease(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path | None) -> InstalledRelease:
-        """Read the mounted ConfigMap, which is missing before the first upgrade."""
+        """Read the mounted ConfigMap, which is missing before the first upgrade.
+
+        Raises InvalidInput.
+        """
         texts = {
             key: path.read_text("utf-8").strip()
             for key in ("store-format", "broker-groups", "replicated", "volumes")
             if folder is not None and (path := folder / key).is_file()
         }
+        store_format = texts.get("store-format", "0")
+        if not store_format.isdecimal():
+            raise InvalidInput(f"store-format {store_format} is not a number")
         return cls(
-            int(texts.get("store-format", "0")),
+            int(store_format),
             names_in(texts.get("broker-groups", "")),
             names_in(texts.get("replicated", "")),
             volumes_in(texts.get("volumes", "")),
@@ -87,7 +121,8 @@ def names_in(text: str) -> frozenset[str]:
 
 def provide(rest: PatientRestClient, values: ReleaseValues, report: Callable[[str], None]) -> None:
     """Create or update everything that the values name. Raises RestRejection, WaitTimeout."""
-    known = {one["name"]: one for one in rest.call("GET", "/broker-groups")["items"]}
+    listed = rest.list_items("/broker-groups", "name", "state", "address")
+    known = {one["name"]: one for one in listed}
     # The home first: a single broker group accepts others only when it is a member itself.
     members = sorted(
         values.broker_groups, key=lambda one: not known.get(one[0], {}).get("isHome", False)
@@ -126,7 +161,7 @@ def _why_not_added(rest: PatientRestClient, name: str, address: str) -> str:
 
 
 def _why_not_reachable(rest: PatientRestClient, values: ReleaseValues) -> str:
-    known = {one["name"]: one for one in rest.call("GET", "/broker-groups")["items"]}
+    known = {one["name"]: one for one in rest.list_items("/broker-groups", "name", "reachable")}
     missing = [
         f"{name} ({known[name].get('reason', 'unreachable') if name in known else 'not a member'})"
         for name, _ in values.broker_groups

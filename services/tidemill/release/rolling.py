@@ -115,7 +115,7 @@ class _Pods:
 
 
 def _why_not_reachable(rest: PatientRestClient) -> str:
-    items = rest.call("GET", "/broker-groups")["items"]
+    items = rest.list_items("/broker-groups", "name", "reachable")
     missing = [one["name"] for one in items if not one["reachable"] or "reason" in one]
     return f"waiting for {', '.join(missing)}" if missing else ""
 

@@ -549,7 +549,7 @@ def rights_in(role: Json) -> set[tuple[str, str, str]]:
 
 
 def test_each_job_has_only_the_rights_that_it_uses(tmp_path: Path) -> None:
-    """Two upgrades that are killed at one step or another use all rights of the first job."""
+    """Volumes that expand, others, and the copy of a killed job need all rights together."""
     need_helm()
     replicas = 'brokerGroups=[{"name":"broker-0","replicas":3}]'
     larger = ("--set", "broker.persistence.size=20Gi", "--set-json", replicas)
