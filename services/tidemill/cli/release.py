@@ -159,7 +159,8 @@ def grow_volumes(
 
     It expands the claims and replaces the StatefulSets, whose pods run on.
     """
-    from tidemill.release.growing import GroupVolumes, GrowthRefused, grow
+    from tidemill.release.growing import GroupVolumes, grow
+    from tidemill.release.volume_calls import GrowthRefused
 
     with _explained():
         wanted = GroupVolumes.parse(plan)
@@ -179,7 +180,8 @@ def replace_small_volumes(
 
     Each replica gets an empty volume and copies the log before the next one is replaced.
     """
-    from tidemill.release.growing import GroupVolumes, GrowthRefused, replace_volumes
+    from tidemill.release.growing import GroupVolumes, replace_volumes
+    from tidemill.release.volume_calls import GrowthRefused
 
     with _explained():
         wanted = GroupVolumes.parse(plan)

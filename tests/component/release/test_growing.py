@@ -17,8 +17,9 @@ from tests.support.chart import find, need_helm, objects, rendered_beside
 from tests.support.worlds.memory_kubernetes import Answer, Json, KubernetesServer
 from tidemill.common.kubernetes_access import open_client
 from tidemill.common.rest_client import RestClient
-from tidemill.release.growing import GroupVolumes, GrowthRefused, grow, replace_volumes
+from tidemill.release.growing import GroupVolumes, grow, replace_volumes
 from tidemill.release.patient_rest import PatientRestClient, WaitTimeout
+from tidemill.release.volume_calls import GrowthRefused
 
 NAME = "mill-broker-0"
 INSTALLED = "mill-claims-stay"
