@@ -327,14 +327,14 @@ def shared_limits() -> list[str]:
             "bytes of unread answers of an admin process",
             UNREAD_BYTES_MAX,
             "admin processes",
-            "never rejected: the connection whose client has read nothing for longest is closed",
+            "none; the connection with the oldest unread answer is closed",
             "reads of the clients",
         ),
         (
             "reads and searches of messages that an admin process runs",
             LARGE_READS_MAX,
             "admin processes",
-            f"none; another one waits for {LARGE_READ_WAIT_S:g} s",
+            f"none; the next read waits for {LARGE_READ_WAIT_S:g} s",
             "the end of a read",
         ),
         (
