@@ -302,11 +302,12 @@ def _judge_duplicates(
 ) -> None:
     """Find messages that came again after their ack.
 
-    Three things explain a duplicate. If the answer to a send is lost, the client sends again, and
-    the broker may store the message twice. If the ack of a push consumer is lost, the consumer
-    gives up when the delivery has expired. Then a disturbance between the receive and `ACKED_US`
-    after the success explains the duplicate. The same holds if the client hides the result of an
-    ack from its application (`hidden`). Such an ack may also time out without a disturbance.
+    Three things explain a duplicate. If the answer to a send is lost or late, the client sends
+    again, and the broker may store the message twice. If the ack of a push consumer is lost, the
+    consumer gives up when the delivery has expired. Then a disturbance between the receive and
+    `ACKED_US` after the success explains the duplicate. The same holds if the client hides the
+    result of an ack from its application (`hidden`). Such an ack may also time out without a
+    disturbance.
     """
     sends = {fact["key"]: fact for fact in facts if fact["fact"] == "send"}
     first_received: dict[tuple[str, str], int] = {}
@@ -321,7 +322,8 @@ def _judge_duplicates(
                 if ack is None or attempt < ack["attempt"]:
                     continue
                 send = sends[key]
-                if _disturbed(disturbances, send["begun"], send["ended"]):
+                is_sent_again = send["ended"] - send["begun"] >= LATE_ANSWER_US
+                if is_sent_again or _disturbed(disturbances, send["begun"], send["ended"]):
                     judged.explained["stored twice"] += 1
                 elif (fact["role"].endswith("push") or ack.get("hidden")) and _disturbed(
                     disturbances, first_received[fact["role"], key], ack["ended"] + ACKED_US
