@@ -88,7 +88,7 @@ class World:
                 return Answer(status, {"message": "as the test wants it"})
             return answer(method, path, body)
 
-        self.server.answer = rejected  # type: ignore[method-assign]
+        self.server.answer = rejected  # type: ignore[method-assign]  # of this test
 
     async def found(self, record: GroupRecord) -> BrokerGroupControl:
         await self.store.create(NAME, record)

@@ -408,7 +408,7 @@ def test_the_alarm_of_an_outdated_record_names_a_master_only_if_all_logs_can_be_
 ) -> None:
     """Its sets do not tell which replica has all confirmed messages: a missing one may have."""
     group = record()
-    ahead = BEAT._replace(log_end=150)._replace(**change)  # type: ignore[arg-type]
+    ahead = BEAT._replace(log_end=150)._replace(**change)  # type: ignore[arg-type]  # any field
     rollback = decision(group, sessions(group, {1: ahead}))
     assert isinstance(rollback, MetaRollback)
     assert rollback.survivor is None

@@ -282,7 +282,7 @@ def test_the_store_of_a_single_broker_founds_a_group_above_its_epochs() -> None:
 
 
 def test_the_epochs_of_a_single_broker_do_not_count_in_a_group_that_it_meets() -> None:
-    """Its store was started as a replica of a group with a lower epoch, which it must not stop."""
+    """The store was started as a replica of a group. The lower epoch of that group goes on."""
     disk, config = FaultyDisk(Random(0)), EngineConfig()
     for _ in range(3):
         engine, _ = open_engine(disk, config, now_ms=0, entropy=bytes(32))

@@ -112,7 +112,7 @@ class Brokers:
 
     @contextlib.asynccontextmanager
     async def large_read(self) -> AsyncIterator[None]:
-        """Run the block when few enough calls with large answers run. Raises Overloaded."""
+        """Run a call with a large answer; wait if there are many others. Raises Overloaded."""
         try:
             async with asyncio.timeout(LARGE_READ_WAIT_S):
                 await self._large_reads.acquire()

@@ -69,7 +69,7 @@ class ReplicaStreams:
         self._streams: dict[int, _Stream] = {}
         self._dialling: asyncio.Task[None] | None = None
         self._followed: OpenStream | None = None  # the last stream to a master
-        self._part_heard_at_s = 0.0  # there
+        self._part_heard_at_s = 0.0  # the time of the last input that `take_part` has reported
         self._tasks: set[asyncio.Task[None]] = set()
 
     def write(self, number: int, message: bytes) -> None:

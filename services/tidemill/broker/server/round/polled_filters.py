@@ -28,7 +28,8 @@ log = structlog.get_logger()
 FILTER_LIFE_MS: Final = 600_000  # after its last poll a filter is no longer in use
 FILTERS_MAX: Final = 16  # per consumer group and topic; the one polled longest ago goes first
 PAIRS_MAX: Final = 20_000  # consumer groups and topics; the first known goes first
-# Filters of all pairs, 25 MB with long names. The filters of the pair known first go first.
+# Filters of all pairs, measured: 49 MB if client ids have 200 characters and filters
+# `SHOWN_CHARACTERS`. The filters of the pair known first go first.
 FILTERS_OF_ALL_MAX: Final = 50_000
 # A filter may have 16 KiB. Operators see this part of it.
 SHOWN_CHARACTERS: Final = 256
