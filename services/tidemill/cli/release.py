@@ -137,10 +137,17 @@ def roll_broker_groups(
     """
     from tidemill.release.rolling import roll
 
+    names = [name.strip() for name in stateful_sets.split(",")]
+    if not all(names):
+        fail(
+            f"--stateful-sets: a name is empty in {stateful_sets!r}; name the StatefulSets of the"
+            " broker groups, separated by commas",
+            EXIT_USAGE,
+        )
     client, namespace = _kubernetes()
     with _explained():
         rest = _rest(context, patience_s)
-        roll(client, namespace, stateful_sets.split(","), rest, typer.echo)
+        roll(client, namespace, names, rest, typer.echo)
 
 
 Plan = Annotated[str, typer.Option(help="Broker groups and the size of their volumes, as JSON.")]

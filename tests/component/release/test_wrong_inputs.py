@@ -112,3 +112,10 @@ def test_a_plan_of_certificates_of_another_form_is_named(plan: str) -> None:
     done = run("certificates", f"--plan={plan}")
     assert done.exit_code == EXIT_USAGE
     assert "--plan " in done.output
+
+
+@pytest.mark.parametrize("names", ["", ",", "mill-a,", "mill-a, ,mill-b"])
+def test_roll_rejects_an_empty_name(names: str) -> None:
+    done = run("roll", f"--stateful-sets={names}")
+    assert done.exit_code == EXIT_USAGE
+    assert "--stateful-sets: a name is empty" in done.output
