@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import time
@@ -172,6 +173,15 @@ def test_replicas_are_shown_with_their_broker_group(tmp_path: Path) -> None:
     }
     assert [one["inSync"] for one in group["replicas"]] == [True] * 3
     assert group["epoch"] >= 1
+
+
+def test_an_orderly_stop_logs_neither_warnings_nor_errors(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data", *FLAGS) as running:
+        asyncio.run(ReplicatedStandalone(running).in_sync())
+        before = len(running.log.read_bytes())
+        assert running.stop() == 0
+    lines = running.log.read_bytes()[before:].splitlines()
+    assert [one for one in map(json.loads, lines) if one["level"] != "info"] == []
 
 
 async def receive_all(client: Api, topic: str, count: int) -> list[v2.Message]:

@@ -137,8 +137,11 @@ def print_ready(children: Sequence[Child]) -> None:
 
 
 def stages_of(children: Sequence[Child], settings: StandaloneSettings) -> list[Sequence[Child]]:
-    """Return the groups of children to stop, in order: clients, brokers, controller."""
+    """Return the groups of children to stop, in order: clients, controller, brokers.
+
+    A controller that outlives the brokers would elect masters and raise alarms.
+    """
     count = len(brokers_of(settings))
     others = [child for child in children[count:] if child.name != CONTROLLER]
     controllers = [child for child in children if child.name == CONTROLLER]
-    return [others, children[:count], *([controllers] if controllers else [])]
+    return [others, *([controllers] if controllers else []), children[:count]]

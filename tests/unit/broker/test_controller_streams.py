@@ -20,19 +20,27 @@ WAIT_S = 30.0
 ATTEMPTS = 3
 
 
-class RejectedSession:
-    """A stream that the controller ends with an error, after a message if it `answers`."""
+class EndedSession:
+    """A stream that the controller ends, with an error if it is not `orderly`.
+
+    The controller sends a message first if it `answers`.
+    """
 
     part_heard_at_s = 0.0  # messages arrive whole
 
-    def __init__(self, receive: Callable[[bytes], None], *, answers: bool) -> None:
+    def __init__(
+        self, receive: Callable[[bytes], None], *, answers: bool, orderly: bool = False
+    ) -> None:
         self._receive = receive
         self._answers = answers
+        self._orderly = orderly
 
     async def wait_ended(self) -> None:
         await asyncio.sleep(0)
         if self._answers:
             self._receive(b"")
+        if self._orderly:
+            return
         raise RpcError(RpcCode.NOT_FOUND, "broker group 'broker-0' does not exist")
 
     def write(self, _message: bytes) -> None:
@@ -42,27 +50,33 @@ class RejectedSession:
         """Do nothing: it has ended."""
 
 
-class RejectingChannel(NamedTuple):
+class EndingChannel(NamedTuple):
     answers: bool
+    orderly: bool = False
 
-    def open(self, _method: str, receive: Callable[[bytes], None]) -> RejectedSession:
-        return RejectedSession(receive, answers=self.answers)
+    def open(self, _method: str, receive: Callable[[bytes], None]) -> EndedSession:
+        return EndedSession(receive, answers=self.answers, orderly=self.orderly)
 
 
-async def warnings_of_failures(channel: RejectingChannel | None = None) -> list[str]:
-    """Return the warnings of a few failed attempts to connect; without a channel, of refusals."""
+async def warnings_of_failures(
+    channel: EndingChannel | None = None, *, connections_max: int = ATTEMPTS + 1
+) -> list[str]:
+    """Return the warnings of a few failed attempts to connect.
+
+    The first `connections_max` have the channel, and the later ones are refused.
+    """
     has_failed = asyncio.Event()
     attempts = 0
 
-    class FailedConnection(contextlib.AbstractAsyncContextManager[RejectingChannel]):
+    class FailedConnection(contextlib.AbstractAsyncContextManager[EndingChannel]):
         """A connection that is refused, or has only rejected sessions."""
 
-        async def __aenter__(self) -> RejectingChannel:
+        async def __aenter__(self) -> EndingChannel:
             nonlocal attempts
             attempts += 1
             if attempts > ATTEMPTS:
                 has_failed.set()
-            if channel is None:
+            if channel is None or attempts > connections_max:
                 raise RpcError(RpcCode.UNAVAILABLE, "connection refused")
             return channel
 
@@ -103,10 +117,17 @@ def test_a_rejected_session_is_logged_once(
 ) -> None:
     """A replica that starts before its broker group exists repeats the session until it does."""
     monkeypatch.setattr(streams, "WARN_FIRST_S", warn_first_s)
-    assert asyncio.run(warnings_of_failures(RejectingChannel(answers=False))) == events
+    assert asyncio.run(warnings_of_failures(EndingChannel(answers=False))) == events
 
 
 def test_each_end_of_a_working_session_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "WARN_FIRST_S", 3600.0)
-    found = asyncio.run(warnings_of_failures(RejectingChannel(answers=True)))
+    found = asyncio.run(warnings_of_failures(EndingChannel(answers=True)))
     assert found[:ATTEMPTS] == ["controller unreachable"] * ATTEMPTS
+
+
+def test_a_controller_that_drains_is_not_logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standalone stops its controller before its brokers."""
+    monkeypatch.setattr(streams, "WARN_FIRST_S", 3600.0)
+    channel = EndingChannel(answers=True, orderly=True)
+    assert asyncio.run(warnings_of_failures(channel, connections_max=1)) == []

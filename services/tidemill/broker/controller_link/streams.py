@@ -112,6 +112,9 @@ class ControllerStreams:
                     self.do(lambda _: self._sessions.note_connection(controller))
                     try:
                         await stream.wait_ended()
+                        # The controller drains. A standalone then stops this replica, and on
+                        # Kubernetes another pod replaces the controller.
+                        warn_at_s = time.monotonic() + WARN_FIRST_S
                     finally:
                         stream.cancel()
             except RpcError as error:
