@@ -140,12 +140,16 @@ def test_a_check_reports_damage_and_a_mend_restores_it_from_a_copy(
     assert tidemill("mend", data, "--from", stopped / "backup").returncode == 0
     assert log.read_bytes() == sound
     # A mend deletes the derived files, which a broker may have derived from the damaged log.
-    findings = json.loads(tidemill("check", data, "--output=json").stdout)["findings"]
-    assert {one["file"].partition("/")[0] for one in findings} == {"queues", "index"}
-    assert all(one["remedy"].startswith("None needed") for one in findings)
+    checked = tidemill("check", data, "--output=json")
+    assert checked.returncode == 0
+    report = json.loads(checked.stdout)
+    assert (report["state"], report["findings"]) == ("sound", [])
+    assert {one["file"].partition("/")[0] for one in report["notes"]} == {"queues", "index"}
+    assert all(one["remedy"].startswith("None needed") for one in report["notes"])
+    assert "note: queues/" in tidemill("check", data).stdout
     with standalone(data):
         pass
-    assert tidemill("check", data).returncode == 0
+    assert json.loads(tidemill("check", data, "--output=json").stdout)["notes"] == []
 
 
 def test_a_check_writes_nothing(stopped: Path) -> None:

@@ -53,7 +53,8 @@ DryRun = Annotated[
 def check_store(context: typer.Context, directory: Directory) -> None:
     """Read all files, and report damage, the messages that it concerns, and the remedy.
 
-    Changes nothing, and may run beside the broker. Exit status: 0 sound, 1 damaged, 2 unreadable.
+    Changes nothing, and may run beside the broker. A derived file that is missing beside a sound
+    log is a note. Exit status: 0 sound, 1 damaged, 2 unreadable.
 
     Example: tidemill store check ./data
     """
@@ -284,6 +285,8 @@ def _together(answers: list[dict[str, Json]]) -> Json:
 def _print_report(directory: Path, report: CheckReport) -> None:
     counted = f"{report.record_count} records from {report.log_from} to {report.log_end}"
     if report.is_sound:
+        for note in report.findings:
+            typer.echo(f"note: {note.file}: {note.detail}; the next start rebuilds it")
         typer.echo(f"{directory} is sound: {counted}")
         return
     for finding in report.findings:
@@ -326,13 +329,15 @@ def _sentence(affected: AffectedMessage) -> str:
 
 
 def _report_json(directory: Path, report: CheckReport) -> dict[str, Json]:
+    shown = [_finding_json(finding) for finding in report.findings]
     return {
         "store": str(directory),
         "state": "sound" if report.is_sound else "damaged",
         "logFrom": report.log_from,
         "logTo": report.log_end,
         "records": report.record_count,
-        "findings": [_finding_json(finding) for finding in report.findings],
+        "findings": [] if report.is_sound else shown,
+        "notes": shown if report.is_sound else [],
     }
 
 

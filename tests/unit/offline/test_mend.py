@@ -95,8 +95,9 @@ def test_the_store_has_several_segments() -> None:
 
 def assert_sound_but_for_caches(disk: FaultyDisk) -> None:
     """Files that were derived from the damaged log are rebuilt by the next start."""
-    found = {one.damage for one in finish(check(disk, TIMERS)).findings}
-    assert found <= {Damage.QUEUES, Damage.INDEX}
+    report = finish(check(disk, TIMERS))
+    assert {one.damage for one in report.findings} <= {Damage.QUEUES, Damage.INDEX}
+    assert report.is_sound, "a next start rebuilds them"
 
 
 @pytest.mark.parametrize("name", [f"log/{n * SEGMENT:020d}.log" for n in range(4)])
@@ -388,6 +389,7 @@ def test_a_rebuild_deletes_damaged_derived_files(folder: str) -> None:
         report = finish(rebuild(disk, TIMERS, is_dry=False))
         assert report.is_whole
         assert name not in disk.names(folder)
+        assert finish(check(disk, TIMERS)).is_sound
         world = opened(disk.after_power_cut())
         assert len(world.drain(group="late")) == MESSAGES + 1
         assert len(list(world.timers.open)) == 1

@@ -62,8 +62,8 @@ class CheckReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether there are no findings."""
-        return not self.findings
+        """Whether nothing is damaged. Derived files may be missing, such as after a mend."""
+        return all(one.is_missing for one in self.findings)
 
 
 def check(source: Source, timer: TimerConfig | None = None) -> Steps[CheckReport]:
@@ -134,6 +134,7 @@ class _Check:
         detail: str,
         *,
         stops_start: bool = False,
+        is_missing: bool = False,
     ) -> None:
         self._report.findings.append(
             Finding(
@@ -143,6 +144,7 @@ class _Check:
                 size=size,
                 detail=detail,
                 stops_start=stops_start,
+                is_missing=is_missing,
             )
         )
 
@@ -324,7 +326,8 @@ class _Check:
             reach = max(self._reach(kind), self._reach(kind))
             if reach < wanted:
                 why = f"no file continues at log offset {reach}, up to {wanted}"
-                self._add(kind.damage, f"{kind.folder}/{reach:020d}-", 0, 0, why)
+                file = f"{kind.folder}/{reach:020d}-"
+                self._add(kind.damage, file, 0, 0, why, is_missing=True)
 
     def _reach(self, kind: block_files.BlockFileKind) -> int:
         files = block_files.list_files(self._source, kind)
@@ -340,7 +343,7 @@ class _Check:
             lambda: check_timers.find_damage(self._source, self._timer, self._names.store_uuid)
         )
         for one in found:
-            self._add(*one)
+            self._add(*one[:5], is_missing=one.is_missing)
         return found
 
     def _add_log_findings(self, timers: list[check_timers.TimerDamage]) -> None:

@@ -28,6 +28,7 @@ class TimerDamage(NamedTuple):
     position: int
     size: int
     why: str
+    is_missing: bool = False  # the whole file
 
 
 def newest_checkpoint(source: Source) -> TimerCheckpoint | None:
@@ -120,7 +121,7 @@ def _check_table(
     expected = {*range(max(end - TABLE_FILES_KEPT, 0), end), *(checkpoint.live_files or ())}
     for number in sorted(expected - {first_id // entries for first_id in files}):
         name = f"{table.FOLDER}/{number * entries:020d}"
-        yield TimerDamage(Damage.TIMER_TABLE, name, 0, 0, "the file is missing")
+        yield TimerDamage(Damage.TIMER_TABLE, name, 0, 0, "the file is missing", is_missing=True)
 
 
 def find_timer(source: Source, names: TopicNames, timer_id: int) -> AffectedTimer | None:
@@ -162,8 +163,9 @@ def _check_wheel(
     data = source.read(wheel.FILE)
     if data is None or len(data) != config.wheel_slots * timer_slot.SIZE:
         if checkpoint is not None:
-            why = "the file is missing" if data is None else "the file has been cut"
-            yield TimerDamage(Damage.TIMER_WHEEL, wheel.FILE, len(data or b""), 0, why)
+            is_missing = data is None
+            why = "the file is missing" if is_missing else "the file has been cut"
+            yield TimerDamage(Damage.TIMER_WHEEL, wheel.FILE, len(data or b""), 0, why, is_missing)
         return
     slots = np.frombuffer(data, timer_slot.DTYPE)
     used = np.flatnonzero(np.frombuffer(data, np.uint64).reshape(len(slots), -1).any(axis=1))
@@ -204,7 +206,7 @@ def _check_log(
     for begin in range(first, end, file_bytes):
         name = f"{timer_log.FOLDER}/{begin:020d}"
         if begin not in files:
-            yield TimerDamage(Damage.TIMER_LOG, name, 0, 0, "the file is missing")
+            yield TimerDamage(Damage.TIMER_LOG, name, 0, 0, "the file is missing", is_missing=True)
             continue
         data = _read(source, name)
         if len(data) != file_bytes:

@@ -40,9 +40,12 @@ _BLOCKING = (
     f"{_FROM_BACKUP} A replica mends it at its start if other replicas of its group run. Without "
     "either, read docs/backup-and-restore.md (Damage without a backup)."
 )
-_REBUILT = "None needed: the broker rebuilds it at its next start, or when it reads the damage."
-_TIMERS_REBUILT = "None needed: the next start rebuilds all timer files from the log."
-_WHEEL_REBUILT = "None needed: the broker rebuilds it from the state table, also while it runs."
+_MISSING = "None needed if the log is sound: the next start rebuilds it."
+# A derived file costs nothing, but its damage is a sign.
+_WATCH = "Damage without a power cut points to the disk or memory: see docs/runbooks/Corruption.md."
+_REBUILT = f"The broker rebuilds it at its next start, or when it reads the damage. {_WATCH}"
+_TIMERS_REBUILT = f"The next start rebuilds all timer files from the log. {_WATCH}"
+_WHEEL_REBUILT = f"The broker rebuilds it from the state table, also while it runs. {_WATCH}"
 
 
 class DamageDescription(NamedTuple):
@@ -92,11 +95,12 @@ DAMAGE_DESCRIPTIONS: dict[Damage, DamageDescription] = {
     ),
     Damage.SNAPSHOT: DamageDescription(
         "a snapshot of deliveries and positions is damaged",
-        "None needed: the next start uses the previous snapshot, or replays more of the log.",
+        f"The next start uses the previous snapshot, or replays more of the log. {_WATCH}",
     ),
     Damage.CHECKPOINT: DamageDescription(
         "the ends of the derived files and of the durable log are unknown",
-        "None needed: the next start reads the whole log, and writes the file again.",
+        "The next start reads the whole log, and writes the file again. A check without the file"
+        " does not notice that the end of the log is lost.",
     ),
     Damage.REPLICA: DamageDescription(
         "a file with what this replica has acknowledged to its group is damaged",
@@ -106,7 +110,7 @@ DAMAGE_DESCRIPTIONS: dict[Damage, DamageDescription] = {
     ),
     Damage.TIMER_CHECKPOINT: DamageDescription(
         "one of the two checkpoint files of timers is damaged",
-        "None needed: the next start uses the other one, or rebuilds all timer files.",
+        f"The next start uses the other one, or rebuilds all timer files. {_WATCH}",
     ),
     Damage.TIMER_TABLE: DamageDescription(
         "entries of delayed messages in the state table are damaged", _TIMERS_REBUILT
@@ -156,12 +160,15 @@ class Finding:
     affected: tuple[AffectedMessage, ...] = ()
     stops_start: bool = False  # the broker does not start over this damage
     log_end: int | None = None  # the end of the damaged range of the log
+    is_missing: bool = False  # a whole derived file, which a start rebuilds from a sound log
 
     @property
     def remedy(self) -> str:
         """The remedy, which depends on whether the broker starts."""
         if self.stops_start and self.damage in (Damage.RECORD, Damage.HOLE):
             return _BLOCKING
+        if self.is_missing:
+            return _MISSING
         return DAMAGE_DESCRIPTIONS[self.damage].remedy
 
 
