@@ -7,7 +7,7 @@ import yaml
 from kubernetes.utils.quantity import parse_quantity
 
 from tests.support.chart import CHART, find, need_helm, objects, refusal
-from tidemill.broker.engine.layout import record
+from tidemill.common.feature_level import FEATURE_LEVEL
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -162,8 +162,19 @@ def test_a_component_may_have_no_resources(component: str) -> None:
     assert find(found, "Deployment", "tidemill-proxy")
 
 
-def test_the_chart_declares_the_store_format_of_its_brokers() -> None:
-    """Whoever adds a kind of record raises it: releases with such stores do not go back."""
-    written = record.VERSION * 1000 + max(record.KINDS)
+def test_the_chart_declares_the_feature_level_of_its_brokers() -> None:
     chart = (CHART / "Chart.yaml").read_text("utf-8")
-    assert f'tidemill/store-format: "{written}"' in chart
+    assert f'tidemill/feature-level: "{FEATURE_LEVEL}"' in chart
+
+
+@pytest.mark.parametrize(("cap", "written"), [(0, "2010"), (1, "1010"), (2, "2010")])
+def test_a_cap_keeps_the_format_of_the_stores(cap: int, written: str) -> None:
+    """Version 0.1.0 reads stores up to format 1010; a rollback is possible while the cap holds."""
+    found = objects("--set", f"featureLevelMax={cap}", "-f", CHART / "values-ha.yaml")
+    kept = find(found, "ConfigMap", "tidemill-claims-stay")
+    assert kept["data"]["store-format"] == written
+    names = ("tidemill-broker-0", "tidemill-controller")
+    settings = [
+        yaml.safe_load(find(found, "ConfigMap", name)["data"]["tidemill.yaml"]) for name in names
+    ]
+    assert [one.get("feature_level_max", 0) for one in settings] == [cap, cap]

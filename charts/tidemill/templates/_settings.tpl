@@ -19,6 +19,9 @@
 {{- if not $root.Values.internalTls.enabled -}}
 {{- $_ := set $own "plain_links" true -}}
 {{- end -}}
+{{- with $root.Values.featureLevelMax -}}
+{{- $_ := set $own "feature_level_max" (int .) -}}
+{{- end -}}
 {{- if and $root.Values.pipeline.enabled $root.Values.pipeline.gate -}}
 {{- $_ := set $own "archive_gate_group" $root.Values.pipeline.gate -}}
 {{- end -}}
@@ -87,5 +90,13 @@
 {{- if not .Values.internalTls.enabled -}}
 {{- $_ := set $own "plain_links" true -}}
 {{- end -}}
+{{- with .Values.featureLevelMax -}}
+{{- $_ := set $own "feature_level_max" (int .) -}}
+{{- end -}}
 {{- mergeOverwrite $settings $own (deepCopy .Values.controller.config) | toYaml -}}
+{{- end -}}
+
+{{/* The store format of a feature level: 1010 for level 1, the format of chart 0.1.0. */}}
+{{- define "tidemill.storeFormat" -}}
+{{- add (mul 1000 (int .)) 10 -}}
 {{- end -}}

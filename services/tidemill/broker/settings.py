@@ -12,7 +12,7 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
 from tidemill.common.addresses import HostPort, is_loopback, is_unspecified
 from tidemill.common.setting_types import Address, Addresses, Flag, Folder, Port
-from tidemill.common.shared_settings import ClusterTlsSettings
+from tidemill.common.shared_settings import ClusterTlsSettings, FeatureLevelSettings
 
 MIB = 1 << 20
 REPLICA_NAME_CHARS_MAX = 80  # 64 for the name of the broker group, and an ordinal
@@ -21,7 +21,7 @@ _ENGINE = EngineConfig()  # The defaults of the engine; a user sees them here.
 _TIMER = _ENGINE.timer
 
 
-class BrokerSettings(ClusterTlsSettings):
+class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
     """Store messages and deliver them through the proxies."""
 
     command: ClassVar[str] = "broker"

@@ -26,6 +26,7 @@ from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.settings import BrokerSettings
+from tidemill.common.feature_level import FEATURE_LEVEL, FIRST_LEVEL, cap_level
 from tidemill.common.lifecycle import StartError
 
 ENTROPY_BYTES = 32  # for the key of receipt handles
@@ -139,7 +140,9 @@ def _opened(
 
 def config_of(settings: BrokerSettings) -> EngineConfig:
     """Return the settings of the engine."""
+    level = cap_level(FEATURE_LEVEL, settings.feature_level_max)
     return EngineConfig(
+        feature_level=FIRST_LEVEL if settings.replica_id >= 0 else level,
         broker_name=settings.name,
         timer=TimerConfig(**_chosen(settings, TimerConfig, prefix="timer_")),
         **_chosen(settings, EngineConfig),

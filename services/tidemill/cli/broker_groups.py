@@ -249,6 +249,7 @@ def _show(context: typer.Context, group: Json) -> None:
         ("silent", _silence(group)),
         ("master", group["master"]),
         ("epoch", group.get("epoch")),
+        ("feature level", group.get("featureLevel")),
         ("left", _backlog_text(group)),
         *[("", line) for line in _lines(group)],
         ("reason", group.get("reason")),

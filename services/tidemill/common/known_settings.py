@@ -53,6 +53,7 @@ KNOWN_KEYS = frozenset(
         "disk_reserve_bytes",
         "drain_delay_ms",
         "drain_timeout_ms",
+        "feature_level_max",
         "flapping_guard_ms",
         "group_store",
         "groups",

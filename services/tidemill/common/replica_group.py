@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, NewType
 
+from tidemill.common.feature_level import FIRST_LEVEL
+
 ReplicaId = NewType("ReplicaId", int)  # ordinal in the broker group, from 0
 
 
@@ -40,6 +42,7 @@ class ReplicationView(NamedTuple):
     addresses: tuple[tuple[ReplicaId, str], ...] = ()
     # Replicas that an operator retired; no master takes them into its set again.
     retired: frozenset[ReplicaId] = frozenset()
+    feature_level: int = FIRST_LEVEL  # of the records that the master may write (ADR 0065)
     group: str = ""  # `name_in_cluster` of the broker group; empty if unknown
 
     def address_of(self, replica_id: ReplicaId) -> str:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tidemill.common.feature_level import FEATURE_LEVEL
 from tidemill.common.item_bytes import DELIVERY_BYTES, ITEM_BYTES_MAX, ITEM_BYTES_MAX_OF_ALL
 from tidemill.common.setting_types import Names, Networks, Port
 from tidemill.common.settings import ProcessSettings
@@ -131,6 +132,21 @@ class AdminFrontSettings(ProcessSettings):
                 "TLS of the scaler needs both scaler_tls_certificate_file and scaler_tls_key_file"
             )
         return self
+
+
+class FeatureLevelSettings(ProcessSettings):
+    """The cap of the feature level, in brokers and controllers."""
+
+    panels: ClassVar[dict[str, str]] = {"feature_level_max": "Upgrades"}
+
+    feature_level_max: int = Field(
+        0,
+        ge=0,
+        le=FEATURE_LEVEL,
+        description="Highest feature level of records in the log. Set it to the level of the former"
+        " version before an upgrade that you may take back; the level never falls. 0: no cap. A"
+        " broker with replicas follows the cap of its controllers.",
+    )
 
 
 class ClusterTlsSettings(ProcessSettings):

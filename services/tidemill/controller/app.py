@@ -82,6 +82,7 @@ async def serve(settings: ControllerSettings) -> None:
                 rank=lease.rank,
                 metrics=counters,
                 cluster=settings.cluster,
+                feature_level_max=settings.feature_level_max,
             )
             founds_with = settings.min_in_sync if settings.makes_groups else None
             groups = BrokerGroupControls(store, make, founds_with=founds_with)

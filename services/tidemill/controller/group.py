@@ -112,6 +112,7 @@ class BrokerGroupControl:
         rank: Callable[[], int],
         metrics: ControllerMetrics,
         cluster: str = "",
+        feature_level_max: int = 0,
     ) -> None:
         """Control `name`; `rank` returns 0 while this controller leads, else its deputy number."""
         self.name = name
@@ -128,6 +129,7 @@ class BrokerGroupControl:
         self._full_name = name_in_cluster(cluster, name) if cluster else ""
         self._clock = clock
         self._timing = timing
+        self._feature_level_max = feature_level_max
         self._rank = rank
         self._metrics = metrics
         self._sessions = ReplicaSessions(timing)
@@ -240,6 +242,7 @@ class BrokerGroupControl:
             has_spec=self.has_spec,
             wanted_min_in_sync=self.wanted_min_in_sync,
             wanted_replicas=self.wanted_replicas,
+            feature_level_max=self._feature_level_max,
         )
         if not self._reports or self.stored is None:
             return observation

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from tidemill.common.feature_level import read_level
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import (
     CutTail,
@@ -50,6 +51,7 @@ def to_json(record: GroupRecord) -> dict[str, Any]:
         "replicas": [_registered(id_, one) for id_, one in record.replicas],
         "transfer": record.transfer,
         "uncleanSince": record.unclean_since,
+        "featureLevel": record.feature_level,
         "writeId": record.write_id,
         "history": [_transition(one) for one in record.history],
     }
@@ -71,6 +73,7 @@ def from_json(values: dict[str, Any]) -> GroupRecord:
         replicas=tuple(replicas),
         transfer=None if transfer is None else ReplicaId(transfer),
         unclean_since=values.get("uncleanSince", 0),
+        feature_level=read_level(values.get("featureLevel", 0)),
         write_id=values.get("writeId", ""),
         history=tuple(_read_transition(one) for one in values.get("history", ())),
     )
@@ -111,7 +114,7 @@ def _read_registered(values: dict[str, Any]) -> tuple[ReplicaId, RegisteredRun]:
         address=values["address"],
         is_unclean=values["unclean"],
         retired=Retirement(values.get("retired", "")),
-        feature_level=values.get("featureLevel", 0),
+        feature_level=read_level(values.get("featureLevel", 0)),
     )
 
 

@@ -9,13 +9,13 @@ from pydantic import Field, model_validator
 
 from tidemill.common.addresses import is_loopback
 from tidemill.common.setting_types import Flag, Port
-from tidemill.common.shared_settings import ClusterTlsSettings
+from tidemill.common.shared_settings import ClusterTlsSettings, FeatureLevelSettings
 from tidemill.controller.election.sessions import ElectionTiming
 
 _TIMING = ElectionTiming()  # the defaults of the time-outs below
 
 
-class ControllerSettings(ClusterTlsSettings):
+class ControllerSettings(FeatureLevelSettings, ClusterTlsSettings):
     """Decide which replica of each broker group is master."""
 
     command: ClassVar[str] = "controller"

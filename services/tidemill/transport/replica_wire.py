@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidemill.common.feature_level import read_level
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as controller
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as wire
@@ -30,6 +31,7 @@ def to_view(view: ReplicationView) -> wire.ReplicationView:
         addresses=dict(view.addresses),
         retired=sorted(view.retired),
         group=view.group,
+        feature_level=view.feature_level,
     )
 
 
@@ -46,6 +48,7 @@ def from_view(found: wire.ReplicationView) -> ReplicationView:
         addresses=tuple((ReplicaId(one), at) for one, at in sorted(found.addresses.items())),
         retired=frozenset(ReplicaId(one) for one in found.retired),
         group=found.group,
+        feature_level=read_level(found.feature_level),
     )
 
 

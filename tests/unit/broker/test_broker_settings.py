@@ -21,6 +21,7 @@ OF_THE_SHELL = {
     "controllers",
     "controllers_fd",
     "drain_timeout_ms",
+    "feature_level_max",
     "grpc_host",
     "grpc_port",
     "grpc_reuse_port",

@@ -39,6 +39,7 @@ from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.wheel import TimerWheel
+from tidemill.common.feature_level import FIRST_LEVEL
 from tidemill.message import stored_message
 from tidemill.message.receipt_handle import HandleFields, HandleSigner
 
@@ -63,7 +64,11 @@ def sync(files: list[object]) -> None:
 def history() -> dict[str, bytes]:
     """Write a store with every kind of record, and return its files by golden name."""
     world = World(
-        FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=SEGMENT, deliveries_max=1_000
+        FaultyDisk(Random(0)),
+        now_ms=START_MS,
+        feature_level=FIRST_LEVEL,
+        segment_bytes=SEGMENT,
+        deliveries_max=1_000,
     )
     engine = world.engine
     world.group(max_attempts=2, customized_ms=(1_000, 5_000))
@@ -132,7 +137,12 @@ def history() -> dict[str, bytes]:
 @cache
 def timer_history() -> dict[str, bytes]:
     """Write a store with timers in every state, and return its files by golden name."""
-    world = TimerWorld(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=TIMER_SEGMENT)
+    world = TimerWorld(
+        FaultyDisk(Random(0)),
+        now_ms=START_MS,
+        feature_level=FIRST_LEVEL,
+        segment_bytes=TIMER_SEGMENT,
+    )
     engine = world.engine
     world.topic(queues=2)
     for n in range(6):
@@ -175,7 +185,12 @@ def two_lives_history() -> dict[str, bytes]:
     The second start brings back deliveries that were popped in its future. It also evacuates a
     delayed message that is larger than its segments.
     """
-    world = TimerWorld(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=FIRST_LIFE_SEGMENT)
+    world = TimerWorld(
+        FaultyDisk(Random(0)),
+        now_ms=START_MS,
+        feature_level=FIRST_LEVEL,
+        segment_bytes=FIRST_LIFE_SEGMENT,
+    )
     world.group()
     world.schedule("large", delay_ms=30 * 24 * 3_600_000, size=SECOND_LIFE_SEGMENT + 1_000)
     world.send("popped")
@@ -185,6 +200,7 @@ def two_lives_history() -> dict[str, bytes]:
     world = TimerWorld(
         world.disk.after_kill(),
         now_ms=world.now_ms,
+        feature_level=FIRST_LEVEL,
         segment_bytes=SECOND_LIFE_SEGMENT,
         before=world,
     )
@@ -201,7 +217,12 @@ def two_lives_history() -> dict[str, bytes]:
 
 def released_history() -> dict[str, bytes]:
     """Write a log with a batch of an ordered queue that an operator releases."""
-    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=RELEASED_SEGMENT)
+    world = World(
+        FaultyDisk(Random(0)),
+        now_ms=START_MS,
+        feature_level=FIRST_LEVEL,
+        segment_bytes=RELEASED_SEGMENT,
+    )
     world.group(is_ordered=True)
     world.send("m0", "m1", "m2")
     world.pop(2, invisible_ms=3_600_000)
@@ -214,7 +235,12 @@ def renewed_history() -> dict[str, bytes]:
 
     An operator releases a batch, so the log has a row with a holder.
     """
-    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=RENEWED_SEGMENT)
+    world = World(
+        FaultyDisk(Random(0)),
+        now_ms=START_MS,
+        feature_level=FIRST_LEVEL,
+        segment_bytes=RENEWED_SEGMENT,
+    )
     world.group()
     world.group("fifo", is_ordered=True)
     world.send("m0", "m1", "m2")
@@ -231,7 +257,12 @@ def renewed_history() -> dict[str, bytes]:
 
 def pulled_history() -> dict[str, bytes]:
     """Write a log with pull offsets of a group, and of a group that is deleted."""
-    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PULLED_SEGMENT)
+    world = World(
+        FaultyDisk(Random(0)),
+        now_ms=START_MS,
+        feature_level=FIRST_LEVEL,
+        segment_bytes=PULLED_SEGMENT,
+    )
     topic_id = world.topic(queues=2)
     world.send("m0", "m1", "m2")
     for group, offset in (("pulls", 1), ("goes", 2), ("pulls", 3)):
@@ -246,7 +277,12 @@ def pulled_history() -> dict[str, bytes]:
 
 def forgotten_history() -> dict[str, bytes]:
     """Write a log with two pull offsets. The first one is deleted."""
-    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PULLED_SEGMENT)
+    world = World(
+        FaultyDisk(Random(0)),
+        now_ms=START_MS,
+        feature_level=FIRST_LEVEL,
+        segment_bytes=PULLED_SEGMENT,
+    )
     group_id, topic_ids = world.group("pulls"), [world.topic(), world.topic("kept")]
     for topic_id in topic_ids:
         world.engine.administration.update_pull_offset(

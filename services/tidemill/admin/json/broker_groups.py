@@ -93,6 +93,11 @@ class BrokerGroupView(Schema):
     epoch: int | None = Field(
         None, description="Number of changes of the master. Missing if it is unreachable."
     )
+    feature_level: int | None = Field(
+        None,
+        description="Feature level: versions with a lower one cannot read its log. Missing if it is"
+        " unreachable.",
+    )
     replicas: list[ReplicaView] = Field(description="Its replicas, the master first.")
     left: BacklogView | None = Field(
         None, description="Backlog of a draining broker group. Missing if it is unknown."

@@ -43,6 +43,7 @@ from tidemill.common.errors import (
     Draining,
     UnavailableError,
 )
+from tidemill.common.feature_level import read_level
 from tidemill.message.broker_names import check_address, check_name
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
@@ -289,6 +290,7 @@ def _shown(
         reachable=status is not None,
         master=replica,
         epoch=status.epoch if status is not None else None,
+        feature_level=read_level(status.feature_level) if status is not None else None,
         replicas=[ReplicaView(name=replica, role="master", in_sync=True, behind_bytes=0)],
     )
     if isinstance(answer, UnavailableError):

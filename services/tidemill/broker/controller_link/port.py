@@ -19,6 +19,7 @@ from tidemill.broker.controller_link.frames import (
     InvalidSupervisorFrame,
     encode,
 )
+from tidemill.common.feature_level import FEATURE_LEVEL
 from tidemill.common.replica_group import ReplicaId
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.replica_wire import from_view, to_member, to_proposal
@@ -105,7 +106,11 @@ class SupervisorPort:
         me, store_uuid, address, is_clean = replica.introduction()
         if self._register is None or self._register.member != to_member(me):
             self._register = wire.Register(
-                member=to_member(me), store_uuid=store_uuid, address=address, is_clean=is_clean
+                member=to_member(me),
+                store_uuid=store_uuid,
+                address=address,
+                is_clean=is_clean,
+                feature_level=FEATURE_LEVEL,
             )
             self._send(wire.SessionUp(register=self._register))
         if self._view is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.common.feature_level import FEATURE_LEVEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,4 +33,6 @@ class EngineConfig:
     recreate_block_ms: int = 600_000
     default_queues: int = 8
     broker_name: str = "broker-0"  # only used for a new store
+    # Highest feature level that this broker raises its log to by itself (ADR 0065).
+    feature_level: int = FEATURE_LEVEL
     timer: TimerConfig = field(default_factory=TimerConfig)

@@ -31,7 +31,7 @@ from tidemill.broker.engine.layout.entry import EpochStart
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.message_store import MessageStore
-from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
+from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges, feature_level_item
 from tidemill.broker.engine.pop.consumption import Consumption
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import restarted_deliveries
@@ -122,6 +122,8 @@ class Engine:
             timer_index,
             archive_group=config.archive_gate_group,
         )
+        # The level to which this broker may raise its log; views raise that of a replica.
+        self.allowed_level = config.feature_level
         self.recovery_ms = 0  # how long the last recovery took, as the shell measured
         self.recovery_cut_bytes = 0  # what that recovery cut from the end of the log
         self.last_stored_at_ms = 0  # of the last record read before `take_over`; 0: none
@@ -252,6 +254,7 @@ class Engine:
         jump of wall time. Clients fall silent by `monotonic_ms`.
         """
         self._acks.record(now_ms)
+        self._raise_feature_level(now_ms)
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
         monotonic_ms = now_ms if monotonic_ms is None else monotonic_ms
         has_more = False
@@ -276,7 +279,8 @@ class Engine:
     ) -> int | None:
         """Return the wall time at which `run_due` or `take_ready` has work; None: never."""
         has_damaged = self.consumption.damaged.is_due and self.room.may_copy
-        if self.state.ready or self.state.ready_topics or has_damaged:
+        is_raised = self.allowed_level > self.catalog.feature_level
+        if self.state.ready or self.state.ready_topics or has_damaged or is_raised:
             # A pop leaves the second part of a long scan to the next round.
             return now_ms
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
@@ -338,6 +342,7 @@ class Engine:
         if not self.catalog.handle_secret:
             item = {"op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()}
             self.fold.append(ConfigItem(item), now_ms)
+        self._raise_feature_level(now_ms)
         self.commit(now_ms)
 
     def begin_epoch(self, epoch: int, now_ms: int) -> None:
@@ -346,6 +351,11 @@ class Engine:
         self.log.epoch = epoch
         self.fold.append(EpochStart(), now_ms)
         self.commit(now_ms)
+
+    def _raise_feature_level(self, now_ms: int) -> None:
+        """Record the allowed feature level, before the first record that needs it."""
+        if self.allowed_level > self.catalog.feature_level:
+            self.fold.append(ConfigItem(feature_level_item(self.allowed_level)), now_ms)
 
     def _bring_back(self, now_ms: int) -> None:
         """Record that deliveries with a pop time in the future begin now."""

@@ -19,6 +19,7 @@ from tidemill.controller.election.elect import (
     with_survivor,
 )
 from tidemill.controller.election.failure import Failure, find_failure
+from tidemill.controller.election.feature_levels import with_raised_level
 from tidemill.controller.election.history import BLOCKED, HANDED_OVER, LOST_MEMORY
 from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord, with_sets
@@ -150,6 +151,10 @@ def _lead(
         return RecordWrite(
             with_sets(changed, record.sss, frozenset()), f"the spec sets minInSync {minimum}"
         )
+    raised = with_raised_level(record, cap=observation.feature_level_max)
+    if raised != record:
+        level = raised.feature_level
+        return RecordWrite(raised, f"all replicas have feature level {level} or a higher one")
     return _retire(record, observation) or _hand_over(record, observation, timing, live)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from tidemill.common.feature_level import FIRST_LEVEL
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 HISTORY_MAX = 16  # kept transitions; the object stays below 32 KiB
@@ -35,7 +36,7 @@ class RegisteredRun(NamedTuple):
     address: str
     is_unclean: bool  # its log may lack acknowledged records, until it has caught up
     retired: Retirement = Retirement.NO
-    feature_level: int = 0
+    feature_level: int = FIRST_LEVEL  # of its program
 
 
 class KeptStore(NamedTuple):
@@ -95,6 +96,8 @@ class GroupRecord(NamedTuple):
     replicas: tuple[tuple[ReplicaId, RegisteredRun], ...] = ()  # by id
     transfer: ReplicaId | None = None  # the next master, if an operator asked for one
     unclean_since: int = 0
+    # Records of this level may be in the log. It never falls (feature_levels.py).
+    feature_level: int = FIRST_LEVEL
     write_id: str = ""
     history: tuple[Transition, ...] = ()  # oldest first
 
@@ -129,6 +132,7 @@ def view_of(record: GroupRecord) -> ReplicationView:
         unclean_since=record.unclean_since,
         addresses=tuple((id_, one.address) for id_, one in record.replicas),
         retired=frozenset(id_ for id_, one in record.replicas if one.retired is not Retirement.NO),
+        feature_level=record.feature_level,
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
+from tidemill.common.feature_level import FIRST_LEVEL
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import (
@@ -36,7 +37,7 @@ class Registration(NamedTuple):
     # True: its log has all records that earlier runs of it acked. After an unclean restart it stays
     # False until a registration with False is accepted.
     is_clean: bool
-    feature_level: int = 0
+    feature_level: int = FIRST_LEVEL  # of its program
 
 
 class FencedRun(NamedTuple):

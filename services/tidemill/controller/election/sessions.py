@@ -84,6 +84,7 @@ class GroupObservation(NamedTuple):
     # The spec of the group, which the record may not have yet.
     wanted_min_in_sync: int | None = None
     wanted_replicas: int | None = None
+    feature_level_max: int = 0  # cap of the level of the group; 0: none
     # Replicas that most proxies reach while they do not reach the master (`reports.py`).
     reached_instead: frozenset[ReplicaId] = frozenset()
 
@@ -186,6 +187,7 @@ class ReplicaSessions:
         has_spec: bool = False,
         wanted_min_in_sync: int | None = None,
         wanted_replicas: int | None = None,
+        feature_level_max: int = 0,
     ) -> GroupObservation:
         """Return the knowledge of this moment."""
         return GroupObservation(
@@ -198,4 +200,5 @@ class ReplicaSessions:
             has_spec=has_spec,
             wanted_min_in_sync=wanted_min_in_sync,
             wanted_replicas=wanted_replicas,
+            feature_level_max=feature_level_max,
         )

@@ -17,6 +17,7 @@ from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import ServiceError
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import FOUNDER, live_of, release
+from tidemill.controller.election.feature_levels import too_low
 from tidemill.controller.election.membership import ChangeRejection, change_sync_state_set
 from tidemill.controller.election.registration import FencedRun, presence_of, register
 from tidemill.controller.meta_store import StoreUnreachable
@@ -230,11 +231,20 @@ class SessionCall:
         """Return the name of a request in metrics, and its change of the record."""
         match up.WhichOneof("message"):
             case "register":
-                registration = from_register(up.register)
+                registration, group = from_register(up.register), self._group
+                assert group is not None, "the session has attached"
 
                 def register_run(
                     record: GroupRecord, observation: GroupObservation
                 ) -> GroupRecord | Denial:
+                    refusal = too_low(
+                        group.name,
+                        registration.member.replica_id,
+                        registration.feature_level,
+                        record,
+                    )
+                    if refusal:
+                        return FencedRun(refusal)
                     before = presence_of(
                         record, registration.member.replica_id, observation, self._timing
                     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.common.feature_level import read_level
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import CutTail, Transition
 from tidemill.controller.election.registration import Registration
@@ -74,7 +75,7 @@ def from_register(message: wire.Register) -> Registration:
         store_uuid=message.store_uuid,
         address=message.address,
         is_clean=message.is_clean,
-        feature_level=message.feature_level,
+        feature_level=read_level(message.feature_level),
     )
 
 

@@ -394,6 +394,18 @@ def test_another_run_does_not_replace_a_copying_replica_that_is_alive() -> None:
     assert [a.stream for a in actions if isinstance(a, StreamClose)] == [1]
 
 
+def test_a_master_refuses_a_replica_below_the_feature_level() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0,))._replace(version=9, feature_level=2))
+    hello = Hello("g", run(1), "store 1", 1, 1, LogExtent((), 0, 0), 0, feature_level=1)
+    pair.master.handle_hello(9, hello, pair.now_ms)
+    refusals = [a.message for a in pair.master.take_actions() if isinstance(a, StreamSend)]
+    assert refusals == [Refusal("feature level 1; the broker group needs 2", pair.master.view)]
+    pair.master.handle_hello(10, hello._replace(feature_level=2), pair.now_ms)
+    sent = [a.message for a in pair.master.take_actions() if isinstance(a, StreamSend)]
+    assert isinstance(sent[0], Welcome)
+
+
 def test_a_master_reports_a_replica_without_a_common_epoch() -> None:
     first, second = EpochEntry(1, 0), EpochEntry(2, 0)
     pair = Pair(master=Log(b"\x01aa", (first,)), replica=Log(b"\x02bb", (second,)))

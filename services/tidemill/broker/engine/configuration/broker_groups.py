@@ -37,6 +37,8 @@ class BrokerGroups:
         self._membership = catalog.membership
         # Members that are connected at their address and up to date; set by the shell.
         self.connected: set[str] = set()
+        # Feature levels that members have reported since this home started.
+        self.feature_levels: dict[str, int] = {}
 
     @property
     def is_home(self) -> bool:

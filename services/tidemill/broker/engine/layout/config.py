@@ -10,6 +10,8 @@
     {"op": "clockBack", "at": [log offset, ...]}           starts with a clock behind the times of
                                                            stored records; also as `broughtBack`
                                                            with the last of these offsets
+    {"op": "featureLevel", "level": n}                     the log may have records of this level
+                                                           from here on (level 2)
     {"op": "topic", "topic": {...}}                        new state of a topic
     {"op": "group", "group": {...}}                        new state of a consumer group
     {"op": "deleteTopic", "id": n, "atMs": time}   {"op": "deleteGroup", "id": n, "atMs": time}

@@ -33,10 +33,18 @@ from tidemill.broker.engine.metadata.membership import (
 from tidemill.broker.engine.metadata.pull_offsets import ITEM_PREFIX as PULL_PREFIX
 from tidemill.broker.engine.metadata.pull_offsets import PullOffsets, key_of, pull_offset_item
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.common.feature_level import FEATURE_LEVEL, FIRST_LEVEL
 
 QUEUES_MAX = 1024  # per topic: a queue id has 16 bits, and a poll checks every queue
 DEFAULT_MAX_ATTEMPTS = 17  # the reference's 16 retries and the first delivery
-BROKER_ITEMS = ("broker", "nextId", "broughtBack", "clockBack", "home")  # one item of each
+BROKER_ITEMS = (
+    "broker",
+    "nextId",
+    "broughtBack",
+    "clockBack",
+    "featureLevel",
+    "home",
+)  # one item of each
 MINUTE_MS = 60_000
 DEFAULT_RETRY_MS = (
     10_000,
@@ -165,6 +173,8 @@ class Catalog:
         # The handles of deliveries before this log offset may contain a deadline that is too late:
         # the clock was set back since.
         self.brought_back_before = 0
+        # The highest level of records in the log (ADR 0065).
+        self.feature_level = FIRST_LEVEL
         self.ended_handles = EndedHandles()
         self.pull_offsets = PullOffsets()
         # Log offsets at which the times of records fall, ascending.
@@ -242,6 +252,8 @@ class Catalog:
                 self.clock_falls = tuple(config["at"])
                 self.brought_back_before = max(self.brought_back_before, *self.clock_falls)
                 self.stated_at["clockBack"] = log_offset
+            case "featureLevel":
+                self._apply_feature_level(config["level"], log_offset)
             case "home":
                 self._apply_membership(config)
                 self.stated_at["home"] = log_offset
@@ -277,6 +289,12 @@ class Catalog:
         home = self.membership.home
         self.is_draining = home is not None and home.is_draining
         self.changes.membership = self.membership
+
+    def _apply_feature_level(self, level: int, log_offset: LogOffset) -> None:
+        if level > FEATURE_LEVEL:
+            raise UnknownRecord(f"feature level {level} at log offset {log_offset}")
+        self.feature_level = max(self.feature_level, level)
+        self.stated_at["featureLevel"] = log_offset
 
     def _put_topic(self, topic: Topic, log_offset: LogOffset) -> None:
         if self.topics.get(topic.id) != topic:
@@ -430,6 +448,8 @@ class Catalog:
             return {"op": "broughtBack", "before": self.brought_back_before}
         if kind == "clockBack":
             return {"op": "clockBack", "at": list(self.clock_falls)}
+        if kind == "featureLevel":
+            return feature_level_item(self.feature_level)
         if kind == "home":
             membership = self.membership
             return home_item(membership.home, left_cluster_id=membership.left_cluster_id)
@@ -457,6 +477,11 @@ def _remove_link(of_each: dict[_Id, dict[TopicId, None]], id_: _Id, topic_id: To
         known.pop(topic_id, None)
         if not known:
             del of_each[id_]
+
+
+def feature_level_item(level: int) -> dict[str, Any]:
+    """Return the configuration item that raises the feature level of the log."""
+    return {"op": "featureLevel", "level": level}
 
 
 # Tuples of names, because `asdict` copies deeply and takes ten times as long.

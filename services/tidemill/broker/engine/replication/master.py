@@ -186,6 +186,12 @@ class Master:
             self.resign(None)
             self._actions.append(StepDown(f"a replica has seen epoch {hello.epoch_seen}"))
             return
+        level = self.sync_state.view.feature_level
+        if hello.feature_level < level:
+            self._refuse(
+                stream, f"feature level {hello.feature_level}; the broker group needs {level}"
+            )
+            return
         if self._is_contested(hello.member, now_ms):
             self._refuse(stream, "another run of this replica is connected")
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from tidemill.broker.engine.replication.epoch_journal import Agreement, LogExtent
+from tidemill.common.feature_level import FEATURE_LEVEL
 from tidemill.common.replica_group import ReplicaRun, ReplicationView
 
 
@@ -22,6 +23,7 @@ class Hello(NamedTuple):
     extent: LogExtent
     durable_end: int
     is_full: bool = False  # its disk is full; it wants no data on this stream
+    feature_level: int = FEATURE_LEVEL  # of its program
 
 
 class Digest(NamedTuple):

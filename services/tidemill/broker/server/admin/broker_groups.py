@@ -41,7 +41,10 @@ class BrokerGroupAdmin:
         def read(engine: Engine, _turn: Turn) -> pb.BrokerStatus:
             name = engine.catalog.broker_name
             return pb.BrokerStatus(
-                name=name, epoch=engine.log.epoch, replica_name=self._replica_name or name
+                name=name,
+                epoch=engine.log.epoch,
+                replica_name=self._replica_name or name,
+                feature_level=engine.catalog.feature_level,
             )
 
         return await read_in_round(self._rounds, read)

@@ -154,7 +154,7 @@ def follow(
         )
     if not frame.membership.cluster_id:
         raise BadRequest("the frame does not name a cluster")
-    reply = pb.FollowReply()
+    reply = pb.FollowReply(feature_level=catalog.feature_level)
     if catalog.membership.home is None and frame.leave:
         return reply  # This broker has left before, and the reply was lost.
     is_draining = frame.member.state == pb.MEMBER_STATE_DRAINING

@@ -19,6 +19,7 @@ import structlog
 
 from tidemill.broker.server.wire import config_frames
 from tidemill.common.errors import BY_NAME, BrokerUnreachable, NotMaster, ServiceError, from_wire
+from tidemill.common.feature_level import read_level
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
@@ -42,9 +43,10 @@ UPDATES_MAX: Final = 256
 # failover, the replicas are dialled in turn.
 RECONNECT_MAX_S: Final = 0.25
 REFUSED_S: Final = 2.0  # pause after a rejection, which an operator has to resolve
-# Period of frames that ask which groups have begun to read. A member that joins within this time
-# does not know it, and a group that starts at the latest message may miss messages there.
-BEGUN_PERIOD_S: Final = 1.0
+# Period of frames that ask for the feature level and which groups have begun to read. A member that
+# joins within this time does not know it, and a group that starts at the latest message may miss
+# messages there.
+REPORT_PERIOD_S: Final = 1.0
 CONNECT_TIMEOUT_S: Final = 2.0
 REPLY_BYTES_MAX: Final = 64 << 10  # a reply has a few numbers or an error
 LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=5.0)
@@ -166,6 +168,8 @@ class MemberConnection:
             known = reply.error if reply.error in BY_NAME else "BrokerUnreachable"
             raise from_wire(known, reply.message)
         self._instead_of = None
+        levels = self._rounds.engine.broker_groups.feature_levels
+        levels[self.group.name] = read_level(reply.feature_level)
         if reply.begun:
             await self._note_begun(reply)
         return reply
@@ -314,15 +318,12 @@ class MemberConnection:
             if not self._updates and not self._is_behind:
                 # Replies report which topics groups read there, so an empty frame is due.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._period_s()):
+                    async with asyncio.timeout(REPORT_PERIOD_S):
                         await self._changed.wait()
             is_behind, self._is_behind = self._is_behind, False
             if not is_behind:
                 updates, self._updates = self._updates, []
                 await self.exchange(pb.FollowFrame(configs=[update for _, update in updates]))
-
-    def _period_s(self) -> float | None:
-        return BEGUN_PERIOD_S if self._rounds.engine.catalog.groups else None
 
     async def _send_all(self) -> None:
         def read(engine: Engine, turn: Turn) -> Generator[None, None, tuple[int, pb.ConfigUpdate]]:

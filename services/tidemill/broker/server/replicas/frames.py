@@ -21,14 +21,13 @@ from tidemill.broker.engine.replication.messages import (
     Refusal,
     Welcome,
 )
+from tidemill.common.feature_level import read_level
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.replica_wire import from_member, from_view, to_member, to_view
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.replication.messages import ToMaster, ToReplica
-
-FEATURE_LEVEL = 1  # of this version: the records that it writes and the frames that it knows
 
 
 class LogFloor(NamedTuple):
@@ -129,7 +128,7 @@ def encode_to_master(message: ToMaster) -> bytes:
                     version_seen=message.version_seen,
                     extent=_to_extent(message.extent),
                     durable_end=message.durable_end,
-                    feature_level=FEATURE_LEVEL,
+                    feature_level=message.feature_level,
                     is_full=message.is_full,
                 )
             )
@@ -163,6 +162,7 @@ def decode_to_master(encoded: bytes) -> ToMaster:
                 _from_extent(hello.extent),
                 hello.durable_end,
                 hello.is_full,
+                read_level(hello.feature_level),
             )
         case _:
             raise InvalidReplicaFrame("unknown message from a replica; is its version newer?")

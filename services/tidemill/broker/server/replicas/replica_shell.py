@@ -39,6 +39,7 @@ from tidemill.broker.server.replicas.probes import Probes, serve_probes
 from tidemill.broker.server.replicas.replica_lags import ReplicaLags
 from tidemill.broker.server.replicas.round_hold import RoundHold
 from tidemill.broker.server.replicas.streams import ReplicaStreams
+from tidemill.common.feature_level import FEATURE_LEVEL
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
@@ -298,6 +299,10 @@ class ReplicaShell:
 
         A master that is elected again begins its new epoch between two rounds.
         """
+        engine = self._replica_engine.engine
+        if view.feature_level > engine.allowed_level:
+            engine.allowed_level = min(view.feature_level, FEATURE_LEVEL)
+            self._wake()  # A master records it.
         master = self._machine.master
         is_new = master is not None and view.epoch != master.epoch
         if is_new and not self._replica_engine.is_between_rounds:
