@@ -13,7 +13,13 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, final
 
-from kubernetes.client import ApiException, AppsV1Api, CoordinationV1Api, CustomObjectsApi
+from kubernetes.client import (
+    ApiException,
+    AppsV1Api,
+    CoordinationV1Api,
+    CoreV1Api,
+    CustomObjectsApi,
+)
 from kubernetes.watch import Watch
 from urllib3.exceptions import HTTPError
 
@@ -42,6 +48,7 @@ class KubernetesCalls:
         self.custom_objects = CustomObjectsApi(self._client)
         self.leases = CoordinationV1Api(self._client)
         self.stateful_sets = AppsV1Api(self._client)
+        self.core = CoreV1Api(self._client)
         self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="kubernetes")
 
     @classmethod

@@ -17,6 +17,7 @@ from kubernetes.client import ApiException, V1StatefulSet
 from urllib3.exceptions import HTTPError
 
 from tidemill.common.errors import BrokerGroupNotFound
+from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.retirement import forget
 from tidemill.controller.kubernetes_store import BrokerGroupSpec, KubernetesStore
 from tidemill.controller.meta_store import StoreUnreachable
@@ -31,7 +32,6 @@ from tidemill.controller.pods import (
 )
 
 if TYPE_CHECKING:
-    from tidemill.common.replica_group import ReplicaId
     from tidemill.controller.election.record import GroupRecord
     from tidemill.controller.election.sessions import GroupObservation
     from tidemill.controller.group import BrokerGroupControl, Denial
@@ -108,6 +108,26 @@ class ReplicaScaling:
                 return None
             raise
 
+    async def _find_ending(self, spec: BrokerGroupSpec, count: int) -> frozenset[ReplicaId]:
+        """Return the replicas with a pod that is missing or ends, such as at a node drain."""
+        ending = set()
+        for replica in map(ReplicaId, range(count)):
+            try:
+                pod = await self._calls.call(
+                    self._calls.core.read_namespaced_pod,
+                    f"{spec.stateful_set}-{replica}",
+                    self._calls.namespace,
+                )
+            except ApiException as error:
+                if error.status != HTTPStatus.NOT_FOUND:
+                    raise
+                ending.add(replica)
+            else:
+                assert pod.metadata is not None, "each stored object has metadata"
+                if pod.metadata.deletion_timestamp is not None:
+                    ending.add(replica)
+        return frozenset(ending)
+
     async def _step_of(
         self, spec: BrokerGroupSpec, stateful_set: V1StatefulSet, *, is_other_replaced: bool
     ) -> None:
@@ -124,6 +144,9 @@ class ReplicaScaling:
             # Pods of one group at a time are replaced, so that other groups take messages.
             step = PodWait("another broker group is being replaced")
         else:
+            step = next_step(pods, spec_replicas=spec.replicas, record=record)
+        if isinstance(step, MasterMove):
+            pods = pods._replace(ending=await self._find_ending(spec, pods.replicas))
             step = next_step(pods, spec_replicas=spec.replicas, record=record)
         if record is None and pods.ready and isinstance(step, PodReplacement):
             step = self._settled(spec.group, step)

@@ -27,6 +27,7 @@ class StatefulSetPods(NamedTuple):
     # The template has changed. In a rollback it has not, and a pod that ends looks as if it did not
     # follow the template.
     is_update: bool = True
+    ending: frozenset[ReplicaId] = frozenset()  # their pods end or are missing
 
 
 class PodResize(NamedTuple):
@@ -101,8 +102,11 @@ def _replace(pods: StatefulSetPods, record: GroupRecord | None) -> PodStep:
     # Kubernetes ends its pod.
     if not others or is_short or not pods.is_update:
         return PodReplacement(following)
+    staying = [one for one in others if one not in pods.ending]
+    if not staying:
+        return PodWait(f"pod {others[0]} ends, so the master stays until another pod is ready")
     # A pod that is already replaced does not have to hand over again.
-    return MasterMove(next((one for one in others if one >= partition), others[0]))
+    return MasterMove(next((one for one in staying if one >= partition), staying[0]))
 
 
 def _why_not_well(pods: StatefulSetPods, record: GroupRecord) -> str:

@@ -30,6 +30,7 @@ from tidemill.controller.metrics import ControllerMetrics
 NAME = "broker-0"
 GROUP = "/apis/tidemill.io/v1/namespaces/messages/brokergroups/mill-broker-0"
 SET = "/apis/apps/v1/namespaces/messages/statefulsets/mill-broker-0"
+PODS = "/api/v1/namespaces/messages/pods"
 OTHER_GROUP, OTHER_SET = f"{GROUP[:-1]}1", f"{SET[:-1]}1"
 
 
@@ -70,6 +71,13 @@ class World:
         """Set status fields of the StatefulSet, as Kubernetes does."""
         found = self.server.objects[SET]
         found["status"] = {**found["status"], **status}
+
+    def set_pods(self, *ordinals: int, ending: tuple[int, ...] = ()) -> None:
+        """Set the pods of the StatefulSet that exist."""
+        for ordinal in ordinals:
+            ends = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if ordinal in ending else {}
+            metadata = {"name": f"mill-broker-0-{ordinal}", **ends}
+            self.server.objects[f"{PODS}/mill-broker-0-{ordinal}"] = {"metadata": metadata}
 
     def add_other_group(self) -> None:
         """Add broker-1, which is listed after broker-0, with the same pods and spec."""
@@ -266,12 +274,35 @@ def test_an_upgrade_goes_from_pod_to_pod_and_moves_the_master() -> None:
             world.status(updatedReplicas=1)
             await world.scaling.step()
             world.status(updatedReplicas=2)
+            world.set_pods(0, 1, 2)
             await world.scaling.step()
             assert world.partition == 1, "replica 0 is the master"
             assert group.stored is not None
             assert group.stored.record.transfer == 1
             await world.scaling.step()
             assert group.stored.record.version == 8, "it is asked once"
+
+    asyncio.run(run())
+
+
+def test_the_master_moves_to_no_pod_that_ends_or_is_missing() -> None:
+    """A node of another pod is drained during the upgrade."""
+
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            group = await world.found(record_of_three())
+            rolling = {"type": "RollingUpdate", "rollingUpdate": {"partition": 1}}
+            world.spec["updateStrategy"] = rolling
+            world.status(updateRevision="two", updatedReplicas=2)
+            assert group.stored is not None
+            world.set_pods(0, 2, ending=(2,))
+            await world.scaling.step()
+            assert group.stored.record.transfer is None
+            assert world.partition == 1, "the pod of the master stays"
+            assert group.notice.startswith("pod 1 ends")
+            world.set_pods(0, 1, 2, ending=(1,))
+            await world.scaling.step()
+            assert group.stored.record.transfer == 2
 
     asyncio.run(run())
 

@@ -198,6 +198,16 @@ def test_the_master_moves_to_a_pod_that_is_already_replaced() -> None:
     assert next_step(replacing, spec_replicas=3, record=drained) == MasterMove(ReplicaId(2))
 
 
+def test_the_master_moves_to_no_pod_that_ends() -> None:
+    record = record_of(3, master=0)
+    replacing = pods(3, 1, updated=2)._replace(ending=frozenset({ReplicaId(1)}))
+    assert next_step(replacing, spec_replicas=3, record=record) == MasterMove(ReplicaId(2))
+    replacing = replacing._replace(ending=frozenset({ReplicaId(1), ReplicaId(2)}))
+    assert next_step(replacing, spec_replicas=3, record=record) == PodWait(
+        "pod 1 ends, so the master stays until another pod is ready"
+    )
+
+
 def test_a_needed_pod_stays_with_a_reason_for_people() -> None:
     step = next_step(pods(3), spec_replicas=2, record=record_of(3, out=(1,)))
     assert isinstance(step, PodWait)
