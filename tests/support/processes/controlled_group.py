@@ -52,6 +52,8 @@ class AnnouncedProcess:
             ours.settimeout(START_S)
             line = ours.recv(4096)
             self._fd = ours.detach()  # If it closed, the process would end with its supervisor.
+        if not line:
+            self.process.wait(STOP_S)
         assert line, f"{name} did not start:\n{log.read_text()}"
         ready = json.loads(line)
         self.grpc: str = ready["grpc"]

@@ -72,3 +72,14 @@ def test_a_log_of_a_later_level_stops_the_start() -> None:
     world.engine.commit(world.now_ms)
     with pytest.raises(CorruptStore, match=r"feature level 3 .* Start the version that wrote it"):
         world.restart()
+
+
+def test_a_snapshot_of_a_later_level_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log behind a snapshot may not have the item any more."""
+    monkeypatch.setattr("tidemill.broker.engine.metadata.catalog.FEATURE_LEVEL", FEATURE_LEVEL + 1)
+    world = World(feature_level=FEATURE_LEVEL + 1)
+    for _ in world.engine.checkpoints.write():
+        pass
+    monkeypatch.undo()
+    with pytest.raises(CorruptStore, match=r"feature level 3 .* Start the version that wrote it"):
+        world.restart()

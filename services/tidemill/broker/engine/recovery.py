@@ -210,6 +210,16 @@ class _Recovery:
         self._epoch = checkpoint.epoch if checkpoint else 0
 
     def run(self, now_ms: int) -> dict[str, Any]:
+        """Recover; return a report. Raises CorruptStore."""
+        try:
+            return self._recover(now_ms)
+        except UnknownRecord as error:
+            raise CorruptStore(
+                f"the store holds a {error}, which this version does not know. Start the version"
+                " that wrote it, or a later one"
+            ) from error
+
+    def _recover(self, now_ms: int) -> dict[str, Any]:
         engine, log = self._engine, self._engine.log
         if self._min_offset is not None and log.min_offset > self._min_offset:
             raise CorruptStore(
@@ -273,22 +283,16 @@ class _Recovery:
         engine, log = self._engine, self._engine.log
         engine.is_last_time_known = False
         records = 0
-        try:
-            for found in self._opening.scan(LogOffset(replay_from)):
-                if engine.state.catch_up is not None and found.log_offset >= caught_up_at:
-                    catch_up.finish(now_ms=now_ms)
-                if found.log_offset >= stop:
-                    continue
-                engine.fold.apply(found)
-                records += 1
-                engine.note_time(found.header)
-                if self._is_replica:
-                    log.applied_offset = LogOffset(found.log_offset + found.header.size)
-        except UnknownRecord as error:
-            raise CorruptStore(
-                f"the log holds a {error}, which this version does not know. Start the version "
-                f"that wrote it, or a later one."
-            ) from error
+        for found in self._opening.scan(LogOffset(replay_from)):
+            if engine.state.catch_up is not None and found.log_offset >= caught_up_at:
+                catch_up.finish(now_ms=now_ms)
+            if found.log_offset >= stop:
+                continue
+            engine.fold.apply(found)
+            records += 1
+            engine.note_time(found.header)
+            if self._is_replica:
+                log.applied_offset = LogOffset(found.log_offset + found.header.size)
         return records
 
     def _look_at_last_time(self) -> None:
@@ -391,7 +395,7 @@ class _Recovery:
             case SnapshotSection.DELIVERIES:
                 catch_up.load_deliveries(row.key_2, delivery_rows.decode(data), covered)
             case kind:
-                raise AssertionError(f"unknown snapshot section {kind}")
+                raise UnknownRecord(f"snapshot section {kind}")
 
 
 def _common_end(queues: list[BlockFile], index: list[BlockFile], low: int) -> int:
