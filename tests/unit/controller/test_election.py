@@ -370,9 +370,20 @@ def test_a_broker_that_was_alone_goes_on_alone_until_others_have_its_log(
 
 @pytest.mark.parametrize(
     ("sss", "minimum", "wanted", "after"),
-    [((0,), 1, 2, None), ((0, 1), 1, 2, 2), ((0,), 2, 1, 1), ((0, 1), 2, 3, None)],
+    [
+        ((0,), 1, 2, None),
+        ((0,), 1, 3, None),
+        ((0, 1), 1, 2, 2),
+        ((0, 1), 1, 3, 2),
+        ((0, 1, 2), 1, 3, 3),
+        ((0, 1, 2), 2, 3, 3),
+        ((0, 1, 2), 1, 2, 2),
+        ((0,), 2, 1, 1),
+        ((0,), 2, 3, None),
+        ((0, 1), 2, 3, None),
+    ],
 )
-def test_min_in_sync_rises_when_enough_replicas_are_in_sync(
+def test_min_in_sync_rises_with_the_replicas_in_sync(
     sss: tuple[int, ...], minimum: int, wanted: int, after: int | None
 ) -> None:
     group = record(sss=sss)._replace(min_in_sync=minimum)

@@ -141,16 +141,15 @@ def _lead(
     live: list[Candidate],
 ) -> Intent:
     """Decide about a group whose master has not failed."""
-    minimum = observation.wanted_min_in_sync
-    # It rises when enough replicas are in sync. Before that, no message would be acknowledged.
-    is_reached = minimum is not None and (
-        minimum < record.min_in_sync or len(record.sss) >= minimum
-    )
-    if minimum is not None and minimum != record.min_in_sync and is_reached:
-        changed = record._replace(min_in_sync=minimum)
-        return RecordWrite(
-            with_sets(changed, record.sss, frozenset()), f"the spec sets minInSync {minimum}"
-        )
+    wanted = observation.wanted_min_in_sync
+    if wanted is not None:
+        # It rises with the replicas in sync. Above their number, no message would be acknowledged.
+        minimum = min(wanted, max(record.min_in_sync, len(record.sss)))
+        if minimum != record.min_in_sync:
+            changed = record._replace(min_in_sync=minimum)
+            return RecordWrite(
+                with_sets(changed, record.sss, frozenset()), f"the spec sets minInSync {wanted}"
+            )
     raised = with_raised_level(record, cap=observation.feature_level_max)
     if raised != record:
         level = raised.feature_level
@@ -184,8 +183,7 @@ def _found(record: GroupRecord, observation: GroupObservation, live: list[Candid
     """Found the group with replica FOUNDER as its master.
 
     A broker that was alone may have a long log. It acknowledges messages alone, as before, until
-    enough replicas have copied the log, because a copy takes long. The spec then raises
-    `min_in_sync`.
+    others have copied the log, because a copy takes long. `min_in_sync` then rises to the spec.
     """
     founder = next((one for one in live if one.member.replica_id == FOUNDER), None)
     if founder is None:
