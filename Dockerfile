@@ -77,7 +77,7 @@ COPY --from=root / /
 # The root file system may be read-only: nothing is written but the data directory.
 ENV PATH=/opt/tidemill/bin:/usr/local/bin:/usr/bin:/bin \
     LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG COMMIT=
 ENV TIDEMILL_COMMIT=${COMMIT}
 LABEL org.opencontainers.image.title="Tidemill" \
