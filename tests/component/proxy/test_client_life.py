@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.worlds.proxy_world import (
     run,
 )
 from tests.support.worlds.several_brokers import SeveralBrokers
+from tidemill.proxy.clients.clients import FORGOTTEN_A_TURN
 from tidemill.proxy.server import client_lifecycle
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -131,7 +133,7 @@ def test_a_client_is_ended_only_on_a_connection_that_presented_its_id() -> None:
 def test_a_new_connection_with_the_key_of_a_lost_one_ends_no_client() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await heartbeat(world, "consumer")
-        assert world.clients.forget_connection("test") == ["consumer"]
+        assert [one.client_ids for one in world.clients.forget_connection("test")] == [["consumer"]]
         await end(world, "consumer")
         assert world.clients.find("consumer") is not None
 
@@ -229,21 +231,89 @@ def test_a_client_without_a_connection_is_reported_unless_it_comes_back(
 def test_the_time_without_a_connection_begins_with_the_last_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(client_lifecycle, "RECONNECT_S", 0.01)
+
     async def scenario(world: ProxyWorld) -> None:
         await heartbeat(world, "back")
         known = world.clients.find("back")
         assert known is not None
-        # Without a wait in between, so that no timer ends early.
-        for client_id, connection, reconnect_s in (
-            ("back", "test", 0.01),
-            ("back", "second", 3_600.0),
-            ("gone", "third", 0.01),
-        ):
+        for client_id, connection in (("back", "test"), ("gone", "second"), ("back", "third")):
             world.clients.record(client_id, known.client, connection=connection)
-            monkeypatch.setattr(client_lifecycle, "RECONNECT_S", reconnect_s)
             world.client_life.forget_connection(connection)
-        await eventually(lambda: "gone" in world.broker.engine.disconnected_clients)
-        assert world.broker.engine.disconnected_clients == ["gone"], "the first timer is void"
+        engine = world.broker.engine
+        await eventually(lambda: len(engine.disconnected_clients) == 2)
+        assert engine.disconnected_clients == ["gone", "back"], "the first loss of back is void"
+
+    run(scenario)
+
+
+def test_the_many_clients_of_a_connection_are_forgotten_over_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway may put all its clients on one connection."""
+    monkeypatch.setattr(client_lifecycle, "RECONNECT_S", 0.01)
+    count = 3 * FORGOTTEN_A_TURN
+    ids = [f"consumer-{n}" for n in range(count)]
+
+    async def scenario(world: ProxyWorld) -> None:
+        for client_id in ids:
+            await heartbeat(world, client_id)
+
+        def known_count() -> int:
+            return sum(world.clients.has_presented(one, "test") for one in ids)
+
+        before = known_count()
+        world.client_life.forget_connection("test")
+        left = [before, known_count()]
+        while left[-1]:
+            await asyncio.sleep(0)
+            left.append(known_count())
+        turns = [first - second for first, second in itertools.pairwise(left)]
+        assert sum(turns) == count
+        assert max(turns) == FORGOTTEN_A_TURN
+        engine = world.broker.engine
+        await eventually(lambda: set(engine.disconnected_clients) == set(ids))
+        assert len(engine.disconnected_clients) == count
+
+    run(scenario)
+
+
+def test_the_many_clients_of_a_connection_are_reported_over_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_lifecycle, "RECONNECT_S", 0.01)
+    count = 3 * client_lifecycle.REPORTED_A_TURN
+    reported: list[str] = []
+
+    async def scenario(world: ProxyWorld) -> None:
+        monkeypatch.setattr(world.cluster, "report_disconnected", reported.append)
+        for n in range(count):
+            await heartbeat(world, f"consumer-{n}")
+        world.client_life.forget_connection("test")
+        counts = [0]
+        while counts[-1] < count:
+            await asyncio.sleep(0)
+            counts.append(len(reported))
+        turns = [second - first for first, second in itertools.pairwise(counts)]
+        assert max(turns) == client_lifecycle.REPORTED_A_TURN
+
+    run(scenario)
+
+
+def test_a_client_that_calls_while_its_connection_is_forgotten_is_connected() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        for n in range(2 * FORGOTTEN_A_TURN):
+            await heartbeat(world, f"consumer-{n}")
+        slices = world.clients.forget_connection("test")
+        lost = next(slices).client_ids
+        (back, *_) = {f"consumer-{n}" for n in range(2 * FORGOTTEN_A_TURN)} - set(lost)
+        known = world.clients.find(back)
+        assert known is not None
+        world.clients.record(back, known.client, connection="second")
+        lost += [client_id for more in slices for client_id in more.client_ids]
+        assert back not in lost
+        assert not world.clients.has_presented(back, "test")
+        assert len(lost) == 2 * FORGOTTEN_A_TURN - 1
 
     run(scenario)
 

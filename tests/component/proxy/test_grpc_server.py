@@ -58,7 +58,7 @@ def run(scenario: Callable[[Client], Awaitable[None]], *, auto_create: bool = Tr
             MemoryBroker(auto_create=auto_create).serving() as broker,
             ProxyWorld.open(broker) as world,
             GrpcServer(
-                world.methods, world.boundary, on_lost=world.clients.forget_connection
+                world.methods, world.boundary, on_lost=world.client_life.forget_connection
             ).serving(ProxySettings(grpc_port=0)) as server,
             grpc.aio.insecure_channel(server.address) as channel,
         ):

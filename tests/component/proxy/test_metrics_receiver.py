@@ -44,7 +44,7 @@ def run(scenario: Callable[[ProxyWorld, Export], Awaitable[None]], *, is_on: boo
             )
             receiver = MetricsReceiver(metrics) if is_on else None
             server = GrpcServer(
-                world.methods, world.boundary, receiver, on_lost=world.clients.forget_connection
+                world.methods, world.boundary, receiver, on_lost=world.client_life.forget_connection
             )
             async with (
                 server.serving(ProxySettings(grpc_port=0)),

@@ -29,6 +29,9 @@ EXPIRY_MS = 120_000  # clients give a sign of life every 10 s, some every 30 s
 # Clients removed per turn of the event loop, in about two microseconds each. If many clients fall
 # silent together, one heartbeat or scrape must not remove all of them.
 EXPIRED_A_TURN = 1_000
+# Clients of a connection that ended, per turn of the event loop, in about ten microseconds each. A
+# client has a connection of its own, but a gateway may put the calls of all its clients on one.
+FORGOTTEN_A_TURN: Final = 100
 # Per gauge. Clients choose these labels; further label sets are counted together.
 LABEL_SETS_MAX = 1_000
 # Stored settings, usually some hundred bytes each: of one client, so that few clients cannot use
@@ -68,6 +71,14 @@ class _ClientRecord:
     settings: bytes
     connections: set[Hashable]  # that presented the client's id
     host: str
+    loss: int = 0  # number of the loss of its last connection
+
+
+class LostClients(NamedTuple):
+    """Clients that have no connection left."""
+
+    loss: int  # larger than those of earlier losses
+    client_ids: list[str]
 
 
 class ClientListing(NamedTuple):
@@ -98,6 +109,7 @@ class Clients:
         self._of_host: dict[str, OrderedDict[str, None]] = {}
         self._settings_bytes_of: Counter[str] = Counter()
         self._presented: dict[Hashable, set[str]] = {}  # client ids by connection
+        self._losses = 0
         self._producers, self._consumers = ClientGauge(), ClientGauge()
         self.streams = TelemetryStreams()
 
@@ -163,18 +175,30 @@ class Clients:
         """Return whether a connection presented this id in its telemetry or heartbeat."""
         return client_id in self._presented.get(connection, ())
 
-    def is_connected(self, client_id: str) -> bool:
-        """Return whether a known client has a connection; true for an unknown one."""
+    def is_lost(self, client_id: str, loss: int) -> bool:
+        """Return whether a known client has no connection since this loss."""
         record = self._clients.get(client_id)
-        return record is None or bool(record.connections)
+        return record is not None and not record.connections and record.loss == loss
 
-    def forget_connection(self, connection: Hashable) -> list[str]:
-        """Forget a connection that ended. Return the clients that have no connection left."""
-        client_ids = self._presented.pop(connection, set())
-        records = [(client_id, self._clients[client_id]) for client_id in client_ids]
-        for _, record in records:
-            record.connections.discard(connection)
-        return [client_id for client_id, record in records if not record.connections]
+    def forget_connection(self, connection: Hashable) -> Iterator[LostClients]:
+        """Forget a connection that ended, in slices of FORGOTTEN_A_TURN clients.
+
+        Yield the clients of each slice that have no connection left.
+        """
+        for _ in range(0, len(self._presented.get(connection, ())), FORGOTTEN_A_TURN):
+            presented = self._presented.get(connection, set())
+            self._losses += 1
+            lost = LostClients(self._losses, [])
+            for _ in range(min(len(presented), FORGOTTEN_A_TURN)):
+                client_id = presented.pop()
+                record = self._clients[client_id]
+                record.connections.discard(connection)
+                if not record.connections:
+                    record.loss = lost.loss
+                    lost.client_ids.append(client_id)
+            if not presented:
+                self._presented.pop(connection, None)
+            yield lost
 
     def find(self, client_id: str) -> ClientListing | None:
         """Return a client that gave a sign of life within two minutes."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidemill.message.resource_names import check_group
@@ -15,13 +16,14 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
-    from tidemill.proxy.clients.clients import Clients
+    from tidemill.proxy.clients.clients import Clients, LostClients
     from tidemill.proxy.cluster.cluster import BrokerCluster
     from tidemill.proxy.polling.shell import PollingShell
     from tidemill.proxy.server.call import Call
 
 
 RECONNECT_S: Final = 10.0  # for a client to come back after the end of its last connection
+REPORTED_A_TURN: Final = 100  # clients without a connection, in about ten microseconds each
 
 
 class ClientLifecycle:
@@ -35,7 +37,8 @@ class ClientLifecycle:
         self._polling = polling
         self._clock = clock
         self.is_draining = False  # the proxy stops
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # of clients that lost their connections
+        # Clients that lost their last connection in the last RECONNECT_S, and when to report them.
+        self._lost: deque[tuple[float, LostClients]] = deque()
 
     async def heartbeat(self, call: Call, request: bytes) -> bytes:
         """Record a sign of life.
@@ -75,24 +78,37 @@ class ClientLifecycle:
 
         A proxy that stops closes its connections itself, and its clients continue at another proxy.
         """
-        clients = self._clients.forget_connection(connection)
-        if self.is_draining:
+        self._forget_slice(self._clients.forget_connection(connection))
+
+    def _forget_slice(self, slices: Iterator[LostClients]) -> None:
+        """Forget the next clients of a connection that ended; the others in later turns."""
+        lost = next(slices, None)
+        if lost is None:
             return
         loop = asyncio.get_running_loop()
-        for client_id in clients:
-            listing = self._clients.find(client_id)
-            if listing is not None and listing.client.client_type != v2.PRODUCER:
-                earlier = self._timers.get(client_id)
-                if earlier is not None:
-                    earlier.cancel()
-                self._timers[client_id] = loop.call_later(
-                    RECONNECT_S, self._report_disconnected, client_id
-                )
+        loop.call_soon(self._forget_slice, slices)
+        if self.is_draining or not lost.client_ids:
+            return
+        if not self._lost:
+            loop.call_later(RECONNECT_S, self._report_disconnected)
+        self._lost.append((loop.time() + RECONNECT_S, lost))
 
-    def _report_disconnected(self, client_id: str) -> None:
-        del self._timers[client_id]
-        if not self.is_draining and not self._clients.is_connected(client_id):
-            self._cluster.report_disconnected(client_id)
+    def _report_disconnected(self) -> None:
+        """Report the clients that did not come back in time, and call this again for others."""
+        loop = asyncio.get_running_loop()
+        reported = 0
+        while self._lost and self._lost[0][0] <= loop.time() and reported < REPORTED_A_TURN:
+            _, lost = self._lost.popleft()
+            reported += len(lost.client_ids)
+            for client_id in lost.client_ids:
+                if self._clients.is_lost(client_id, lost.loss) and self._is_consumer(client_id):
+                    self._cluster.report_disconnected(client_id)
+        if self._lost and not self.is_draining:
+            loop.call_at(self._lost[0][0], self._report_disconnected)
+
+    def _is_consumer(self, client_id: str) -> bool:
+        listing = self._clients.find(client_id)
+        return listing is not None and listing.client.client_type != v2.PRODUCER
 
     async def notify_client_termination(self, call: Call, request: bytes) -> bytes:
         """Forget a client that ends, end its polls, and release its messages to others.
