@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import grpc
 import httpx
@@ -175,13 +176,33 @@ def test_replicas_are_shown_with_their_broker_group(tmp_path: Path) -> None:
     assert group["epoch"] >= 1
 
 
-def test_an_orderly_stop_logs_neither_warnings_nor_errors(tmp_path: Path) -> None:
-    with standalone(tmp_path / "data", *FLAGS) as running:
+class OrderlyStop(NamedTuple):
+    data: Path
+    log: list[dict[str, Any]]  # of the stop
+
+
+@pytest.fixture(scope="module")
+def orderly_stop(tmp_path_factory: pytest.TempPathFactory) -> OrderlyStop:
+    """Stop a standalone whose replicas are in sync."""
+    data = tmp_path_factory.mktemp("stop") / "data"
+    with standalone(data, *FLAGS) as running:
+        running.put("topics/plain", messageType="NORMAL", queues=2)
         asyncio.run(ReplicatedStandalone(running).in_sync())
         before = len(running.log.read_bytes())
         assert running.stop() == 0
     lines = running.log.read_bytes()[before:].splitlines()
-    assert [one for one in map(json.loads, lines) if one["level"] != "info"] == []
+    return OrderlyStop(data, [json.loads(line) for line in lines])
+
+
+def test_an_orderly_stop_logs_neither_warnings_nor_errors(orderly_stop: OrderlyStop) -> None:
+    assert [one for one in orderly_stop.log if one["level"] != "info"] == []
+
+
+def test_a_replica_stops_without_a_checkpoint(orderly_stop: OrderlyStop) -> None:
+    """Only a broker alone lets its clients wait for its next start. It writes one of any log."""
+    for folder in (".", "broker-0-1", "broker-0-2"):
+        assert (orderly_stop.data / folder / "log").exists()
+        assert not (orderly_stop.data / folder / "checkpoint").exists()
 
 
 async def receive_all(client: Api, topic: str, count: int) -> list[v2.Message]:

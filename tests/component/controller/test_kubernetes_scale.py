@@ -62,14 +62,18 @@ class World:
 
     @property
     def partition(self) -> int:
-        return int(self.spec["updateStrategy"]["rollingUpdate"]["partition"])
+        return self.partition_of(SET)
+
+    def partition_of(self, path: str) -> int:
+        strategy = self.server.objects[path]["spec"]["updateStrategy"]
+        return int(strategy["rollingUpdate"]["partition"])
 
     def wants(self, replicas: int) -> None:
         self.server.objects[GROUP]["spec"]["replicas"] = replicas
 
-    def status(self, **status: object) -> None:
-        """Set status fields of the StatefulSet, as Kubernetes does."""
-        found = self.server.objects[SET]
+    def status(self, path: str = SET, **status: object) -> None:
+        """Set status fields of a StatefulSet, as Kubernetes does."""
+        found = self.server.objects[path]
         found["status"] = {**found["status"], **status}
 
     def set_pods(self, *ordinals: int, ending: tuple[int, ...] = ()) -> None:
@@ -98,9 +102,9 @@ class World:
 
         self.server.answer = rejected  # type: ignore[method-assign]  # of this test
 
-    async def found(self, record: GroupRecord) -> BrokerGroupControl:
-        await self.store.create(NAME, record)
-        group = await self.groups.get(NAME)
+    async def found(self, record: GroupRecord, name: str = NAME) -> BrokerGroupControl:
+        await self.store.create(name, record)
+        group = await self.groups.get(name)
         self.hear(group, *(id_ for id_, _ in record.replicas))
         return group
 
@@ -281,6 +285,33 @@ def test_an_upgrade_goes_from_pod_to_pod_and_moves_the_master() -> None:
             assert group.stored.record.transfer == 1
             await world.scaling.step()
             assert group.stored.record.version == 8, "it is asked once"
+
+    asyncio.run(run())
+
+
+def test_an_upgrade_replaces_the_pods_of_one_group_after_the_other() -> None:
+    """The other groups take messages meanwhile."""
+
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            world.add_other_group()
+            await world.found(record_of_three())
+            other = await world.found(record_of_three(), "broker-1")
+            await world.scaling.step()
+            for path in (SET, OTHER_SET):
+                world.status(path, updateRevision="two", updatedReplicas=0)
+            for _ in range(2):
+                await world.scaling.step()
+                assert (world.partition, world.partition_of(OTHER_SET)) == (2, 3)
+                assert other.notice == "another broker group is being replaced"
+            world.status(updatedReplicas=1)
+            await world.scaling.step()
+            assert (world.partition, world.partition_of(OTHER_SET)) == (1, 3)
+            world.status(currentRevision="two", updatedReplicas=3)
+            for _ in range(2):
+                await world.scaling.step()
+                assert (world.partition, world.partition_of(OTHER_SET)) == (3, 2)
+            assert other.notice == "pod 2 is being replaced"
 
     asyncio.run(run())
 

@@ -27,6 +27,7 @@ from tidemill.broker.engine.replica.replica_files import (
     INTENT,
     STATES,
     ReplicaFiles,
+    damaged_state,
     find_addresses,
     find_cut,
     save_addresses,
@@ -473,6 +474,7 @@ def test_a_damaged_copy_of_the_state_is_named_and_makes_the_replica_doubtful(
     first = open_replica_engine(
         FaultyDisk(Random(1)), CONFIG, now_ms=0, fresh=FRESH, boot_id=boots[0]
     )[0]
+    append(first, 1, Random(0))  # The start of a replica without a log saves its state anyway.
     for epoch in (4, 5):
         first.save_epoch_seen(epoch)
     disk = disk_of(first).after_kill()
@@ -483,6 +485,7 @@ def test_a_damaged_copy_of_the_state_is_named_and_makes_the_replica_doubtful(
     # After a power cut, a torn copy was never durable.
     assert again.files.known_end.is_doubtful is is_same_boot
     assert report.damaged_file == newest
+    assert damaged_state(disk) == "", "the start has written it again"
     again.files.known_end.clear_doubt()
     third, report = open_replica_engine(
         disk_of(again).after_kill(), CONFIG, now_ms=0, fresh=FRESH, boot_id=boots[1]
