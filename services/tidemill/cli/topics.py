@@ -22,7 +22,7 @@ from tidemill.cli.rest import (
 )
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
-from tidemill.common.times import DURATION, duration_ms
+from tidemill.common.times import DURATION, INSTANT, duration_ms, instant_ms
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
 
@@ -171,6 +171,63 @@ def delete_topic(
     say(context, deleted, f"topic {name} is deleted")
     if is_sure:
         warn_clients(deleted)
+
+
+@app.command("purge")
+def purge_topic(
+    context: typer.Context,
+    name: Name,
+    before: Annotated[
+        str | None,
+        typer.Option(metavar=INSTANT, help="Remove only messages stored before this time."),
+    ] = None,
+    queue: Annotated[int | None, typer.Option(help="Purge only this queue.")] = None,
+    with_retries: Annotated[
+        bool, typer.Option("--retries", help="Also remove the retries of its messages.")
+    ] = False,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
+    ] = False,
+    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove the messages of a topic, read or not. Delayed messages stay.
+
+    Examples:
+    * `tidemill topic purge orders --dry-run`
+    * `tidemill topic purge orders --before 2027-01-01T08:00:00Z --retries --yes`
+    """
+    path = f"/topics/{segment(name)}:purge"
+    body: dict[str, Json] = {"includeRetries": with_retries}
+    if before is None:
+        body["all"] = True
+    else:
+        body["beforeTimestampMs"] = instant_ms(before)
+    if queue is not None:
+        body["queue"] = queue
+    if not is_dry:
+        check_is_sure("topic purge", is_sure=is_sure)
+    if not is_dry and not is_sure:
+        planned = call(context, "POST", path, body=body, query={"dryRun": "true"})
+        warn_unreachable(planned)
+        confirm(f"Remove {_purged(planned)} of topic {name}?{_readers(planned)}")
+    done = call(context, "POST", path, body=body, query={"dryRun": str(is_dry).lower()})
+    verb = "would be removed" if is_dry else "are removed"
+    say(context, done, f"{_purged(done)} of topic {name} {verb}.{_readers(done)}")
+    if is_dry:
+        warn_unreachable(done)
+
+
+def _purged(found: Json) -> str:
+    groups = found["brokerGroups"]
+    messages, size = (sum(one[key] for one in groups) for key in ("messages", "bytes"))
+    return f"{messages} messages ({size / (1 << 20):.1f} MiB)"
+
+
+def _readers(found: Json) -> str:
+    groups = ", ".join(found["groups"]) or "nobody"
+    delayed = found["delayedMessages"]
+    kept = f" {delayed} delayed messages stay (tidemill timer list)." if delayed else ""
+    return f" Read by {groups}.{kept}"
 
 
 def _change(before: Json, topic: Json) -> str:

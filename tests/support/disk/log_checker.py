@@ -40,6 +40,7 @@ from tidemill.broker.engine.layout import (
     pop_checkpoint,
     record,
     renewal,
+    trim,
 )
 from tidemill.broker.engine.layout.config import decode_item
 from tidemill.broker.engine.layout.expiry import Expiry
@@ -53,6 +54,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, RecordHeader, RecordKind
 from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
 from tidemill.broker.engine.layout.state import StateKind
+from tidemill.broker.engine.layout.trim import Trim
 from tidemill.broker.engine.pop.queue_queries import consumer_offset
 from tidemill.broker.engine.store.disk import Disk
 
@@ -103,6 +105,7 @@ class LogChecker:
         self.queues: dict[Queue, OneQueue] = defaultdict(OneQueue)
         self.slots: dict[int, OneDelivery] = {}
         self.ends: dict[tuple[int, int], int] = {}
+        self.lows: dict[tuple[int, int], int] = {}  # messages before them are purged
         self.copies: set[tuple[int, int]] = set()
         self.dead: set[tuple[int, ...]] = set()
         self.epochs: dict[tuple[int, int], int] = {}  # (group id, topic id) -> last reset
@@ -125,6 +128,8 @@ class LogChecker:
             self._renewal(renewal.decode(body), now_ms)
         elif header.kind == RecordKind.EXPIRE:
             self._expiry(expiry.decode(body))
+        elif header.kind == RecordKind.TRIM:
+            self._trim(trim.decode(body))
         elif header.kind == RecordKind.CONFIG:
             self._config(decode_item(body), at)
         elif header.kind == RecordKind.STATE:
@@ -160,6 +165,9 @@ class LogChecker:
         queue = self.queues[key]
         offsets = list(ck.offsets)
         _check(at not in self.deliveries, 26, f"two deliveries are {at}")
+        low = self.lows.get(key[1:], 0)
+        is_new = not ck.flags & FLAG_SUPERSEDES
+        _check(not is_new or offsets[0] >= low, 2, f"{offsets} are purged: {key[1:]} is at {low}")
         _check(offsets == sorted(set(offsets)) and 0 < len(offsets) <= 32, 28, f"offsets {offsets}")
         _check(
             offsets[-1] < self.ends.get(key[1:], 0), 4, f"{offsets} delivered before they were sent"
@@ -209,7 +217,7 @@ class LogChecker:
         left = [
             offset
             for offset in range(queue.begins_at, queue.first_delivered + 1)
-            if offset not in queue.settled
+            if offset not in queue.settled and offset >= self.lows.get((one.queue[1:]), 0)
         ]
         # A filter leaves holes, but these scenarios do not filter ordered queues.
         _check(again == left[: len(again)], 31, f"redelivered {again} of {left}")
@@ -266,6 +274,13 @@ class LogChecker:
             _check(not offsets & queue.settled, 12, f"{begin} to {end} expires, and was settled")
             queue.settled |= offsets
             queue.pop_offset = max(queue.pop_offset, end)
+
+    def _trim(self, found: Trim) -> None:
+        for one in found.queues:
+            place = one.topic_id, one.queue_id
+            _check(one.low > self.lows.get(place, 0), 2, f"the low of {place} falls to {one.low}")
+            _check(one.low <= self.ends.get(place, 0), 2, f"{one.low} is behind {place}")
+            self.lows[place] = one.low
 
     def _config(self, config: dict[str, Any], at: int) -> None:
         self.timers.fold_config(config)

@@ -13,6 +13,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.following import Follower
 from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Topic, TopicType
@@ -303,6 +304,29 @@ class World:
         self.engine.commands.disconnect_clients(client_ids, monotonic_ms=now_ms)
         self.run_due()
 
+    def purge(
+        self,
+        topic: str = TOPIC,
+        *,
+        queue_id: int = 0,
+        low: int | None = None,
+        with_retries: bool = False,
+    ) -> int:
+        """Purge a queue before `low`, or all of it; return the number of messages removed."""
+        self.topic(topic)
+        found = self.engine.catalog.find_topic(topic)
+        assert found is not None
+        first, *retries = self.engine.purge.topics_of(found, with_retries=with_retries)
+        queues = [PurgedQueue(first.id, QueueId(queue_id), low)]
+        queues += [PurgedQueue(one.id, QueueId(0), low) for one in retries]
+        counting = self.engine.purge.count(queues)
+        while counting.step():
+            pass
+        for _ in self.engine.purge.purge(queues, self.now_ms):
+            pass
+        self.commit()
+        return counting.messages
+
     def release_lock(self, *, group: str = GROUP, topic: str = TOPIC, queue_id: int = 0) -> None:
         """Release the deliveries that lock an ordered queue. Raises Conflict."""
         key = self.group(group), self.topic(topic), QueueId(queue_id)
@@ -358,8 +382,10 @@ class World:
             if has_pending(self.engine):
                 self.commit()
 
-    def background(self, steps: int = 10_000) -> None:
-        """Run background work until it is done."""
+    def background(
+        self, steps: int = 10_000, *, between: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run background work until it is done; call `between` after slices, as `checkpoint`."""
         for _ in range(steps):
             files = self.engine.background.step(
                 self.now_ms, firing_ms=self.now_ms, monotonic_ms=self.monotonic_ms
@@ -370,6 +396,8 @@ class World:
                 file.sync()
             if has_pending(self.engine):
                 self.commit()
+            if not self.engine.background.needs_quiet:
+                between()
         raise AssertionError("background work does not come to an end")
 
 

@@ -59,6 +59,7 @@ def _read(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A
 # Topics and consumer groups.
 PUT_TOPIC = _put(lambda stubs: stubs.admin.PutTopic)
 DELETE_TOPIC = _change(lambda stubs: stubs.admin.DeleteTopic)
+PURGE_TOPIC = _change(lambda stubs: stubs.admin.PurgeTopic)
 GET_TOPIC_STATUS = _read(lambda stubs: stubs.admin.GetTopicStatus)
 PUT_GROUP = _put(lambda stubs: stubs.admin.PutGroup)
 DELETE_GROUP = _change(lambda stubs: stubs.admin.DeleteGroup)

@@ -90,6 +90,44 @@ class TopicDeletionView(Schema):
     unreachable: list[str] | None = UNREACHABLE
 
 
+class PurgeSettings(Schema):
+    """The messages that a purge removes: all, or those before a time."""
+
+    all: StrictBool = Field(False, description="Remove all messages.")
+    before_timestamp_ms: StrictInt | None = Field(
+        None, ge=0, description="Remove the messages stored before this time (Unix, ms)."
+    )
+    queue: StrictInt | None = Field(
+        None, ge=0, le=1023, description="Only this queue, at each broker group."
+    )
+    include_retries: StrictBool = Field(
+        False, description="Also the retries of the topic's messages, of all consumer groups."
+    )
+
+
+class BrokerGroupPurgeView(Schema):
+    """The messages that a purge removes at one broker group."""
+
+    broker: str = BROKER
+    messages: int = Field(description="Messages, acknowledged or not.")
+    bytes: int = Field(description="Size of their records in the log.")
+
+
+class TopicPurgeView(Schema):
+    """The messages that a purge removes, and those that stay."""
+
+    dry_run: bool = DRY_RUN
+    by: str = BY
+    topic: TopicView = Field(description="The topic.")
+    broker_groups: list[BrokerGroupPurgeView] = Field(description="Per broker group.")
+    delayed_messages: int = Field(
+        description="Delayed messages that will be delivered to the topic. They stay: see"
+        " `tidemill timer list`."
+    )
+    groups: list[str] = Field(description="Consumer groups that read it.")
+    unreachable: list[str] | None = UNREACHABLE
+
+
 class QueueView(Schema):
     """A queue with the messages from `minOffset` to `maxOffset` - 1."""
 

@@ -13,15 +13,18 @@ from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
 from tidemill.admin.json import render
 from tidemill.admin.json.topics import (
+    BrokerGroupPurgeView,
+    PurgeSettings,
     TopicDeletionView,
     TopicDetailsView,
     TopicPageView,
+    TopicPurgeView,
     TopicPutView,
     TopicSettings,
     TopicTypeView,
 )
 from tidemill.admin.routes import Caller, Cluster, DryRun, Namespace, OwnTopicName, TopicName
-from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
+from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, Conflict, TopicNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -126,6 +129,54 @@ async def delete_topic(
         groups=sorted({group for reply in replies for group in reply.groups}),
         clients=clients,
         unreachable=found.unreachable or None,
+    )
+
+
+@router.post("/topics/{topic}:purge", response_model_exclude_none=True)
+async def purge_topic(
+    topic: TopicName,
+    settings: PurgeSettings,
+    cluster: Cluster,
+    caller: Caller,
+    dry_run: DryRun = False,
+) -> TopicPurgeView:
+    """Remove messages of a topic, read or not, at all broker groups.
+
+    Messages in flight may still be acked; they are not delivered again. Delayed messages stay.
+    While a broker group is unreachable, nothing is removed.
+    """
+    if settings.all == (settings.before_timestamp_ms is not None):
+        raise BadRequest("set either all to true, or beforeTimestampMs")
+
+    def request(*, is_dry: bool) -> pb.PurgeTopicRequest:
+        return pb.PurgeTopicRequest(
+            name=topic,
+            before_timestamp_ms=settings.before_timestamp_ms,
+            queue_id=settings.queue,
+            with_retries=settings.include_retries,
+            dry_run=is_dry,
+            requested_by=caller,
+        )
+
+    planned, unreachable = request(is_dry=True), None
+    if dry_run:
+        answers, unreachable = await cluster.call_all(calls.PURGE_TOPIC, planned)
+    else:
+        answers = await cluster.change_all(
+            calls.PURGE_TOPIC, dry_run=planned, request=request(is_dry=False)
+        )
+    replies = [reply for _, reply in answers]
+    return TopicPurgeView(
+        dry_run=dry_run,
+        by=caller,
+        topic=render.topic_of(replies[0].topic),
+        broker_groups=[
+            BrokerGroupPurgeView(broker=broker, messages=reply.messages, bytes=reply.size_bytes)
+            for broker, reply in answers
+        ],
+        delayed_messages=sum(reply.delayed_messages for reply in replies),
+        groups=sorted({group for reply in replies for group in reply.groups}),
+        unreachable=unreachable or None,
     )
 
 

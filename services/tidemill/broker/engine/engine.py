@@ -24,6 +24,7 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.configuration.broker_groups import BrokerGroups
 from tidemill.broker.engine.configuration.following import Following
+from tidemill.broker.engine.configuration.purge import Purge
 from tidemill.broker.engine.events.history import EventHistory
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.config import ConfigItem
@@ -114,6 +115,7 @@ class Engine:
             config,
             check_sends=self.commands.check_sends,
         )
+        self.purge = Purge(self.catalog, self.state, self._acks, self.fold)
         self.broker_groups = BrokerGroups(self.catalog, self.administration)
         self.following = Following(
             self.catalog,

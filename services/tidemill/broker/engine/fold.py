@@ -6,6 +6,7 @@
 Both call the same function with the same entry. The kinds of records change this state:
 
     EXPIRE               progress: groups skip the messages that retention drops
+    TRIM                 queues: they begin later
     MESSAGE              queue and index; the delivery or timer that it settles; a new timer
     CK, ACK, RENEW       deliveries and progress
     CONFIG               topics and groups; resets and deletions void deliveries
@@ -33,6 +34,7 @@ from tidemill.broker.engine.layout import (
     renewal,
     state,
     timer_control,
+    trim,
 )
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import ConfigItem
@@ -45,7 +47,7 @@ from tidemill.broker.engine.layout.message import (
     TimerCause,
     TimerTarget,
 )
-from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord
 from tidemill.broker.engine.layout.renewal import Renewal
@@ -57,6 +59,7 @@ from tidemill.broker.engine.layout.state import (
     StatedQueues,
 )
 from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
+from tidemill.broker.engine.layout.trim import Trim
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.forgetting import end_handles, forget_group, forget_topic
@@ -76,6 +79,7 @@ _pack_place = message.PLACE.pack
 _BODIES: Final[dict[type, tuple[RecordKind, Callable[[Any], bytes]]]] = {
     PopCheckpoint: (RecordKind.CK, pop_checkpoint.encode),
     Expiry: (RecordKind.EXPIRE, expiry.encode),
+    Trim: (RecordKind.TRIM, trim.encode),
     ConfigItem: (RecordKind.CONFIG, lambda entry: config.encode_item(entry.item)),
     TimerControl: (RecordKind.TIMER, timer_control.encode),
     Frontier: (RecordKind.FRONTIER, timer_control.encode_frontier),
@@ -89,6 +93,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     RecordKind.ACK: lambda body, _: ack.decode(body),
     RecordKind.RENEW: lambda body, _: renewal.decode(body),
     RecordKind.EXPIRE: lambda body, _: expiry.decode(body),
+    RecordKind.TRIM: lambda body, _: trim.decode(body),
     RecordKind.CONFIG: lambda body, _: ConfigItem(config.decode_item(body)),
     RecordKind.STATE: state.decode,
     RecordKind.TIMER: lambda body, _: timer_control.decode(body),
@@ -129,6 +134,7 @@ class Fold:
             Acks: pops.apply_acks,
             Renewal: pops.apply_renewal,
             Expiry: lambda entry, at, _: apply_expiry(pops, entry, at),
+            Trim: self._trim,
             ConfigItem: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
@@ -258,6 +264,10 @@ class Fold:
             case "topic" if item["topic"]["retry_of"]:
                 group_id, topic_id = item["topic"]["retry_of"]
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])
+
+    def _trim(self, entry: Trim, _log_offset: LogOffset, _stored_at_ms: int) -> None:
+        for topic_id, queue_id, _, low in entry.queues:
+            self._catalog.queue(topic_id, queue_id).trim(QueueOffset(low))
 
     def _timer(self, entry: TimerControl, log_offset: LogOffset, stored_at_ms: int) -> None:
         if log_offset >= self.timers_from:

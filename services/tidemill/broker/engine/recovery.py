@@ -387,6 +387,7 @@ class _Recovery:
                 for end in snapshot.decode_ends(data):
                     queue = engine.catalog.queue(end.topic_id, end.queue_id)
                     queue.restart_at(QueueOffset(end.end_offset), LogOffset(end.stated_at))
+                    queue.trim(QueueOffset(end.low))
             case SnapshotSection.PROGRESS:
                 catch_up.load_progress(progress_rows.decode(data), covered)
             case SnapshotSection.ORDERED:

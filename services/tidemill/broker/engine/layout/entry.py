@@ -18,6 +18,7 @@ from tidemill.broker.engine.layout.state import (
     StatedQueues,
 )
 from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
+from tidemill.broker.engine.layout.trim import Trim
 
 
 class EpochStart(NamedTuple):
@@ -37,6 +38,7 @@ Entry: TypeAlias = (
     | TimerControl
     | Frontier
     | Expiry
+    | Trim
     | StatedConfig
     | StatedQueues
     | StatedProgress

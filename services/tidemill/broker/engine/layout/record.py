@@ -62,6 +62,7 @@ class RecordKind(IntEnum):
     FRONTIER = 8
     RENEW = 9
     EXPIRE = 10
+    TRIM = 12
 
 
 KINDS = frozenset(int(kind) for kind in RecordKind)

@@ -5,7 +5,8 @@ kind of the section and key_2 its number. The section contains everything before
 `first`.
 
     1 CATALOG     JSON array of configuration items (`layout.config`); all of one moment
-    2 QUEUES      JSON [[topic_id, queue_id, end offset, stated_at], ...]; covers the file's begin
+    2 QUEUES      JSON [[topic_id, queue_id, end offset, stated_at], ...]; covers the file's begin;
+                  the row of a queue that was trimmed has a fifth number, the low (level 2)
     3 PROGRESS    progress of groups in some queues that are not ordered (`layout.progress_rows`)
     4 ORDERED     one ordered queue and its deliveries, as of one moment:
 
@@ -51,6 +52,7 @@ class QueueEnd(NamedTuple):
     queue_id: QueueId
     end_offset: int
     stated_at: int
+    low: int = 0  # messages before it are dead
 
 
 def encode_items(items: list[dict[str, Any]]) -> bytes:
@@ -64,7 +66,7 @@ def decode_items(data: bytes | memoryview) -> list[dict[str, Any]]:
     return items
 
 
-def encode_ends(ends: Sequence[tuple[int, int, int, int]]) -> bytes:
+def encode_ends(ends: Sequence[tuple[int, ...]]) -> bytes:
     """Encode a QUEUES section from tuples with the fields of `QueueEnd`."""
     return json.dumps(ends).encode()
 

@@ -215,6 +215,10 @@ class Catalog:
         """Return the retry topics of a group."""
         return list(self._retries_of_group.get(group_id, ()))
 
+    def retry_topics_for(self, topic_id: TopicId) -> list[TopicId]:
+        """Return the retry topics of all groups for a topic."""
+        return [id_ for id_ in self._retries_of_topic.get(topic_id, ()) if self.is_alive(id_)]
+
     def _is_orphan(self, topic: Topic) -> bool:
         if topic.retry_of is None:
             return False

@@ -42,6 +42,7 @@ class ConsumeQueue:
         "_files",
         "_firsts",
         "base",
+        "low",
         "max_offset",
         "min_offset",
         "queue_id",
@@ -59,6 +60,7 @@ class ConsumeQueue:
         self.tail = bytearray()
         self.base = 0  # queue offset of the first entry in the tail
         self.min_offset = QueueOffset(0)
+        self.low = QueueOffset(0)  # TRIM records: earlier messages are dead, although stored
         self.max_offset = QueueOffset(0)  # offset of the next message
         self.stated_at = 0  # log offset of the newest record that states max_offset
 
@@ -222,6 +224,19 @@ class ConsumeQueue:
     def begin_behind(self, offset: QueueOffset) -> None:
         """Drop the entries before `offset`. The log has none of their messages."""
         self._begin_at(max(offset, self.min_offset))
+
+    def trim(self, low: QueueOffset) -> None:
+        """Let the queue begin at `low`: its earlier messages are dead.
+
+        The runs of the dead messages stay, because a merge may be reading them. In a replay, `low`
+        may lie behind the end of a queue whose messages the log has dropped.
+        """
+        if low <= self.low:
+            return
+        self.low = low
+        if low > self.max_offset:
+            self.restart_at(low, LogOffset(0))
+        self.min_offset = max(self.min_offset, low)
 
     def _begin_at(self, offset: int) -> None:
         """Drop the entries before `offset`."""

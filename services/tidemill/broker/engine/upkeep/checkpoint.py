@@ -75,7 +75,7 @@ class _Extents:
         self.counts = array("q")
         self.block_count = 0  # blocks of all tails
         # As `QueueEnd`, but plain tuples of numbers: the collector untracks them.
-        self.ends: list[tuple[int, int, int, int]] = []
+        self.ends: list[tuple[int, ...]] = []
 
     @property
     def size_bytes(self) -> int:
@@ -96,7 +96,10 @@ class _Extents:
             # stated its end is unknown. Then the next retirement restates it.
             stated_at = queue.entry(queue.base + count - 1)[0] if count else 0
         end_offset = queue.base + count
-        self.ends.append((queue.topic_id, queue.queue_id, end_offset, stated_at))
+        row = (queue.topic_id, queue.queue_id, end_offset, stated_at)
+        # A TRIM record behind `begin` may name messages behind it; the replay reads that record.
+        low = min(queue.low, end_offset)
+        self.ends.append((*row, low) if low else row)
 
 
 @final
@@ -259,7 +262,7 @@ class Checkpoints:
         )
         index.replace_tail(file, pair_count)
 
-    def _write_snapshot(self, ends: list[tuple[int, int, int, int]], begin: int) -> Steps:
+    def _write_snapshot(self, ends: list[tuple[int, ...]], begin: int) -> Steps:
         pops = self._pops
         yield from self._quiet()
         # Invariant: all items are of one moment, since the fold has one offset for all of them.
@@ -335,7 +338,7 @@ class Checkpoints:
             number += 1
 
     def _end_sections(
-        self, ends: list[tuple[int, int, int, int]], begin: int
+        self, ends: list[tuple[int, ...]], begin: int
     ) -> Iterator[list[EncodedBlock]]:
         """Yield the ends of the queues as of the begin of the checkpoint."""
         for first in range(0, len(ends) or 1, ENDS_A_SECTION):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from tidemill.broker.server.admin.lookup import find_topic, use_topic
-from tidemill.broker.server.round.rpc import in_round, read_in_round
+from tidemill.broker.engine.configuration.purge import PurgedQueue
+from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.server.admin.lookup import check_queue_id, find_topic, use_topic
+from tidemill.broker.server.round.rpc import in_round, read_in_round, slices_in_round
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.message.resource_names import check_own_topic
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
@@ -66,6 +70,57 @@ class TopicAdmin:
             )
 
         return await in_round(self._rounds, delete)
+
+    async def PurgeTopic(self, request: pb.PurgeTopicRequest) -> pb.PurgeTopicReply:
+        """Remove messages of a topic; a dry run only counts them."""
+
+        def begin(engine: Engine, _turn: Turn) -> list[Topic]:
+            topic = find_topic(engine, request.name)
+            if request.HasField("queue_id"):
+                check_queue_id(topic, request.queue_id)
+            engine.purge.check_level()
+            return engine.purge.topics_of(topic, with_retries=request.with_retries)
+
+        topics = await read_in_round(self._rounds, begin)
+        topic = topics[0]
+        queues: list[PurgedQueue] = []
+        for one in topics:
+            lows: list[int | None] = [None] * one.queues
+            if request.HasField("before_timestamp_ms"):
+                lows = [*await self._look_up_time(one, request.before_timestamp_ms)]
+            # A retry topic has one queue, with the retries from all queues of the topic.
+            is_one = one is topic and request.HasField("queue_id")
+            numbers = [request.queue_id] if is_one else range(one.queues)
+            queues += [PurgedQueue(one.id, QueueId(n), lows[n]) for n in numbers]
+        counting = await read_in_round(
+            self._rounds, lambda engine, _turn: engine.purge.count(queues)
+        )
+        while await read_in_round(self._rounds, lambda _engine, _turn: counting.step()):
+            pass
+
+        def purge(engine: Engine, turn: Turn) -> Generator[None, None, pb.PurgeTopicReply]:
+            use = engine.inspection.use_of(topic)
+            if not request.dry_run:
+                yield from engine.purge.purge(queues, turn.now_ms)
+                config_log.topic_purged(topic, counting, by=request.requested_by)
+            return pb.PurgeTopicReply(
+                topic=config_frames.topic_config(topic),
+                messages=counting.messages,
+                size_bytes=counting.size_bytes,
+                delayed_messages=use.timer_count,
+                groups=use.groups,
+            )
+
+        return await slices_in_round(self._rounds, purge)
+
+    async def _look_up_time(self, topic: Topic, timestamp_ms: int) -> list[int]:
+        """Return the first offset of a time in each queue; each slice takes a round."""
+        search = await read_in_round(
+            self._rounds, lambda engine, _turn: engine.inspection.look_up_time(topic, timestamp_ms)
+        )
+        while await read_in_round(self._rounds, lambda _engine, _turn: search.step()):
+            pass
+        return search.offsets
 
     async def GetTopicStatus(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
         """Return a topic and the offsets of its queues."""

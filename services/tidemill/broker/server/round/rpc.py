@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidemill.common.errors import QueryFailed, RequestError, ServiceError
@@ -22,6 +22,16 @@ async def in_round(rounds: Rounds, function: Callable[[Engine, Turn], T]) -> T:
     """Run `function` in a round; its ServiceError ends the RPC."""
     try:
         return await rounds.call(function)
+    except ServiceError as error:
+        raise rpc_error(error) from error
+
+
+async def slices_in_round(
+    rounds: Rounds, function: Callable[[Engine, Turn], Generator[None, None, T]]
+) -> T:
+    """Run a long `function`, which yields between slices, in a round, as `in_round` does."""
+    try:
+        return await rounds.call_slices(function)
     except ServiceError as error:
         raise rpc_error(error) from error
 

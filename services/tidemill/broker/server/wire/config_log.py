@@ -15,6 +15,7 @@ from tidemill.message.similar_names import find_similar
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
+    from tidemill.broker.engine.configuration.purge import PurgeCounting
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
     from tidemill.broker.engine.metadata.membership import BrokerGroup, Home, Membership
@@ -83,6 +84,17 @@ def topic_deleted(topic: Topic, use: TopicUse, *, by: str) -> None:
         timers=use.timer_count,
         groups=use.groups[:NAMED_MAX],
         group_count=len(use.groups),
+        **_requested_by(by),
+    )
+
+
+def topic_purged(topic: Topic, count: PurgeCounting, *, by: str) -> None:
+    """Log that messages of a topic were removed."""
+    log.warning(
+        "topic purged",
+        **_topic_fields(topic),
+        messages=count.messages,
+        size_bytes=count.size_bytes,
         **_requested_by(by),
     )
 

@@ -1,0 +1,98 @@
+"""An operator purges a topic of two broker groups, by the command line and by REST."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.clients.commands import tidemill
+from tests.support.eventually import eventually
+from tests.support.processes.processes import ADMIN_S, Standalone, standalone
+
+MESSAGES = 12
+
+
+def fill(running: Standalone, topic: str) -> None:
+    """Send messages until both broker groups have some."""
+    running.put(f"topics/{topic}", messageType="MIXED", queues=2)
+    for n in range(MESSAGES):
+        send(running, topic, f"m{n}")
+    brokers = {one["broker"] for one in status(running, topic) if one["maxOffset"]}
+    assert brokers == {"broker-0", "broker-1"}
+
+
+def send(running: Standalone, topic: str, body: str) -> None:
+    with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+        path = f"{running.admin}/api/v1/topics/{topic}/messages"
+        client.post(path, json={"body": body}).raise_for_status()
+
+
+def status(running: Standalone, topic: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = running.get(f"topics/{topic}")["queueStatus"]
+    return found
+
+
+def stored(running: Standalone, topic: str) -> int:
+    return sum(one["maxOffset"] - one["minOffset"] for one in status(running, topic))
+
+
+def test_a_purge_removes_messages_at_all_broker_groups(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data", "--groups=2") as running:
+        eventually(lambda: len(running.get("broker-groups")["items"]) == 2)
+        fill(running, "orders")
+        planned = tidemill(running, "topic", "purge", "orders", "--dry-run")
+        assert planned.returncode == 0, planned.stderr
+        assert planned.stdout.startswith(f"{MESSAGES} messages (0.0 MiB) of topic orders would be")
+        assert stored(running, "orders") == MESSAGES
+        # Without --yes and without a terminal nothing is removed.
+        refused = tidemill(running, "topic", "purge", "orders")
+        assert refused.returncode != 0
+        assert stored(running, "orders") == MESSAGES
+        done = tidemill(running, "topic", "purge", "orders", "--yes")
+        assert done.returncode == 0, done.stderr
+        assert (
+            done.stdout
+            == f"{MESSAGES} messages (0.0 MiB) of topic orders are removed. Read by nobody.\n"
+        )
+        assert stored(running, "orders") == 0
+        send(running, "orders", "later")
+        assert stored(running, "orders") == 1
+        check_rest(running)
+        left = stored(running, "orders")
+        assert running.stop() == 0
+    with standalone(tmp_path / "data", "--groups=2") as running:
+        eventually(lambda: len(running.get("broker-groups")["items"]) == 2)
+        eventually(lambda: stored(running, "orders") == left)
+
+
+def check_rest(running: Standalone) -> None:
+    """Check what REST rejects, and a purge of old messages of one queue."""
+    with httpx.Client(
+        base_url=f"{running.admin}/api/v1", trust_env=False, timeout=ADMIN_S
+    ) as client:
+
+        def purge(topic: str = "orders", **body: object) -> tuple[int, dict[str, object]]:
+            answer = client.post(f"/topics/{topic}:purge", json=body)
+            found: dict[str, object] = answer.json()
+            return answer.status_code, found
+
+        assert purge()[0] == 400
+        assert purge(all=True, beforeTimestampMs=1)[0] == 400
+        assert purge(all=True, queue=2)[0] == 404
+        assert purge("missing", all=True)[0] == 404
+        code, found = purge(beforeTimestampMs=1)
+        assert (code, found["brokerGroups"]) == (
+            200,
+            [
+                {"broker": "broker-0", "messages": 0, "bytes": 0},
+                {"broker": "broker-1", "messages": 0, "bytes": 0},
+            ],
+        )
+        assert stored(running, "orders") == 1
+        code, found = purge(beforeTimestampMs=4_000_000_000_000, queue=0, includeRetries=True)
+        groups = found["brokerGroups"]
+        assert isinstance(groups, list)
+        removed = sum(one["messages"] for one in groups)
+        assert stored(running, "orders") == 1 - removed
