@@ -293,7 +293,25 @@ def forgotten_history() -> dict[str, bytes]:
     return {"forgotten_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
 
 
-PULLED_SEGMENT = 4_096
+def purged_history() -> dict[str, bytes]:
+    """Write a log of feature level 2 with a purge, and a snapshot with the low of the queue."""
+    world = World(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=2, segment_bytes=PURGED_SEGMENT
+    )
+    world.group()
+    world.send("m0", "m1", "m2", "m3")
+    world.pop(1, invisible_ms=3_600_000)
+    world.purge(low=3)
+    world.checkpoint()
+    disk = world.disk
+    [snapshot] = disk.names("snapshots")
+    return {
+        "purged_log.bin": disk.read(disk.names("log")[0]) or b"",
+        "purged_snapshot.bin": disk.read(snapshot) or b"",
+    }
+
+
+PULLED_SEGMENT = PURGED_SEGMENT = 4_096
 RELEASED_SEGMENT = RENEWED_SEGMENT = 4_096
 FIRST_LIFE_SEGMENT, SECOND_LIFE_SEGMENT = 32_768, 8_192
 
@@ -518,6 +536,17 @@ def test_an_engine_continues_with_the_golden_log_of_renewals() -> None:
     assert ("m0", 2) in [(one.body, one.attempt) for one in world.pop()]
 
 
+def test_the_encoders_write_the_golden_bytes_of_a_purge() -> None:
+    names = "purged_log.bin", "purged_snapshot.bin"
+    assert purged_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_log_of_a_purge() -> None:
+    disk = golden_log_disk("purged_log.bin")
+    world = World(disk, segment_bytes=PURGED_SEGMENT, now_ms=START_MS + 1_000)
+    assert world.bodies() == ["m3"]
+
+
 def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
     disk = FaultyDisk(Random(0))
     data = golden("log.bin")
@@ -544,7 +573,8 @@ def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> No
     checker = check_log(golden_disk(with_derived_files=False))
     timer_checker = check_log(golden_timer_disk(with_timer_files=False))
     renewed_checker = check_log(golden_log_disk("renewed_log.bin"))
-    checkers = checker, timer_checker, renewed_checker
+    purged_checker = check_log(golden_log_disk("purged_log.bin"))
+    checkers = checker, timer_checker, renewed_checker, purged_checker
     assert {kind for one in checkers for kind in one.kinds} == set(RecordKind)
     assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
         300_000,
@@ -629,7 +659,7 @@ def make_missing() -> None:
     """Write the golden files that do not exist."""
     FOLDER.mkdir(exist_ok=True)
     made = history() | timer_history() | two_lives_history() | released_history()
-    made |= renewed_history() | pulled_history() | forgotten_history()
+    made |= renewed_history() | pulled_history() | forgotten_history() | purged_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

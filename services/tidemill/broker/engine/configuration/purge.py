@@ -51,9 +51,9 @@ class PurgeCounting:
 
     def __init__(self, queues: list[tuple[ConsumeQueue, int]]) -> None:
         self.messages = 0
-        self.size_bytes = 0  # without messages whose queue entries are damaged
-        self._queues = queues  # each with the low of the purge
-        self._offset = 0  # in the last queue
+        self.size_bytes = 0  # messages with damaged queue entries add nothing
+        self._queues = queues  # with the offset at which the purge ends
+        self._offset = 0  # next entry of the last queue
 
     def step(self) -> bool:
         """Count a part; return True while more remains."""
@@ -104,7 +104,7 @@ class Purge:
         return [topic, *(self._catalog.topics[id_] for id_ in retries)]
 
     def count(self, queues: Sequence[PurgedQueue]) -> PurgeCounting:
-        """Begin to count what a purge would remove."""
+        """Begin to count the messages of a purge."""
         found = [(queue, one) for one in queues if (queue := self._find(one)) is not None]
         return PurgeCounting([(queue, _low_of(queue, one)) for queue, one in found])
 
