@@ -182,7 +182,7 @@ def test_a_member_gets_the_whole_configuration_and_then_each_change() -> None:
 def test_the_home_learns_since_when_a_group_reads_from_the_latest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(member_connection, "BEGUN_PERIOD_S", 0.01)
+    monkeypatch.setattr(member_connection, "REPORT_PERIOD_S", 0.01)
 
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)

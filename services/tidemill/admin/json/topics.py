@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
@@ -11,10 +12,12 @@ from tidemill.admin.json.schema import (
     BY,
     CLIENTS,
     DRY_RUN,
+    EXACT_MAX,
     MAX_OFFSET,
     MIN_OFFSET,
     NEXT_PAGE,
     UNREACHABLE,
+    ExclusiveSchema,
     Schema,
 )
 
@@ -90,12 +93,17 @@ class TopicDeletionView(Schema):
     unreachable: list[str] | None = UNREACHABLE
 
 
-class PurgeSettings(Schema):
-    """The messages that a purge removes: all, or those before a time."""
+class PurgeSettings(ExclusiveSchema):
+    """The messages that a purge removes: exactly one of `all` and `beforeTimestampMs`."""
 
-    all: StrictBool = Field(False, description="Remove all messages.")
+    exactly_one = ("all", "before_timestamp_ms")
+
+    all: Literal[True] | None = Field(None, description="Remove all messages.")
     before_timestamp_ms: StrictInt | None = Field(
-        None, ge=0, description="Remove the messages stored before this time (Unix, ms)."
+        None,
+        ge=0,
+        le=EXACT_MAX,
+        description="Remove the messages stored before this time (Unix, ms).",
     )
     queue: StrictInt | None = Field(
         None, ge=0, le=1023, description="Only this queue, at each broker group."

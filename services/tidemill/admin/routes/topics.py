@@ -24,7 +24,7 @@ from tidemill.admin.json.topics import (
     TopicTypeView,
 )
 from tidemill.admin.routes import Caller, Cluster, DryRun, Namespace, OwnTopicName, TopicName
-from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, Conflict, TopicNotFound
+from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -145,8 +145,6 @@ async def purge_topic(
     Messages in flight may still be acked; they are not delivered again. Delayed messages stay.
     While a broker group is unreachable, nothing is removed.
     """
-    if settings.all == (settings.before_timestamp_ms is not None):
-        raise BadRequest("set either all to true, or beforeTimestampMs")
 
     def request(*, is_dry: bool) -> pb.PurgeTopicRequest:
         return pb.PurgeTopicRequest(
