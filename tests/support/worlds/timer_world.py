@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -218,7 +218,9 @@ class TimerWorld(World):
         super().run_due()
         self.judge()
 
-    def background(self, steps: int = 100_000) -> None:
+    def background(
+        self, steps: int = 100_000, *, between: Callable[[], None] = lambda: None
+    ) -> None:
         """Run background work until it is done, at most `steps` steps."""
         self.judge()  # Retention must not remove unread records.
         for _ in range(steps):
@@ -229,6 +231,7 @@ class TimerWorld(World):
                 file.sync()
             if has_pending(self.engine):
                 self.commit()
+            between()
         else:
             assert steps < 100_000, "background work does not come to an end"
         self.judge()
