@@ -108,7 +108,7 @@ def replace_volumes(
             claim = claims[-1]
             ordinal = int(claim.rpartition("-")[2])
             wait_until(partial(_why_not_whole, rest, cluster, one))
-            wait_until(partial(_why_still_master, rest, one.group, ordinal))
+            wait_until(partial(_why_still_master, rest, cluster, one, ordinal))
             # During the wait the job of the previous upgrade may have replaced it, or the
             # controllers may have removed its replica.
             stateful_set = _find_set(cluster, one)
@@ -116,11 +116,11 @@ def replace_volumes(
                 continue
             cluster.try_claim(stateful_set, claim, one.size)
             report(f"replica {ordinal} of {one.group} gets a new volume and copies the log")
-            pod = f"{one.stateful_set}-{ordinal}"
-            former = cluster.replace_claim(claim, pod)
-            wait_until(partial(_why_not_replaced, cluster, claim, one.size))
-            # A new pod is ready when it is in sync. The record alone may still show the former run.
-            wait_until(partial(_why_not_ready, cluster, pod, former))
+            former = cluster.replace_claim(claim, f"{one.stateful_set}-{ordinal}")
+            wait_until(partial(_why_not_copied, cluster, one, ordinal, former))
+            if _is_removed(cluster, one, ordinal):
+                report(f"replica {ordinal} of {one.group} was removed meanwhile")
+                continue
             wait_until(partial(_why_not_whole, rest, cluster, one))
             report(f"replica {ordinal} of {one.group} is in sync")
 
@@ -166,6 +166,12 @@ def _small_claims(cluster: VolumeCalls, one: GroupVolumes) -> list[str]:
     return [name for name, claim in found.items() if _is_small(claim, one.size)]
 
 
+def _is_removed(cluster: VolumeCalls, one: GroupVolumes, ordinal: int) -> bool:
+    """Return whether the group has fewer replicas by now."""
+    stateful_set = _find_set(cluster, one)
+    return stateful_set is not None and ordinal not in _ordinals(stateful_set)
+
+
 def _is_small(claim: V1PersistentVolumeClaim, size: str) -> bool:
     return bool(parse_quantity(size_of(claim)) < parse_quantity(size))
 
@@ -185,7 +191,14 @@ def _replicas(rest: PatientRestClient, group: str) -> Json:
 # Each of these returns what is missing, or "".
 
 
-def _why_not_ready(cluster: VolumeCalls, name: str, former: str) -> str:
+def _why_not_copied(cluster: VolumeCalls, one: GroupVolumes, ordinal: int, former: str) -> str:
+    if _is_removed(cluster, one, ordinal):
+        return ""
+    name = f"{one.stateful_set}-{ordinal}"
+    claim = cluster.find_claim(f"{CLAIM}-{name}")
+    if claim is None or _is_small(claim, one.size):
+        return f"{CLAIM}-{name} was not created again yet"
+    # A new pod is ready when it is in sync. The record alone may still show the former run.
     pod = cluster.find_pod(name)
     if pod is None or uid_of(pod) == former:
         return f"{name} was not replaced yet"
@@ -215,7 +228,17 @@ def _why_not_whole(rest: PatientRestClient, cluster: VolumeCalls, one: GroupVolu
     return ""
 
 
-def _why_still_master(rest: PatientRestClient, group: str, ordinal: int) -> str:
+def _why_still_master(
+    rest: PatientRestClient, cluster: VolumeCalls, one: GroupVolumes, ordinal: int
+) -> str:
+    group = one.group
+    if len(_ordinals(_find_set(cluster, one))) == 1:
+        raise GrowthRefused(
+            f"the volume of replica {ordinal} has the only copy of the messages of {group}, because"
+            " the group has one replica by now. Set spec.replicas of its BrokerGroup to the number"
+            " in the values again, and repeat the upgrade: volumes of several replicas are replaced"
+            " in turn"
+        )
     found = _replicas(rest, group)
     if found.get("master") != ordinal:
         return ""
@@ -224,10 +247,3 @@ def _why_still_master(rest: PatientRestClient, group: str, ordinal: int) -> str:
         # The highest replica has a new volume already, so it does not have to hand over again.
         rest.call("POST", f"/replicas/{group}:transfer", body={"target": max(others)})
     return f"replica {ordinal} of {group} hands over"
-
-
-def _why_not_replaced(cluster: VolumeCalls, claim: str, size: str) -> str:
-    found = cluster.find_claim(claim)
-    if found is None or _is_small(found, size):
-        return f"{claim} was not created again yet"
-    return ""

@@ -80,6 +80,7 @@ class Cluster(KubernetesServer):
         # Whether the failing change is carried out without an answer, and the server works again.
         self.is_failing_late = False
         self.rescaled_to: int | None = None  # by the controllers, before the next deletion
+        self.replicas_known = 3  # by the controllers
         self.roles: dict[int, Json] = {}  # other than in sync, by replica
         self.sets_missing = 0  # looks at the StatefulSet that do not find it
         self.unready: set[str] = set()  # pods that are not ready whatever their replica does
@@ -204,7 +205,10 @@ class Cluster(KubernetesServer):
     def rest(self, request: httpx.Request) -> httpx.Response:
         if request.method == "POST":
             self.master = json.loads(request.content)["target"]
-        replicas = [{"replica": n, "role": "in-sync"} | self.roles.get(n, {}) for n in range(3)]
+        replicas = [
+            {"replica": n, "role": "in-sync"} | self.roles.get(n, {})
+            for n in range(self.replicas_known)
+        ]
         if self.behind > 0:
             newest = self.replaced[-1] if self.replaced else 2
             replicas[newest]["role"] = "learner"
@@ -243,6 +247,15 @@ class Cluster(KubernetesServer):
         else:
             replace_volumes(api, "ns", plan, rest, report)
         return reported
+
+    def shrink(self, count: int, *, keeps_claims: bool) -> None:
+        """Remove the highest replicas, as the controllers do."""
+        self.sets[NAME]["spec"]["replicas"] = self.replicas_known = count
+        for ordinal in range(count, len(self.pods)):
+            del self.pods[f"{NAME}-{ordinal}"]
+            if not keeps_claims:
+                self.claims[f"data-{NAME}-{ordinal}"] = ""
+        self.behind = 0
 
     def size_of_template(self) -> str:
         [template] = self.sets[NAME]["spec"]["volumeClaimTemplates"]
@@ -357,6 +370,41 @@ def test_a_volume_that_another_job_has_replaced_meanwhile_is_not_replaced_again(
         cluster.run(grow)
         cluster.run(replace_volumes, report=replace_while_it_waits)
     assert cluster.replaced == [0]
+
+
+@pytest.mark.parametrize("keeps_claims", [True, False])
+def test_a_replica_that_is_removed_during_its_copy_does_not_stop_the_job(
+    *, keeps_claims: bool
+) -> None:
+    cluster = Cluster(3, expands=False)
+    reported: list[str] = []
+
+    def shrink_during_the_copy(line: str) -> None:
+        reported.append(line)
+        if line == f"waiting: {NAME}-2 is not ready":
+            cluster.shrink(2, keeps_claims=keeps_claims)
+
+    with cluster.serving():
+        cluster.run(grow)
+        cluster.run(replace_volumes, report=shrink_during_the_copy)
+    assert "replica 2 of broker-0 was removed meanwhile" in reported
+    assert cluster.replaced == [2, 1, 0]
+    assert [cluster.claims[f"data-{NAME}-{n}"] for n in range(2)] == ["20Gi", "20Gi"]
+
+
+def test_the_volume_of_the_only_replica_that_is_left_is_not_replaced() -> None:
+    cluster = Cluster(3, expands=False)
+
+    def shrink_during_the_copy(line: str) -> None:
+        if line == f"waiting: {NAME}-2 is not ready":
+            cluster.shrink(1, keeps_claims=True)
+
+    with cluster.serving():
+        cluster.run(grow)
+        with pytest.raises(GrowthRefused, match="has the only copy of the messages of broker-0"):
+            cluster.run(replace_volumes, report=shrink_during_the_copy)
+    assert cluster.replaced == [2]
+    assert cluster.claims[f"data-{NAME}-0"] == "10Gi"
 
 
 @pytest.mark.parametrize("size", ["20Gi", "30Gi"])
