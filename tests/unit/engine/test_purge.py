@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from random import Random
+from zlib import crc32
 
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.log_checker import check_log
 from tests.support.seeds import seeds
-from tests.support.worlds.engine_world import TOPIC, PoppedMessage, World
+from tests.support.worlds.engine_world import TOPIC, PoppedMessage, World, blob
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout import trim
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
@@ -42,6 +43,23 @@ def test_purged_messages_are_not_delivered_and_later_ones_are() -> None:
     world.send("d")
     assert world.drain() == ["d"]
     assert world.drain(group="begins later") == ["d"]
+
+
+def test_a_search_finds_no_purged_message() -> None:
+    world = World()
+    topic_id = world.topic()
+    topic = world.engine.catalog.topics[topic_id]
+    for n in range(2):
+        data = blob(f"m{n}", message_id=f"id-{n}", keys=("key",))
+        world.engine.commands.send(
+            topic_id, QueueId(0), data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+        )
+    world.commit()
+    assert len(world.find(topic, key="key")) == 2
+    world.purge(low=1)
+    assert [one.queue_offset for one in world.find(topic, key="key")] == [1]
+    assert world.find(topic, message_id="id-0") == []
+    assert len(world.find(topic, message_id="id-1")) == 1
 
 
 def test_a_purge_before_an_offset_keeps_the_later_messages() -> None:

@@ -291,6 +291,9 @@ class MessageSearch:
             return
         try:
             place = self._store.place(log_offset)
+            queue = self._catalog.queues.get((place.topic_id, place.queue_id))
+            if queue is None or place.queue_offset < queue.min_offset:
+                return  # Its topic was deleted, or it is dead: purged, and still in the log.
             head, blob = self._store.verified(
                 log_offset, place.topic_id, place.queue_id, place.queue_offset
             )
