@@ -152,6 +152,7 @@ def test_queries_cover_all_broker_groups(running: Standalone, rest: httpx.Client
         "reachable": True,
         "master": "broker-0",
         "epoch": 1,
+        "featureLevel": 2,
         "replicas": [{"name": "broker-0", "role": "master", "inSync": True, "behindBytes": 0}],
     }
     sent = send_all(rest)

@@ -47,6 +47,8 @@ _TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 # Characters of the standard alphabet become illegal ones, which strict decoding rejects.
 _FROM_URL_SAFE = bytes.maketrans(b"-_+/=", b"+/!!!")
 
+# No name of a topic or consumer group is longer, with the prefixes of the broker.
+NAME_CHARS_MAX = 255
 _NOT_ISSUED = "the receipt handle was not issued to this consumer group for this topic"
 
 
@@ -149,6 +151,8 @@ class HandleOpener:
 
 @lru_cache(maxsize=4096)
 def _names(group: str, topic: str) -> bytes:
+    if max(len(group), len(topic)) > NAME_CHARS_MAX:
+        raise InvalidReceiptHandle(_NOT_ISSUED)
     group_name = group.encode()
     return _NAMES_SIZE.pack(len(group_name)) + group_name + topic.encode()
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.common.errors import InvalidReceiptHandle
+from tidemill.message import receipt_handle
 from tidemill.message.receipt_handle import INDEX_COUNT_MAX, HandleFields, HandleSigner
 
 SIGNER = HandleSigner(bytes(range(32)), "broker-0")
@@ -84,6 +85,17 @@ def test_another_group_or_topic_is_rejected(group: str, topic: str) -> None:
         if (other_group, other_topic) != (group, topic):
             with pytest.raises(InvalidReceiptHandle):
                 SIGNER.open(handle, other_group, other_topic)
+
+
+@pytest.mark.parametrize(("group", "topic"), [("g" * 70_000, "t"), ("g", "t" * 5_000_000)])
+def test_names_longer_than_any_topic_or_group_are_rejected_and_not_kept(
+    group: str, topic: str
+) -> None:
+    """A client may send any names with a handle. A cache of them would fill the memory."""
+    handle, kept = handle_of(), receipt_handle._names.cache_info().currsize
+    with pytest.raises(InvalidReceiptHandle):
+        SIGNER.open(handle, group, topic)
+    assert receipt_handle._names.cache_info().currsize == kept
 
 
 def test_a_character_moved_from_the_group_to_the_topic_is_rejected() -> None:
