@@ -254,3 +254,14 @@ def test_a_replica_registers_again_after_a_loss_of_records() -> None:
     world.take()
     world.hear(0, wire.SessionDown(welcome=wire.Welcome(registered_incarnation="")))
     assert [kind for _, kind in world.kinds()] == ["register"]
+
+
+def test_a_broker_gets_a_version_again_with_the_level_that_an_old_controller_left_out() -> None:
+    world = World()
+    world.registered()
+    for controller, level in ((0, 0), (1, 2), (0, 0), (1, 2)):
+        view = replication.ReplicationView(version=9, feature_level=level)
+        world.hear(controller, wire.SessionDown(view=view))
+    world.take()
+    views = [down.view for down in world.to_broker if down.HasField("view")]
+    assert [(one.version, one.feature_level) for one in views] == [(9, 0), (9, 2)]

@@ -368,6 +368,17 @@ def test_a_broker_that_was_alone_goes_on_alone_until_others_have_its_log(
     assert written(decide(group, observation, TIMING)).min_in_sync == minimum
 
 
+def test_min_in_sync_does_not_rise_with_a_replica_that_is_retired() -> None:
+    """It leaves the set. With it counted, the group would need one more replica than it keeps."""
+    group = record(sss=(0, 1, 2))
+    retired = dict(group.replicas)[ReplicaId(2)]._replace(retired=Retirement.DRAINED)
+    known = sessions(group, {0: BEAT._replace(is_master=True), 1: BEAT, 2: BEAT})
+    known.note_record(group, NOW_MS)
+    observation = known.observe(rank=0, now_ms=NOW_MS + 10, wanted_min_in_sync=3)
+    intent = decide(group.with_replica(ReplicaId(2), retired), observation, TIMING)
+    assert not isinstance(intent, RecordWrite) or intent.record.min_in_sync == group.min_in_sync
+
+
 @pytest.mark.parametrize(
     ("sss", "minimum", "wanted", "after"),
     [

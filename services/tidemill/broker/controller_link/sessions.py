@@ -78,7 +78,7 @@ class ControllerSessions:
         self._is_registered = False
         self._beat: wire.Heartbeat | None = None
         self._beat_at_ms = 0  # receipt of the last heartbeat, to compute its age
-        self._version = -1  # of the newest view
+        self._newest = (-1, 0)  # version and feature level of the newest view
         self._held: replication.ReplicationView | None = (
             None  # newest view, not sent to the broker yet
         )
@@ -126,7 +126,7 @@ class ControllerSessions:
             return
         self._death = wire.DeathCertificate(member=self._register.member, how=how)
         self._register, self._beat, self._is_registered = None, None, False
-        self._version, self._held = -1, None
+        self._newest, self._held = (-1, 0), None
         self._requests.clear()
         for controller, stream in self._streams.items():
             stream.has_death = True
@@ -257,8 +257,9 @@ class ControllerSessions:
             self._requests[answer.number] = _Request(request.controller, now_ms, 0)
 
     def _note_view(self, view: replication.ReplicationView) -> None:
-        if view.version > self._version:
-            self._version, self._held = view.version, view
+        # A controller of version 0.1.0 sends a version without its feature level.
+        if (view.version, view.feature_level) > self._newest:
+            self._newest, self._held = (view.version, view.feature_level), view
         self._send_view()
 
     def _send_view(self) -> None:

@@ -144,13 +144,16 @@ def _lead(
     wanted = observation.wanted_min_in_sync
     if wanted is not None:
         # It rises with the replicas in sync. Above their number, no message would be acknowledged.
-        minimum = min(wanted, max(record.min_in_sync, len(record.sss)))
+        # A retired replica is about to leave the set.
+        in_sync = [one for one in record.sss if not is_retired(record, one.replica_id)]
+        minimum = min(wanted, max(record.min_in_sync, len(in_sync)))
         if minimum != record.min_in_sync:
             changed = record._replace(min_in_sync=minimum)
             return RecordWrite(
                 with_sets(changed, record.sss, frozenset()), f"the spec sets minInSync {wanted}"
             )
-    raised = with_raised_level(record, cap=observation.feature_level_max)
+    ids = {one.member.replica_id for one in live}
+    raised = with_raised_level(record, live=ids, cap=observation.feature_level_max)
     if raised != record:
         level = raised.feature_level
         return RecordWrite(raised, f"all replicas have feature level {level} or a higher one")

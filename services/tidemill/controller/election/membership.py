@@ -60,6 +60,11 @@ def change_sync_state_set(
             return ChangeRejection(f"replica {member.replica_id} has registered another run")
         if registered.retired is not Retirement.NO or member not in live:
             return ChangeRejection(f"replica {member.replica_id} is retired or not live")
+        if registered.feature_level < record.feature_level:
+            return ChangeRejection(
+                f"replica {member.replica_id} has feature level {registered.feature_level}; the"
+                f" group needs {record.feature_level}"
+            )
         after = after.with_replica(member.replica_id, registered._replace(is_unclean=False))
     if len(ids_of(proposal.sss)) != len(proposal.sss):
         return ChangeRejection("the proposed set has two runs of one replica")

@@ -63,6 +63,11 @@ def stay(
             f"replica {replica_id} is not {why.value} but {registered.retired.value}; change the"
             " number of replicas instead"
         )
+    if registered.feature_level < record.feature_level:
+        return ChangeRejection(
+            f"replica {replica_id} has feature level {registered.feature_level}; its group needs"
+            f" {record.feature_level}. Start it with the version of the other replicas"
+        )
     after = record.with_replica(replica_id, registered._replace(retired=Retirement.NO))
     return after._replace(version=record.version + 1)
 

@@ -13,10 +13,8 @@ from google.protobuf.message import DecodeError
 
 from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import BrokerGroupNotFound, ServiceError
-from tidemill.common.feature_level import FIRST_LEVEL
 from tidemill.common.replica_group import ReplicaId, ReplicationView
 from tidemill.controller.election.decide import live_of
-from tidemill.controller.election.feature_levels import too_low
 from tidemill.controller.election.membership import ChangeRejection, with_min_in_sync
 from tidemill.controller.election.record import GroupRecord, Retirement
 from tidemill.controller.election.replacement import replace_master
@@ -246,11 +244,6 @@ class ControllerService:
 
         def drain(record: GroupRecord, _observation: GroupObservation) -> GroupRecord | Denial:
             if message.undo:
-                registered = record.find(target)
-                level = FIRST_LEVEL if registered is None else registered.feature_level
-                refusal = too_low(message.group, target, level, record)
-                if refusal:
-                    return ChangeRejection(refusal)
                 return stay(record, target, Retirement.DRAINED)
             return retire(record, target, Retirement.DRAINED)
 

@@ -406,6 +406,20 @@ def test_a_master_refuses_a_replica_below_the_feature_level() -> None:
     assert isinstance(sent[0], Welcome)
 
 
+def test_a_master_ends_the_stream_of_a_replica_when_the_level_rises_above_it() -> None:
+    """The level does not wait for a retired replica that was away and comes back."""
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0,)))
+    hello = Hello("g", run(1), "store 1", 1, 1, LogExtent((), 0, 0), 0, feature_level=1)
+    pair.master.handle_hello(9, hello, pair.now_ms)
+    pair.master.take_actions()
+    pair.master.learn(view(sss=(0,))._replace(version=9, feature_level=2), pair.now_ms)
+    closed = [a for a in pair.master.take_actions() if isinstance(a, StreamClose)]
+    assert [(one.stream, one.why) for one in closed] == [
+        (9, "the broker group needs feature level 2")
+    ]
+
+
 def test_a_master_reports_a_replica_without_a_common_epoch() -> None:
     first, second = EpochEntry(1, 0), EpochEntry(2, 0)
     pair = Pair(master=Log(b"\x01aa", (first,)), replica=Log(b"\x02bb", (second,)))

@@ -47,6 +47,7 @@ class _Follower:
 
     __slots__ = (
         "applied_end",
+        "feature_level",
         "heard_at_ms",
         "is_full",
         "member",
@@ -55,9 +56,10 @@ class _Follower:
         "sent_end",
     )
 
-    def __init__(self, member: ReplicaRun, sent_end: int, now_ms: int, *, is_full: bool) -> None:
-        self.member = member
-        self.is_full = is_full  # its disk is full, so it gets no data
+    def __init__(self, hello: Hello, sent_end: int, now_ms: int) -> None:
+        self.member = hello.member
+        self.is_full = hello.is_full  # its disk is full, so it gets no data
+        self.feature_level = hello.feature_level
         self.sent_end = sent_end
         self.received_end = sent_end
         self.applied_end = sent_end  # until its first ack
@@ -213,9 +215,7 @@ class Master:
             self._refuse(stream, f"this master's log before {begin} is damaged")
             return
         self._replace_streams_of(hello.member, now_ms)
-        follower = self._streams[stream] = _Follower(
-            hello.member, begin, now_ms, is_full=hello.is_full
-        )
+        follower = self._streams[stream] = _Follower(hello, begin, now_ms)
         self.sync_state.note_connected(hello.member, now_ms, is_full=hello.is_full)
         self._send(stream, Welcome(self.epoch, self._me, agreement, digest, mine, confirm), now_ms)
         self._send_frames(stream, follower, now_ms)
@@ -293,6 +293,12 @@ class Master:
         """Apply a newer view of this epoch."""
         self._close_silent(now_ms)
         self.sync_state.learn(view, now_ms)
+        for stream, follower in list(self._streams.items()):
+            if follower.feature_level < view.feature_level:
+                # A retired replica, which the level did not wait for.
+                self._close(
+                    stream, f"the broker group needs feature level {view.feature_level}", now_ms
+                )
         self._advance(now_ms)
 
     def handle_rejection(self, version: int, now_ms: int) -> None:

@@ -31,6 +31,7 @@ from tidemill.broker.engine.replication.actions import (
     StreamSend,
 )
 from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
+from tidemill.broker.engine.replication.fencing import is_of_group
 from tidemill.broker.engine.replication.messages import Ack, Data, Hello, Welcome
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.server.replicas.frames import LogFloor, encode_to_master, encode_to_replica
@@ -300,15 +301,20 @@ class ReplicaShell:
         A master that is elected again begins its new epoch between two rounds.
         """
         engine = self._replica_engine.engine
-        if view.feature_level > engine.allowed_level:
-            engine.allowed_level = min(view.feature_level, FEATURE_LEVEL)
-            self._wake()  # A master records it.
+        # The record may be older than the log: an operator restored it, or 0.1.0 wrote it.
+        log_level = engine.catalog.feature_level
+        view = view._replace(feature_level=max(view.feature_level, log_level))
         master = self._machine.master
         is_new = master is not None and view.epoch != master.epoch
         if is_new and not self._replica_engine.is_between_rounds:
             self._deferred = view
             return
         self._do(functools.partial(self._machine.learn, view))
+        known = self._machine.view
+        is_current = known is not None and view.version == known.version
+        if is_of_group(view, self._group) and is_current:
+            engine.allowed_level = max(engine.allowed_level, min(view.feature_level, FEATURE_LEVEL))
+            self._wake()  # A master records it.
         if self.me in view.sss:
             # The master has seen this run catch up, or this run was elected.
             self._do(lambda _now_ms: self._replica_engine.files.known_end.clear_doubt())
