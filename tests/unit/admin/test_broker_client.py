@@ -17,7 +17,7 @@ from tidemill.admin.cluster.broker_client import ERROR_KEY, BrokerClient, broker
 from tidemill.admin.cluster.broker_health import BrokerHealth
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.cluster.master_addresses import MasterAddresses
-from tidemill.common.errors import BrokerUnreachable, UnavailableError
+from tidemill.common.errors import BrokerUnreachable, Conflict, UnavailableError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
@@ -301,6 +301,18 @@ def group_led_by(master: int, addresses: list[str]) -> wire.BrokerGroupStatus:
         addresses=dict(enumerate(addresses)),
     )
     return wire.BrokerGroupStatus(name="broker-0", view=view)
+
+
+def test_a_call_that_an_older_broker_lacks_is_a_conflict_with_its_name() -> None:
+    async def scenario() -> None:
+        async with (
+            Replica().serving() as address,
+            broker_client(address, timeout_ms=TIMEOUT_MS) as client,
+        ):
+            with pytest.raises(Conflict, match=f"{address} has an older version"):
+                await client.call(calls.PURGE_TOPIC, pb.PurgeTopicRequest(name="orders"))
+
+    asyncio.run(scenario())
 
 
 def test_a_rejected_send_waits_for_the_next_master() -> None:

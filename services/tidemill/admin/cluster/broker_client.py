@@ -284,6 +284,10 @@ def _error_of(error: grpc.aio.AioRpcError, address: str) -> Exception:
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             return errors.BrokerUnreachable(f"{broker} cannot be reached; try again later")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return errors.Conflict(
+                f"{broker} has an older version, which does not serve this; upgrade it first"
+            )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.BrokerTimeout(
                 f"{broker} did not answer in time; the change may or may not have been applied, so"
