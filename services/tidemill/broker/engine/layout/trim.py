@@ -20,7 +20,6 @@ from tidemill.broker.engine.layout.record import UnknownRecord
 ROW = struct.Struct(">IHBq")
 ROW_SIZE = 15  # bytes
 assert ROW.size == ROW_SIZE, "part of the disk format"
-ROWS_MAX = 512  # of one record
 
 
 class TrimReason(IntEnum):
