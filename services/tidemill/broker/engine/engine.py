@@ -37,6 +37,7 @@ from tidemill.broker.engine.pop.consumption import Consumption
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import restarted_deliveries
 from tidemill.broker.engine.queries.inspection import Inspection
+from tidemill.broker.engine.queue_trims import QueueTrims
 from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk
@@ -93,6 +94,7 @@ class Engine:
             deliveries_max=config.deliveries_max,
         )
         self._acks = self.consumption.acks
+        self.trims = QueueTrims(self.catalog, self.state, self._acks, self.fold)
         self._open_upkeep(timer_index, snapshot_size)
         self.commands = Commands(
             self.log,
@@ -115,7 +117,7 @@ class Engine:
             config,
             check_sends=self.commands.check_sends,
         )
-        self.purge = Purge(self.catalog, self.state, self._acks, self.fold)
+        self.purge = Purge(self.catalog, self.trims)
         self.broker_groups = BrokerGroups(self.catalog, self.administration)
         self.following = Following(
             self.catalog,
@@ -154,6 +156,7 @@ class Engine:
             timer_index,
             held_segments,
             self.fold,
+            self.trims,
             self.checkpoints,
             ArchiveGate(self.catalog, self.room, config),
         )

@@ -10,28 +10,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, final
 
-import numpy as np
-
-from tidemill.broker.engine.fold import Fold
-from tidemill.broker.engine.layout import expiry
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.expiry import ExpiredRange, Expiry
-from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
-from tidemill.broker.engine.layout.queue_entry import SIZE
-from tidemill.broker.engine.layout.trim import Trim, TrimmedQueue, TrimReason
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.layout.trim import TrimmedQueue, TrimReason
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
-from tidemill.broker.engine.pop.acks import RoundAcks
-from tidemill.broker.engine.pop.queue_queries import find_expired
-from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.queue_entries import ENTRIES_A_SLICE, read_entries, size_of
+from tidemill.broker.engine.queue_trims import QueueTrims
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.common.errors import Conflict
 
 PURGE_LEVEL = 2  # of TRIM records
-ENTRIES_A_SLICE = 16_384  # a millisecond to copy and add up
 QUEUE_COST = 64  # of an empty queue, in entries
-GROUPS_A_SLICE = 1_024
-ENTRY_TYPE = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
-assert ENTRY_TYPE.itemsize == SIZE, "the same entries"
 
 
 class PurgedQueue(NamedTuple):
@@ -78,11 +67,9 @@ class PurgeCounting:
 class Purge:
     """The purges of one broker."""
 
-    def __init__(self, catalog: Catalog, pops: PopState, acks: RoundAcks, fold: Fold) -> None:
+    def __init__(self, catalog: Catalog, trims: QueueTrims) -> None:
         self._catalog = catalog
-        self._pops = pops
-        self._acks = acks
-        self._fold = fold
+        self._trims = trims
 
     def check_level(self) -> None:
         """Raise Conflict if the log may not have TRIM records yet."""
@@ -111,49 +98,21 @@ class Purge:
     def purge(self, queues: Sequence[PurgedQueue], now_ms: int) -> Generator[None, None, None]:
         """Remove messages. Raises Conflict."""
         self.check_level()
-        topic_ids = {one.topic_id for one in queues}
-        readers: dict[TopicId, list[GroupId]] = {id_: [] for id_ in topic_ids}
-        for n, group_id in enumerate(list(self._catalog.groups)):
-            for topic_id in topic_ids & self._pops.index.topic_ids_of(group_id):
-                readers[topic_id].append(group_id)
-            if n % GROUPS_A_SLICE == 0:
-                yield
+        readers = yield from self._trims.find_readers({one.topic_id for one in queues})
         for one in queues:
             queue = self._find(one)
             if queue is None:
                 continue
             # The low of this moment: later messages stay, also those sent during the purge.
             low = _low_of(queue, one)
-            if low <= queue.min_offset:
-                continue
-            self._expire(one, readers[one.topic_id], low, now_ms)
-            trimmed = TrimmedQueue(one.topic_id, one.queue_id, TrimReason.PURGE, low)
-            self._fold.append(Trim([trimmed]), now_ms)
-            yield
+            row = TrimmedQueue(one.topic_id, one.queue_id, TrimReason.PURGE, low)
+            yield from self._trims.trim([row], readers, now_ms)
 
     def _find(self, one: PurgedQueue) -> ConsumeQueue | None:
         """Return a queue; None if its topic was deleted between two slices."""
         if not self._catalog.is_alive(one.topic_id):
             return None
         return self._catalog.queues.get((one.topic_id, one.queue_id))
-
-    def _expire(
-        self, one: PurgedQueue, group_ids: Sequence[GroupId], low: int, now_ms: int
-    ) -> None:
-        """Move the groups past the messages that they never popped."""
-        # Gathered acks are applied but not logged. They must precede the records below.
-        self._acks.record(now_ms)
-        ranges: list[ExpiredRange] = []
-        for group_id in group_ids:
-            if group_id in self._catalog.groups:
-                progress = self._pops.progress_of(group_id, one.topic_id, one.queue_id)
-                ranges += find_expired(self._pops, progress, low)
-        for begin in range(0, len(ranges), expiry.ROWS_MAX):
-            part = ranges[begin : begin + expiry.ROWS_MAX]
-            self._fold.append(Expiry(part), now_ms)
-            for each in part:
-                progress = self._pops.progress[each.group_id, each.topic_id, each.queue_id]
-                self._pops.count("expired", progress, each.end - each.begin)
 
 
 def _low_of(queue: ConsumeQueue, one: PurgedQueue) -> int:
@@ -162,7 +121,6 @@ def _low_of(queue: ConsumeQueue, one: PurgedQueue) -> int:
 
 def _size_of(queue: ConsumeQueue, offset: int, count: int) -> int:
     try:
-        entries = np.frombuffer(queue.data(offset, count), dtype=ENTRY_TYPE)
+        return size_of(read_entries(queue, offset, count))
     except BlockFileDamaged:
         return 0
-    return int(entries["size"].sum(dtype=np.int64))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
 
+ROWS_MAX = 512  # of a record; its writer splits longer lists
 ROW = struct.Struct(">IHBq")
 ROW_SIZE = 15  # bytes
 assert ROW.size == ROW_SIZE, "part of the disk format"
@@ -25,6 +26,9 @@ assert ROW.size == ROW_SIZE, "part of the disk format"
 class TrimReason(IntEnum):
     """Why messages are dead."""
 
+    TIME = 1  # older than the `ms` of the topic
+    SIZE = 2  # the topic, or all topics together, had too many bytes
+    ACKED = 3  # all consumer groups have settled them
     PURGE = 4  # an operator has purged the topic
 
 

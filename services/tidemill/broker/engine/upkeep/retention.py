@@ -11,9 +11,8 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.fold import Fold
-from tidemill.broker.engine.layout import expiry
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.expiry import ExpiredRange, Expiry
+from tidemill.broker.engine.layout.expiry import ExpiredRange
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.state import (
     StatedConfig,
@@ -30,6 +29,7 @@ from tidemill.broker.engine.pop.stated_rows import (
     delivery_rows_of,
     slot_ranges,
 )
+from tidemill.broker.engine.queue_trims import QueueTrims
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.log_times import first_stored_at_ms
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
@@ -62,6 +62,7 @@ class Retention:
         timer_index: TimerIndex,
         held_segments: HeldSegments,
         fold: Fold,
+        trims: QueueTrims,
         checkpoints: Checkpoints,
         gate: ArchiveGate,
     ) -> None:
@@ -73,6 +74,7 @@ class Retention:
         self._timer_index = timer_index
         self._held_segments = held_segments
         self._fold = fold
+        self._trims = trims
         self._checkpoints = checkpoints
         self._quiet = parts.quiet
         self.gate = gate
@@ -296,10 +298,10 @@ class Retention:
                     key = group_id, topic_id, QueueId(number)
                     seen += self._find_expired(key, end, lows, ranges)
                     if seen >= EXPIRED_SEEN_A_SLICE:
-                        self._record_expired(ranges, now_ms)
+                        self._trims.record_expired(ranges, now_ms)
                         seen, ranges = 0, []
                         yield []
-        self._record_expired(ranges, now_ms)
+        self._trims.record_expired(ranges, now_ms)
         yield []
 
     def _find_expired(
@@ -329,18 +331,6 @@ class Retention:
         if queue.min_offset < low:
             ranges += find_expired(self._pops, self._pops.progress_of(*key), low)
         return cost
-
-    def _record_expired(self, ranges: list[ExpiredRange], now_ms: int) -> None:
-        if not ranges:
-            return
-        # Gathered acks are applied but not logged. They must precede the record below.
-        self._acks.record(now_ms)
-        for begin in range(0, len(ranges), expiry.ROWS_MAX):
-            part = ranges[begin : begin + expiry.ROWS_MAX]
-            self._fold.append(Expiry(part), now_ms)
-            for one in part:
-                progress = self._pops.progress[one.group_id, one.topic_id, one.queue_id]
-                self._pops.count("expired", progress, one.end - one.begin)
 
     def _restate_queues(self, end: int, now_ms: int) -> Steps:
         known = self._catalog.queues
