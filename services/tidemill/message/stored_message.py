@@ -134,6 +134,27 @@ def message_id_of(blob: bytes | memoryview) -> str:
     return str(blob[begin : begin + message.id_size], "utf-8")
 
 
+def without_content(blob: bytes | memoryview) -> bytes:
+    """Return a stored message with the key hashes, the message id and the times of `blob` alone.
+
+    Raises ValueError if `blob` is not a stored message.
+    """
+    message = decode_head(blob)
+    id_at = message.system_at + message.id_at
+    fields = message._replace(
+        id_at=0,
+        tag_at=0,
+        tag_size=0,
+        group_at=0,
+        group_size=0,
+        system_size=message.id_size,
+        user_size=0,
+        body_size=0,
+    )
+    hashes = blob[FIXED_SIZE : message.system_at]
+    return FIXED.pack(*fields) + hashes + bytes(blob[id_at : id_at + message.id_size])
+
+
 def has_key(blob: bytes | memoryview, key: str) -> bool:
     """Return whether a message with matching key hashes has this key."""
     try:

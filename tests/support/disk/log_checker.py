@@ -37,6 +37,7 @@ from tidemill.broker.engine.layout import (
     delivery_rows,
     expiry,
     message,
+    pack,
     pop_checkpoint,
     record,
     renewal,
@@ -340,17 +341,38 @@ def check_log(disk: Disk) -> LogChecker:
     return checker
 
 
+def unpacked(data: memoryview) -> memoryview:
+    """Return a pack as the segment that it was, with zeros for the content of dead messages."""
+    header = pack.find_header(data[: pack.TRAILER_SIZE])
+    assert header is not None, "the header of a pack"
+    segment = bytearray(header.end - header.start)
+    at, offset = header.records_at, header.start
+    while at < header.records_end:
+        found = record.find_head(data, at, log_offset=LogOffset(offset), room=header.end - offset)
+        assert found is not None, "the records of a pack follow each other"
+        size = record.stored_size(data, at, found)
+        segment[offset - header.start : offset - header.start + size] = data[at : at + size]
+        at, offset = at + size, offset + found.size
+    assert offset == header.record_end, "the header has the end of the records"
+    room = header.end - offset
+    if room >= record.PAD.size:
+        record.PAD.pack_into(segment, len(segment) - room, record.PAD_MAGIC, room)
+    return memoryview(segment)
+
+
 def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[RecordHeader, bytes, bytes]]:
     """Yield the intact records on `disk` from `log_offset` on: header, body and tail."""
     expected = -1
     for name in disk.names("log"):
-        stem = name.removeprefix("log/").removesuffix(".log")
+        stem = name.removeprefix("log/").removesuffix(".log").removesuffix(".pack")
         if not stem.isdigit():
             continue
         start = int(stem)
         file = disk.open(name)
         data = file.view()
         file.close()
+        if name.endswith(".pack"):
+            data = unpacked(data)
         if start + len(data) <= log_offset:
             continue
         assert start == expected or (expected < 0 and start <= log_offset), "a hole in the log"

@@ -10,6 +10,7 @@ from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
+    FLAG_STUB,
     FLAG_TIMER,
     Cause,
     MessageEntry,
@@ -129,15 +130,18 @@ class MessageStore:
     def record(self, log_offset: LogOffset) -> Record:
         """Return the verified record of a message, for a copy.
 
-        Raises MessageDamaged, and LookupError if retention has dropped the record.
+        Raises MessageDamaged, and LookupError if retention has freed the message.
         """
         try:
             # Verify records of this process too: they may have been on the disk for days.
             if log_offset < self.log.committed_offset:
                 self.log.verify(log_offset)
-            return self.log.record_at(log_offset)
+            found = self.log.record_at(log_offset)
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
+        if record.is_stub(found.header):
+            raise LookupError(log_offset)
+        return found
 
     def message(
         self, log_offset: LogOffset, topic_id: TopicId, queue_id: QueueId, queue_offset: int
@@ -160,6 +164,8 @@ class MessageStore:
             origin = ""
             if len(head) > _PLACE_END:
                 flags = record.HEADER.unpack_from(head)[record.FLAGS]
+                if flags & FLAG_STUB:
+                    raise ValueError("its content was freed")
                 if flags & FLAG_CAUSE:
                     cause = message.decode_cause(head[record.HEADER_SIZE :])
                     if cause.reason != message.Reason.INVISIBLE_DURATION_ENDED:
@@ -183,6 +189,8 @@ class MessageStore:
             _, topic, queue, offset = _unpack_stored(head, _STORED_AT_MS_POSITION)
             if offset != queue_offset or queue != queue_id or topic != topic_id:
                 raise ValueError(f"it is not message {queue_offset} of the queue that names it")
+            if len(head) > _PLACE_END and _has_flag(head, FLAG_STUB):
+                raise ValueError("its content was freed")
         except _UNREADABLE as error:
             if self._is_removed(topic_id, queue_id, queue_offset):
                 raise LookupError(log_offset) from error
@@ -325,6 +333,10 @@ class MessageStore:
         found = [salvage.properties_of(view[begin:]) for begin in begins]
         known = next((one for one in found if one.message_id), salvage.SalvagedProperties())
         return None, salvage.encode(known)
+
+
+def _has_flag(head: memoryview | bytes, flag: int) -> bool:
+    return bool(record.HEADER.unpack_from(head)[record.FLAGS] & flag)
 
 
 def _is_at(place: MessagePosition, kind: int, body: memoryview) -> bool:

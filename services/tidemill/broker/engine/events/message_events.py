@@ -13,6 +13,7 @@ from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
     FLAG_REMAINS,
     FLAG_SCHEDULE,
+    FLAG_STUB,
     FLAG_TIMER,
     Reason,
     TimerReason,
@@ -50,7 +51,8 @@ class MessageEvents:
         if self._filter.message_id:
             _check(header, blob)
         fields = _unpack_fields(blob)
-        flags = header.flags
+        flags = header.flags & ~FLAG_STUB
+        is_whole = flags == header.flags
         if not flags:
             at = _FIXED_SIZE + fields[3] * _HASH_SIZE + fields[4]
             message_id = str(blob[at : at + fields[5]], "utf-8", "replace")
@@ -67,7 +69,7 @@ class MessageEvents:
                 return None
             _check(header, blob)
             head = header.log_offset, 0, _STORED, header.stored_at_ms, topic, queue_id, queue_offset
-            size_and_crc = fields[12], header.tail_crc, 0, 0
+            size_and_crc = fields[12], header.tail_crc if is_whole else 0, 0, 0
             return _tuple(Event, (*head, topic_id, known.message_id, *_NO_DELIVERY, *size_and_crc))
         event = Event(
             header.log_offset,
@@ -80,7 +82,7 @@ class MessageEvents:
             topic_id,
             known.message_id,
             body_size=fields[12],
-            body_crc32=header.tail_crc,
+            body_crc32=header.tail_crc if is_whole else 0,
             timer_number=known.timer_number,
         )
         if flags & FLAG_CAUSE:

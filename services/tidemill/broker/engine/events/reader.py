@@ -157,9 +157,7 @@ class EventRead:
         stop = min(self._committed, segment.end)
         is_warm = log.reader.is_warm(position)
         of_message = self._messages.of_message
-        records = log.reader.walk_past_damage(
-            segment, position - segment.start, stop - segment.start
-        )
+        records = log.reader.walk_past_damage(segment, position, stop)
         for record in records:
             if record.log_offset >= self._end:
                 self._move_to(record.log_offset)

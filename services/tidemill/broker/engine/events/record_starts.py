@@ -95,9 +95,7 @@ class RecordStartSearch:
         segment = log.segment_of(LogOffset(self._at))
         is_warm = log.reader.is_warm(LogOffset(self._at))
         stop = min(int(log.committed_offset), int(segment.end))
-        records = log.reader.walk_past_damage(
-            segment, self._at - segment.start, stop - segment.start
-        )
+        records = log.reader.walk_past_damage(segment, self._at, stop)
         for found in records:
             if isinstance(found, Hole):
                 self._is_sure = False

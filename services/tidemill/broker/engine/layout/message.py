@@ -31,6 +31,11 @@
     │ timer_id i64 │ due_at_ms i64│ reason u8 │ origin_size u8 │ origin │
     └──────────────┴──────────────┴───────────┴────────────────┴────────┘
 
+    with flag STUB (a dead message without its content), after all other parts:
+    ┌───────────────┐  bytes of the tail: the fixed fields, the key hashes and the message id
+    │ tail_size u32 │
+    └───────────────┘
+
 The record's tail is the stored message (`tidemill.message.stored_message`). `attempts` counts the
 earlier deliveries: 0 for an original.
 
@@ -48,7 +53,9 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 from typing import NamedTuple
+from zlib import crc32
 
+from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import (
     DeliverySlot,
     GroupId,
@@ -59,12 +66,14 @@ from tidemill.broker.engine.layout.numbers import (
     TopicId,
 )
 from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.message import stored_message
 
 FLAG_CAUSE = 1
 FLAG_SCHEDULE = 2
 FLAG_TIMER = 4
 FLAG_REMAINS = 8  # beside SCHEDULE
-FLAGS_KNOWN = FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS
+FLAG_STUB = record.STUB
+FLAGS_KNOWN = FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS | FLAG_STUB
 PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
 CAUSE = struct.Struct(">IIqBBqIHqB")
@@ -191,6 +200,8 @@ def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int
         return _tuple(MessageEntry, (*PLACE.unpack_from(body), 0, None, blob, blob_crc))
     if flags & ~FLAGS_KNOWN:
         raise UnknownRecord(f"MESSAGE record with flags {flags}")
+    if flags & FLAG_STUB:
+        body = body[: -record.STUB_TAIL.size]
     if flags & FLAG_CAUSE:
         cause = decode_cause(body)
     elif flags & FLAG_SCHEDULE:
@@ -243,3 +254,33 @@ def decode_timer_cause(body: bytes | memoryview) -> TimerCause:
     *fields, origin_size = TIMER_CAUSE.unpack_from(body, PLACE_SIZE)
     begin = PLACE_SIZE + TIMER_CAUSE_SIZE
     return TimerCause._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
+
+
+def encode_stub(whole: bytes | memoryview) -> bytes:
+    """Return the stub of a whole, intact MESSAGE record, as it is stored in a pack.
+
+    Its log offset, size, body, key hashes and message id stay, so it produces the same state.
+    Raises ValueError if the tail is not a stored message.
+    """
+    header = record.RecordHeader._make(record.HEADER.unpack_from(whole))
+    tail = stored_message.without_content(whole[header.head_size : header.size])
+    body = bytes(whole[record.HEADER_SIZE : header.head_size]) + record.STUB_TAIL.pack(len(tail))
+    head_size = record.HEADER_SIZE + len(body)
+    covered = (
+        record.COVERED.pack(
+            header.size,
+            crc32(tail),
+            header.version,
+            header.kind,
+            header.flags | FLAG_STUB,
+            header.epoch,
+            header.stored_at_ms,
+            header.log_offset,
+            header.unsynced,
+            head_size,
+        )
+        + body
+    )
+    if head_size + len(tail) > header.size:
+        raise ValueError("the message is smaller than its stub")
+    return record.PREFIX.pack(record.MAGIC, crc32(covered)) + covered + tail

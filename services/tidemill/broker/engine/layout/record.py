@@ -20,6 +20,11 @@ the intact one was written, then durable bytes are lost.
 
 If the next record does not fit into a segment, a pad fills the remaining bytes: magic `TMPD` and
 the number of these bytes, u32 each. Fewer than 8 bytes stay as they are.
+
+A **stub** is a MESSAGE record with flag STUB: a dead message without its content (ADR 0067). `size`
+is still the size of the whole message, so the next record has the log offset as before. The last 4
+bytes of its head say how many bytes of tail follow. The rest is undefined in a segment, and missing
+in a pack.
 """
 
 from __future__ import annotations
@@ -45,6 +50,9 @@ UNSYNCED_MAX = 0xFFFFFFFF
 # Indexes of fields in the tuple that HEADER unpacks to, for paths too hot for a `RecordHeader`.
 SIZE, TAIL_CRC, FLAGS, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 3, 6, 8, 9, 10, 11
 KIND_POSITION = 17  # byte of the kind
+KIND = 5
+STUB = 0x8000  # flag of a MESSAGE record
+STUB_TAIL = struct.Struct(">I")  # at the end of a stub's head: the bytes of its tail
 STORED_AT_MS_POSITION = 24  # first byte of stored_at_ms
 MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
@@ -66,6 +74,7 @@ class RecordKind(IntEnum):
 
 
 KINDS = frozenset(int(kind) for kind in RecordKind)
+_MESSAGE = int(RecordKind.MESSAGE)
 
 
 class RecordHeader(NamedTuple):
@@ -87,6 +96,22 @@ class RecordHeader(NamedTuple):
 
 class UnknownRecord(Exception):
     """An intact record of a newer version or of an unknown kind."""
+
+
+def is_stub(header: RecordHeader) -> bool:
+    """Return whether a record is a dead message without its content."""
+    return bool(header.flags & STUB) and header.kind == _MESSAGE
+
+
+def stored_size(view: memoryview, at: int, header: RecordHeader) -> int:
+    """Return the bytes of the record at `view[at:]` that have a meaning: fewer for a stub.
+
+    The head must be intact.
+    """
+    if not is_stub(header):
+        return header.size
+    (tail_size,) = STUB_TAIL.unpack_from(view, at + header.head_size - STUB_TAIL.size)
+    return min(header.head_size + int(tail_size), header.size)
 
 
 def find_head(
@@ -132,7 +157,8 @@ def find_damage(
         return "head checksum mismatch"
     if header.log_offset != log_offset:
         return f"left over from log offset {header.log_offset}"
-    if crc32(view[at + header.head_size : at + header.size]) != header.tail_crc:
+    tail_end = at + stored_size(view, at, header)
+    if crc32(view[at + header.head_size : tail_end]) != header.tail_crc:
         return "tail checksum mismatch"
     if header.version != VERSION or header.kind not in KINDS:
         raise UnknownRecord(

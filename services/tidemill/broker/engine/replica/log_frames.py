@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final, final
 from zlib import crc32
 
+from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.record import is_stub
 from tidemill.broker.engine.replication.messages import Data, Digest
 from tidemill.broker.engine.replication.replicated_log import DIGEST_BYTES
 from tidemill.broker.engine.store.checked_run import find_last_run
@@ -54,7 +56,7 @@ class LogFrames:
         found = find_frame(self._log, LogOffset(offset), size_max)
         if found is None:
             return None
-        data, segment = found
+        data, end, segment = found
         return Data(
             epoch=0,
             offset=offset,
@@ -63,6 +65,7 @@ class LogFrames:
             confirm=0,
             segment_start=segment.start,
             segment_bytes=segment.size,
+            log_bytes=0 if end - offset == len(data) else end - offset,
         )
 
     def read_confirmed(self, offset: int, size_max: int, *, confirm_offset: int) -> memoryview:
@@ -78,7 +81,16 @@ class LogFrames:
         except LogDamaged as error:
             log.damage.request(error.log_offset, error.end)
             return memoryview(b"")
-        return memoryview(b"") if found is None else found[0][: confirm_offset - offset]
+        if found is None:
+            return memoryview(b"")
+        data, segment = found.data, found.segment
+        if segment.pack is None:
+            return data[: confirm_offset - offset]
+        # The log of the replica may have whole messages, so only the first record has its place.
+        header = record.find_head(
+            data, 0, log_offset=LogOffset(offset), room=segment.end - LogOffset(offset)
+        )
+        return memoryview(b"") if header is None or is_stub(header) else data[: header.size]
 
     def digest(self, low: int, end: int) -> Digest | None:
         """Return the checksum of the last records before `end`; None if they are damaged."""

@@ -199,7 +199,10 @@ class ReplicaEngine:
     def append(self, frame: Data) -> None:
         """Write a frame of the master."""
         self._log.append_frame(
-            frame.data, segment_start=frame.segment_start, segment_bytes=frame.segment_bytes
+            frame.data,
+            segment_start=frame.segment_start,
+            segment_bytes=frame.segment_bytes,
+            log_bytes=frame.end - frame.offset,
         )
 
     def truncate(self, cut_offset: int) -> None:

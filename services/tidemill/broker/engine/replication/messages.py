@@ -63,11 +63,13 @@ class Data(NamedTuple):
     # The segment of these bytes: both logs have the same segments.
     segment_start: int
     segment_bytes: int
+    # Of the log, if that is not the size of `data`: a pack has stubs (feature level 2).
+    log_bytes: int = 0
 
     @property
     def end(self) -> int:
         """Log offset of the next frame."""
-        return self.offset + len(self.data)
+        return self.offset + (self.log_bytes or len(self.data))
 
 
 class MasterHeartbeat(NamedTuple):

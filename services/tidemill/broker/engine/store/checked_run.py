@@ -10,7 +10,7 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.broker.engine.layout.record import UnknownRecord, is_stub
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import CorruptStore, Record, Segment, damaged
 
@@ -26,8 +26,9 @@ class CheckedRun(NamedTuple):
 def find_last_run(log: CommitLog, low: int, end: int, size: int) -> CheckedRun:
     """Return intact records that end at `end`: the last `size` bytes, or one larger record.
 
-    A record begins at `low`, and none of them begins before it. Equal logs have equal runs. Raises
-    LogDamaged if the last record before `end` is damaged.
+    A record begins at `low`, and none of them begins before it. They begin behind the last stub.
+    Equal logs without stubs have equal runs. Raises LogDamaged if the last record before `end` is
+    damaged.
     """
     while low < end:
         near = max(low, end - size)
@@ -50,7 +51,11 @@ def _find_run(log: CommitLog, begin: int, end: int) -> tuple[CheckedRun | None, 
         segment = log.segment_of(LogOffset(at))
         stop = min(end, segment.end)
         found = _find_intact(log, segment, at)
-        if found is not None:
+        if found is not None and is_stub(found.header):
+            # Another log may have the whole message.
+            at += found.header.size
+            gap, run = at, CheckedRun(at, 0)
+        elif found is not None:
             data = log.bytes_at(LogOffset(at), min(found.header.size, end - at))
             begin, crc = (at, 0) if run is None else run
             run = CheckedRun(begin, crc32(data, crc))
@@ -60,9 +65,7 @@ def _find_run(log: CommitLog, begin: int, end: int) -> tuple[CheckedRun | None, 
         else:
             if run is not None:
                 gap, run = at, None
-            at = segment.start + log.reader.find_next_head(
-                segment, at + 1 - segment.start, stop - segment.start
-            )
+            at = log.reader.find_next_head(segment, at + 1, stop)
     return run, gap
 
 

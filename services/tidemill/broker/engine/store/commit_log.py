@@ -37,6 +37,7 @@ from tidemill.broker.engine.store.damaged_ranges import DamagedRanges
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.store.next_segment import NextSegment
+from tidemill.broker.engine.store.pack import Pack, apart
 from tidemill.broker.engine.store.round_slices import in_slices
 from tidemill.broker.engine.store.segment import (
     BLOCK_BYTES,
@@ -45,6 +46,8 @@ from tidemill.broker.engine.store.segment import (
     Record,
     Segment,
     damaged,
+    pack_name,
+    packing_name,
     segment_name,
 )
 from tidemill.broker.engine.store.segment_reader import SegmentReader
@@ -275,15 +278,20 @@ class CommitLog:
             return self._pending_records[log_offset]
         segment = self.segment_of(log_offset)
         at = log_offset - segment.start
-        if log_offset >= self.read_from:
+        if segment.pack is not None:
+            view = self.reader.readable_record(segment, log_offset)
+            at = self.reader.position(segment, log_offset)
+        elif log_offset >= self.read_from:
             view = self._views[segment.name]
         else:
-            view = self.reader.readable_record(segment, at)
+            view = self.reader.readable_record(segment, log_offset)
         header = record.HEADER.unpack_from(view, at)
         if header[0] != record.MAGIC or header[record.LOG_OFFSET] != log_offset:
             raise damaged(segment, log_offset, "no record begins here")
-        head_end = at + header[record.HEAD_SIZE]
-        return view[at:head_end], view[head_end : at + header[record.SIZE]]
+        head_end, size = at + header[record.HEAD_SIZE], header[record.SIZE]
+        if header[record.FLAGS] & record.STUB:
+            size = record.stored_size(view, at, RecordHeader._make(header))
+        return view[at:head_end], view[head_end : at + size]
 
     def verify(self, log_offset: LogOffset) -> None:
         """Check every checksum of a record. Raises CorruptStore, and LookupError as `read`."""
@@ -300,20 +308,20 @@ class CommitLog:
         return Record(header, memoryview(head)[record.HEADER_SIZE :], memoryview(tail))
 
     def bytes_at(self, log_offset: LogOffset, size: int) -> memoryview:
-        """Return up to `size` bytes from `log_offset`, with zeros for unreadable pages.
+        """Return up to `size` bytes of the record at `log_offset`, with zeros for unreadable pages.
 
         Outside of the log the result is empty.
         """
         if not self.min_offset <= log_offset < self._written_offset:
             return memoryview(b"")
         segment = self.segment_of(log_offset)
-        return self._views.salvage(segment.name, log_offset - segment.start, size)
+        return self._views.salvage(segment.name, self.reader.position(segment, log_offset), size)
 
     def is_readable(self, log_offset: LogOffset) -> bool:
         """Return whether the disk can read the page of `log_offset`."""
         segment = self.segment_of(log_offset)
         try:
-            self._views.readable(segment.name, log_offset - segment.start, 1)
+            self._views.readable(segment.name, self.reader.position(segment, log_offset), 1)
         except PageUnreadable:
             return False
         return True
@@ -336,8 +344,9 @@ class CommitLog:
         not keep the iterator while retention removes another one.
         """
         for segment in list(self.segments):
-            at, stop = max(begin - segment.start, 0), min(end - segment.start, segment.size)
-            yield from self.reader.walk_past_damage(segment, at, stop)
+            if segment.start < end and begin < segment.end:
+                at, stop = max(begin, segment.start), min(end, segment.end)
+                yield from self.reader.walk_past_damage(segment, at, stop)
 
     def segment_start(self, log_offset: LogOffset) -> int:
         """Return the begin of the segment of `log_offset`, or of the oldest segment."""
@@ -353,7 +362,8 @@ class CommitLog:
         while log_offset < end:
             segment = self.segment_of(log_offset)
             file = segment.file or self._disk.open(segment.name)
-            file.advise(log_offset - segment.start, min(end, segment.end) - log_offset)
+            at = self.reader.position(segment, log_offset)
+            file.advise(at, min(end, segment.end) - log_offset)
             if segment.file is None:
                 file.close()
             log_offset = segment.end
@@ -377,11 +387,17 @@ class CommitLog:
         return segments[index]
 
     def append_frame(
-        self, data: bytes | memoryview, *, segment_start: int, segment_bytes: int
+        self,
+        data: bytes | memoryview,
+        *,
+        segment_start: int,
+        segment_bytes: int,
+        log_bytes: int | None = None,
     ) -> None:
         """Write records of the master at `log_end`, in a segment with the same begin.
 
-        The next sync makes them durable. This does not apply them.
+        With stubs they take `log_bytes` of the log and have fewer bytes. The next sync makes them
+        durable. This does not apply them.
         """
         assert not self._buffers, "a replica has no rounds"
         if not self.segments or self.segments[-1].start != segment_start:
@@ -389,11 +405,13 @@ class CommitLog:
         segment = self.segments[-1]
         if segment.file is None:
             segment.file = self._disk.open(segment.name)
-        assert self.log_end + len(data) <= segment.end, "a frame is of one segment"
-        segment.file.write_at(self.log_end - segment.start, [data])
+        log_bytes = len(data) if log_bytes is None else log_bytes
+        assert self.log_end + log_bytes <= segment.end, "a frame is of one segment"
+        for log_offset, part in apart(memoryview(data), self.log_end, log_bytes, segment.end):
+            segment.file.write_at(log_offset - segment.start, [part])
         self._unsynced[segment.name] = segment.file
         self.written_bytes += len(data)
-        self.log_end = self._written_offset = LogOffset(self.log_end + len(data))
+        self.log_end = self._written_offset = LogOffset(self.log_end + log_bytes)
         self._chunk_from = self.log_end
 
     def _begin_segment(self, start: int, size: int) -> None:
@@ -486,6 +504,17 @@ class CommitLog:
         del self.segments[0]
         self._views.forget(segment.name)
         return segment
+
+    def install_pack(self, segment: Segment, pack: Pack) -> Iterator[list[File]]:
+        """Replace the file of a segment by its pack, which is complete and durable."""
+        before = segment.name
+        self._views.forget(before)
+        self._disk.rename(packing_name(segment.start), pack_name(segment.start))
+        # Readers of this process use the pack from here on. A crash may leave both files.
+        segment.become_pack(pack)
+        yield [self._disk.folder(FOLDER)]
+        if before != segment.name:
+            yield from drop_file(self._disk, before)
 
     def drop_held(self, segment: Segment) -> Iterator[list[File]]:
         """Delete a former segment."""

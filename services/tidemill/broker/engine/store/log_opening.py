@@ -13,18 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout import pack, record
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.pack import PackHeader
 from tidemill.broker.engine.layout.record import RecordHeader
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.cutting import drop_segments_from, erase
-from tidemill.broker.engine.store.disk import DROPPED, Disk
+from tidemill.broker.engine.store.disk import DROPPED, Disk, File, ReadFailed
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
+from tidemill.broker.engine.store.pack import Pack
 from tidemill.broker.engine.store.segment import (
     BLOCK_BYTES,
     FOLDER,
     HELD,
     MEND_REMEDY,
+    PACK_SUFFIX,
+    PACKING_SUFFIX,
     PREPARED,
     SUFFIX,
     CorruptStore,
@@ -32,6 +36,7 @@ from tidemill.broker.engine.store.segment import (
     Segment,
     damaged,
     intact_at,
+    pack_name,
     unreadable,
 )
 
@@ -93,8 +98,14 @@ class LogOpening:
             stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
             if name.endswith(HELD):
                 continue
-            if stem in (PREPARED, DROPPED):
-                # The process ended while it prepared or deleted this segment.
+            if stem in (PREPARED, DROPPED) or name.endswith(PACKING_SUFFIX):
+                # The process ended while it prepared or deleted this segment, or wrote this pack.
+                self._disk.delete(name)
+            elif name.endswith(PACK_SUFFIX):
+                self._add_pack(name)
+            elif name.endswith(SUFFIX) and pack_name(_start_of(name) or 0) in names:
+                # The process ended before it deleted the segment of a complete pack.
+                open_pack(self._disk, pack_name(_start_of(name) or 0))
                 self._disk.delete(name)
             elif not name.endswith(SUFFIX) or not stem.isdigit():
                 raise CorruptStore(
@@ -148,11 +159,20 @@ class LogOpening:
         for name in names:
             stem = name.removeprefix(f"{FOLDER}/").removesuffix(HELD)
             if stem.isdigit():
-                file = self._disk.open(name)
-                segment = Segment(int(stem), file.size())
+                segment = open_held(self._disk, name, int(stem))
                 segment.set_aside()
                 self._log.held.append(segment)
-                file.close()
+
+    def _add_pack(self, name: str) -> None:
+        """Add a pack as the next segment of the log. Raises CorruptStore."""
+        segment = open_pack(self._disk, name)
+        segments = self._log.segments
+        if segments and segments[-1].end != segment.start:
+            raise CorruptStore(
+                f"the log has a hole: {segments[-1].name} ends at log offset {segments[-1].end}, "
+                f"and the next file is {name}. {MEND_REMEDY}"
+            )
+        segments.append(segment)
 
     def _add_segment(self, name: str, start: int, durable_offset: int) -> None:
         """Add a file as the next segment of the log, unless it was never written to."""
@@ -188,7 +208,7 @@ class LogOpening:
 
     def _is_unused(self, segment: Segment) -> bool:
         try:
-            view = self._log.reader.readable(segment, 0)
+            view = self._log.reader.readable(segment, segment.start)
         except CorruptStore:
             return False  # Unknown: it may be in use.
         return bool(record.find_damage(view, 0, log_offset=segment.start))
@@ -202,6 +222,10 @@ class LogOpening:
         log.log_end = log.read_from = log_offset
         for segment in log.segments:
             if segment.end <= log_offset:
+                continue
+            if segment.pack is not None:
+                yield from self._scan_pack(segment, max(log_offset, segment.start))
+                log.log_end = segment.end
                 continue
             at = max(log_offset, segment.start) - segment.start
             start, size = segment.start, segment.size
@@ -226,12 +250,22 @@ class LogOpening:
                 log.log_end = LogOffset(start + at)
             log.log_end = segment.end
 
+    def _scan_pack(self, segment: Segment, log_offset: int) -> Iterator[Record]:
+        """Yield the records of a pack. All of them were durable, so a broken one is damage."""
+        log, reader = self._log, self._log.reader
+        offset = LogOffset(log_offset)
+        while not reader.end_of_records(segment, offset):
+            found = reader.read_verified(segment, offset)
+            log.epoch = max(log.epoch, found.header.epoch)
+            yield found
+            offset = log.log_end = LogOffset(offset + found.header.size)
+
     def _read_on(self, segment: Segment, at: int) -> int:
         """Read a large piece from `at` on, at least the record there; return its end."""
         end = min(at + SEARCH_BYTES, segment.size)
         try:
             self._views.readable(segment.name, at, end - at)
-            end = max(end, self._log.reader.read_record(segment, at))
+            end = max(end, at + self._log.reader.read_record(segment, segment.start + at))
         except PageUnreadable as error:
             raise unreadable(segment, at, error) from error
         return end
@@ -243,9 +277,11 @@ class LogOpening:
         """
         end = self._log.log_end
         remnants = list(self._find_remnants(end))
-        if end < proofs.durable_offset or any(proofs.prove(end, found) for found in remnants):
+        is_proven = any(one.pack is not None and one.end > end for one in self._log.segments)
+        is_proven = is_proven or any(proofs.prove(end, found) for found in remnants)
+        if end < proofs.durable_offset or is_proven:
             segment = self._log.segment_of(end)
-            view = self._log.reader.readable(segment, end - segment.start)
+            view = self._log.reader.readable(segment, end)
             why = record.find_damage(view, end - segment.start, log_offset=end)
             raise damaged(segment, end, why or "the record is missing")
         cut_bytes = self._cut(end, has_remnants=bool(remnants), proofs=proofs)
@@ -255,7 +291,7 @@ class LogOpening:
     def _find_remnants(self, end: int) -> Iterator[TailRemnant]:
         """Yield everything that begins like a record after `end`."""
         for segment in self._log.segments:
-            if segment.end <= end:
+            if segment.end <= end or segment.pack is not None:
                 continue
             size = segment.size
             for begin in range(max(end - segment.start, 0), size, SEARCH_BYTES):
@@ -302,6 +338,46 @@ class LogOpening:
             erase(file, at, active.size)
         file.sync()
         return cut_bytes
+
+
+def open_pack(disk: Disk, name: str) -> Segment:
+    """Return a pack as a segment. Raises CorruptStore if both copies of its header are damaged."""
+    file = disk.open(name)
+    try:
+        header = _read_header(file)
+        size = file.size()
+    finally:
+        file.close()
+    if header is None:
+        raise CorruptStore(f"{name} is no pack, or its header is damaged. {MEND_REMEDY}")
+    if size != header.file_size:
+        raise CorruptStore(
+            f"{name} was cut: it has {size} bytes, and its header says {header.file_size}. "
+            f"{MEND_REMEDY}"
+        )
+    return Segment(header.start, header.end - header.start, pack=Pack(header))
+
+
+def open_held(disk: Disk, name: str, start: int) -> Segment:
+    """Return a former segment, which may be a pack."""
+    file = disk.open(name)
+    try:
+        header = _read_header(file)
+        return Segment(start, file.size()) if header is None else open_pack(disk, name)
+    finally:
+        file.close()
+
+
+def _read_header(file: File) -> PackHeader | None:
+    """Return the first intact copy of the header of a pack; None if there is none."""
+    for at in (0, file.size() - pack.TRAILER_SIZE):
+        try:
+            header = pack.find_header(file.read_at(max(at, 0), pack.TRAILER_SIZE))
+        except ReadFailed:
+            continue
+        if header is not None:
+            return header
+    return None
 
 
 def _start_of(name: str) -> int | None:

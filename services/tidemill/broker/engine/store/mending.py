@@ -7,9 +7,10 @@ or whole.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
 
-from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
@@ -51,6 +52,9 @@ def mend(
     """
     segment = log.segment_of(begin)
     view = memoryview(data)
+    if segment.pack is not None:
+        yield from _mend_in_pack(log, disk, segment, begin, view)
+        return
     end = intact_end(view, segment, begin)
     if not end:
         # Also if the other replica sent nothing.
@@ -74,6 +78,43 @@ def mend(
         yield [file]
     finally:
         file.close()
+
+
+def _mend_in_pack(
+    log: CommitLog, disk: Disk, segment: Segment, begin: LogOffset, data: memoryview
+) -> Iterator[list[File]]:
+    """Write the damaged record at `begin` of a pack, which may be a stub. Raises ForeignBytes."""
+    found = intact_at(data, 0, begin)
+    if found is None or found.header.kind not in record.KINDS:
+        raise ForeignBytes("no intact record")
+    at = log.reader.position(segment, begin)
+    following = log.reader.find_next_head(segment, begin + 1, segment.end)
+    pack = segment.pack
+    assert pack is not None, "a pack"
+    if following < segment.end:
+        size = log.reader.position(segment, following) - at
+    else:
+        size = pack.header.records_end - at
+    whole = bytes(data[: found.header.size])
+    fitting = next((one for one in _forms(whole, found.header) if len(one) == size), None)
+    if fitting is None or begin + found.header.size > following:
+        raise ForeignBytes(f"another record stands at log offset {begin}")
+    yield []
+    file = disk.open(segment.name)
+    try:
+        file.write_at(at, [fitting])
+        log.remap(segment)
+        yield [file]
+    finally:
+        file.close()
+
+
+def _forms(whole: bytes, header: record.RecordHeader) -> Iterator[bytes]:
+    """Yield the forms in which a pack may have a record."""
+    yield whole
+    if header.kind == record.RecordKind.MESSAGE and not record.is_stub(header):
+        with contextlib.suppress(ValueError):
+            yield message.encode_stub(whole)
 
 
 def proven_prefix(log: CommitLog, begin: int, data: bytes) -> bytes:

@@ -10,12 +10,15 @@ from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, MAGIC, VERSION, RecordHeader
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import PAGE_BYTES, PageUnreadable
+from tidemill.broker.engine.store.pack import Pack
 
 _unpack_header = record.HEADER.unpack_from
 # Make a named tuple without a call of Python code.
 _tuple = tuple.__new__
 FOLDER = "log"
 SUFFIX = ".log"
+PACK_SUFFIX = ".pack"
+PACKING_SUFFIX = ".packing"  # of a pack that is not complete
 HELD = ".held"  # suffix of a former segment with messages of pending timers (ADR 0016)
 PREPARED = "prepared"  # name of the next segment during its preparation
 # A file of a backup ends with the backup: the store's later messages would be lost.
@@ -69,14 +72,27 @@ def segment_name(start: int) -> str:
     return f"{FOLDER}/{start:020d}{SUFFIX}"
 
 
+def packing_name(start: int) -> str:
+    """Return the name of the pack of a segment until it is complete."""
+    return f"{FOLDER}/{start:020d}{PACKING_SUFFIX}"
+
+
+def pack_name(start: int) -> str:
+    """Return the file name of the pack of the segment that begins at log offset `start`."""
+    return f"{FOLDER}/{start:020d}{PACK_SUFFIX}"
+
+
 @final
 class Segment:
     """One file of the log."""
 
-    __slots__ = ("end", "file", "first_stored_at_ms", "name", "pad_at", "start")
+    __slots__ = ("end", "file", "first_stored_at_ms", "name", "pack", "pad_at", "start")
 
-    def __init__(self, start: int, size: int, file: File | None = None) -> None:
-        self.name = segment_name(start)
+    def __init__(
+        self, start: int, size: int, file: File | None = None, pack: Pack | None = None
+    ) -> None:
+        self.name = segment_name(start) if pack is None else pack_name(start)
+        self.pack = pack  # None: each record is at its log offset minus `start`
         self.start = LogOffset(start)
         self.end = LogOffset(start + size)
         # Open during writes and until their sync has ended.
@@ -87,12 +103,22 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Bytes of the log in this segment, and of its file if it is no pack."""
         return self.end - self.start
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the file."""
+        return self.size if self.pack is None else self.pack.header.file_size
+
+    def become_pack(self, pack: Pack) -> None:
+        """Read the records from the pack from now on."""
+        self.close()
+        self.name, self.pack, self.pad_at = pack_name(self.start), pack, None
 
     def set_aside(self) -> None:
         """Take the name of a former segment."""
-        self.name = segment_name(self.start).removesuffix(SUFFIX) + HELD
+        self.name = segment_name(self.start).removesuffix(SUFFIX) + HELD  # A pack stays one.
 
     def close(self) -> None:
         """Close the file. It can still be read by name."""
@@ -133,11 +159,15 @@ def intact_at(view: memoryview, at: int, log_offset: LogOffset) -> Record | None
     if len(view) - at < HEADER_SIZE:
         return None
     fields = _unpack_header(view, at)
-    magic, head_crc, size, tail_crc, version, kind, _, _, _, own_offset, _, head_size = fields
+    magic, head_crc, size, tail_crc, version, kind, flags, _, _, own_offset, _, head_size = fields
     tail_at, end = at + head_size, at + size
     if magic != MAGIC or own_offset != log_offset or not HEADER_SIZE <= head_size <= size:
         return None
-    if end > len(view) or crc32(view[at + record.CRC_FROM : tail_at]) != head_crc:
+    if tail_at > len(view) or crc32(view[at + record.CRC_FROM : tail_at]) != head_crc:
+        return None
+    if flags & record.STUB:
+        end = at + record.stored_size(view, at, _tuple(RecordHeader, fields))
+    if end > len(view):
         return None
     tail = view[tail_at:end]
     if crc32(tail) != tail_crc:

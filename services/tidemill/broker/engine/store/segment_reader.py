@@ -35,137 +35,189 @@ class SegmentReader:
         """Return the view of a segment. Bytes that are not warm must be read before a touch."""
         return self._views[segment.name]
 
-    def readable(self, segment: Segment, at: int) -> memoryview:
-        """Return the view of a segment after reading the record at `at`.
+    def position(self, segment: Segment, log_offset: int) -> int:
+        """Return the byte in the file of a segment at which the record at `log_offset` begins."""
+        if segment.pack is None:
+            return log_offset - segment.start
+        return segment.pack.position(self._views, segment.name, log_offset)
+
+    def end_of_records(self, segment: Segment, log_offset: int) -> bool:
+        """Return whether a segment has no room for a record at `log_offset`, or no more records."""
+        if segment.pack is not None:
+            return log_offset >= segment.pack.header.record_end
+        return segment.end - log_offset < HEADER_SIZE
+
+    def readable(self, segment: Segment, log_offset: int) -> memoryview:
+        """Return the view of a segment after reading the record at `log_offset`.
 
         If the record has no intact head, only its header may be touched. Raises CorruptStore if the
         disk cannot read it.
         """
         try:
-            self.read_record(segment, at)
+            self.read_record(segment, log_offset)
         except PageUnreadable as error:
-            raise damaged(segment, segment.start + at, str(error)) from error
+            raise damaged(segment, log_offset, str(error)) from error
         return self._views[segment.name]
 
-    def readable_record(self, segment: Segment, at: int) -> memoryview:
-        """Return the view of a segment after reading the record at `at`; its tail is unchecked.
+    def readable_record(self, segment: Segment, log_offset: int) -> memoryview:
+        """Return the view of a segment after reading the record at `log_offset`.
 
-        Raises CorruptStore if the record has no intact head.
+        Its tail is unchecked. Raises CorruptStore if the record has no intact head.
         """
         try:
-            end = self.read_record(segment, at)
+            size = self.read_record(segment, log_offset)
         except PageUnreadable as error:
-            raise damaged(segment, segment.start + at, str(error)) from error
-        if end == at:
-            raise damaged(segment, segment.start + at, "no record begins here")
+            raise damaged(segment, log_offset, str(error)) from error
+        if not size:
+            raise damaged(segment, log_offset, "no record begins here")
         return self._views[segment.name]
 
-    def read_record(self, segment: Segment, at: int) -> int:
-        """Read the record at `at`; return its end, or `at` if no record begins there.
+    def read_record(self, segment: Segment, log_offset: int) -> int:
+        """Read the record at `log_offset`; return its bytes in the file, 0 if none begins there.
 
         The size counts only after the head is checked: garbage could name a whole segment. Raises
         PageUnreadable.
         """
-        name = segment.name
+        name, at = segment.name, self.position(segment, log_offset)
         view = self._views.readable(name, at, HEADER_SIZE)
         if len(view) - at < HEADER_SIZE:
-            return at
+            return 0
         fields = record.HEADER.unpack_from(view, at)
         if fields[0] != record.MAGIC:
-            return at
+            return 0
         self._views.readable(name, at, fields[record.HEAD_SIZE])
-        header = record.find_head(view, at, log_offset=LogOffset(segment.start + at))
+        header = self._find_head(segment, view, at, log_offset)
         if header is None:
-            return at
-        self._views.readable(name, at, header.size)
-        return at + header.size
+            return 0
+        size = self.size_in_file(segment, view, at, header)
+        self._views.readable(name, at, size)
+        return size
+
+    def _find_head(
+        self, segment: Segment, view: memoryview, at: int, log_offset: int
+    ) -> RecordHeader | None:
+        # In a pack, the size of a stub exceeds its bytes.
+        room = None if segment.pack is None else segment.end - log_offset
+        return record.find_head(view, at, log_offset=LogOffset(log_offset), room=room)
+
+    @staticmethod
+    def size_in_file(segment: Segment, view: memoryview, at: int, header: RecordHeader) -> int:
+        """Return the bytes from the record at `view[at:]` to the next one in the file."""
+        return header.size if segment.pack is None else record.stored_size(view, at, header)
 
     def read_verified(self, segment: Segment, log_offset: LogOffset) -> Record:
         """Return a record after checking all its checksums. Raises CorruptStore."""
-        at = log_offset - segment.start
-        view = (
-            self.readable(segment, at) if self._is_cold(log_offset) else self._views[segment.name]
-        )
-        why = record.find_damage(view, at, log_offset=log_offset)
+        is_cold = segment.pack is not None or self._is_cold(log_offset)
+        view = self.readable(segment, log_offset) if is_cold else self._views[segment.name]
+        at = self.position(segment, log_offset)
+        room = None if segment.pack is None else segment.end - log_offset
+        why = record.find_damage(view, at, log_offset=log_offset, room=room)
         if why:
             raise damaged(segment, log_offset, why)
-        header = RecordHeader._make(record.HEADER.unpack_from(view, at))
-        tail_at = at + header.head_size
-        return Record(header, view[at + HEADER_SIZE : tail_at], view[tail_at : at + header.size])
+        return _record_at(view, at, RecordHeader._make(record.HEADER.unpack_from(view, at)))
 
     def walk(self, segment: Segment, begin: int) -> Iterator[Record]:
         """Yield the records of a full segment from log offset `begin` on, with unchecked tails.
 
         A caller that keeps the iterator or a record for another turn may read from a cut file.
         """
-        size, at = segment.size, begin - segment.start
-        while size - at >= HEADER_SIZE:
-            view = self.readable(segment, at)
+        offset = begin
+        while not self.end_of_records(segment, offset):
+            view = self.readable(segment, offset)
+            at = self.position(segment, offset)
             if record.PAD.unpack_from(view, at)[0] == record.PAD_MAGIC:
                 return
-            header = record.find_head(view, at, log_offset=LogOffset(segment.start + at))
+            header = self._find_head(segment, view, at, offset)
             if header is None:
-                raise damaged(segment, segment.start + at, "no record begins here")
-            body = view[at + HEADER_SIZE : at + header.head_size]
-            yield Record(header, body, view[at + header.head_size : at + header.size])
-            at += header.size
+                raise damaged(segment, offset, "no record begins here")
+            yield _record_at(view, at, header)
+            offset += header.size
 
-    def walk_past_damage(self, segment: Segment, at: int, stop: int) -> Iterator[Record | Hole]:
-        """Yield the records between two bytes of a segment, and a hole for each damaged part.
+    def walk_past_damage(self, segment: Segment, begin: int, stop: int) -> Iterator[Record | Hole]:
+        """Yield the records between two log offsets of a segment, and a hole per damaged part.
 
         Heads are checked and tails are not. Unreadable parts of tails are zeros.
         """
-        size = segment.size
-        while stop - at >= HEADER_SIZE:
-            data = self._salvaged(segment, at)
-            if record.PAD.unpack_from(data) == (record.PAD_MAGIC, size - at):
+        offset = begin
+        while stop - offset >= HEADER_SIZE and not self.end_of_records(segment, offset):
+            data = self._salvaged(segment, offset)
+            room = segment.end - offset
+            if record.PAD.unpack_from(data) == (record.PAD_MAGIC, room):
                 return
-            offset = LogOffset(segment.start + at)
-            header = record.find_head(data, 0, log_offset=offset)
+            header = record.find_head(data, 0, log_offset=LogOffset(offset), room=room)
             if header is None:
-                at = self.find_next_head(segment, at + 1, stop)
-                yield Hole(offset, LogOffset(segment.start + at))
+                following = self.find_next_head(segment, offset + 1, stop)
+                yield Hole(LogOffset(offset), LogOffset(following))
+                offset = following
                 continue
-            body = data[HEADER_SIZE : header.head_size]
-            yield Record(header, body, data[header.head_size : header.size])
-            at += header.size
+            yield _record_at(data, 0, header)
+            offset += header.size
 
     def is_pad(self, segment: Segment, log_offset: int) -> bool:
         """Return whether this segment has no record at or after `log_offset`."""
-        remaining = segment.end - log_offset
-        if remaining < HEADER_SIZE:
+        if self.end_of_records(segment, log_offset):
             return True
+        if segment.pack is not None:
+            return False
+        remaining = segment.end - log_offset
         data = self._views.salvage(segment.name, segment.size - remaining, record.PAD.size)
         return bool(record.PAD.unpack(data) == (record.PAD_MAGIC, remaining))
 
-    def _salvaged(self, segment: Segment, at: int) -> memoryview:
-        """Return the record at `at`, or its first bytes if damaged, with zeros for lost pages."""
-        if not self._is_cold(segment.start + at):
+    def _salvaged(self, segment: Segment, log_offset: int) -> memoryview:
+        """Return the record at `log_offset`, with zeros for lost pages.
+
+        Of a record without an intact head, return the first bytes; at the end of a file fewer than
+        a header.
+        """
+        at = self.position(segment, log_offset)
+        if segment.pack is None and not self._is_cold(log_offset):
             return self._views[segment.name][at:]
         head = self._views.salvage(segment.name, at, HEADER_SIZE)
         if len(head) < HEADER_SIZE:
-            return head
-        fields, room = record.HEADER.unpack_from(head), segment.size - at
+            return memoryview(bytes(head) + bytes(HEADER_SIZE - len(head)))
+        fields, room = record.HEADER.unpack_from(head), segment.end - log_offset
         if fields[0] != record.MAGIC:
             return head
         # Before its size is used.
         head_size = max(fields[record.HEAD_SIZE], HEADER_SIZE)
         head = self._views.salvage(segment.name, at, head_size)
-        offset = LogOffset(segment.start + at)
-        header = record.find_head(head, 0, log_offset=offset, room=room)
-        return head if header is None else self._views.salvage(segment.name, at, header.size)
+        header = record.find_head(head, 0, log_offset=LogOffset(log_offset), room=room)
+        if header is None:
+            return head
+        return self._views.salvage(segment.name, at, record.stored_size(head, 0, header))
 
     def find_next_head(self, segment: Segment, begin: int, stop: int) -> int:
-        """Return the byte of the next intact head in a segment, or `stop`."""
+        """Return the log offset of the next intact head in a segment, at most `stop`."""
+        if segment.pack is not None:
+            return self._find_next_in_pack(segment, begin, stop)
         for first in range(begin, stop, SEARCH_BYTES):
             size = min(SEARCH_BYTES + 3, stop - first)
             # Searching a copy is many times faster than searching the view.
-            chunk = bytes(self._views.salvage(segment.name, first, size))
+            chunk = bytes(self._views.salvage(segment.name, first - segment.start, size))
             at = chunk.find(record.MAGIC_BYTES)
             while at >= 0:
-                offset = LogOffset(segment.start + first + at)
-                data = self._salvaged(segment, first + at)
-                if record.find_head(data, 0, log_offset=offset) is not None:
+                offset = LogOffset(first + at)
+                data = self._salvaged(segment, offset)
+                room = segment.end - offset
+                if record.find_head(data, 0, log_offset=offset, room=room) is not None:
                     return first + at
                 at = chunk.find(record.MAGIC_BYTES, at + 1)
         return stop
+
+    def _find_next_in_pack(self, segment: Segment, begin: int, stop: int) -> int:
+        pack = segment.pack
+        assert pack is not None, "a pack"
+        at = self.position(segment, begin - 1)
+        while (found := pack.find_head(self._views, segment.name, at)) is not None:
+            head = pack.head_at(self._views, segment.name, found)
+            if head is not None and head[0] >= begin:
+                return min(head[0], stop)
+            at = found + 1
+        return stop
+
+
+def _record_at(view: memoryview, at: int, header: RecordHeader) -> Record:
+    """Return the record with a known, intact head."""
+    end = at + record.stored_size(view, at, header)
+    tail_at = at + header.head_size
+    return Record(header, view[at + HEADER_SIZE : tail_at], view[tail_at:end])

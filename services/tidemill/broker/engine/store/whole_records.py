@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
@@ -10,10 +11,18 @@ from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import CorruptStore, Record, Segment, intact_at
 
 
+class WholeRecords(NamedTuple):
+    """Consecutive records of one segment, as its file has them."""
+
+    data: memoryview  # of a pack: stubs end with their last byte that has a meaning
+    end: LogOffset  # log offset of the next record
+    segment: Segment
+
+
 def find_frame(
     log: CommitLog, log_offset: LogOffset, size_max: int, *, recheck: bool = False
-) -> tuple[memoryview, Segment] | None:
-    """Return at least one whole record from `log_offset` on, and its segment; None at the end.
+) -> WholeRecords | None:
+    """Return at least one whole record from `log_offset` on; None at the end of the log.
 
     The pad belongs to the last record of a segment, so the next frame begins with the next segment.
     Every record is checked, so that no replica copies damage. Only records that were just written
@@ -23,39 +32,45 @@ def find_frame(
     if log_offset >= log.written_offset:
         return None
     segment = log.segment_of(log_offset)
-    begin = at = log_offset - segment.start
-    end = min(log.written_offset, segment.end) - segment.start
+    begin = at = log.reader.position(segment, log_offset)
+    offset, end = log_offset, min(log.written_offset, segment.end)
     is_new = log_offset >= log.durable_offset and not recheck
-    while at < end:
+    while offset < end:
         try:
-            size = _find_size(log, segment, at, is_new=is_new)
+            sizes = _find_sizes(log, segment, offset, is_new=is_new)
         except CorruptStore:
             if at == begin:
                 raise
             break
-        if size is None:
-            at = end  # The log continues in another segment.
+        if sizes is None:
+            # The log continues in another segment. A pack has no pad.
+            at += end - offset if segment.pack is None else 0
+            offset = end
             break
-        if at > begin and at + size - begin > size_max:
+        size, stored = sizes
+        if at > begin and at + stored - begin > size_max:
             break
-        at += size
-    return log.reader.view(segment)[begin:at], segment
+        offset, at = LogOffset(offset + size), at + stored
+    return WholeRecords(log.reader.view(segment)[begin:at], offset, segment)
 
 
-def _find_size(log: CommitLog, segment: Segment, at: int, *, is_new: bool) -> int | None:
-    """Return the size of the record at a byte of a segment; None after the last record."""
-    offset = LogOffset(segment.start + at)
-    if log.reader.is_warm(offset):
-        view = log.reader.view(segment)
+def _find_sizes(
+    log: CommitLog, segment: Segment, offset: LogOffset, *, is_new: bool
+) -> tuple[int, int] | None:
+    """Return the bytes of a record in the log and in its file; None after the last record."""
+    if segment.pack is None and log.reader.is_warm(offset):
+        view, at = log.reader.view(segment), offset - segment.start
         if is_new and view[at : at + 4] == record.MAGIC_BYTES:
             size: int = record.HEADER.unpack_from(view, at)[record.SIZE]
-            return size
+            return size, size
         found = intact_at(view, at, offset)
         if found is not None:
-            return found.header.size
+            return found.header.size, found.header.size
     if log.reader.is_pad(segment, offset):
         return None
-    return log.reader.read_verified(segment, offset).header.size
+    header = log.reader.read_verified(segment, offset).header
+    view, at = log.reader.view(segment), log.reader.position(segment, offset)
+    return header.size, log.reader.size_in_file(segment, view, at, header)
 
 
 def records_between(log: CommitLog, begin: int, end: int) -> Iterator[Record]:
@@ -66,11 +81,10 @@ def records_between(log: CommitLog, begin: int, end: int) -> Iterator[Record]:
     at = begin
     while at < end:
         segment = log.segment_of(LogOffset(at))
-        remaining = segment.end - at
-        view = log.reader.view(segment)
-        if remaining < record.HEADER_SIZE or record.PAD.unpack_from(view, at - segment.start) == (
-            record.PAD_MAGIC,
-            remaining,
+        if log.reader.end_of_records(segment, at) or (
+            segment.pack is None
+            and record.PAD.unpack_from(log.reader.view(segment), at - segment.start)
+            == (record.PAD_MAGIC, segment.end - at)
         ):
             at = segment.end
             continue

@@ -177,7 +177,8 @@ class HeldSegments:
         found: dict[TimerId, LogOffset] = {}
         before = max(missing[timer_id] for timer_id in new)
         for segment in [one for one in self._log.held if one.start < before]:
-            for n, one in enumerate(self._log.reader.walk_past_damage(segment, 0, segment.size), 1):
+            walk = self._log.reader.walk_past_damage(segment, segment.start, segment.end)
+            for n, one in enumerate(walk, 1):
                 scheduled = _scheduled_by(one)
                 if scheduled in new and segment.start < missing[scheduled]:
                     found[scheduled] = LogOffset(one.log_offset)

@@ -54,6 +54,7 @@ def encode_to_replica(message: ToReplica | LogFloor) -> bytes:
                     confirm=message.confirm,
                     segment_start=message.segment_start,
                     segment_bytes=message.segment_bytes,
+                    log_bytes=message.log_bytes,
                 )
             )
         case LogFloor(log_min, confirm):
@@ -86,6 +87,7 @@ def decode_to_replica(encoded: bytes) -> ToReplica | LogFloor:
                 data.confirm,
                 data.segment_start,
                 data.segment_bytes,
+                data.log_bytes,
             )
         case "beat":
             return MasterHeartbeat(frame.beat.epoch, frame.beat.confirm)

@@ -1,0 +1,185 @@
+"""The positions of records in a pack: its header and its directory (`layout/pack.py`)."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import final
+from zlib import crc32
+
+from tidemill.broker.engine.layout import pack, record
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.pack import EXTENT, PackHeader
+from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
+
+_unpack_extent = EXTENT.unpack_from
+
+
+@final
+class Pack:
+    """The header of one pack, and the way from a log offset to a position in its file.
+
+    The directory is read when it is first needed. A damaged one is derived from the records: each
+    states its log offset.
+    """
+
+    __slots__ = ("_derived", "_is_checked", "_near", "header")
+
+    def __init__(self, header: PackHeader) -> None:
+        self.header = header
+        self._is_checked = False
+        self._derived: memoryview | None = None  # the directory, if the one in the file is damaged
+        self._near = 0  # the extent of the last look-up: readers move forward
+
+    def position(self, views: Mappings, name: str, log_offset: int) -> int:
+        """Return the position of the record at a log offset in the file `name`.
+
+        If no record begins at the log offset, the bytes at the position do not state it.
+        """
+        directory, at, count = self._directory(views, name)
+        target = log_offset - self.header.start
+        number = self._near
+        for _ in range(2):
+            if number < count and _unpack_extent(directory, at + 8 * number)[0] <= target:
+                following = at + 8 * (number + 1)
+                if number + 1 == count or target < _unpack_extent(directory, following)[0]:
+                    break
+            number += 1
+        else:
+            number = bisect_right(
+                range(count), target, key=lambda n: int(_unpack_extent(directory, at + 8 * n)[0])
+            )
+            number = max(number - 1, 0)
+        self._near = number
+        if not count:
+            return self.header.records_end
+        first, position = _unpack_extent(directory, at + 8 * number)
+        return int(min(position + target - first, self.header.records_end))
+
+    def _directory(self, views: Mappings, name: str) -> tuple[memoryview, int, int]:
+        """Return the bytes with the extents, their position there, and their number."""
+        if self._derived is not None:
+            return self._derived, 0, len(self._derived) // EXTENT.size
+        header = self.header
+        size = EXTENT.size * header.extent_count
+        try:
+            view = views.readable(name, pack.HEADER_SIZE, size)
+        except PageUnreadable:
+            view = memoryview(b"")
+        else:
+            if self._is_checked:
+                return view, pack.HEADER_SIZE, header.extent_count
+        found = view[pack.HEADER_SIZE : header.records_at]
+        if len(found) == size and crc32(found) == header.directory_crc:
+            self._is_checked = True
+            return view, pack.HEADER_SIZE, header.extent_count
+        self._derived = self._derive(views, name)
+        return self._derived, 0, len(self._derived) // EXTENT.size
+
+    def _derive(self, views: Mappings, name: str) -> memoryview:
+        """Return a directory with one extent for each intact head."""
+        extents = bytearray()
+        at, header = self.header.records_at, self.header
+        while header.records_end - at >= record.HEADER_SIZE:
+            found = self.head_at(views, name, at)
+            if found is None:
+                following = self.find_head(views, name, at + 1)
+                if following is None:
+                    break
+                at = following
+                continue
+            extents += EXTENT.pack(found[0] - header.start, at)
+            at += found[1]
+        return memoryview(bytes(extents))
+
+    def head_at(self, views: Mappings, name: str, at: int) -> tuple[int, int] | None:
+        """Return the log offset and the stored size of the record at a position.
+
+        None if it has no intact head.
+        """
+        view = views.salvage(name, at, record.HEADER_SIZE)
+        if len(view) < record.HEADER_SIZE or view[:4] != record.MAGIC_BYTES:
+            return None
+        fields = record.HEADER.unpack_from(view)
+        log_offset = fields[record.LOG_OFFSET]
+        if not self.header.start <= log_offset < self.header.end:
+            return None
+        view = views.salvage(name, at, max(fields[record.HEAD_SIZE], record.HEADER_SIZE))
+        room = self.header.end - log_offset
+        head = record.find_head(view, 0, log_offset=LogOffset(log_offset), room=room)
+        return None if head is None else (log_offset, record.stored_size(view, 0, head))
+
+    def find_head(self, views: Mappings, name: str, begin: int) -> int | None:
+        """Return the position of the next intact head from `begin` on."""
+        end = self.header.records_end
+        for first in range(begin, end, SEARCH_BYTES):
+            chunk = bytes(views.salvage(name, first, min(SEARCH_BYTES + 3, end - first)))
+            at = chunk.find(record.MAGIC_BYTES)
+            while at >= 0:
+                if self.head_at(views, name, first + at) is not None:
+                    return first + at
+                at = chunk.find(record.MAGIC_BYTES, at + 1)
+        return None
+
+
+SEARCH_BYTES = 1 << 20  # bytes per search for the next record
+
+
+def apart(
+    data: memoryview, begin: int, log_bytes: int, segment_end: int
+) -> Iterator[tuple[int, memoryview | bytes]]:
+    """Yield the parts of a frame, each with its log offset.
+
+    A frame of a pack has `log_bytes` of the log from `begin` on, and its stubs have fewer bytes. If
+    it reaches the end of its segment, a pad follows its last record.
+    """
+    if len(data) == log_bytes:
+        yield begin, data
+        return
+    first, at, offset = 0, 0, begin  # the begin of the part, and the next record
+    while at < len(data):
+        header = record.RecordHeader._make(record.HEADER.unpack_from(data, at))
+        size = record.stored_size(data, at, header)
+        at, offset = at + size, offset + header.size
+        if size < header.size:
+            yield offset - header.size - (at - size - first), data[first:at]
+            first = at
+    if first < at:
+        yield offset - (at - first), data[first:at]
+    room = begin + log_bytes - offset
+    assert room == 0 or offset + room == segment_end, "the records have the size of the frame"
+    if room >= record.PAD.size:
+        yield offset, record.PAD.pack(record.PAD_MAGIC, room)
+
+
+@final
+class Extents:
+    """The extents of a pack that is being written."""
+
+    def __init__(self) -> None:
+        self._extents = array("Q")  # log offset minus start, and position, alternately
+        self._shift: int | None = None
+        self.position = 0  # behind the last record, from the first record on
+        self.record_count = 0
+
+    def add(self, offset: int, stored_size: int) -> None:
+        """Add the next record at `offset` behind the begin of the segment."""
+        if offset - self.position != self._shift:
+            self._shift = offset - self.position
+            self._extents.extend((offset, self.position))
+        self.position += stored_size
+        self.record_count += 1
+
+    @property
+    def count(self) -> int:
+        """The number of extents."""
+        return len(self._extents) // 2
+
+    def encode(self) -> bytes:
+        """Return the directory."""
+        base = pack.HEADER_SIZE + EXTENT.size * self.count
+        found = bytearray()
+        for n in range(0, len(self._extents), 2):
+            found += EXTENT.pack(self._extents[n], self._extents[n + 1] + base)
+        return bytes(found)
