@@ -20,6 +20,7 @@ from tidemill.broker.offline.log_scan import (
     read_one,
 )
 from tidemill.broker.offline.names import TopicNames
+from tidemill.broker.offline.packed_file import open_segment
 from tidemill.broker.offline.source import FileWindow, Source, salvaging
 from tidemill.message import salvage
 
@@ -67,7 +68,7 @@ class Backup:
         for segment in [*self.segments, *self.held]:
             if finding.log_offset is None or not segment.start <= finding.log_offset < segment.end:
                 continue
-            file = self.source.open(segment.name)
+            file = open_segment(self.source, segment.name)
             found = read_one(FileWindow(file), segment, finding.log_offset - segment.start)
             file.close()
             if isinstance(found, IntactRecord) and _is_message_of(found, affected):

@@ -35,6 +35,7 @@ from tidemill.broker.offline.log_scan import (
     walk_held,
 )
 from tidemill.broker.offline.names import TopicNames
+from tidemill.broker.offline.packed_file import open_segment
 from tidemill.broker.offline.replica_files import find_damage, read_replica_files
 from tidemill.broker.offline.source import FileWindow, Source, salvaging
 
@@ -160,7 +161,7 @@ class _Check:
         return kept
 
     def _is_unused(self, segment: LogSegment) -> bool:
-        file = self._source.open(segment.name)
+        file = open_segment(self._source, segment.name)
         try:
             data = FileWindow(file).record(0)
         finally:
@@ -270,7 +271,7 @@ class _Check:
         if not segment.start <= log_offset < segment.end:
             return False
         try:
-            file = self._source.open(segment.name)
+            file = open_segment(self._source, segment.name)
         except FileNotFoundError:
             return True  # It is unneeded by now.
         found = read_one(FileWindow(file), segment, log_offset - segment.start)

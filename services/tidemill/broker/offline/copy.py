@@ -200,7 +200,8 @@ class _Copy:
 
     def _check_room(self, segments: list[LogSegment], held: list[LogSegment], end: int) -> None:
         """Raise CopyError if the copy does not fit, before anything is written."""
-        wanted = end - segments[0].start + sum(one.size for one in held)
+        wanted = sum(one.packed_bytes or one.size for one in held)
+        wanted += sum(one.packed_bytes or min(one.end, end) - one.start for one in segments)
         missing = wanted - sum(done for _, done in self._copied.values())
         free = self._target.free_bytes()
         if missing > free:
@@ -216,7 +217,9 @@ class _Copy:
         self, segment: LogSegment, segments: list[LogSegment], end: int
     ) -> Steps[bool]:
         """Copy a segment up to `end`; return whether it existed all the time."""
-        name, stop = segment.name, min(end - segment.start, segment.size)
+        # A pack is copied as it is. The end of the log lies behind it.
+        size = segment.packed_bytes or segment.size
+        name, stop = segment.name, segment.packed_bytes or min(end - segment.start, size)
         if name in self._copied and self._copied[name][1] >= stop:
             return True  # It may be dropped now: the needed part is copied.
         try:
@@ -226,7 +229,7 @@ class _Copy:
         is_new = name not in self._copied
         file = self._target.open(name + COPYING, create=is_new)
         if is_new:
-            file.resize(segment.size)
+            file.resize(size)
             self._copied[name] = segment, 0
         try:
             begin = self._copied[name][1]

@@ -15,8 +15,17 @@ from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.disk import DROPPED
-from tidemill.broker.engine.store.segment import BLOCK_BYTES, FOLDER, HELD, PREPARED, SUFFIX
-from tidemill.broker.offline.source import FileWindow, Source
+from tidemill.broker.engine.store.segment import (
+    BLOCK_BYTES,
+    FOLDER,
+    HELD,
+    PACK_SUFFIX,
+    PACKING_SUFFIX,
+    PREPARED,
+    SUFFIX,
+)
+from tidemill.broker.offline.packed_file import open_segment, read_header
+from tidemill.broker.offline.source import FileWindow, Source, SourceFile
 
 SEARCH_BYTES = 1 << 20  # searched at once for the next record
 REMAINS_BYTES_MAX = 4 << 20  # of a damaged range, for its properties: a message of a usual size
@@ -27,7 +36,8 @@ class LogSegment(NamedTuple):
 
     name: str
     start: int
-    size: int
+    size: int  # bytes of the log in it
+    packed_bytes: int = 0  # of its file, if it is a pack
 
     @property
     def end(self) -> int:
@@ -96,22 +106,35 @@ def list_segments(source: Source) -> LogFolder:
     segments: list[LogSegment] = []
     strange = []
     for name in source.names(FOLDER):
-        stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
-        if stem in (PREPARED, DROPPED) or name.endswith(HELD):
+        stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX).removesuffix(PACK_SUFFIX)
+        if stem in (PREPARED, DROPPED) or name.endswith((HELD, PACKING_SUFFIX)):
             continue
-        if not name.endswith(SUFFIX) or not stem.isdigit():
+        if not name.endswith((SUFFIX, PACK_SUFFIX)) or not stem.isdigit():
             strange.append(name)
             continue
         try:
             file = source.open(name)
         except FileNotFoundError:
             continue  # The broker has deleted it meanwhile.
-        size = file.size()
+        size, packed_bytes = _sizes_of(file, is_pack=name.endswith(PACK_SUFFIX))
         file.close()
+        if segments and name.endswith(PACK_SUFFIX) and segments[-1].start == int(stem):
+            segments.pop()  # A start deletes the segment of a complete pack.
         is_inside = bool(segments) and int(stem) < segments[-1].end
         if size and not is_inside:
-            segments.append(LogSegment(name, int(stem), size))
+            segments.append(LogSegment(name, int(stem), size, packed_bytes))
     return LogFolder(segments, strange)
+
+
+def _sizes_of(file: SourceFile, *, is_pack: bool) -> tuple[int, int]:
+    """Return the bytes of the log in a file, and the size of the file if it is a pack.
+
+    A cut pack, or one without a header, has a size that no segment has.
+    """
+    header = read_header(file)
+    if header is not None:
+        return header.end - header.start, header.file_size
+    return (file.size() | 1 if is_pack else file.size()), 0
 
 
 def list_held(source: Source) -> list[LogSegment]:
@@ -125,7 +148,7 @@ def list_held(source: Source) -> list[LogSegment]:
             file = source.open(name)
         except FileNotFoundError:
             continue  # The broker has deleted it meanwhile.
-        held.append(LogSegment(name, int(stem), file.size()))
+        held.append(LogSegment(name, int(stem), *_sizes_of(file, is_pack=False)))
         file.close()
     return held
 
@@ -136,7 +159,7 @@ def walk_held(source: Source, segment: LogSegment) -> Iterator[BrokenRange]:
     Raises UnknownRecord.
     """
     try:
-        file = source.open(segment.name)
+        file = open_segment(source, segment.name)
     except FileNotFoundError:
         return
     try:
@@ -213,7 +236,7 @@ class LogScan:
             if segment.end <= self._begin:
                 continue
             try:
-                file = self._source.open(segment.name)
+                file = open_segment(self._source, segment.name)
             except FileNotFoundError:
                 self.vanished.append(segment)
                 continue
@@ -268,7 +291,7 @@ class LogScan:
         """Whether a later record was written when the bytes at `log_offset` were durable."""
         for segment in self._segments[number:]:
             try:
-                file = self._source.open(segment.name)
+                file = open_segment(self._source, segment.name)
             except FileNotFoundError:
                 continue
             try:

@@ -22,13 +22,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar, final
 
-from tidemill.broker.engine.layout.record import PAD, PAD_MAGIC
+from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.record import (
+    HEADER,
+    PAD,
+    PAD_MAGIC,
+    RecordHeader,
+    RecordKind,
+    is_stub,
+    stored_size,
+)
 from tidemill.broker.engine.store.disk import Disk, DiskFailed
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
-from tidemill.broker.engine.store.segment import HELD, PREPARED, SUFFIX
+from tidemill.broker.engine.store.segment import HELD, PACK_SUFFIX, PREPARED, SUFFIX
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.offline.backup import Backup
 from tidemill.broker.offline.check import check
@@ -43,6 +53,7 @@ from tidemill.broker.offline.log_scan import (
     list_segments,
     read_one,
 )
+from tidemill.broker.offline.packed_file import open_segment
 from tidemill.broker.offline.rebuild import (
     MendReport,
     derived_findings,
@@ -264,7 +275,7 @@ class _Mending:
         compared = sum(map(self._compare, [*before[-1:], *([own] if own else []), *behind[:1]]))
         if not compared and (self._segments or not self._backup.is_same_life):
             raise NotMendable("the backup has no record beside it that could be compared")
-        name = own.name if own else f"{LOG_FOLDER}/{start:020d}{SUFFIX}"
+        name = f"{LOG_FOLDER}/{start:020d}{SUFFIX}"
         new = self._spliced(name, theirs, own, needed_to=needed_to, log_end=self._log_end)
         if not behind and not self._accepts_loss:
             self._check_last_record(new, theirs, own)
@@ -385,14 +396,14 @@ class _Mending:
         if theirs is None:
             return 0
         end = _extent(self._backup.source, theirs, 0).end
-        file = self._backup.source.open(theirs.name)
+        file = open_segment(self._backup.source, theirs.name)
         try:
             window = FileWindow(file)
             for found in _intact(self._source, own):
                 at = found.log_offset - own.start
                 if at >= end:
                     break
-                if window.view(at, found.header.size) != found.data:
+                if not _is_same(window.view(at, found.header.size), found.data):
                     raise NotMendable("the backup has other records there: its store lived on")
                 count += 1
         finally:
@@ -407,7 +418,7 @@ class _Mending:
         file = disk.open(temporary, create=True)
         file.resize(new.size)
         for source, name, begin, end in new.parts:
-            opened = source.open(name)
+            opened = open_segment(source, name)
             for at in range(begin, end, SLICE_BYTES):
                 file.write_at(at, [opened.read_at(at, min(SLICE_BYTES, end - at))])
             opened.close()
@@ -417,11 +428,32 @@ class _Mending:
         file.close()
         disk.rename(temporary, new.name)
         disk.folder(LOG_FOLDER).sync()
+        packed = new.name.removesuffix(SUFFIX) + PACK_SUFFIX
+        if packed in disk.names(LOG_FOLDER):
+            # Behind the segment: until then a start uses the pack, as before the mend.
+            disk.delete(packed)
+            disk.folder(LOG_FOLDER).sync()
+
+
+def _is_same(one: memoryview, other: memoryview) -> bool:
+    """Return whether two intact records are the same; one may be the stub of the other."""
+    forms = [_stubbed(one), _stubbed(other)]
+    return one == other or forms[0] == forms[1]
+
+
+def _stubbed(data: memoryview) -> bytes:
+    """Return the stub of a message, and other records unchanged."""
+    header = RecordHeader._make(HEADER.unpack_from(data))
+    size = stored_size(data, 0, header)
+    if header.kind == RecordKind.MESSAGE and not is_stub(header):
+        with suppress(ValueError):
+            return message.encode_stub(data)
+    return bytes(data[:size])
 
 
 def _extent(source: Source, segment: LogSegment, begin: int) -> _Extent:
     """Return how far the records of a segment are intact from byte `begin` on."""
-    file = source.open(segment.name)
+    file = open_segment(source, segment.name)
     try:
         window, at = FileWindow(file), begin
         while isinstance(found := read_one(window, segment, at), IntactRecord):
@@ -435,7 +467,7 @@ def _extent(source: Source, segment: LogSegment, begin: int) -> _Extent:
 
 def _intact(source: Source, segment: LogSegment) -> Iterator[IntactRecord]:
     """Yield the intact records of a segment, past damaged ones."""
-    file = source.open(segment.name)
+    file = open_segment(source, segment.name)
     try:
         window, at = FileWindow(file), 0
         while isinstance(found := read_one(window, segment, at), IntactRecord | BrokenRange):

@@ -32,7 +32,6 @@ from typing import NamedTuple
 from zlib import crc32
 
 MAGIC = 0x544D4C50  # "TMLP"
-MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 VERSION = 1
 HEADER_SIZE = 4096  # bytes: one page
 _PREFIX = struct.Struct(">II")

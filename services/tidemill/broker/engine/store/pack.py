@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import final
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import pack, record
@@ -14,6 +14,9 @@ from tidemill.broker.engine.layout.pack import EXTENT, PackHeader
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 
 _unpack_extent = EXTENT.unpack_from
+SEARCH_BYTES = 1 << 20  # bytes per search for the next record
+# Returns bytes of a pack from a position on, with zeros for unreadable pages.
+PackReader: TypeAlias = Callable[[int, int], memoryview]
 
 
 @final
@@ -74,56 +77,65 @@ class Pack:
         if len(found) == size and crc32(found) == header.directory_crc:
             self._is_checked = True
             return view, pack.HEADER_SIZE, header.extent_count
-        self._derived = self._derive(views, name)
+        self._derived = memoryview(derive_directory(self._reader(views, name), header))
         return self._derived, 0, len(self._derived) // EXTENT.size
-
-    def _derive(self, views: Mappings, name: str) -> memoryview:
-        """Return a directory with one extent for each intact head."""
-        extents = bytearray()
-        at, header = self.header.records_at, self.header
-        while header.records_end - at >= record.HEADER_SIZE:
-            found = self.head_at(views, name, at)
-            if found is None:
-                following = self.find_head(views, name, at + 1)
-                if following is None:
-                    break
-                at = following
-                continue
-            extents += EXTENT.pack(found[0] - header.start, at)
-            at += found[1]
-        return memoryview(bytes(extents))
 
     def head_at(self, views: Mappings, name: str, at: int) -> tuple[int, int] | None:
         """Return the log offset and the stored size of the record at a position.
 
         None if it has no intact head.
         """
-        view = views.salvage(name, at, record.HEADER_SIZE)
-        if len(view) < record.HEADER_SIZE or view[:4] != record.MAGIC_BYTES:
-            return None
-        fields = record.HEADER.unpack_from(view)
-        log_offset = fields[record.LOG_OFFSET]
-        if not self.header.start <= log_offset < self.header.end:
-            return None
-        view = views.salvage(name, at, max(fields[record.HEAD_SIZE], record.HEADER_SIZE))
-        room = self.header.end - log_offset
-        head = record.find_head(view, 0, log_offset=LogOffset(log_offset), room=room)
-        return None if head is None else (log_offset, record.stored_size(view, 0, head))
+        return _head_at(self._reader(views, name), self.header, at)
 
     def find_head(self, views: Mappings, name: str, begin: int) -> int | None:
         """Return the position of the next intact head from `begin` on."""
-        end = self.header.records_end
-        for first in range(begin, end, SEARCH_BYTES):
-            chunk = bytes(views.salvage(name, first, min(SEARCH_BYTES + 3, end - first)))
-            at = chunk.find(record.MAGIC_BYTES)
-            while at >= 0:
-                if self.head_at(views, name, first + at) is not None:
-                    return first + at
-                at = chunk.find(record.MAGIC_BYTES, at + 1)
+        return _find_head(self._reader(views, name), self.header, begin)
+
+    @staticmethod
+    def _reader(views: Mappings, name: str) -> PackReader:
+        return lambda at, size: views.salvage(name, at, size)
+
+
+def derive_directory(read: PackReader, header: PackHeader) -> bytes:
+    """Return a directory with one extent for each intact head."""
+    extents, at = bytearray(), header.records_at
+    while header.records_end - at >= record.HEADER_SIZE:
+        found = _head_at(read, header, at)
+        if found is None:
+            following = _find_head(read, header, at + 1)
+            if following is None:
+                break
+            at = following
+            continue
+        extents += EXTENT.pack(found[0] - header.start, at)
+        at += found[1]
+    return bytes(extents)
+
+
+def _head_at(read: PackReader, header: PackHeader, at: int) -> tuple[int, int] | None:
+    view = read(at, record.HEADER_SIZE)
+    if len(view) < record.HEADER_SIZE or view[:4] != record.MAGIC_BYTES:
         return None
+    fields = record.HEADER.unpack_from(view)
+    log_offset = fields[record.LOG_OFFSET]
+    if not header.start <= log_offset < header.end:
+        return None
+    view = read(at, max(fields[record.HEAD_SIZE], record.HEADER_SIZE))
+    room = header.end - log_offset
+    head = record.find_head(view, 0, log_offset=LogOffset(log_offset), room=room)
+    return None if head is None else (log_offset, record.stored_size(view, 0, head))
 
 
-SEARCH_BYTES = 1 << 20  # bytes per search for the next record
+def _find_head(read: PackReader, header: PackHeader, begin: int) -> int | None:
+    end = header.records_end
+    for first in range(begin, end, SEARCH_BYTES):
+        chunk = bytes(read(first, min(SEARCH_BYTES + 3, end - first)))
+        at = chunk.find(record.MAGIC_BYTES)
+        while at >= 0:
+            if _head_at(read, header, first + at) is not None:
+                return first + at
+            at = chunk.find(record.MAGIC_BYTES, at + 1)
+    return None
 
 
 def apart(
