@@ -232,7 +232,11 @@ class RestartAnywhere(RuleBasedStateMachine):
             self.commit()
             if self.steps is None:
                 engine, now_ms = self.world.engine, self.world.now_ms
-                if engine.retention.is_due(now_ms, engine.timers):
+                engine.retention.note(now_ms, None)
+                look = engine.retention.find_look(now_ms)
+                if look is not None:
+                    self.work, self.steps = "look", look
+                elif engine.retention.is_due(now_ms, engine.timers):
                     self.work, self.steps = "retire", engine.retention.retire_oldest(now_ms)
                 else:
                     self.work, self.steps = "checkpoint", engine.checkpoints.write()

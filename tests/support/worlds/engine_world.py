@@ -385,7 +385,11 @@ class World:
     def background(
         self, steps: int = 10_000, *, between: Callable[[], None] = lambda: None
     ) -> None:
-        """Run background work until it is done; call `between` after slices, as `checkpoint`."""
+        """Run background work until it is done; call `between` after slices, as `checkpoint`.
+
+        It begins with a look of retention at all queues, as after 10 s.
+        """
+        self.engine.retention.request_look()
         for _ in range(steps):
             files = self.engine.background.step(
                 self.now_ms, firing_ms=self.now_ms, monotonic_ms=self.monotonic_ms

@@ -223,6 +223,7 @@ class TimerWorld(World):
     ) -> None:
         """Run background work until it is done, at most `steps` steps."""
         self.judge()  # Retention must not remove unread records.
+        self.engine.retention.request_look()
         for _ in range(steps):
             files = self.engine.background.step(self.now_ms, firing_ms=self.now_ms)
             if files is None:

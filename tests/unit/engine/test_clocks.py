@@ -14,7 +14,7 @@ from tests.support.worlds.timer_world import SECOND_MS, TimerWorld
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD
 from tidemill.broker.engine.store.log_times import first_stored_at_ms
-from tidemill.broker.engine.upkeep.retention import SETTLE_MS
+from tidemill.broker.engine.upkeep.log_ages import SETTLE_MS
 from tidemill.common.errors import InvalidReceiptHandle
 
 HOUR_MS = 3600 * 1000

@@ -50,6 +50,8 @@ from tidemill.broker.engine.timer.index import TimerIndex, open_index
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.background import BackgroundJobs
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints, SnapshotSize
+from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
+from tidemill.broker.engine.upkeep.log_ages import LogAges
 from tidemill.broker.engine.upkeep.merge import Merges
 from tidemill.broker.engine.upkeep.parts import QuietMoment, UpkeepParts
 from tidemill.broker.engine.upkeep.rebuild import Rebuilds
@@ -116,6 +118,7 @@ class Engine:
             self.inspection,
             config,
             check_sends=self.commands.check_sends,
+            groups_below=self._groups_below,
         )
         self.purge = Purge(self.catalog, self.trims)
         self.broker_groups = BrokerGroups(self.catalog, self.administration)
@@ -148,6 +151,7 @@ class Engine:
             self.room,
             self.tally,
         )
+        self.live_bytes = LiveBytes(self.store, self.catalog, self.tally)
         held_segments = HeldSegments(timer_index, self.log, self.catalog)
         self.checkpoints = Checkpoints(parts, snapshot_size)
         self.retention = Retention(
@@ -159,6 +163,8 @@ class Engine:
             self.trims,
             self.checkpoints,
             ArchiveGate(self.catalog, self.room, config),
+            LogAges(),
+            self.live_bytes,
         )
         self.timers = DelayedMessages(
             self.disk,
@@ -173,7 +179,7 @@ class Engine:
             ready=self.state.mark_topic_ready,
             is_retirement_near=self.retention.is_near,
         )
-        self.rebuilds = Rebuilds(parts, self.checkpoints, ended=self.consumption.resume)
+        self.rebuilds = Rebuilds(parts, self.checkpoints, ended=self._resume)
         self.background = BackgroundJobs(
             self.log,
             self.checkpoints,
@@ -184,6 +190,15 @@ class Engine:
             self.quiet,
             self.room,
         )
+
+    def _groups_below(self, level: int) -> list[str]:
+        """Return the broker groups of the cluster below a feature level."""
+        return self.broker_groups.find_below(level)
+
+    def _resume(self) -> None:
+        """Continue the work that waited for the rebuild of a queue file."""
+        self.consumption.resume()
+        self.retention.request_look()
 
     # ------------------------------------------------------------ the round
 

@@ -8,7 +8,8 @@ deadlines the messages expire.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import final
 
 from tidemill.broker.engine.fold import Fold
@@ -42,6 +43,7 @@ class QueueTrims:
         self._fold = fold
         self.messages: Counter[tuple[TopicId, TrimReason]] = Counter()
         self.size_bytes: Counter[tuple[TopicId, TrimReason]] = Counter()
+        self.purged_count = 0  # rows of purges
 
     def find_readers(self, topic_ids: Collection[TopicId]) -> Generator[None, None, Readers]:
         """Return the groups that have begun to read each topic, in slices."""
@@ -55,23 +57,32 @@ class QueueTrims:
         return readers
 
     def trim(
-        self, rows: Sequence[TrimmedQueue], readers: Readers, now_ms: int
+        self,
+        rows: Sequence[TrimmedQueue],
+        readers: Readers,
+        now_ms: int,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Generator[None, None, None]:
-        """Let queues begin later, in slices. Rows without effect are omitted."""
+        """Let queues begin later, in slices. Rows without effect are omitted.
+
+        `is_wanted` is asked in each slice with records: the reason may have ended.
+        """
         for begin in range(0, len(rows), trim.ROWS_MAX):
             part = rows[begin : begin + trim.ROWS_MAX]
             sizes: dict[TrimmedQueue, int] = {}
             for row in part:
                 sizes[row] = yield from self._size_of(row)
-            yield from self._expire(part, readers, now_ms)
+            yield from self._expire(part, readers, now_ms, is_wanted)
             # From here on without a slice: another trim must not come between count and record.
             found = [row for row in part if self._is_effective(row)]
-            if not found:
+            if not found or not is_wanted():
                 continue
             for row in found:
                 key = row.topic_id, row.reason
                 self.messages[key] += row.low - self._queue(row).min_offset
                 self.size_bytes[key] += sizes[row]
+                self.purged_count += row.reason is TrimReason.PURGE
             # Gathered acks are applied but not logged. They must precede the record below.
             self._acks.record(now_ms)
             self._fold.append(Trim(found), now_ms)
@@ -95,10 +106,9 @@ class QueueTrims:
             count = min(row.low - offset, ENTRIES_A_SLICE)
             if count <= 0:
                 break
-            try:
+            # A damaged file is rebuilt later. The count is for metrics.
+            with suppress(BlockFileDamaged):
                 size_bytes += size_of(read_entries(queue, offset, count))
-            except BlockFileDamaged:
-                pass  # The file is rebuilt. The count is for metrics.
             offset += count
             left -= count
             if left <= 0:
@@ -107,14 +117,18 @@ class QueueTrims:
         return size_bytes
 
     def _expire(
-        self, rows: Sequence[TrimmedQueue], readers: Readers, now_ms: int
+        self,
+        rows: Sequence[TrimmedQueue],
+        readers: Readers,
+        now_ms: int,
+        is_wanted: Callable[[], bool],
     ) -> Generator[None, None, None]:
         """Move the groups past the messages that they never popped."""
         ranges: list[ExpiredRange] = []
         seen = 0
         for row in rows:
             for group_id in readers.get(row.topic_id, ()):
-                if not self._is_effective(row):
+                if not self._is_effective(row) or not is_wanted():
                     break
                 if group_id in self._catalog.groups:
                     key = group_id, row.topic_id, row.queue_id

@@ -30,6 +30,12 @@ from tidemill.broker.engine.metadata.pull_offsets import (
 )
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.metadata.topic_retention import (
+    BROKER_DEFAULT,
+    NO_CHANGE,
+    RETENTION_LEVEL,
+    RetentionChange,
+)
 from tidemill.broker.engine.pop.consumption import Consumption
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.queries.inspection import Inspection
@@ -78,8 +84,12 @@ class Administration:
         config: EngineConfig,
         *,
         check_sends: Callable[[], None],
+        groups_below: Callable[[int], list[str]],
     ) -> None:
-        """`check_sends` raises an error if the broker accepts no messages at present."""
+        """`check_sends` raises an error if the broker accepts no messages at present.
+
+        `groups_below` returns the broker groups of the cluster below a feature level.
+        """
         self._catalog = catalog
         self._store = store
         self._fold = fold
@@ -89,6 +99,7 @@ class Administration:
         self.auto_create_groups = config.auto_create_groups
         self._recreate_block_ms = config.recreate_block_ms
         self._check_sends = check_sends
+        self._groups_below = groups_below
         self._default_queues = config.default_queues
         self._quota = Quota(
             topics_max=config.topics_max,
@@ -156,12 +167,15 @@ class Administration:
         type_: TopicType | None,
         queues: int,
         delivery_spread_ms: int | None = None,
+        retention: RetentionChange = NO_CHANGE,
         is_forced: bool = False,
+        is_dry: bool = False,
         now_ms: int,
     ) -> Topic:
         """Create or change a topic; None and 0 queues keep the value, or set the default.
 
-        The type of a topic with messages changes only if `is_forced`. Raises Conflict, BadRequest.
+        The type of a topic with messages changes only if `is_forced`. `is_dry` only checks. Raises
+        Conflict, BadRequest.
         """
         if not 0 <= (delivery_spread_ms or 0) <= SPREAD_MS_MAX:
             raise BadRequest(
@@ -182,6 +196,7 @@ class Administration:
                 delivery_spread_ms=delivery_spread_ms or 0,
                 placements=self._catalog.membership.placements(queues or self._default_queues),
                 created_at_ms=self._created_at_ms(now_ms),
+                retention=retention.apply_to(BROKER_DEFAULT),
             )
         else:
             if old.is_system:
@@ -191,6 +206,7 @@ class Administration:
             )
             if delivery_spread_ms is not None:
                 topic = replace(topic, delivery_spread_ms=delivery_spread_ms)
+            topic = replace(topic, retention=retention.apply_to(old.retention))
             if topic.queues < old.queues:
                 raise Conflict(
                     f"topic {name!r} has {old.queues} queues, and their number can only grow; to"
@@ -209,7 +225,50 @@ class Administration:
                 topic = replace(topic, placements=tuple([(name, topic.queues) for name in names]))
             if topic.type is not old.type and not is_forced:
                 self._check_empty(old, topic.type)
-        self._put(topic_item(topic), now_ms)
+        self._check_retention_level(topic)
+        if not is_dry:
+            self._put(topic_item(topic), now_ms)
+        return topic
+
+    def _check_retention_level(self, topic: Topic) -> None:
+        """Raise Conflict if a topic has a retention that a broker group cannot know yet."""
+        if topic.retention == BROKER_DEFAULT:
+            return
+        behind = self._groups_below(RETENTION_LEVEL)
+        if behind:
+            raise Conflict(
+                f"a retention of a topic needs feature level {RETENTION_LEVEL}, and these broker"
+                f" groups are below it: {', '.join(behind)}; upgrade all their replicas, and remove"
+                f" feature_level_max"
+            )
+
+    def put_dead_letter_topic(
+        self, name: str, *, retention: RetentionChange, is_dry: bool, now_ms: int
+    ) -> Topic:
+        """Change the retention of a dead-letter topic at this broker group.
+
+        It is created if its consumer group exists. Raises TopicNotFound, Conflict, BadRequest.
+        """
+        group = name.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
+        old = self._catalog.find_topic(name)
+        is_known = self._catalog.find_group(group) is not None or name == TIMER_DEAD_LETTER_TOPIC
+        if old is None and not is_known:
+            raise TopicNotFound(f"there is no consumer group to the topic {name!r}")
+        new = retention.apply_to(BROKER_DEFAULT if old is None else old.retention)
+        if new != BROKER_DEFAULT and self._catalog.feature_level < RETENTION_LEVEL:
+            raise Conflict(
+                f"a retention of a topic needs feature level {RETENTION_LEVEL}, and broker group"
+                f" {self._catalog.broker_name} has {self._catalog.feature_level}; upgrade all its"
+                f" replicas, and remove feature_level_max"
+            )
+        if is_dry and old is None:
+            return Topic(
+                id=TopicId(0), version=0, name=name, type=TopicType.NORMAL, queues=1, is_system=True
+            )
+        topic = old or ensure_system_topic(self._catalog, self._fold, name, now_ms)
+        if not is_dry and topic.retention != new:
+            topic = replace(topic, version=topic.version + 1, retention=new)
+            self._put(topic_item(topic), now_ms)
         return topic
 
     def _check_empty(self, topic: Topic, type_: TopicType) -> None:

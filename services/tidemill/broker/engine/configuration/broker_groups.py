@@ -21,6 +21,7 @@ from tidemill.broker.engine.metadata.membership import (
     redistribute,
 )
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict, Forbidden
+from tidemill.common.feature_level import FIRST_LEVEL
 from tidemill.message.broker_names import check_address, is_loopback_address
 
 TOPICS_A_SLICE = 16  # topics with queues that move to other members
@@ -45,6 +46,18 @@ class BrokerGroups:
         """Whether this broker is the home of others."""
         home = self._membership.home
         return home is not None and home.name == self._catalog.broker_name
+
+    def find_below(self, level: int) -> list[str]:
+        """Return the broker groups of the cluster below a feature level, sorted.
+
+        A member that has not reported since this home started counts as level 1.
+        """
+        own = self._catalog.broker_name
+        levels = {
+            name: self.feature_levels.get(name, FIRST_LEVEL) for name in self._membership.groups
+        }
+        levels[own] = self._catalog.feature_level
+        return sorted(name for name, known in levels.items() if known < level)
 
     def found(self, addresses: Mapping[str, str], now_ms: int) -> None:
         """Become the home of these broker groups, which include this one. Keys are names.

@@ -23,6 +23,7 @@ from tidemill.broker.engine.metadata.catalog import (
     topic_item,
 )
 from tidemill.broker.engine.metadata.membership import Home, home_item
+from tidemill.broker.engine.metadata.topic_retention import BROKER_DEFAULT, RETENTION_LEVEL
 from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.broker.engine.queries.removal_check import Readers, RemovalBacklog, RemovalCount
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -150,6 +151,9 @@ class Following:
                 known = None if other is known else known
         own_id = TopicId(catalog.next_id) if known is None else known.id
         topic = replace(homes, id=own_id, home_id=homes.id)
+        if catalog.feature_level < RETENTION_LEVEL:
+            # It joined after the setting was made. The log may not have the setting yet.
+            topic = replace(topic, retention=BROKER_DEFAULT)
         if self._catalog.topics.get(own_id) != topic:
             self._administration.record(topic_item(topic), now_ms)
 

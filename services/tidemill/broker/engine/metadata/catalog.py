@@ -32,6 +32,12 @@ from tidemill.broker.engine.metadata.membership import (
 )
 from tidemill.broker.engine.metadata.pull_offsets import ITEM_PREFIX as PULL_PREFIX
 from tidemill.broker.engine.metadata.pull_offsets import PullOffsets, key_of, pull_offset_item
+from tidemill.broker.engine.metadata.topic_retention import (
+    BROKER_DEFAULT,
+    TopicRetention,
+    decode_retention,
+    retention_item,
+)
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.common.feature_level import FEATURE_LEVEL, FIRST_LEVEL
 
@@ -86,6 +92,7 @@ class Topic:
     # Creation time in a cluster; 0 for a topic from before, or of a single broker. A home that was
     # restored from a backup assigns ids a second time; this time tells the incarnations apart.
     created_at_ms: int = 0
+    retention: TopicRetention = BROKER_DEFAULT
 
 
 # (id of a topic at the home, time in ms), in order of the ids.
@@ -218,6 +225,13 @@ class Catalog:
     def retry_topics_for(self, topic_id: TopicId) -> list[TopicId]:
         """Return the retry topics of all groups for a topic."""
         return [id_ for id_ in self._retries_of_topic.get(topic_id, ()) if self.is_alive(id_)]
+
+    def retention_of(self, topic: Topic) -> TopicRetention:
+        """Return the retention of a topic; a retry topic has only the time of its topic."""
+        if topic.retry_of is None:
+            return topic.retention
+        origin = self.topics.get(topic.retry_of[1])
+        return BROKER_DEFAULT if origin is None else TopicRetention(ms=origin.retention.ms)
 
     def _is_orphan(self, topic: Topic) -> bool:
         if topic.retry_of is None:
@@ -500,6 +514,10 @@ def topic_item(topic: Topic) -> dict[str, Any]:
     for name in ("delivery_spread_ms", "home_id", "placements", "created_at_ms"):
         if not values[name]:
             del values[name]
+    if topic.retention == BROKER_DEFAULT:
+        del values["retention"]
+    else:
+        values["retention"] = retention_item(topic.retention)
     return {"op": "topic", "topic": values}
 
 
@@ -519,7 +537,13 @@ def decode_topic(values: dict[str, Any]) -> Topic:
     topic = Topic(**values)
     retry_of = tuple(values["retry_of"]) if values["retry_of"] else None
     placements = tuple([(name, queues) for name, queues in values.get("placements", ())])
-    return replace(topic, type=TopicType(values["type"]), retry_of=retry_of, placements=placements)
+    return replace(
+        topic,
+        type=TopicType(values["type"]),
+        retry_of=retry_of,
+        placements=placements,
+        retention=decode_retention(values.get("retention", {})),
+    )
 
 
 def decode_group(values: dict[str, Any]) -> ConsumerGroup:

@@ -50,6 +50,10 @@ class PullOffsets:
         """Return the keys of a group."""
         return list(self._of_group.get(group_id, ()))
 
+    def group_ids_of(self, topic_id: TopicId) -> set[GroupId]:
+        """Return the groups with a pull offset in a topic."""
+        return {key[0] for key in self._of_topic.get(topic_id, ())}
+
     def has_room(self, group_id: GroupId) -> bool:
         """Return whether a group may have another offset."""
         free_count = PULL_OFFSETS_MAX - len(self._offsets)

@@ -99,6 +99,11 @@ class ProgressIndex:
         keys = islice(self._of_topic.get(topic_id, ()), READERS_LOOK_MAX)
         return set(map(itemgetter(0), keys)) & self._catalog.groups.keys()
 
+    def find_readers(self, topic_id: TopicId) -> set[GroupId] | None:
+        """Return all groups that have begun to read a topic; None if it has too many readers."""
+        is_few = len(self._of_topic.get(topic_id, ())) <= READERS_LOOK_MAX
+        return self.group_ids_of(topic_id) if is_few else None
+
     # ------------------------------------------------------------ deletion
 
     def delete_group(self, group_id: GroupId) -> None:

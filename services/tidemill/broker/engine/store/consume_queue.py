@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
@@ -173,6 +173,10 @@ class ConsumeQueue:
         del self.tail[: max(end - self.base, 0) * SIZE]
         self.base = max(self.base, end)
         self.max_offset = QueueOffset(max(self.max_offset, end))
+
+    def is_in(self, files: Collection[BlockFile]) -> bool:
+        """Whether all files of the queue are among `files`: those that are not deleted."""
+        return all(file in files for file in self._files)
 
     def runs_between(self, from_offset: int, to_offset: int) -> range:
         """Return the numbers of the runs in files between two log offsets."""

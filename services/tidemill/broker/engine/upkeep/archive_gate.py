@@ -15,6 +15,7 @@ from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.pull_offsets import Key
 from tidemill.broker.engine.room import DiskRoom
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 ROOM_SEGMENTS_MIN: Final = 4
 QUEUES_A_LOOK: Final = 256  # 1 to 2 ms if each needs the checksum of a cold block
@@ -50,6 +51,10 @@ class ArchiveGate:
         self._unchecked: list[Key] = []
         self._is_passing = False
         self._notices: list[GateNotice] = []
+        # From feature level 2 on, of the current look at all queues:
+        self._holds_queues = False
+        self._passes_queues = False
+        self._passed_ends: set[int] = set()  # of segments whose unsealed messages are dead
 
     def take_notices(self) -> list[GateNotice]:
         """Return and clear the notices for operators."""
@@ -80,6 +85,49 @@ class ArchiveGate:
         """Note that the oldest segment was dropped."""
         self.passed_count += self._is_passing
         self.reset()
+
+    # ------------------------------------------------------------ from feature level 2 on
+
+    def begin_look(self) -> None:
+        """Begin a look at all queues."""
+        self._holds_queues = self._passes_queues = False
+
+    def bound(self, queue: ConsumeQueue, low: int, *, segment_end: int) -> int:
+        """Return how far a queue may lose the messages before `low`.
+
+        `segment_end` is the log offset at which the oldest segment ends. Without room, the gate
+        gives way for the messages of that segment only. Raises BlockFileDamaged.
+        """
+        sealed = self.sealed_offset(queue.topic_id, queue.queue_id)
+        if sealed is None or sealed >= low:
+            return low
+        if self._room.bytes_until_full >= self._room_bytes_min:
+            self._holds_queues = True
+            return sealed
+        passed = min(low, max(sealed, queue.offset_behind(segment_end)))
+        if passed > max(sealed, queue.min_offset):
+            self._passes_queues = True
+            self._passed_ends.add(segment_end)
+            group_id = self._group_id()
+            assert group_id is not None, "it has a sealed offset"
+            self._blocker = group_id, queue.topic_id, queue.queue_id
+        return passed
+
+    def end_look(self) -> bool:
+        """End a look; return whether the gate has given way in it."""
+        self.is_holding = self._holds_queues
+        room_bytes = self._room.bytes_until_full
+        is_over = not self._holds_queues or room_bytes >= self._room_bytes_min * 5 // 4
+        if self._passes_queues or (self.gives_way and is_over):
+            self._note(gives_way=self._passes_queues, room_bytes=room_bytes)
+        return self._passes_queues
+
+    def note_end(self, end: int) -> None:
+        """Note that the oldest segment was dropped; it ended at log offset `end`."""
+        self.passed_count += end in self._passed_ends
+        self._passed_ends.discard(end)
+
+    # ------------------------------------------------------------ sealed offsets
 
     def reset(self) -> None:
         """Hold nothing and end the search: no segment is past its retention."""

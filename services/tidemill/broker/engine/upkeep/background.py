@@ -123,6 +123,9 @@ class BackgroundJobs:
             return retention.give_up_oldest(now_ms) if is_due else None
         if retention.is_due(now_ms, self._timers):
             return retention.retire_oldest(now_ms)
+        look = retention.find_look(now_ms)
+        if look is not None:
+            return look
         return _nothing() if retention.gate.is_searching else None
 
     def _choose_following(self, now_ms: int, *, firing_ms: int) -> Steps | None:
@@ -134,6 +137,9 @@ class BackgroundJobs:
             return steps
         if self._checkpoints.is_due or self._retention.wants_checkpoint_at_replica():
             return self._checkpoints.write()
+        steps = self._retention.find_look(now_ms, is_master=False)
+        if steps is not None:
+            return steps
         if self._retention.is_due_at_replica(self._timers):
             return self._retention.give_up_oldest(now_ms)
         return self._merges.merge() if self._merges.is_due else None
@@ -142,6 +148,8 @@ class BackgroundJobs:
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
         if steps is None and self._retention.is_due(now_ms, self._timers):
             return self._retention.retire_oldest(now_ms)
+        if steps is None:
+            steps = self._retention.find_look(now_ms)
         if steps is None and self._retention.wants_checkpoint(now_ms, self._timers):
             return None if self._checkpoints.waits_for_room else self._checkpoints.write()
         if steps is None and self._merges.is_due:

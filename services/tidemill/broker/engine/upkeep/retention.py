@@ -6,6 +6,7 @@ records are durable. Therefore the log from its minimum offset on always rebuild
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import final
 
 import numpy as np
@@ -38,10 +39,11 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION, Checkpoints
+from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
+from tidemill.broker.engine.upkeep.log_ages import LogAges
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
+from tidemill.broker.engine.upkeep.retention_rules import RetentionRules
 
-LONG_AGO_MS = -(1 << 62)
-SETTLE_MS = 60_000  # after a start; a machine corrects its clock within seconds
 QUEUES_A_LOOK = 256  # 1 to 2 ms if each queue checks a block that is not cached
 # Each of these takes about a millisecond per slice:
 QUEUES_CUT_A_SLICE = 16  # queues bisected, in files that may not be cached
@@ -49,6 +51,40 @@ ENDS_STATED_A_SLICE = 1024  # ends of queues, in one record
 PROGRESS_SEEN_A_SLICE = 4096
 EXPIRED_SEEN_A_SLICE = 256  # queues of groups; each costs 1,
 EXPIRED_BISECTED = 16  # or this much if the queue is bisected
+
+
+@final
+class SegmentSearch:
+    """A search for a queue that needs the oldest segment.
+
+    Each call checks some queues, and the next call continues: no message is added before the end of
+    the segment.
+    """
+
+    def __init__(self) -> None:
+        self._witness: ConsumeQueue | None = None  # a queue that needs the segment
+        self._unseen: list[ConsumeQueue] = []  # for the segment that ends at `_end`
+        self._end = 0
+
+    def is_over(
+        self,
+        queues: Mapping[tuple[TopicId, QueueId], ConsumeQueue],
+        end: int,
+        is_needed_by: Callable[[ConsumeQueue], bool],
+    ) -> bool:
+        """Whether no queue needs the segment that ends at log offset `end`."""
+        if self._witness is not None and is_needed_by(self._witness):
+            return False
+        self._witness = None
+        if end != self._end:
+            self._unseen, self._end = [], end
+        unseen = self._unseen = self._unseen or list(queues.values())
+        for queue in unseen[-QUEUES_A_LOOK:]:
+            if is_needed_by(queue):
+                self._witness, self._unseen = queue, []
+                return False
+        del unseen[-QUEUES_A_LOOK:]
+        return not unseen
 
 
 @final
@@ -65,6 +101,8 @@ class Retention:
         trims: QueueTrims,
         checkpoints: Checkpoints,
         gate: ArchiveGate,
+        ages: LogAges,
+        live_bytes: LiveBytes,
     ) -> None:
         self._store = parts.store
         self._log = parts.store.log
@@ -78,45 +116,85 @@ class Retention:
         self._checkpoints = checkpoints
         self._quiet = parts.quiet
         self.gate = gate
+        self._ages = ages
+        self.live_bytes = live_bytes
         self.retention_ms = parts.config.retention_ms
         self._recreate_block_ms = parts.config.recreate_block_ms
         self._retention_bytes = parts.config.retention_bytes
         self.may_go_before = 0  # at a replica: the begin of the master's log
         # By segment start: when this process filled the segment, in monotonic time.
         self._full_since_ms: dict[int, int] = {}
-        self._monotonic_ms: int | None = None  # None: unknown until the first `note`
-        # An earlier process has filled the segments before this offset. Their age follows from wall
-        # time plus its largest lag behind monotonic time in the first minute.
+        # An earlier process has filled the segments before this offset.
         self._inherited_end = 0
-        self._lag_ms = LONG_AGO_MS
-        self._sure_at_ms = 0
-        self._is_sure = False
-        self._has_one_clock = False  # wall time is monotonic
-        # A queue with messages in the oldest segment, and the queues that are not checked yet.
-        self._witness: ConsumeQueue | None = None
-        # The list is for the segment that ends here.
-        self._unseen: list[ConsumeQueue] = []
-        self._unseen_end = 0
+        self.rules = RetentionRules(
+            parts, trims, ages, live_bytes, gate, default_ms=parts.config.retention_ms
+        )
+        self._was_count = False  # the last look
+        # Searches for a message in the oldest segment: a live one, and one that will be live for
+        # longer than a lead.
+        self._live_search = SegmentSearch()
+        self._lasting_search = SegmentSearch()
 
     def is_near(self, now_ms: int, lead_ms: int) -> bool:
         """Whether the retention of the oldest segment ends within `lead_ms`, timers aside."""
         log = self._log
         if len(log.segments) < 2 or log.committed_offset <= log.segments[1].start:
             return False
-        if self._is_too_large:
-            return True
-        if self._monotonic_ms is not None and self._is_sure:
+        if not self._is_too_large and self._age_ms(now_ms) < self.retention_ms - lead_ms:
+            return False
+        # From level 2 on the messages have times of their own, and may stay longer. Timers are not
+        # moved earlier than before: a log of timers alone would be copied again and again.
+        return not self.rules.is_active or self._will_be_dead(log.segments[0].end, now_ms, lead_ms)
+
+    def _age_ms(self, now_ms: int) -> int:
+        """Return the age of the oldest segment: that of its youngest record."""
+        ages = self._ages
+        if ages.monotonic_ms is not None and ages.is_sure:
             # A record stored by a fast clock must not hold back the segments after it.
-            at_ms = now_ms if self._has_one_clock else self._monotonic_ms
-            return at_ms - self._since_ms(at_ms) >= self.retention_ms - lead_ms
+            at_ms = now_ms if ages.has_one_clock else ages.monotonic_ms
+            return at_ms - self._since_ms(at_ms)
         # The next segment began at that time, so all records of the oldest are at least as old.
-        return first_stored_at_ms(log, 1) + self.retention_ms - lead_ms <= now_ms
+        return now_ms - first_stored_at_ms(self._log, 1)
+
+    def _will_be_dead(self, end: int, now_ms: int, lead_ms: int) -> bool:
+        """Whether all messages before log offset `end` are dead within `lead_ms`, by their time.
+
+        The other rules cannot be foreseen. Messages that die earlier by them are dead soon enough.
+        """
+        if not lead_ms:
+            return self._is_unneeded(end)
+        lasts_ms = self._age_ms(now_ms) + lead_ms
+
+        def is_lasting(queue: ConsumeQueue) -> bool:
+            topic = self._catalog.topics.get(queue.topic_id)
+            ms = None if topic is None else self.rules.ms_of(topic)
+            is_long = topic is not None and (ms is None or ms > lasts_ms)
+            return is_long and self._has_messages(queue, end)
+
+        return self._lasting_search.is_over(self._catalog.queues, end, is_lasting)
 
     @property
     def _is_too_large(self) -> bool:
         # The size limit does not apply to delayed messages.
         size = self._log.log_end - self._log.min_offset - self._timer_index.pinned_bytes
         return 0 < self._retention_bytes < size
+
+    def find_look(self, now_ms: int, *, is_master: bool = True) -> Steps | None:
+        """Return the steps of a look at all queues: the counts, or the rules of the master."""
+        monotonic_ms = self._ages.monotonic_ms
+        assert monotonic_ms is not None, "noted before"
+        is_rules_due = is_master and self.rules.is_due()
+        # If the log grows by a segment during each count, another one is always due.
+        if self.live_bytes.is_due(monotonic_ms) and not (is_rules_due and self._was_count):
+            self._was_count = True
+            return self.live_bytes.look(monotonic_ms)
+        self._was_count = False
+        return self.rules.look(now_ms) if is_rules_due else None
+
+    def request_look(self) -> None:
+        """Let the next look at all queues begin at once."""
+        self.live_bytes.request_look()
+        self.rules.request_look()
 
     def is_due(self, now_ms: int, timers: DelayedMessages) -> bool:
         """Whether the oldest segment may be dropped: it is over, and a checkpoint covers it."""
@@ -137,6 +215,8 @@ class Retention:
 
     def _is_over(self, now_ms: int, timers: DelayedMessages) -> bool:
         oldest = self._log.segments[0]
+        if self.rules.is_active:
+            return self._is_unneeded(oldest.end) and timers.may_drop(oldest)
         is_over = self._has_served(now_ms)
         if is_over:
             is_over = self.gate.lets_go(oldest.end)
@@ -146,23 +226,10 @@ class Retention:
         return is_over and timers.may_drop(oldest)
 
     def _is_unneeded(self, end: int) -> bool:
-        """Whether no queue has a message before log offset `end`: the topics were deleted.
-
-        Each call checks some queues, and the next call continues. No message is added before `end`.
-        """
-        witness = self._witness
-        if witness is not None and self._has_messages(witness, end):
-            return False
-        self._witness = None
-        if end != self._unseen_end:
-            self._unseen, self._unseen_end = [], end
-        unseen = self._unseen = self._unseen or list(self._catalog.queues.values())
-        for queue in unseen[-QUEUES_A_LOOK:]:
-            if self._has_messages(queue, end):
-                self._witness, self._unseen = queue, []
-                return False
-        del unseen[-QUEUES_A_LOOK:]
-        return not unseen
+        """Whether no queue has a live message before log offset `end`."""
+        return self._live_search.is_over(
+            self._catalog.queues, end, lambda queue: self._has_messages(queue, end)
+        )
 
     def _has_messages(self, queue: ConsumeQueue, end: int) -> bool:
         if self._catalog.queues.get((queue.topic_id, queue.queue_id)) is not queue:
@@ -177,21 +244,12 @@ class Retention:
             return True  # Unknown until the rebuild.
 
     def note(self, wall_ms: int, monotonic_ms: int | None) -> None:
-        """Note the time of both clocks; None: wall time is monotonic.
-
-        The age of an earlier process's segments follows from wall time. In the first minute a wrong
-        clock is corrected, so the smallest age of that minute counts.
-        """
-        self._has_one_clock = monotonic_ms is None
-        monotonic_ms = wall_ms if monotonic_ms is None else monotonic_ms
-        segments = self._log.segments
-        if self._monotonic_ms is None:
-            self._sure_at_ms = monotonic_ms + (0 if self._has_one_clock else SETTLE_MS)
-            self._inherited_end = segments[-1].start if segments else 0
-        self._monotonic_ms = monotonic_ms
-        if not self._is_sure:
-            self._lag_ms = max(self._lag_ms, monotonic_ms - wall_ms)
-            self._is_sure = monotonic_ms >= self._sure_at_ms
+        """Note the time of both clocks; None: wall time is monotonic."""
+        if self._ages.monotonic_ms is None:
+            self._inherited_end = self._log.segments[-1].start if self._log.segments else 0
+        self._ages.note(wall_ms, monotonic_ms, self._log.committed_offset)
+        assert self._ages.monotonic_ms is not None, "just noted"
+        monotonic_ms, segments = self._ages.monotonic_ms, self._log.segments
         known = self._full_since_ms
         for number in range(len(segments) - 2, -1, -1):
             start = segments[number].start
@@ -204,7 +262,7 @@ class Retention:
 
         Wall time may be days ahead for a second, so it does not decide alone.
         """
-        return self.is_near(now_ms, 0) and (self._is_too_large or self._is_sure)
+        return self.is_near(now_ms, 0) and (self._is_too_large or self._ages.is_sure)
 
     def _since_ms(self, monotonic_ms: int) -> int:
         """Return when the oldest segment became full, in monotonic time."""
@@ -212,7 +270,8 @@ class Retention:
         if start >= self._inherited_end:
             return self._full_since_ms.get(start, monotonic_ms)  # Full since the last `note`.
         # The next segment began at that time, so all records of the oldest are at least as old.
-        return min(first_stored_at_ms(self._log, 1) + self._lag_ms, self._sure_at_ms)
+        inherited_ms = self._ages.inherited_ms(first_stored_at_ms(self._log, 1))
+        return monotonic_ms if inherited_ms is None else inherited_ms
 
     def is_due_at_replica(self, timers: DelayedMessages) -> bool:
         """Whether the master has dropped the oldest segment here, and no derived file needs it."""
@@ -233,15 +292,22 @@ class Retention:
         oldest = self._log.segments[0]
         yield from self._restate(oldest.end, now_ms)
         yield from self.give_up_oldest(now_ms)
-        if self._log.min_offset >= oldest.end:
+        if self._log.min_offset < oldest.end:
+            return
+        if self.rules.is_active:
+            self.gate.note_end(oldest.end)
+        else:
             self.gate.note_dropped()
 
     def give_up_oldest(self, now_ms: int) -> Steps:
         """Drop the oldest segment. Its state is restated already."""
         end = self._log.segments[0].end
+        # The counts need the entries that are dropped below.
+        yield from self.live_bytes.count()
         yield from self._quiet()
         for n, queue in enumerate(list(self._catalog.queues.values())):
             try:
+                yield from self.live_bytes.forget_before(queue, queue.offset_behind(end))
                 queue.drop_before(end)
             except BlockFileDamaged:
                 return  # The file is rebuilt first. These steps may then run again.

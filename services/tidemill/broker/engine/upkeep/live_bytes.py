@@ -1,0 +1,232 @@
+"""Live bytes: the record sizes of the live messages, per topic and per segment.
+
+A message is live while its topic exists and its queue offset is not below the low of its queue.
+Background slices read the queue entries: new ones are added, and those of dead messages subtracted.
+So a count is late by the time between two looks, and no send pays for it. Messages of the hidden
+timer topic count as live: timers decide for themselves.
+
+No file has the counts: a start counts again, and `is_complete` tells when it has counted all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.queue_entries import ENTRIES_A_SLICE, read_entries
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.tally import Tally
+from tidemill.broker.engine.upkeep.parts import Steps
+
+LOOK_PERIOD_MS = 10_000  # between the begins of two counts
+QUEUE_COST = 32  # of a queue without changes, in entries: 512 of them in a slice
+CHUNK_COST = 64  # of the arrays of a read, in entries
+END_OF_LOG = 1 << 62
+
+_Key = tuple[TopicId, QueueId]
+
+
+class _CountedQueue:
+    """The entries of a queue that are counted: from `begin` to before `end`."""
+
+    __slots__ = ("begin", "end", "queue")
+
+    def __init__(self, queue: ConsumeQueue) -> None:
+        self.queue = queue
+        self.begin = self.end = int(queue.min_offset)
+
+
+class _EntriesMissing(Exception):
+    """The derived files lack entries of dead messages."""
+
+
+@final
+class LiveBytes:
+    """The counts of one broker."""
+
+    def __init__(self, store: MessageStore, catalog: Catalog, tally: Tally) -> None:
+        self._store = store
+        self._log = store.log
+        self._catalog = catalog
+        self._tally = tally
+        self.is_complete = False  # all messages were counted since the start
+        self._queues: dict[_Key, _CountedQueue] = {}
+        self._of_topic: Counter[TopicId] = Counter()
+        self._of_segment: Counter[int] = Counter()  # by segment start
+        self._starts: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._starts_of: tuple[int, int, int] | None = None
+        self._allowance = 0
+        self._due_ms: int | None = None  # monotonic; None: now
+        self._seen_to = 0  # begin of the last segment at the last look
+
+    def bytes_of_topic(self, topic_id: TopicId) -> int:
+        """Return the live bytes of a topic, as of the last look."""
+        return self._of_topic[topic_id]
+
+    def live_bytes_in(self, segment_start: int) -> int:
+        """Return the live bytes of the segment that begins there, as of the last look."""
+        return self._of_segment[segment_start]
+
+    def is_exact(self, queues: Iterable[ConsumeQueue]) -> bool:
+        """Whether the dead messages of these queues are subtracted."""
+        if not self.is_complete:
+            return False
+        for queue in queues:
+            one = self._queues.get((queue.topic_id, queue.queue_id))
+            if one is not None and one.begin < queue.min_offset:
+                return False
+        return True
+
+    def is_due(self, monotonic_ms: int) -> bool:
+        """Whether a look is due."""
+        segments = self._log.segments
+        has_grown = bool(segments) and segments[-1].start > self._seen_to
+        return self._due_ms is None or monotonic_ms >= self._due_ms or has_grown
+
+    def request_look(self) -> None:
+        """Let the next look begin at once."""
+        self._due_ms = None
+
+    def look(self, monotonic_ms: int) -> Steps:
+        """Count new and dead messages. The next look is due later."""
+        self._due_ms = monotonic_ms + LOOK_PERIOD_MS
+        self._seen_to = self._log.segments[-1].start if self._log.segments else 0
+        yield from self.count()
+
+    def count(self) -> Steps:
+        """Count messages that are new or dead since the last look."""
+        try:
+            self._allowance = ENTRIES_A_SLICE
+            yield from self._subtract_deleted()
+            yield from self._count_queues()
+        except BlockFileDamaged:
+            return  # The file is rebuilt first. The next look continues.
+        except _EntriesMissing:
+            self._begin_again()
+            return
+        self.is_complete = True
+        for start in [start for start in self._of_segment if start < self._log.min_offset]:
+            del self._of_segment[start]
+
+    def forget_before(self, queue: ConsumeQueue, offset: int) -> Steps:
+        """Subtract the messages before `offset`: their segment is dropped. Count them first.
+
+        Raises BlockFileDamaged.
+        """
+        one = self._queues.get((queue.topic_id, queue.queue_id))
+        if one is None or one.queue is not queue:
+            return
+        try:
+            while one.begin < min(offset, one.end):
+                self._subtract(one, min(offset, one.end))
+                if self._is_spent(0):
+                    yield []
+        except _EntriesMissing:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self.is_complete = False
+        self._queues.clear()
+        self._of_topic.clear()
+        self._of_segment.clear()
+        self._due_ms = None
+
+    def _is_spent(self, cost: int) -> bool:
+        """Count work; return whether the slice is over."""
+        self._allowance -= cost
+        if self._allowance > 0:
+            return False
+        self._allowance = ENTRIES_A_SLICE
+        self._tally.add(ENTRIES_A_SLICE)
+        return True
+
+    def _is_alive(self, one: _CountedQueue) -> bool:
+        queue = one.queue
+        known = self._catalog.queues.get((queue.topic_id, queue.queue_id))
+        return known is queue and self._catalog.is_alive(queue.topic_id)
+
+    def _subtract_deleted(self) -> Steps:
+        for key, one in list(self._queues.items()):
+            if self._is_spent(QUEUE_COST):
+                yield []
+            if self._is_alive(one):
+                continue
+            while one.begin < one.end:
+                # A merge may have dropped the files: it keeps only what live queues need.
+                if not one.queue.is_in(frozenset(self._store.queue_files)):
+                    raise _EntriesMissing
+                self._subtract(one, one.end)
+                if self._is_spent(0):
+                    yield []
+            del self._queues[key]
+            if not self._catalog.is_alive(key[0]):
+                self._of_topic.pop(key[0], None)
+
+    def _count_queues(self) -> Steps:
+        for key, queue in list(self._catalog.queues.items()):
+            if self._is_spent(QUEUE_COST):
+                yield []
+            one = self._queues.get(key)
+            if one is None:
+                if queue.min_offset == queue.max_offset or not self._catalog.is_alive(key[0]):
+                    continue
+                if self._catalog.queues.get(key) is not queue:
+                    continue  # Deleted between two slices.
+                one = self._queues[key] = _CountedQueue(queue)
+            while one.queue is queue and self._is_alive(one) and not self._is_counted(one):
+                self._count_some(one)
+                if self._is_spent(0):
+                    yield []
+
+    def _is_counted(self, one: _CountedQueue) -> bool:
+        return one.begin >= one.queue.min_offset and one.end >= one.queue.max_offset
+
+    def _count_some(self, one: _CountedQueue) -> None:
+        """Count at most a slice of a queue."""
+        low, high = int(one.queue.min_offset), int(one.queue.max_offset)
+        if one.begin < min(low, one.end):
+            self._subtract(one, min(low, one.end))
+        elif one.end <= low:
+            one.begin = one.end = low  # Messages that died before they were counted.
+        if one.begin >= low and one.end < high:
+            count = min(high - one.end, ENTRIES_A_SLICE)
+            self._add(one.queue, one.end, count, sign=1)
+            one.end += count
+
+    def _subtract(self, one: _CountedQueue, end: int) -> None:
+        runs = one.queue.runs_between(0, END_OF_LOG)
+        stored = one.queue.entries_in(runs).start if runs else one.queue.base
+        if one.begin < stored:
+            raise _EntriesMissing
+        count = min(end - one.begin, ENTRIES_A_SLICE)
+        self._add(one.queue, one.begin, count, sign=-1)
+        one.begin += count
+
+    def _add(self, queue: ConsumeQueue, offset: int, count: int, *, sign: int) -> None:
+        """Add or subtract the sizes of `count` entries."""
+        entries = read_entries(queue, offset, count)
+        self._allowance -= count + CHUNK_COST
+        sizes = entries["size"].astype(np.int64)
+        self._of_topic[queue.topic_id] += sign * int(sizes.sum())
+        starts = self._segment_starts()
+        numbers = np.searchsorted(starts, entries["log_offset"].astype(np.int64), "right") - 1
+        is_in_log = numbers >= 0
+        sums = np.bincount(numbers[is_in_log], weights=sizes[is_in_log])
+        for number in np.flatnonzero(sums).tolist():
+            self._of_segment[int(starts[number])] += sign * int(sums[number])
+
+    def _segment_starts(self) -> npt.NDArray[np.int64]:
+        segments = self._log.segments
+        key = len(segments), int(segments[0].start), int(segments[-1].start)
+        if key != self._starts_of:
+            self._starts_of = key
+            self._starts = np.array([one.start for one in segments], np.int64)
+        return self._starts

@@ -1,0 +1,431 @@
+"""Retention per topic: looks that move the begin of queues, because messages are old or too many.
+
+The master looks every 10 s, in slices. For each queue, each rule proposes a low, and the highest
+one counts. The archive gate bounds it. TRIM records state the lows, and replicas follow them.
+
+A start loses only the time of the next look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar, cast, final
+
+import numpy as np
+
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.layout.trim import TrimmedQueue, TrimReason
+from tidemill.broker.engine.metadata.beginnings import home_id_of
+from tidemill.broker.engine.metadata.catalog import Topic
+from tidemill.broker.engine.metadata.topic_retention import KEEP_FOREVER_MS, RETENTION_LEVEL
+from tidemill.broker.engine.pop.queue_queries import consumer_offset
+from tidemill.broker.engine.queue_entries import (
+    ENTRIES_A_SLICE,
+    ENTRY_TYPE,
+    Entries,
+    read_entries,
+    size_of,
+)
+from tidemill.broker.engine.queue_trims import QueueTrims, Readers
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.time_search import TimeSearch
+from tidemill.broker.engine.timer.status import TIMER_TOPIC
+from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
+from tidemill.broker.engine.upkeep.live_bytes import END_OF_LOG, LiveBytes
+from tidemill.broker.engine.upkeep.log_ages import LONG_AGO_MS, LogAges
+from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
+from tidemill.common.errors import Repairing
+
+LOOK_PERIOD_MS = 10_000  # between the begins of two looks
+QUEUES_A_SLICE = 256  # 1 to 2 ms if each checks a block that is not cached
+BISECT_COST = 16  # of a bisected queue, in queues: it verifies a block
+TRIM_BYTES = 1 << 20  # a row that frees as much is written at once
+TRIM_PARTS = 64  # other rows wait until the oldest message is this part of `ms` older than `ms`
+ENTRIES_MIN = 16  # read from each queue of a topic with too many bytes
+VISIT_PARTS = 1024  # a row that waits is looked at again after this part of `ms`
+
+
+_T = TypeVar("_T")
+_Lows = dict[QueueId, TrimmedQueue]
+
+
+@final
+class RetentionRules:
+    """The rules of all topics, at the master."""
+
+    def __init__(
+        self,
+        parts: UpkeepParts,
+        trims: QueueTrims,
+        ages: LogAges,
+        live_bytes: LiveBytes,
+        gate: ArchiveGate,
+        *,
+        default_ms: int,
+    ) -> None:
+        self._store = parts.store
+        self._log = parts.store.log
+        self._catalog = parts.catalog
+        self._pops = parts.pops
+        self._tally = parts.tally
+        self._trims = trims
+        self._ages = ages
+        self._live_bytes = live_bytes
+        self._gate = gate
+        self.default_ms = default_ms
+        self._retention_bytes = parts.config.retention_bytes
+        self._due_ms = LONG_AGO_MS  # monotonic
+        # The next look is due when the log begins behind this offset.
+        self._waits_for = END_OF_LOG
+        self._seen_to = 0  # begin of the last segment at the last look
+        # Per topic: its `ms`, and the monotonic time before which no message is as old.
+        self._quiet_until_ms: dict[TopicId, tuple[int, int]] = {}
+        # By the topic's id at the home: groups that have begun it; None: not found in this look.
+        self._begun: dict[int, set[GroupId]] | None = None
+        self._left = QUEUES_A_SLICE  # queues that the slice may still visit
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the log may have these records."""
+        return self._catalog.feature_level >= RETENTION_LEVEL
+
+    def is_due(self) -> bool:
+        """Whether a look is due."""
+        now_ms = self._ages.monotonic_ms
+        if not self.is_active or now_ms is None:
+            return False
+        # A new segment: limits by size must not be exceeded by all that comes in 10 s.
+        has_grown = self._log.segments[-1].start > self._seen_to if self._log.segments else False
+        is_awaited = self._log.min_offset > self._waits_for
+        return now_ms >= self._due_ms or has_grown or is_awaited
+
+    def request_look(self) -> None:
+        """Let the next look begin at once."""
+        self._due_ms = LONG_AGO_MS
+
+    @property
+    def _now_ms(self) -> int:
+        assert self._ages.monotonic_ms is not None, "noted before each slice"
+        return self._ages.monotonic_ms
+
+    def ms_of(self, topic: Topic) -> int | None:
+        """Return how long messages of a topic are kept; None: for ever."""
+        ms = self._catalog.retention_of(topic).ms
+        ms = self.default_ms if ms is None else ms
+        return None if ms == KEEP_FOREVER_MS else ms
+
+    def look(self, now_ms: int) -> Steps:
+        """Move the lows of all queues."""
+        self._due_ms = self._now_ms + LOOK_PERIOD_MS
+        self._waits_for = END_OF_LOG
+        self._seen_to = self._log.segments[-1].start if self._log.segments else 0
+        self._left, self._begun = QUEUES_A_SLICE, None
+        self._gate.begin_look()
+        try:
+            yield from self._look_at_topics(now_ms)
+            yield from self._bound_all(now_ms)
+        except (BlockFileDamaged, Repairing):
+            return  # The file is rebuilt first. The next look begins again.
+        if self._gate.end_look():
+            # The gate has given way for one segment. The next one follows when that one is gone.
+            self._waits_for = self._log.min_offset
+
+    def _look_at_topics(self, now_ms: int) -> Steps:
+        self._forget_deleted()
+        for topic_id in list(self._catalog.topics):
+            if self._is_spent(1):
+                yield []
+            topic = self._catalog.topics.get(topic_id)
+            if topic is None or not self._catalog.is_alive(topic_id) or topic.name == TIMER_TOPIC:
+                continue
+            lows: _Lows = {}
+            yield from self._find_old(topic, lows)
+            yield from self._find_excess(topic, lows)
+            yield from self._find_acked(topic, lows)
+            yield from self._trim(topic, lows, now_ms)
+
+    def _forget_deleted(self) -> None:
+        if len(self._quiet_until_ms) > 2 * len(self._catalog.topics) + 64:
+            known = self._quiet_until_ms
+            self._quiet_until_ms = {id_: known[id_] for id_ in self._catalog.topics if id_ in known}
+
+    def _is_spent(self, cost: int) -> bool:
+        """Count visited queues; return whether the slice is over."""
+        self._left -= cost
+        if self._left > 0:
+            return False
+        self._left = QUEUES_A_SLICE
+        self._tally.add(QUEUES_A_SLICE)
+        return True
+
+    def _queues_of(self, topic: Topic) -> list[ConsumeQueue]:
+        """Return the queues of a topic with messages; none after its deletion."""
+        if not self._catalog.is_alive(topic.id):
+            return []
+        known = self._catalog.queues
+        found = [known.get((topic.id, QueueId(number))) for number in range(topic.queues)]
+        return [one for one in found if one is not None and one.min_offset < one.max_offset]
+
+    # ------------------------------------------------------------ one topic
+
+    def _trim(self, topic: Topic, lows: _Lows, now_ms: int) -> Steps:
+        """Record the lows that the gate allows."""
+        # The segment that is written to cannot go, so nothing in it makes room.
+        segments = self._log.segments
+        segment_end = segments[0].end if len(segments) > 1 else 0
+        rows = []
+        for row in lows.values():
+            queue = self._catalog.queues.get((row.topic_id, row.queue_id))
+            if queue is None:
+                return
+            low = self._gate.bound(queue, row.low, segment_end=segment_end)
+            if low > queue.min_offset:
+                rows.append(row._replace(low=low))
+        if not rows:
+            return
+        readers: Readers = yield from _as_steps(self._readers_of(topic.id))
+        retention = self._catalog.retention_of(topic)
+
+        def is_wanted() -> bool:
+            # After a change of the setting, the next look decides again.
+            now = self._catalog.topics.get(topic.id)
+            return now is not None and self._catalog.retention_of(now) == retention
+
+        yield from _as_steps(self._trims.trim(rows, readers, now_ms, is_wanted=is_wanted))
+
+    def _readers_of(self, topic_id: TopicId) -> Generator[None, None, Readers]:
+        group_ids = self._pops.index.find_readers(topic_id)
+        if group_ids is not None:
+            return {topic_id: sorted(group_ids)}
+        return (yield from self._trims.find_readers([topic_id]))
+
+    # ------------------------------------------------------------ by time
+
+    def _find_old(self, topic: Topic, lows: _Lows) -> Steps:
+        """Propose lows behind the messages that are older than the `ms` of the topic."""
+        ms, now_ms = self.ms_of(topic), self._now_ms
+        if ms is None:
+            return
+        known_ms, until_ms = self._quiet_until_ms.get(topic.id, (ms, now_ms))
+        if known_ms == ms and now_ms < until_ms:
+            return
+        until_ms = now_ms + ms
+        for queue in self._queues_of(topic):
+            if self._is_spent(1):
+                yield []
+            if not self._has_messages(queue):
+                continue
+            stored_ms = self._head_ms(queue)
+            if stored_ms is None or stored_ms + ms > now_ms:
+                until_ms = min(until_ms, now_ms if stored_ms is None else stored_ms + ms)
+                continue
+            if self._is_spent(BISECT_COST):
+                yield []
+            late_ms = stored_ms + ms + ms // TRIM_PARTS
+            low = self._old_end(queue, ms) if self._has_messages(queue) else 0
+            if now_ms >= late_ms or (yield from self._is_large(queue, low)):
+                _raise_low(lows, queue, TrimReason.TIME, low)
+                until_ms = now_ms
+            else:
+                until_ms = min(until_ms, late_ms, now_ms + ms // VISIT_PARTS)
+        self._quiet_until_ms[topic.id] = ms, until_ms
+
+    def _head_ms(self, queue: ConsumeQueue) -> int | None:
+        """Return a monotonic time: the first message of a queue is not older. None: unknown yet.
+
+        Raises BlockFileDamaged.
+        """
+        log_offset = queue.entry(queue.min_offset)[0]
+        if log_offset >= self._ages.inherited_end:
+            return self._ages.earliest_ms(log_offset)
+        return self._ages.inherited_ms(self._store.stored_at(queue, queue.min_offset)[1])
+
+    def _old_end(self, queue: ConsumeQueue, ms: int) -> int:
+        """Return the end of the old messages of a queue. Raises BlockFileDamaged, Repairing."""
+        ages = self._ages
+        surely, wall_ms = ages.surely_older(ms), ages.wall_before_ms(ms)
+        if surely >= ages.inherited_end or wall_ms is None:
+            return queue.offset_behind(surely)
+        search = TimeSearch(self._store, [queue], wall_ms, falls=self._catalog.clock_falls)
+        while search.step():
+            pass
+        # No clock of an earlier process decides about messages of this one.
+        return min(search.offsets[0], queue.offset_behind(ages.inherited_end))
+
+    def _is_large(self, queue: ConsumeQueue, low: int) -> Generator[list[File], None, bool]:
+        """Whether the messages before `low` have enough bytes for a row of their own."""
+        offset, size_bytes = int(queue.min_offset), 0
+        while offset < low and size_bytes < TRIM_BYTES and self._has_messages(queue):
+            offset = max(offset, int(queue.min_offset))
+            count = min(low - offset, ENTRIES_A_SLICE // 4)
+            if count > 0:
+                size_bytes += size_of(read_entries(queue, offset, count))
+            offset += count
+            if self._is_spent(BISECT_COST if count < ENTRIES_MIN * 64 else QUEUES_A_SLICE // 4):
+                yield []
+        return size_bytes >= TRIM_BYTES
+
+    def _has_messages(self, queue: ConsumeQueue) -> bool:
+        """Whether a queue still exists, and has messages."""
+        known = self._catalog.queues.get((queue.topic_id, queue.queue_id))
+        return known is queue and queue.min_offset < queue.max_offset
+
+    # ------------------------------------------------------------ by size
+
+    def _find_excess(self, topic: Topic, lows: _Lows) -> Steps:
+        """Propose lows behind the oldest messages of a topic with too many bytes."""
+        limit = self._catalog.retention_of(topic).bytes
+        if limit is None:
+            return
+        purged_count = self._trims.purged_count
+        if not self._live_bytes.is_exact(self._queues_of(topic)):
+            return  # Messages died since the last count.
+        excess = self._live_bytes.bytes_of_topic(topic.id) - limit
+        if excess < min(TRIM_BYTES, limit // TRIM_PARTS):
+            return
+        found: _Lows = {}
+        begins = {one.queue_id: int(one.min_offset) for one in self._queues_of(topic)}
+        while excess > 0:
+            queues = [one for one in self._queues_of(topic) if one.queue_id in begins]
+            entries, until = self._oldest_of(queues, begins)
+            if not len(entries):
+                break
+            sums = np.cumsum(entries["size"].astype(np.int64))
+            number = int(np.searchsorted(sums, excess, "left"))
+            if number < len(sums):
+                until = int(entries["log_offset"][number]) + 1
+            excess -= int(sums[min(number, len(sums) - 1)])
+            for queue in queues:
+                if self._is_spent(BISECT_COST):
+                    yield []
+                if self._has_messages(queue):
+                    begins[queue.queue_id] = queue.offset_behind(until)
+                    _raise_low(found, queue, TrimReason.SIZE, begins[queue.queue_id])
+        # A purge in between has made room, so that later messages may stay.
+        if purged_count == self._trims.purged_count:
+            for queue in self._queues_of(topic):
+                if queue.queue_id in found:
+                    _raise_low(lows, queue, TrimReason.SIZE, found[queue.queue_id].low)
+
+    def _oldest_of(
+        self, queues: list[ConsumeQueue], begins: dict[QueueId, int]
+    ) -> tuple[Entries, int]:
+        """Return the oldest entries of some queues, and the log offset up to which they are all."""
+        count = max(ENTRIES_A_SLICE // 4 // max(len(queues), 1), ENTRIES_MIN)
+        parts, until = [], int(self._log.log_end)
+        for queue in queues:
+            begin = max(begins[queue.queue_id], int(queue.min_offset))
+            end = min(begin + count, int(queue.max_offset))
+            if end <= begin:
+                continue
+            entries = read_entries(queue, begin, end - begin)
+            parts.append(entries)
+            if end < queue.max_offset:
+                until = min(until, int(entries["log_offset"][-1]) + 1)
+        found = np.concatenate(parts) if parts else np.zeros(0, ENTRY_TYPE)
+        found = found[found["log_offset"] < until]
+        return found[np.argsort(found["log_offset"], kind="stable")], until
+
+    def _bound_all(self, now_ms: int) -> Steps:
+        """Trim the topics without a limit of their own if they have too many bytes together.
+
+        The oldest segments lose their messages, because space returns by whole segments.
+        """
+        if not self._retention_bytes:
+            return
+        purged_count, is_first = self._trims.purged_count, True
+        for segment in self._log.segments[:-1]:
+            if not is_first:
+                yield from self._live_bytes.count()
+            is_first = False
+            topics = self._topics_without_limit()
+            size_bytes = sum(self._live_bytes.bytes_of_topic(topic.id) for topic in topics)
+            if not self._live_bytes.is_complete or size_bytes <= self._retention_bytes:
+                return
+            for topic in topics:
+                lows: _Lows = {}
+                for queue in self._queues_of(topic):
+                    if self._is_spent(1):
+                        yield []
+                    if not self._has_messages(queue):
+                        continue
+                    if queue.entry(queue.min_offset)[0] < segment.end:
+                        if self._is_spent(BISECT_COST):
+                            yield []
+                        _raise_low(lows, queue, TrimReason.SIZE, queue.offset_behind(segment.end))
+                if purged_count != self._trims.purged_count:
+                    return  # Enough may be gone now. The next look counts again.
+                yield from self._trim(topic, lows, now_ms)
+
+    def _topics_without_limit(self) -> list[Topic]:
+        catalog = self._catalog
+        return [
+            topic
+            for topic in catalog.topics.values()
+            if topic.retention.bytes is None
+            and topic.name != TIMER_TOPIC
+            and catalog.is_alive(topic.id)
+        ]
+
+    # ------------------------------------------------------------ by progress
+
+    def _find_acked(self, topic: Topic, lows: _Lows) -> Steps:
+        """Propose lows behind the messages that all groups of a topic have settled."""
+        if not self._catalog.retention_of(topic).frees_acked:
+            return
+        readers: Readers = yield from _as_steps(self._readers_of(topic.id))
+        pulling = self._catalog.pull_offsets.group_ids_of(topic.id)
+        if self._begun is None:
+            yield from self._find_begun()
+        begun = (self._begun or {}).get(home_id_of(topic, self._catalog) or 0, set())
+        group_ids = pulling | begun | set(readers[topic.id])
+        if not group_ids:
+            return
+        for queue in self._queues_of(topic):
+            low = int(queue.max_offset)
+            for group_id in group_ids:
+                if self._is_spent(1):
+                    yield []
+                low = min(low, self._settled_end(queue, group_id, is_pulling=group_id in pulling))
+            _raise_low(lows, queue, TrimReason.ACKED, low)
+
+    def _settled_end(self, queue: ConsumeQueue, group_id: GroupId, *, is_pulling: bool) -> int:
+        """Return the offset before which a group has settled all messages of a queue."""
+        key = group_id, queue.topic_id, queue.queue_id
+        progress = self._pops.progress.get(key)
+        if group_id not in self._catalog.groups:
+            return int(queue.max_offset)  # Deleted between two slices.
+        pulled = self._catalog.pull_offsets.find(key)
+        if is_pulling and progress is None:
+            return pulled or 0
+        popped = 0 if progress is None else consumer_offset(self._pops, progress)
+        return popped if pulled is None else min(popped, pulled)
+
+    def _find_begun(self) -> Steps:
+        """Find the groups that have begun each topic at any broker group, once per look."""
+        found: dict[int, set[GroupId]] = {}
+        for group in list(self._catalog.groups.values()):
+            if self._is_spent(1 + len(group.begun) // 16):
+                yield []
+            for topic_id, _ in group.begun:
+                found.setdefault(topic_id, set()).add(group.id)
+        self._begun = found
+
+
+def _as_steps(slices: Generator[None, None, _T]) -> Generator[list[File], None, _T]:
+    """Return slices as steps without files."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as ended:
+            return cast("_T", ended.value)
+        yield []
+
+
+def _raise_low(lows: _Lows, queue: ConsumeQueue, reason: TrimReason, low: int) -> None:
+    """Propose a low, unless a higher one is proposed."""
+    known = lows.get(queue.queue_id)
+    if low > queue.min_offset and (known is None or known.low < low):
+        lows[queue.queue_id] = TrimmedQueue(queue.topic_id, queue.queue_id, reason, low)
