@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.rest import (
+    OutputFormat,
     call,
     call_pages,
     check_is_sure,
     has_several,
     in_namespace,
     of_namespace,
+    options_of,
     say,
     segment,
     show,
@@ -22,7 +24,10 @@ from tidemill.cli.rest import (
 )
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
-from tidemill.common.times import DURATION, INSTANT, duration_ms, instant_ms
+from tidemill.common.sizes import SIZE, size_bytes
+from tidemill.common.times import DURATION, INSTANT, duration_ms, instant_ms, span
+
+FOREVER, DEFAULT = "forever", "default"  # values of --retention
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
 
@@ -54,6 +59,46 @@ Type = Annotated[
     ),
 ]
 
+
+class Acked(StrEnum):
+    """What happens with messages that all consumer groups have settled."""
+
+    KEEP = "keep"
+    FREE = "free"
+
+
+Spread = Annotated[
+    str | None,
+    typer.Option(
+        metavar=DURATION,
+        help="Maximum extra delay of a delayed message if its second is full; 0s: none.",
+    ),
+]
+Retention = Annotated[
+    str | None,
+    typer.Option(
+        metavar=f"{DURATION}|{FOREVER}|{DEFAULT}",
+        help=f"Time to keep messages, 1m to 400d; {FOREVER}; {DEFAULT}: as the broker.",
+    ),
+]
+RetentionBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar=f"{SIZE}|{DEFAULT}",
+        help=f"Size of the messages to keep per broker group, from 1MiB; {DEFAULT}: no limit.",
+    ),
+]
+RetentionAcked = Annotated[
+    Acked | None,
+    typer.Option(
+        help="free: remove messages that all consumer groups have settled."
+        f" Default: {Acked.KEEP.value}."
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Change the type even of a topic with messages.")
+]
+
 UNSERVED = {TopicTypeName.TRANSACTION, TopicTypeName.PRIORITY, TopicTypeName.LITE}
 
 
@@ -81,16 +126,11 @@ def create_topic(
     name: Name,
     kind: Type = None,
     queues: Queues = None,
-    delivery_spread: Annotated[
-        str | None,
-        typer.Option(
-            metavar=DURATION,
-            help="Maximum extra delay of a delayed message if its second is full; 0s: none.",
-        ),
-    ] = None,
-    is_forced: Annotated[
-        bool, typer.Option("--force", help="Change the type even of a topic with messages.")
-    ] = False,
+    delivery_spread: Spread = None,
+    retention: Retention = None,
+    retention_bytes: RetentionBytes = None,
+    retention_acked: RetentionAcked = None,
+    is_forced: Force = False,
 ) -> None:
     """Create a topic, or change one.
 
@@ -98,12 +138,56 @@ def create_topic(
 
     Example: tidemill topic create reminders --type DELAY --delivery-spread 5s
     """
-    body = {
+    body: dict[str, Json] = {
         "messageType": kind.value if kind else None,
         "queues": queues,
         "deliverySpreadMs": None if delivery_spread is None else duration_ms(delivery_spread),
     }
+    kept = _retention_body(retention, retention_bytes, retention_acked)
+    _put(context, name, body, kept, is_forced=is_forced)
+
+
+@app.command("set")
+def set_topic(
+    context: typer.Context,
+    name: Name,
+    kind: Type = None,
+    queues: Queues = None,
+    delivery_spread: Spread = None,
+    retention: Retention = None,
+    retention_bytes: RetentionBytes = None,
+    retention_acked: RetentionAcked = None,
+    is_forced: Force = False,
+) -> None:
+    """Change a topic. Settings without an option stay.
+
+    A shorter retention removes messages at once. A dead-letter topic has only the retention.
+
+    Examples:
+    * `tidemill topic set orders --retention 30d --retention-bytes 10GiB`
+    * `tidemill topic set %DLQ%billing --retention forever`
+    """
+    call(context, "GET", f"/topics/{segment(name)}")  # Ends the command if there is no such topic.
+    body: dict[str, Json] = {
+        "messageType": kind.value if kind else None,
+        "queues": queues,
+        "deliverySpreadMs": None if delivery_spread is None else duration_ms(delivery_spread),
+    }
+    kept = _retention_body(retention, retention_bytes, retention_acked)
+    _put(context, name, body, kept, is_forced=is_forced)
+
+
+def _put(
+    context: typer.Context,
+    name: str,
+    body: dict[str, Json],
+    retention: dict[str, Json],
+    *,
+    is_forced: bool,
+) -> None:
     given: dict[str, Json] = {key: value for key, value in body.items() if value is not None}
+    if retention:
+        given["retention"] = retention
     if is_forced:
         given["force"] = True
     topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
@@ -111,6 +195,20 @@ def create_topic(
     say(context, topic, f"topic {name}: {_change(before, topic)}")
     if topic["messageType"] in UNSERVED:
         warn(f"{topic['messageType']} messages are not served yet; sending them is refused")
+
+
+def _retention_body(ms: str | None, size: str | None, acked: Acked | None) -> dict[str, Json]:
+    """Return the retention as REST expects it. null: the default of the broker."""
+    body: dict[str, Json] = {}
+    if ms is not None:
+        body["ms"] = {FOREVER: -1, DEFAULT: None}.get(ms, 0)
+        if ms not in {FOREVER, DEFAULT}:
+            body["ms"] = duration_ms(ms)
+    if size is not None:
+        body["bytes"] = None if size == DEFAULT else size_bytes(size)
+    if acked is not None:
+        body["acked"] = acked.value
+    return body
 
 
 @app.command("show")
@@ -135,6 +233,8 @@ def show_topic(context: typer.Context, name: Name) -> None:
         for queue in queues
     ]
     show(context, topic, ("TOPIC", "TYPE", *columns), rows)
+    if options_of(context).output is not OutputFormat.JSON and "retention" in topic:
+        typer.echo(f"Messages are kept {_retention(topic)}.")
     warn_unreachable(topic)
 
 
@@ -234,8 +334,9 @@ def _change(before: Json, topic: Json) -> str:
     kind, queues = topic["messageType"], f"{topic['queues']} queues"
     spread_ms = topic.get("deliverySpreadMs", 0)
     spread = f", deliveries spread over {spread_ms} ms" if spread_ms else ""
+    kept = f", messages kept {_retention(topic)}" if "retention" in topic else ""
     if before is None:
-        return f"{kind}, {queues}{spread}"
+        return f"{kind}, {queues}{spread}{kept}"
     if before["messageType"] != kind:
         kind = f"{before['messageType']} -> {kind}"
     if before["queues"] != topic["queues"]:
@@ -243,5 +344,20 @@ def _change(before: Json, topic: Json) -> str:
     spread_before_ms = before.get("deliverySpreadMs", 0)
     if spread_before_ms != spread_ms:
         spread = f", deliveries spread over {spread_before_ms} -> {spread_ms} ms"
-    is_changed = "->" in kind + queues + spread
-    return f"{'changed' if is_changed else 'is there, unchanged'}: {kind}, {queues}{spread}"
+    if _retention(before) != _retention(topic):
+        kept = f", messages kept {_retention(before)} -> {_retention(topic)}"
+    is_changed = "->" in kind + queues + spread + kept
+    return f"{'changed' if is_changed else 'is there, unchanged'}: {kind}, {queues}{spread}{kept}"
+
+
+def _retention(topic: Json) -> str:
+    """Return when the messages of a topic are removed, as text."""
+    kept = topic.get("retention", {})
+    parts = []
+    if "ms" in kept:
+        parts.append("for ever" if kept["ms"] == -1 else f"for {span(kept['ms'])}")
+    if "bytes" in kept:
+        parts.append(f"up to {kept['bytes'] / (1 << 20):.1f} MiB per broker group")
+    if kept.get("acked") == "free":
+        parts.append("until all consumer groups have settled them")
+    return ", ".join(parts) or "by the defaults of the broker"

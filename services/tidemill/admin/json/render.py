@@ -16,7 +16,7 @@ from tidemill.admin.json.consumer_groups import (
     TopicProgressView,
 )
 from tidemill.admin.json.deliveries import DeliveryView, QueueLockView
-from tidemill.admin.json.topics import QueueView, TopicTypeView, TopicView
+from tidemill.admin.json.topics import AckedView, QueueView, RetentionView, TopicTypeView, TopicView
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -28,6 +28,15 @@ def topic_of(config: pb.TopicConfig) -> TopicView:
         queues=config.queues,
         is_system=config.is_system,
         delivery_spread_ms=config.delivery_spread_ms or None,
+        retention=_retention_of(config.retention) if config.HasField("retention") else None,
+    )
+
+
+def _retention_of(retention: pb.TopicRetention) -> RetentionView:
+    return RetentionView(
+        ms=retention.ms if retention.HasField("ms") else None,
+        bytes=retention.bytes if retention.HasField("bytes") else None,
+        acked=AckedView.FREE if retention.frees_acked else None,
     )
 
 

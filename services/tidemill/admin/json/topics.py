@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, StrictInt
+from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
 from tidemill.admin.json.schema import (
     BROKER,
@@ -24,6 +24,58 @@ from tidemill.admin.json.schema import (
 DELIVERY_SPREAD = (
     "Time by which a delayed message may come later if too many are due in its second, in ms."
 )
+
+
+RETENTION_MS = (
+    "Time for which a message is kept at least, 60,000 ms to 400 days; -1: for ever. The broker"
+    " removes it at most 1/64 of the time and 2 minutes later."
+)
+RETENTION_BYTES = (
+    "Limit of the sizes of the topic's messages in the log, per broker group. The oldest messages"
+    " are removed."
+)
+RETENTION_ACKED = (
+    "`free`: a message is removed when all consumer groups that have begun the topic have settled"
+    " it. `keep`: it stays for readers and resets."
+)
+
+
+RETENTION_MS_MIN, RETENTION_MS_MAX = 60_000, 400 * 86_400_000
+
+
+def _check_ms(ms: int) -> int:
+    if ms != -1 and ms < RETENTION_MS_MIN:
+        raise ValueError(f"it is {RETENTION_MS_MIN} to {RETENTION_MS_MAX} ms, or -1 for ever")
+    return ms
+
+
+class AckedView(StrEnum):
+    """What happens with messages that all consumer groups have settled."""
+
+    KEEP = "keep"
+    FREE = "free"
+
+
+class RetentionSettings(Schema):
+    """When the messages of a topic are removed. A missing field does not change."""
+
+    ms: (
+        Annotated[StrictInt, Field(ge=-1, le=RETENTION_MS_MAX), AfterValidator(_check_ms)] | None
+    ) = Field(None, description=f"{RETENTION_MS} null: the broker's default.")
+    bytes: StrictInt | None = Field(
+        None, ge=1 << 20, le=1 << 50, description=f"{RETENTION_BYTES} null: no limit."
+    )
+    acked: AckedView | None = Field(
+        None, description=f"{RETENTION_ACKED} Default, and null: `keep`."
+    )
+
+
+class RetentionView(Schema):
+    """When the messages of a topic are removed. A missing field is the broker's default."""
+
+    ms: int | None = Field(None, description=RETENTION_MS)
+    bytes: int | None = Field(None, description=RETENTION_BYTES)
+    acked: AckedView | None = Field(None, description=RETENTION_ACKED)
 
 
 class TopicTypeView(StrEnum):
@@ -56,6 +108,11 @@ class TopicSettings(Schema):
     delivery_spread_ms: StrictInt | None = Field(
         None, ge=0, le=3_600_000, description=DELIVERY_SPREAD
     )
+    retention: RetentionSettings | None = Field(
+        None,
+        description="When messages are removed. The only setting of a dead-letter topic (`%DLQ%`"
+        " and the consumer group). Needs feature level 2 at all broker groups.",
+    )
     force: StrictBool = Field(False, description="Change the type even if the topic has messages.")
 
 
@@ -68,6 +125,9 @@ class TopicView(Schema):
     is_system: bool = Field(description="Whether it is a retry or dead-letter topic.")
     delivery_spread_ms: int | None = Field(
         None, description=f"{DELIVERY_SPREAD} Missing if the topic has no spread."
+    )
+    retention: RetentionView | None = Field(
+        None, description="When messages are removed. Missing: by the defaults of the broker."
     )
 
 

@@ -13,8 +13,10 @@ from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
 from tidemill.admin.json import render
 from tidemill.admin.json.topics import (
+    AckedView,
     BrokerGroupPurgeView,
     PurgeSettings,
+    RetentionSettings,
     TopicDeletionView,
     TopicDetailsView,
     TopicPageView,
@@ -23,7 +25,7 @@ from tidemill.admin.json.topics import (
     TopicSettings,
     TopicTypeView,
 )
-from tidemill.admin.routes import Caller, Cluster, DryRun, Namespace, OwnTopicName, TopicName
+from tidemill.admin.routes import Caller, Cluster, DryRun, Namespace, TopicName
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
@@ -60,12 +62,17 @@ async def list_topics(
 
 @router.put("/topics/{topic}", response_model_exclude_none=True)
 async def put_topic(
-    topic: OwnTopicName, settings: TopicSettings, cluster: Cluster, caller: Caller
+    topic: TopicName, settings: TopicSettings, cluster: Cluster, caller: Caller
 ) -> TopicPutView:
     """Create or change a topic.
 
-    Without `force`, the type of a topic with messages does not change.
+    Without `force`, the type of a topic with messages does not change. Each broker group has its
+    own dead-letter topics: their retention changes at all broker groups, or at none while one is
+    unreachable.
     """
+    retention = _retention_change(settings.retention)
+    if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+        return await _put_dead_letter_topic(cluster, topic, settings, caller)
     kind = settings.message_type
     if kind is not None and not settings.force:
         await _check_empty(cluster, topic, kind)
@@ -74,16 +81,49 @@ async def put_topic(
         type=pb.TopicType.Value(f"TOPIC_TYPE_{kind.value}") if kind else pb.TOPIC_TYPE_UNSPECIFIED,
         queues=settings.queues or 0,
         delivery_spread_ms=settings.delivery_spread_ms,
+        retention=retention,
         force=settings.force,
         requested_by=caller,
     )
     reply = await (await cluster.home()).call(calls.PUT_TOPIC, request)
+    return _put_view(reply)
+
+
+def _put_view(reply: pb.PutTopicReply) -> TopicPutView:
     put = TopicPutView(
         is_new=not reply.HasField("before"), **render.topic_of(reply.topic).model_dump()
     )
     if not put.is_new and reply.before != reply.topic:
         put.before = render.topic_of(reply.before)
     return put
+
+
+def _retention_change(settings: RetentionSettings | None) -> pb.TopicRetentionChange | None:
+    if settings is None:
+        return None
+    given = settings.model_fields_set  # a field that is null becomes the default
+    return pb.TopicRetentionChange(
+        ms=settings.ms or 0 if "ms" in given else None,
+        bytes=settings.bytes or 0 if "bytes" in given else None,
+        frees_acked=settings.acked not in {None, AckedView.KEEP} if "acked" in given else None,
+    )
+
+
+async def _put_dead_letter_topic(
+    cluster: Brokers, topic: str, settings: TopicSettings, caller: str
+) -> TopicPutView:
+    others = settings.model_fields_set - {"retention"}
+    if others:
+        raise Conflict("retry and dead-letter topics are managed by the broker: set only retention")
+
+    def request(*, is_dry: bool) -> pb.PutTopicRequest:
+        change = _retention_change(settings.retention)
+        return pb.PutTopicRequest(name=topic, retention=change, dry_run=is_dry, requested_by=caller)
+
+    answers = await cluster.change_all(
+        calls.PUT_TOPIC, dry_run=request(is_dry=True), request=request(is_dry=False)
+    )
+    return _put_view(answers[0].value)
 
 
 @router.get("/topics/{topic}", response_model_exclude_none=True)

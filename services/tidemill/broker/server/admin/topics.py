@@ -9,7 +9,7 @@ from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.server.admin.lookup import check_queue_id, find_topic, use_topic
 from tidemill.broker.server.round.rpc import in_round, read_in_round, slices_in_round
 from tidemill.broker.server.wire import config_frames, config_log
-from tidemill.message.resource_names import check_own_topic
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, check_own_topic
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -32,21 +32,35 @@ class TopicAdmin:
         """Create or change a topic."""
 
         def put(engine: Engine, turn: Turn) -> pb.PutTopicReply:
+            retention = config_frames.retention_change(request)
+            before = engine.catalog.find_topic(request.name)
+            if request.name.startswith(DEAD_LETTER_TOPIC_PREFIX):
+                topic = engine.administration.put_dead_letter_topic(
+                    request.name, retention=retention, is_dry=request.dry_run, now_ms=turn.now_ms
+                )
+                return reply(engine, before, topic)
             check_own_topic(request.name)
             if request.is_first_use:
                 return pb.PutTopicReply(
                     topic=config_frames.topic_config(use_topic(engine, request.name, turn.now_ms))
                 )
-            before = engine.catalog.find_topic(request.name)
             topic = engine.administration.put_topic(
                 request.name,
                 type_=config_frames.topic_type(request.type),
                 queues=request.queues,
                 delivery_spread_ms=config_frames.delivery_spread_ms(request),
+                retention=retention,
                 is_forced=request.force,
+                is_dry=request.dry_run,
                 now_ms=turn.now_ms,
             )
-            config_log.topic_put(before, topic, by=request.requested_by)
+            return reply(engine, before, topic)
+
+        def reply(engine: Engine, before: Topic | None, topic: Topic) -> pb.PutTopicReply:
+            if not request.dry_run:
+                config_log.topic_put(before, topic, by=request.requested_by)
+            if before is not None and before.retention != topic.retention:
+                engine.retention.request_look()
             return pb.PutTopicReply(
                 topic=config_frames.topic_config(topic),
                 before=config_frames.topic_config(before) if before else None,

@@ -17,6 +17,11 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
+from tidemill.broker.engine.metadata.topic_retention import (
+    BROKER_DEFAULT,
+    RetentionChange,
+    TopicRetention,
+)
 from tidemill.broker.engine.queries.inspection import QueueLock, QueueProgress, QueueStatus
 from tidemill.broker.engine.queries.queue_reader import FoundMessage
 from tidemill.broker.engine.queries.removal_check import Readers, RemovalBacklog
@@ -40,6 +45,21 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
         placements=[
             pb.Placement(broker_group=name, queues=queues) for name, queues in topic.placements
         ],
+        retention=_retention(topic.retention) if topic.retention != BROKER_DEFAULT else None,
+    )
+
+
+def _retention(retention: TopicRetention) -> pb.TopicRetention:
+    return pb.TopicRetention(
+        ms=retention.ms, bytes=retention.bytes, frees_acked=retention.frees_acked
+    )
+
+
+def _read_retention(frame: pb.TopicRetention) -> TopicRetention:
+    return TopicRetention(
+        ms=frame.ms if frame.HasField("ms") else None,
+        bytes=frame.bytes if frame.HasField("bytes") else None,
+        frees_acked=frame.frees_acked,
     )
 
 
@@ -142,6 +162,7 @@ def read_topic(config: pb.TopicConfig) -> Topic:
         delivery_spread_ms=config.delivery_spread_ms,
         created_at_ms=config.created_at_ms,
         placements=tuple([(place.broker_group, place.queues) for place in config.placements]),
+        retention=_read_retention(config.retention),
     )
 
 
@@ -229,6 +250,16 @@ def topic_type(value: int) -> TopicType | None:
 def delivery_spread_ms(request: pb.PutTopicRequest) -> int | None:
     """Read the time over which deliveries may be spread; None if it is unset."""
     return request.delivery_spread_ms if request.HasField("delivery_spread_ms") else None
+
+
+def retention_change(request: pb.PutTopicRequest) -> RetentionChange:
+    """Read the change of the retention of a topic."""
+    change = request.retention
+    return RetentionChange(
+        ms=change.ms if change.HasField("ms") else None,
+        bytes=change.bytes if change.HasField("bytes") else None,
+        frees_acked=change.frees_acked if change.HasField("frees_acked") else None,
+    )
 
 
 class GroupFields(TypedDict):
