@@ -26,6 +26,7 @@ from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.sizes import SIZE, size_bytes
 from tidemill.common.times import DURATION, INSTANT, duration_ms, instant_ms, span
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 FOREVER, DEFAULT = "forever", "default"  # values of --retention
 
@@ -167,7 +168,8 @@ def set_topic(
     * `tidemill topic set orders --retention 30d --retention-bytes 10GiB`
     * `tidemill topic set %DLQ%billing --retention forever`
     """
-    call(context, "GET", f"/topics/{segment(name)}")  # Ends the command if there is no such topic.
+    if not name.startswith(DEAD_LETTER_TOPIC_PREFIX):  # Its group decides whether it may exist.
+        call(context, "GET", f"/topics/{segment(name)}")  # Ends the command if it is missing.
     body: dict[str, Json] = {
         "messageType": kind.value if kind else None,
         "queues": queues,
