@@ -21,6 +21,7 @@ from tidemill.broker.metrics.lag import Lag
 from tidemill.broker.metrics.message_metrics import MessageMetrics
 from tidemill.broker.metrics.pop_metrics import PopMetrics
 from tidemill.broker.metrics.replica_metrics import ReplicaMetrics
+from tidemill.broker.metrics.retention_metrics import RetentionMetrics
 from tidemill.broker.metrics.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.metrics.timer_metrics import TimerMetrics
 from tidemill.broker.metrics.traffic import Traffic
@@ -175,6 +176,7 @@ class BrokerProcess:
         PopMetrics(registry, traffic, lag, rounds)
         ConflictMetrics(registry, polls.filters, rounds, clock)
         StoreMetrics(registry, sizes, rounds)
+        RetentionMetrics(registry, sizes, rounds)
         TimerMetrics(registry, rounds)
         if replica_engine is not None and replicas is not None:
             ReplicaMetrics(registry, settings.name, replica_engine, replicas)

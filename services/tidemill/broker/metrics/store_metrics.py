@@ -31,6 +31,7 @@ class TopicSizes:
 
     def __init__(self) -> None:
         self.log_bytes: dict[TopicId, int] = {}
+        self.oldest_at_ms: dict[TopicId, int] = {}  # when its oldest live message was stored
 
 
 @final
@@ -108,7 +109,7 @@ class StoreMetrics:
         recover.add_metric(STORAGE, engine.recovery_ms / MS_PER_S)
         kept = GaugeMetricFamily(
             "rocketmq_storage_retention_seconds",
-            "Age at which messages are deleted.",
+            "Age at which messages are deleted, unless their topic has its own.",
             labels=STORAGE_LABELS,
         )
         kept.add_metric(STORAGE, engine.retention.retention_ms / MS_PER_S)
@@ -122,7 +123,7 @@ class StoreMetrics:
         gate = engine.retention.gate
         holding = GaugeMetricFamily(
             "rocketmq_storage_archive_gate_holding",
-            "1 while the oldest segment is older than the retention and kept for the archive.",
+            "1 while messages are older than the retention and kept for the archive.",
             labels=STORAGE_LABELS,
         )
         holding.add_metric(STORAGE, int(gate.is_holding))

@@ -27,7 +27,7 @@ class TrimReason(IntEnum):
     """Why messages are dead."""
 
     TIME = 1  # older than the `ms` of the topic
-    SIZE = 2  # the topic, or all topics together, had too many bytes
+    BYTES = 2  # the topic, or all topics together, had too many bytes
     ACKED = 3  # all consumer groups have settled them
     PURGE = 4  # an operator has purged the topic
 

@@ -143,6 +143,14 @@ class Inspection:
             sorted(self._catalog.groups[group_id].name for group_id in group_ids),
         )
 
+    def oldest_stored_at_ms(self, queue: ConsumeQueue) -> int | None:
+        """Return when the first message of a queue was stored, in ms; None if it is unknown."""
+        if queue.min_offset == queue.max_offset:
+            return None
+        with suppress(BlockFileDamaged):
+            return self._store.stored_at(queue, queue.min_offset)[1]
+        return None
+
     def log_bytes(self, queue: ConsumeQueue) -> int:
         """Return how many bytes of the log a queue's messages take.
 

@@ -302,12 +302,12 @@ class RetentionRules:
                     yield []
                 if self._has_messages(queue):
                     begins[queue.queue_id] = queue.offset_behind(until)
-                    _raise_low(found, queue, TrimReason.SIZE, begins[queue.queue_id])
+                    _raise_low(found, queue, TrimReason.BYTES, begins[queue.queue_id])
         # A purge in between has made room, so that later messages may stay.
         if purged_count == self._trims.purged_count:
             for queue in self._queues_of(topic):
                 if queue.queue_id in found:
-                    _raise_low(lows, queue, TrimReason.SIZE, found[queue.queue_id].low)
+                    _raise_low(lows, queue, TrimReason.BYTES, found[queue.queue_id].low)
 
     def _oldest_of(
         self, queues: list[ConsumeQueue], begins: dict[QueueId, int]
@@ -354,7 +354,7 @@ class RetentionRules:
                     if queue.entry(queue.min_offset)[0] < segment.end:
                         if self._is_spent(BISECT_COST):
                             yield []
-                        _raise_low(lows, queue, TrimReason.SIZE, queue.offset_behind(segment.end))
+                        _raise_low(lows, queue, TrimReason.BYTES, queue.offset_behind(segment.end))
                 if purged_count != self._trims.purged_count:
                     return  # Enough may be gone now. The next look counts again.
                 yield from self._trim(topic, lows, now_ms)

@@ -31,6 +31,7 @@ class SizeReader:
         # The current pass: queues not read yet, and the sizes so far.
         self._unseen: list[tuple[TopicId, QueueId]] = []
         self._found: dict[TopicId, int] = {}
+        self._oldest: dict[TopicId, int] = {}
 
     async def __call__(self) -> None:
         """Read the sizes of all queues, unless the last ones are young enough."""
@@ -42,12 +43,13 @@ class SizeReader:
         try:
             async with asyncio.timeout(SIZES_WAIT_S):
                 if not self._unseen:
-                    self._unseen, self._found = await self._rounds.read(_queues), {}
+                    self._unseen = await self._rounds.read(_queues)
+                    self._found, self._oldest = {}, {}
                 while self._unseen:
                     await self._rounds.read(self._look_at_some)
         except (UnavailableError, QueryFailed, TimeoutError):
             return  # Draining, a defect, a stalled disk, or many queues: the previous sizes stay.
-        self._sizes.log_bytes = self._found
+        self._sizes.log_bytes, self._sizes.oldest_at_ms = self._found, self._oldest
 
     def _look_at_some(self, engine: Engine, _turn: Turn) -> None:
         found, queues = self._found, engine.catalog.queues
@@ -55,6 +57,9 @@ class SizeReader:
             queue = queues.get(key)
             if queue is not None:
                 found[key[0]] = found.get(key[0], 0) + engine.inspection.log_bytes(queue)
+                at_ms = engine.inspection.oldest_stored_at_ms(queue)
+                if at_ms is not None:
+                    self._oldest[key[0]] = min(at_ms, self._oldest.get(key[0], at_ms))
         del self._unseen[-QUEUES_A_ROUND:]
 
 
