@@ -141,12 +141,21 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
     retention_ms: int = Field(
         _ENGINE.retention_ms,
         ge=0,
-        description="Maximum age of messages; older ones are deleted, even if they are not acked.",
+        description="Age at which messages are deleted, even if they are not acked. A topic may have"
+        " its own retention.",
     )
     retention_bytes: int = Field(
         _ENGINE.retention_bytes,
         ge=0,
-        description="Size of the log beyond which the oldest messages are deleted. 0: no limit.",
+        description="Size of the messages of all topics without a size of their own, beyond which"
+        " the oldest segments lose these messages. Below feature level 2: size of the log. 0: no"
+        " limit.",
+    )
+    pack_rate_bytes: int = Field(
+        _ENGINE.pack_rate_bytes,
+        ge=MIB,
+        description="Bytes per second that the broker copies when it frees the content of dead"
+        " messages in segments of the log.",
     )
     archive_gate_group: str = Field(
         _ENGINE.archive_gate_group,

@@ -17,6 +17,7 @@ from tidemill.broker.engine.replica.replica_engine import MustBeEmptied
 from tidemill.broker.engine.replication.actions import (
     DivergenceAlarm,
     Promotion,
+    SetProposal,
     StepDown,
     StreamClose,
     StreamDial,
@@ -28,7 +29,7 @@ from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome, MendRequest
 from tidemill.broker.engine.store.mending import ForeignBytes, mend
 from tidemill.broker.server.replicas.mending import served
-from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
 MARK_MS = 1_000  # period in which the broker records the durable end of its log
 
@@ -103,6 +104,9 @@ class Group:
         self._streams: dict[int, tuple[Node, Node]] = {}
         self._next_stream = 1
         self.cut_off: set[int] = set()  # unreachable replicas
+        # The last proposed set of a master, if a test wants the group record to follow it.
+        self.records_proposals = False
+        self._proposal: Proposal | None = None
 
     def elect(self, number: int, *members: int) -> None:
         """Begin an epoch and send its view to all replicas that are up."""
@@ -167,6 +171,17 @@ class Group:
                 node.replication.tick(self.now_ms)
                 self._carry(node)
                 node.apply()
+            self._record_proposal()
+
+    def _record_proposal(self) -> None:
+        """Let the group record have the proposed set, as controllers do."""
+        proposal, self._proposal = self._proposal, None
+        view = self.view
+        if not self.records_proposals or proposal is None:
+            return
+        if (proposal.epoch, proposal.version) == (view.epoch, view.version):
+            self.view = view._replace(version=view.version + 1, sss=proposal.sss)
+            self.share_view()
 
     def mend(self, number: int) -> list[MendOutcome]:
         """Mend a replica's recorded damage from the other replicas; return the outcomes.
@@ -236,6 +251,8 @@ class Group:
                 return
             elif isinstance(action, DivergenceAlarm):
                 node.diverged = action.why
+            elif isinstance(action, SetProposal):
+                self._proposal = action.proposal
             elif isinstance(action, Promotion):
                 pass
 

@@ -21,6 +21,7 @@ class EngineConfig:
     files_merged: int = 16  # queue or index files of similar size that are merged into one
     retention_ms: int = 72 * 3600 * 1000
     retention_bytes: int = 0  # 0: no limit by size
+    pack_rate_bytes: int = 32 << 20  # per second, copied from segments into packs (ADR 0067)
     archive_gate_group: str = ""  # retention waits for its pull offsets; "": none
     disk_reserve_bytes: int = 512 << 20  # with less free space the broker rejects sends
     deliveries_max: int = 4_000_000  # in flight: 300 MB of memory, at most twice as much

@@ -53,6 +53,7 @@ from tidemill.broker.engine.upkeep.checkpoint import Checkpoints, SnapshotSize
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.log_ages import LogAges
 from tidemill.broker.engine.upkeep.merge import Merges
+from tidemill.broker.engine.upkeep.packing import Packing
 from tidemill.broker.engine.upkeep.parts import QuietMoment, UpkeepParts
 from tidemill.broker.engine.upkeep.rebuild import Rebuilds
 from tidemill.broker.engine.upkeep.retention import Retention
@@ -152,6 +153,7 @@ class Engine:
             self.tally,
         )
         self.live_bytes = LiveBytes(self.store, self.catalog, self.tally)
+        self.packing = Packing(parts, self.live_bytes)
         held_segments = HeldSegments(timer_index, self.log, self.catalog)
         self.checkpoints = Checkpoints(parts, snapshot_size)
         self.retention = Retention(
@@ -185,6 +187,7 @@ class Engine:
             self.checkpoints,
             self.timers,
             self.retention,
+            self.packing,
             self.rebuilds,
             Merges(parts, self.checkpoints),
             self.quiet,

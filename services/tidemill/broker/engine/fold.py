@@ -256,6 +256,7 @@ class Fold:
             self._catalog.apply(item, log_offset)
         match item["op"]:
             case "deleteTopic":
+                self._catalog.deaths += 1
                 forget_topic(self._pops, item["id"])
             case "deleteGroup":
                 forget_group(self._pops, item["id"])
@@ -266,6 +267,7 @@ class Fold:
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])
 
     def _trim(self, entry: Trim, _log_offset: LogOffset, _stored_at_ms: int) -> None:
+        self._catalog.deaths += 1
         for topic_id, queue_id, _, low in entry.queues:
             self._catalog.queue(topic_id, queue_id).trim(QueueOffset(low))
 

@@ -134,6 +134,17 @@ class StoreMetrics:
         )
         passed.add_metric(STORAGE, gate.passed_count)
         yield from (holding, passed)
+        packing = engine.packing
+        for name, help_, count in (
+            ("packed", "Segments that became packs.", packing.packed_count),
+            ("pack_copied_bytes", "Bytes copied into packs.", packing.copied_bytes),
+            ("pack_freed_bytes", "Bytes on the disk that packs have freed.", packing.freed_bytes),
+        ):
+            counter = CounterMetricFamily(
+                f"rocketmq_storage_{name}_total", help_, labels=STORAGE_LABELS
+            )
+            counter.add_metric(STORAGE, count)
+            yield counter
 
     def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(

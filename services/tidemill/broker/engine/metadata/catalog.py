@@ -157,6 +157,8 @@ class Catalog:
         self.topic_ids: dict[str, TopicId] = {}
         self.group_ids: dict[str, GroupId] = {}
         self.queues: dict[tuple[TopicId, QueueId], ConsumeQueue] = {}
+        # TRIM records and deletions of topics: it changes when messages have died.
+        self.deaths = 0
         # For appends: the queues of topics that producers may send to.
         self.open_queues: dict[TopicId, list[ConsumeQueue]] = {}
         self.retry_topic_ids: dict[tuple[GroupId, TopicId], TopicId] = {}

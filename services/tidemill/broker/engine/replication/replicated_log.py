@@ -72,6 +72,7 @@ class ReplicatedLog(Protocol):
     def digest(self, low: int, end: int) -> Digest | None:
         """Return the checksum of the last records before `end`; none of them begins before `low`.
 
+        They begin behind the last stub: another log may have the whole message.
         Without records (`low` equals `end`) the digest is empty. Equal logs have equal digests.
         Return None if the records are damaged here; that says nothing about another log.
         """

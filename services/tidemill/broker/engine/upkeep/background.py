@@ -14,6 +14,7 @@ from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints
 from tidemill.broker.engine.upkeep.merge import Merges
+from tidemill.broker.engine.upkeep.packing import Packing
 from tidemill.broker.engine.upkeep.parts import QuietMoment, Steps
 from tidemill.broker.engine.upkeep.rebuild import Rebuilds
 from tidemill.broker.engine.upkeep.retention import Retention
@@ -32,6 +33,7 @@ class BackgroundJobs:
         checkpoints: Checkpoints,
         timers: DelayedMessages,
         retention: Retention,
+        packing: Packing,
         rebuilds: Rebuilds,
         merges: Merges,
         quiet: QuietMoment,
@@ -41,6 +43,7 @@ class BackgroundJobs:
         self._checkpoints = checkpoints
         self._timers = timers
         self._retention = retention
+        self._packing = packing
         self._rebuilds = rebuilds
         self._merges = merges
         self._quiet = quiet
@@ -123,9 +126,9 @@ class BackgroundJobs:
             return retention.give_up_oldest(now_ms) if is_due else None
         if retention.is_due(now_ms, self._timers):
             return retention.retire_oldest(now_ms)
-        look = retention.find_look(now_ms)
-        if look is not None:
-            return look
+        steps = retention.find_look(now_ms) or self._packing.find_work(now_ms)
+        if steps is not None:
+            return steps
         return _nothing() if retention.gate.is_searching else None
 
     def _choose_following(self, now_ms: int, *, firing_ms: int) -> Steps | None:
@@ -142,7 +145,7 @@ class BackgroundJobs:
             return steps
         if self._retention.is_due_at_replica(self._timers):
             return self._retention.give_up_oldest(now_ms)
-        return self._merges.merge() if self._merges.is_due else None
+        return self._merges.merge() if self._merges.is_due else self._packing.find_work(now_ms)
 
     def _choose_other(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
@@ -154,6 +157,8 @@ class BackgroundJobs:
             return None if self._checkpoints.waits_for_room else self._checkpoints.write()
         if steps is None and self._merges.is_due:
             return self._merges.merge()
+        if steps is None:
+            steps = self._packing.find_work(now_ms)
         return _nothing() if steps is None and self._retention.gate.is_searching else steps
 
 

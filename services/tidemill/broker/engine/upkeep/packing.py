@@ -1,0 +1,249 @@
+"""Packing: sealed segments lose the content of their dead messages (ADR 0067).
+
+A message is dead if its topic is deleted, or if it is before the low of its queue. A pack has all
+other records unchanged, at their log offsets, and a stub of each dead message. Each replica packs
+at its own time. The decision uses committed records only: no later election takes a message back.
+
+The steps: write `S.packing` and sync it; rename it to `S.pack` and sync the folder; read from the
+pack; delete the file of the segment. A crash in between leaves the segment, or both files. A start
+then deletes the incomplete file, or the segment of the complete pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final, NamedTuple, final
+from zlib import crc32
+
+from tidemill.broker.engine.layout import message, pack, record
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, PLACE
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.pack import PackHeader
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
+from tidemill.broker.engine.room import COPY_RESERVE_PART
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.pack import Extents, Pack
+from tidemill.broker.engine.store.segment import (
+    FOLDER,
+    CorruptStore,
+    Hole,
+    Record,
+    Segment,
+    packing_name,
+)
+from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
+from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
+from tidemill.message import stored_message
+
+PACKS_LEVEL: Final = 2  # feature level of stubs
+RECORDS_A_SLICE: Final = 256  # decided or copied, 3 to 8 us each
+SLICE_BYTES: Final = 1 << 20  # copied
+LOOK_PERIOD_MS: Final = 1_000
+SEGMENTS_A_LOOK: Final = 1_024
+# The active segment and the one before it stay: followers compare and copy their records.
+SEGMENTS_KEPT: Final = 2
+FREED_BYTES_MIN: Final = 16 << 10  # fewer are not worth a file operation
+# On a full disk a pack need not free more than it keeps.
+FREED_ON_FULL_DISK_MIN: Final = 1 << 20
+_MESSAGE = int(RecordKind.MESSAGE)
+_unpack_fields = stored_message.FIXED.unpack_from
+
+
+class _Plan(NamedTuple):
+    """The content of a pack, before it is written."""
+
+    is_dead: bytearray  # one byte per record, in the order of the log
+    stored_bytes: int  # of all records in the present file
+    extents: Extents
+    record_end: int
+    decided_at: int
+
+
+@final
+class Packing:
+    """The choice of a segment, and the steps that pack it."""
+
+    def __init__(self, parts: UpkeepParts, live_bytes: LiveBytes) -> None:
+        self._log = parts.store.log
+        self._disk = parts.disk
+        self._catalog = parts.catalog
+        self._room = parts.room
+        self._live_bytes = live_bytes
+        self._rate_bytes = parts.config.pack_rate_bytes
+        self._look_at_ms = 0
+        self._not_before_ms = 0  # the rate allows no copy earlier
+        self._deaths = 0  # of messages, at the last look
+        # By the begin of a segment: its live bytes when a plan freed too little.
+        self._tried: dict[int, int] = {}
+        self.packed_count = self.freed_bytes = self.copied_bytes = 0  # since the start
+
+    def find_work(self, now_ms: int) -> Steps | None:
+        """Return the steps that pack the segment with the most dead bytes; None if none is due."""
+        if now_ms < self._look_at_ms or self._catalog.feature_level < PACKS_LEVEL:
+            return None
+        self._look_at_ms = now_ms + LOOK_PERIOD_MS
+        if self._catalog.deaths != self._deaths:
+            # The space of a purge or a deletion is wanted soon.
+            self._deaths = self._catalog.deaths
+            self._live_bytes.request_look()
+            return None
+        is_full = self._room.is_full
+        if now_ms < self._not_before_ms and not is_full:
+            return None
+        segment = self._choose(is_full=is_full)
+        return None if segment is None else self._pack_at_rate(segment, now_ms, is_full=is_full)
+
+    def _choose(self, *, is_full: bool) -> Segment | None:
+        """Return the segment with the most dead bytes; None if none is due."""
+        if not self._live_bytes.is_complete:
+            return None
+        log, best, most = self._log, None, 0
+        for segment in log.segments[:-SEGMENTS_KEPT]:
+            if segment.end > log.committed_offset:
+                break
+            live, size = self._live_bytes.live_bytes_in(segment.start), segment.file_size
+            tried = self._tried.get(segment.start)
+            if tried is not None and tried - live < size // 4:
+                continue
+            least = FREED_ON_FULL_DISK_MIN if is_full else max(size // 2, FREED_BYTES_MIN)
+            if size - live >= max(most + 1, least):
+                best, most = segment, size - live
+        return best
+
+    def _pack_at_rate(self, segment: Segment, now_ms: int, *, is_full: bool) -> Steps:
+        """Pack a segment. The next one may begin when the rate of copied bytes allows it."""
+        before, live = self.copied_bytes, self._live_bytes.live_bytes_in(segment.start)
+        freed_min = FREED_ON_FULL_DISK_MIN if is_full else FREED_BYTES_MIN
+        is_packed = yield from self.pack(segment, freed_min=freed_min, is_full=is_full)
+        if is_packed:
+            self._tried.pop(segment.start, None)
+            self._look_at_ms = now_ms  # Another segment may be due.
+        else:
+            self._tried[segment.start] = live
+        copied = self.copied_bytes - before
+        self._not_before_ms = now_ms + copied * 1_000 // self._rate_bytes
+
+    # ------------------------------------------------------------ one segment
+
+    def pack(
+        self, segment: Segment, *, freed_min: int, is_full: bool = False
+    ) -> Generator[list[File], None, bool]:
+        """Pack a sealed, committed segment; return whether it was packed.
+
+        Change nothing if the segment is damaged, or if the pack would free fewer bytes than
+        `freed_min`, or than it keeps unless the disk is full.
+        """
+        plan = yield from self._plan(segment)
+        if plan is None:
+            return False
+        # A segment with a pad or zeros at its end frees these too.
+        packed_bytes = plan.extents.position + pack.EXTENT.size * plan.extents.count
+        freed = segment.file_size - packed_bytes - pack.HEADER_SIZE
+        if freed < max(freed_min, 0 if is_full else packed_bytes):
+            return False
+        if not self._room.has_room(packed_bytes, reserve_part=COPY_RESERVE_PART):
+            return False
+        try:
+            header = yield from self._write(segment, plan)
+        except (CorruptStore, ValueError):
+            return False  # The start or a reader reports the damage.
+        # Before this, an election could take back a record that the plan relies on.
+        while self._log.committed_offset < plan.decided_at:
+            yield []
+        yield from self._log.install_pack(segment, Pack(header))
+        self.packed_count += 1
+        self.freed_bytes += freed
+        self.copied_bytes += packed_bytes
+        return True
+
+    def _plan(self, segment: Segment) -> Generator[list[File], None, _Plan | None]:
+        """Decide which messages are dead; None if a record is damaged."""
+        is_dead, stored, extents, end = bytearray(), 0, Extents(), int(segment.start)
+        for found in self._log.reader.walk_past_damage(segment, segment.start, segment.end):
+            if isinstance(found, Hole):
+                return None
+            size = HEADER_SIZE + len(found.body) + len(found.tail)
+            stub_size = _stub_size(found) if self._is_dead(found) else size
+            is_smaller = stub_size < size
+            is_dead.append(is_smaller)
+            stored += size
+            extents.add(end - segment.start, stub_size if is_smaller else size)
+            end = found.log_offset + found.header.size
+            if len(is_dead) % RECORDS_A_SLICE == 0:
+                yield []
+        return _Plan(is_dead, stored, extents, end, int(self._log.folded_offset))
+
+    def _is_dead(self, found: Record) -> bool:
+        header = found.header
+        if header.kind != _MESSAGE or header.flags & FLAG_SCHEDULE or record.is_stub(header):
+            return False  # A timer may need its message.
+        topic_id, queue_id, _, queue_offset = PLACE.unpack_from(found.body)
+        if not self._catalog.is_alive(TopicId(topic_id)):
+            return True
+        queue = self._catalog.queues.get((TopicId(topic_id), QueueId(queue_id)))
+        return queue is not None and queue_offset < queue.low
+
+    def _write(self, segment: Segment, plan: _Plan) -> Generator[list[File], None, PackHeader]:
+        """Write the pack under a temporary name, durably.
+
+        Raises CorruptStore for a damaged record, and ValueError if the plan does not fit.
+        """
+        directory = plan.extents.encode()
+        at = pack.HEADER_SIZE + len(directory)
+        header = PackHeader(
+            directory_crc=crc32(directory),
+            start=segment.start,
+            end=segment.end,
+            record_end=plan.record_end,
+            decided_at=plan.decided_at,
+            floor=self._log.min_offset,
+            file_size=at + plan.extents.position + pack.TRAILER_SIZE,
+            extent_count=plan.extents.count,
+            record_count=len(plan.is_dead),
+        )
+        name = packing_name(segment.start)
+        if name in self._disk.names(FOLDER):
+            self._disk.delete(name)  # of an attempt that met damage
+        file = self._disk.open(name, create=True)
+        try:
+            file.write_at(0, [pack.encode_header(header)])
+            file.write_at(pack.HEADER_SIZE, [directory])
+            offset, gathered, size = LogOffset(segment.start), list[bytes | memoryview](), 0
+            for number, is_dead in enumerate(plan.is_dead, 1):
+                data, following = self._record(segment, offset, is_dead=bool(is_dead))
+                gathered.append(data)
+                size += len(data)
+                offset = following
+                if size >= SLICE_BYTES or number % RECORDS_A_SLICE == 0:
+                    file.write_at(at, gathered)
+                    at, gathered, size = at + size, [], 0
+                    yield [file]
+            if at + size != header.records_end or offset != plan.record_end:
+                raise ValueError("the segment has other records than its plan")
+            file.write_at(at, [*gathered, pack.encode_header(header)])
+            yield [file]
+        finally:
+            file.close()
+        return header
+
+    def _record(
+        self, segment: Segment, offset: LogOffset, *, is_dead: bool
+    ) -> tuple[bytes | memoryview, LogOffset]:
+        """Return the next record as the pack has it, and where the following one begins."""
+        reader = self._log.reader
+        header = reader.read_verified(segment, offset).header
+        view, at = reader.view(segment), reader.position(segment, offset)
+        data: bytes | memoryview = view[at : at + record.stored_size(view, at, header)]
+        if is_dead:
+            data = message.encode_stub(data)
+        return data, LogOffset(offset + header.size)
+
+
+def _stub_size(found: Record) -> int:
+    """Return the bytes of the stub of a message; all of its bytes if it has no stub."""
+    size = HEADER_SIZE + len(found.body) + len(found.tail)
+    if len(found.tail) < stored_message.FIXED_SIZE:
+        return size
+    fields = _unpack_fields(found.tail)
+    tail_size = stored_message.FIXED_SIZE + fields[3] * stored_message.KEY_HASH_SIZE + fields[5]
+    return min(HEADER_SIZE + len(found.body) + record.STUB_TAIL.size + int(tail_size), size)

@@ -1,0 +1,58 @@
+"""Worlds with packs: two topics whose messages alternate, and the steps that pack segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import World
+from tidemill.broker.engine.engine import Engine
+
+SEGMENT = 64 << 10
+DAY_MS = 86_400_000
+
+
+def small_world(disk: FaultyDisk | None = None, **changes: object) -> World:
+    options = {"segment_bytes": SEGMENT, "checkpoint_log_bytes": SEGMENT, **changes}
+    return World(disk, retention_ms=400 * DAY_MS, **options)  # type: ignore[arg-type]  # checked by World
+
+
+def pack_all(world: World, *, between: Callable[[], None] = lambda: None) -> int:
+    """Pack every segment but the last two; return how many were packed."""
+    return pack_engine(world.engine, between=between)
+
+
+def pack_engine(engine: Engine, *, between: Callable[[], None] = lambda: None) -> int:
+    """Pack every segment that the background may pack; return how many were packed."""
+    count = 0
+    for segment in engine.log.segments[:-2]:
+        if segment.end > engine.log.committed_offset:
+            break
+        steps = engine.packing.pack(segment, freed_min=1)
+        while True:
+            try:
+                files = next(steps)
+            except StopIteration as end:
+                count += end.value
+                break
+            for file in files:
+                file.sync()
+            between()
+    return count
+
+
+def two_topics(world: World, *, count: int = 100, kept_size: int = 500) -> list[str]:
+    """Send messages of two topics in turn; return the texts of the topic "kept"."""
+    kept = []
+    for n in range(count):
+        world.send(f"gone {n}", topic="gone", size=4_000)
+        if n % 10 == 0:
+            kept.append(f"kept {n}")
+            world.send(kept[-1], topic="kept", size=kept_size)
+    world.checkpoint()
+    return kept
+
+
+def delete_topic(world: World, name: str) -> None:
+    world.engine.administration.delete_topic(name, world.now_ms)
+    world.commit()

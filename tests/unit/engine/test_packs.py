@@ -1,0 +1,298 @@
+"""Packs: the space of dead messages returns, and nothing else changes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.log_checker import check_log
+from tests.support.seeds import seeds
+from tests.support.worlds.engine_world import PoppedMessage, World
+from tests.support.worlds.packed_worlds import (
+    DAY_MS,
+    delete_topic,
+    pack_all,
+    pack_engine,
+    small_world,
+    two_topics,
+)
+from tidemill.broker.engine.layout import pack
+from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.pop.deliveries import AckResult
+from tidemill.broker.engine.store.segment import CorruptStore
+
+
+def names(world: World) -> list[str]:
+    return [name.removeprefix("log/") for name in world.disk.names("log")]
+
+
+def used(world: World) -> int:
+    """Return the bytes of the log on the disk."""
+    sizes = 0
+    for name in world.disk.names("log"):
+        file = world.disk.open(name)
+        sizes += file.size()
+        file.close()
+    return sizes
+
+
+def test_a_pack_keeps_the_messages_of_other_topics_at_their_log_offsets() -> None:
+    world = small_world()
+    kept = two_topics(world)
+    queue = world.engine.catalog.queue(world.topic("kept"), QueueId(0))
+    before = [log_offset for log_offset, _, _ in queue.walk(0)]
+    whole = used(world)
+    world.purge("gone")
+    assert pack_all(world) >= 4
+    assert any(name.endswith(".pack") for name in names(world))
+    assert used(world) < whole // 2
+    assert [log_offset for log_offset, _, _ in queue.walk(0)] == before
+    assert world.drain(topic="kept") == kept
+    assert world.drain(topic="gone") == []
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.parametrize("folders", [(), ("queues", "index", "snapshots")])
+def test_a_start_reads_packs(*, power_cut: bool, folders: tuple[str, ...]) -> None:
+    world = small_world()
+    kept = two_topics(world)
+    world.purge("gone")
+    assert pack_all(world)
+    world.disk = world.disk.after_power_cut() if power_cut else world.disk.after_kill()
+    for folder in folders:
+        for name in world.disk.names(folder):
+            world.disk.remove(name)
+    if folders:
+        world.disk.remove("checkpoint")
+    world.open()
+    assert world.drain(topic="kept") == kept
+    assert world.drain(topic="gone") == []
+    check_log(world.disk)
+
+
+def test_a_replica_copies_the_log_from_packs() -> None:
+    world = small_world(is_followed=True)
+    kept = two_topics(world)
+    world.purge("gone")
+    assert pack_all(world)
+    world.fail_over()
+    # The new follower has copied packs. It has whole segments with stubs, and packs them too.
+    assert world.follower is not None
+    world.checkpoint()
+    world.fail_over()
+    world.checkpoint()
+    assert pack_all(world)
+    world.restart()
+    assert world.drain(topic="kept") == kept
+    assert world.drain(topic="gone") == []
+    check_log(world.disk)
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_stop_at_any_operation_of_a_pack_loses_nothing(*, power_cut: bool) -> None:
+    """Each run stops one disk operation later than the one before, until the pack is complete."""
+    step, is_done = 0, False
+    while not is_done:
+        world = small_world(FaultyDisk(Random(step)))
+        kept = two_topics(world, count=45)
+        world.purge("gone")
+        world.disk.cut_at = len(world.disk.operations) + step
+        try:
+            assert pack_all(world)
+            is_done = True
+        except PowerCut:
+            step += 1
+        world.restart(power_cut=power_cut)
+        assert not [name for name in names(world) if name.endswith(".packing")]
+        assert world.drain(topic="kept") == kept
+        assert world.drain(topic="gone") == []
+        check_log(world.disk)
+    assert step >= 10
+
+
+def test_a_flipped_bit_is_found_or_has_no_effect() -> None:
+    """In the header, the directory, a stub, a kept message, and the copy of the header."""
+    for power_cut in (False, True):
+        for part in range(40):
+            world = small_world(FaultyDisk(Random(part)))
+            kept = two_topics(world, count=45)
+            world.purge("gone")
+            assert pack_all(world)
+            name = next(name for name in world.disk.names("log") if name.endswith(".pack"))
+            data = world.disk.read(name) or b""
+            header = pack.find_header(data)
+            assert header is not None
+            at = part * len(data) // 40 if part else 9
+            if 1 <= part < 8:
+                at = pack.HEADER_SIZE + part - 1
+            world.disk.damage(name, at)
+            for folder in ("queues", "index", "snapshots"):
+                for one in world.disk.names(folder) if part % 2 else ():
+                    world.disk.remove(one)
+            refusal = ""
+            try:
+                world.restart(power_cut=power_cut)
+            except CorruptStore as error:
+                refusal = str(error)
+            if refusal:
+                assert f"{name} is damaged" in refusal
+                assert header.records_at <= at < header.records_end
+                continue
+            found = world.drain(topic="kept")
+            # A damaged message is dead-lettered without its body (ADR 0016).
+            assert set(found) <= {*kept, ""}
+            assert len(found) >= len(kept) - 1
+            assert world.drain(topic="gone") == []
+
+
+def test_the_topic_of_a_pack_may_be_deleted() -> None:
+    world = small_world()
+    kept = two_topics(world)
+    world.pop(5, topic="gone")
+    delete_topic(world, "gone")
+    assert pack_all(world)
+    world.advance(DAY_MS)
+    world.restart()
+    assert world.drain(topic="kept") == kept
+    world.send("again", topic="gone")
+    assert world.drain(topic="gone") == ["again"]
+    check_log(world.disk)
+
+
+def test_messages_in_flight_expire_without_a_copy_after_their_content_is_freed() -> None:
+    world = small_world()
+    world.group(max_attempts=5)
+    two_topics(world)
+    acked, *_ = world.pop(8, topic="gone", invisible_ms=30_000)
+    world.purge("gone")
+    assert pack_all(world)
+    assert world.ack(acked) == [AckResult.APPLIED]
+    world.advance(31_000)
+    assert world.drain(topic="gone") == []
+    assert world.engine.store.damaged_count == 0
+    world.restart()
+    world.advance(DAY_MS)
+    assert world.drain(topic="gone") == []
+    check_log(world.disk)
+
+
+def test_the_background_packs_segments_with_most_of_their_messages_dead() -> None:
+    world = small_world()
+    kept = two_topics(world)
+    world.background()
+    assert not [name for name in names(world) if name.endswith(".pack")], "all messages are live"
+    whole = used(world)
+    world.purge("gone")
+    for _ in range(60):
+        world.advance(11_000)
+        world.background()
+    assert used(world) < whole // 2
+    assert world.engine.packing.freed_bytes >= world.engine.packing.copied_bytes, "R-10"
+    assert world.drain(topic="kept") == kept
+
+
+def test_below_feature_level_2_nothing_is_packed() -> None:
+    world = small_world(feature_level=1)
+    two_topics(world)
+    delete_topic(world, "gone")
+    for _ in range(20):
+        world.advance(11_000)
+        world.background()
+    assert not [name for name in names(world) if name.endswith(".pack")]
+
+
+def test_a_pack_is_packed_again_when_more_messages_are_dead() -> None:
+    world = small_world()
+    two_topics(world, kept_size=15_000)
+    world.purge("gone")
+    assert pack_all(world)
+    small = used(world)
+    delete_topic(world, "kept")
+    assert pack_all(world)
+    assert used(world) < small
+    world.restart()
+    check_log(world.disk)
+
+
+@pytest.mark.parametrize("seed", seeds("packs", 60))
+def test_packs_change_no_state_in_any_order_of_events(seed: int) -> None:
+    """The second engine has other packs than the first one, and the worlds compare both."""
+    random = Random(seed)
+    world = small_world(FaultyDisk(random), is_followed=random.random() < 0.7, files_merged=2)
+    topics = [f"t{n}" for n in range(3)]
+    groups = {"plain": False, "ordered": True}
+    for name, is_ordered in groups.items():
+        world.group(name, is_ordered=is_ordered, max_attempts=16)
+    sent, low = dict.fromkeys(topics, 0), dict.fromkeys(topics, 0)
+
+    def send() -> None:
+        topic = random.choice(topics)
+        for _ in range(random.randrange(1, 8)):
+            world.send(f"{topic} {sent[topic]}", topic=topic, size=random.choice([0, 2_000, 6_000]))
+            sent[topic] += 1
+
+    def purge() -> None:
+        topic = random.choice(topics)
+        wanted = random.randrange(sent[topic] + 1)
+        world.purge(topic, low=wanted, with_retries=False)
+        low[topic] = max(low[topic], wanted)
+
+    def disturb() -> None:
+        if random.random() < 0.2:
+            random.choice([purge, send])()
+
+    def pack_some() -> None:
+        world.checkpoint()
+        if random.random() < 0.7:
+            pack_all(world, between=disturb)
+        if world.follower is not None and random.random() < 0.7:
+            follower = world.follower.engine
+            for files in follower.checkpoints.write():
+                for file in files:
+                    file.sync()
+            pack_engine(follower)
+
+    def check(popped: PoppedMessage) -> None:
+        topic, number = popped.body.split()
+        assert popped.attempt > 1 or int(number) >= low[topic], (popped, low)
+
+    out: list[PoppedMessage] = []
+    for _ in range(120):
+        match random.randrange(11):
+            case 0 | 1 | 2 | 3:
+                send()
+            case 4 | 5:
+                popped = world.pop(
+                    random.randrange(1, 9),
+                    topic=random.choice(topics),
+                    group=random.choice(list(groups)),
+                    invisible_ms=10_000,
+                )
+                for one in popped:
+                    check(one)
+                out += popped
+            case 6 if out:
+                world.ack(out.pop(random.randrange(len(out))))
+            case 7:
+                world.advance(random.choice([1_000, 11_000]))
+            case 8:
+                purge()
+            case 9:
+                pack_some()
+            case 10 if random.random() < 0.5:
+                if world.follower is not None and random.random() < 0.5:
+                    world.fail_over()
+                else:
+                    world.restart(power_cut=random.random() < 0.5)
+    world.restart()
+    for name in groups:
+        for topic in topics:
+            seen = set()
+            world.advance(11_000)
+            while popped := world.pop(32, group=f"{name} new", topic=topic):
+                seen |= {one.body for one in popped}
+                world.ack(*popped)
+            assert seen == {f"{topic} {n}" for n in range(low[topic], sent[topic])}
+    check_log(world.disk)

@@ -1,0 +1,194 @@
+"""Packs in broker groups: replicas that lag, begin empty, take over, and mend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.seeds import seeds
+from tests.support.worlds.engine_group import Group, Node
+from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.packed_worlds import pack_engine
+from tidemill.broker.engine.configuration.purge import PurgedQueue
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
+from tidemill.broker.engine.store.segment import CorruptStore
+
+SEGMENT = 16 << 10
+CONFIG = replace(SMALL, segment_bytes=SEGMENT, checkpoint_log_bytes=SEGMENT)
+TEXTS = [f"m{n}" for n in range(60)]
+
+
+def group_of(count: int = 3) -> Group:
+    group = Group(count, config=CONFIG)
+    group.records_proposals = True
+    group.elect(0)
+    group.set_members(0, 1)
+    return group
+
+
+def lose(group: Group, number: int, *, power_cut: bool = False) -> None:
+    """End a replica, and continue without it."""
+    group.kill(number, power_cut=power_cut)
+    group.set_members(*[node.number for node in group.nodes if node.is_up])
+    group.settle(3_000)
+
+
+def checkpoint(group: Group, node: Node) -> None:
+    for n, files in enumerate(node.engine.checkpoints.write()):
+        for file in files:
+            file.sync()
+        if node.engine.background.needs_quiet:
+            group.settle(100)
+        assert n < 10_000, "the checkpoint waits for a quiet moment in vain"
+
+
+def purge(group: Group, low: int) -> None:
+    assert group.view.master is not None
+    engine = group.nodes[group.view.master.replica_id].engine
+    topic = engine.catalog.find_topic("orders")
+    assert topic is not None
+    for _ in engine.purge.purge([PurgedQueue(topic.id, QueueId(0), low)], group.now_ms):
+        pass
+    engine.write(group.now_ms)
+    group.settle()
+
+
+def pack_node(group: Group, node: Node) -> int:
+    checkpoint(group, node)
+    return pack_engine(node.engine)
+
+
+def test_a_replica_that_was_down_continues_inside_a_pack() -> None:
+    group = group_of()
+    group.send(*TEXTS[:10], size=1_000)
+    group.settle()
+    end = group.nodes[2].log.log_end
+    lose(group, 2)
+    group.send(*TEXTS[10:], size=1_000)
+    group.settle()
+    purge(group, 55)
+    assert pack_node(group, group.nodes[0]) >= 2
+    log = group.nodes[0].engine.log
+    assert log.segment_of(LogOffset(end)).pack is not None, "it ended there"
+    group.restart(2)
+    group.settle(2_000)
+    replica = group.nodes[2]
+    assert replica.diverged == ""
+    assert replica.log.log_min == 0, "it was not emptied"
+    assert replica.log.log_end == group.nodes[0].log.log_end
+    assert replica.bodies() == TEXTS[55:]
+    group.kill(2, power_cut=True)
+    group.restart(2)
+    group.settle(2_000)
+    assert replica.bodies() == TEXTS[55:]
+    assert pack_node(group, replica) >= 2
+    assert replica.bodies() == TEXTS[55:]
+
+
+def test_a_replica_that_begins_empty_copies_packs() -> None:
+    group = group_of()
+    lose(group, 2)
+    group.send(*TEXTS, size=1_000)
+    group.settle()
+    purge(group, 55)
+    assert pack_node(group, group.nodes[0]) >= 2
+    group.nodes[2].disk = FaultyDisk(Random(7))
+    group.restart(2)
+    group.settle(2_000)
+    assert group.nodes[2].bodies() == TEXTS[55:]
+    group.set_members(0, 1, 2)
+    lose(group, 0)
+    group.elect(2, 1, 2)
+    group.settle(2_000)
+    group.send("later")
+    group.settle()
+    assert group.nodes[2].bodies() == [*TEXTS[55:], "later"]
+    assert group.nodes[1].bodies() == [*TEXTS[55:], "later"]
+
+
+def test_a_damaged_record_of_a_pack_is_mended_from_whole_segments() -> None:
+    """Both a kept record and a stub; the other replicas have the whole messages."""
+    group = group_of()
+    group.set_members(0, 1, 2)
+    group.send(*TEXTS, size=1_000)
+    group.settle()
+    purge(group, 12)
+    node = group.nodes[1]
+    checkpoint(group, node)
+    first = node.engine.log.segments[0]
+    assert pack_engine(node.engine)
+    assert first.pack is not None
+    header = first.pack.header
+    data = node.disk.read(first.name)
+    for at in (header.records_at + 60, (header.records_at + header.records_end) // 2):
+        node.disk.damage(first.name, at)
+        log = node.engine.log
+        bad = next(
+            one.log_offset
+            for one in log.walk_between(first.start, first.end)
+            if not _is_sound(node, one.log_offset)
+        )
+        log.damage.has_replicas = True
+        assert log.damage.request(bad)
+        group.mend(1)
+        assert node.disk.read(first.name) == data
+
+
+def _is_sound(node: Node, log_offset: int) -> bool:
+    try:
+        node.engine.log.verify(LogOffset(log_offset))
+    except CorruptStore:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seed", seeds("packs in groups", 40))
+def test_replicas_agree_with_any_packs(seed: int) -> None:
+    """Sends, purges, packs at any replica, kills, power cuts, lost disks, an election (R-4)."""
+    random = Random(seed)
+    group = group_of()
+    group.set_members(0, 1, 2)
+    sent = low = 0
+    for _ in range(60):
+        up = [node for node in group.nodes if node.is_up]
+        match random.randrange(7):
+            case 0 | 1 | 2:
+                count = random.randrange(1, 6)
+                texts = [f"m{sent + n}" for n in range(count)]
+                group.send(*texts, size=random.choice([0, 500, 2_000]))
+                sent += count
+                group.settle()
+            case 3:
+                low = max(low, random.randrange(sent + 1))
+                if low:
+                    purge(group, low)
+            case 4 | 5:
+                pack_node(group, random.choice(up))
+            case 6:
+                master = group.view.master
+                assert master is not None
+                others = [node for node in up if node.number != master.replica_id]
+                down = [node for node in group.nodes if not node.is_up]
+                if down:
+                    if random.random() < 0.2:
+                        down[0].disk = FaultyDisk(Random(seed))
+                    group.restart(down[0].number)
+                    group.settle(3_000)
+                elif others:
+                    node = random.choice(others)
+                    lose(group, node.number, power_cut=random.random() < 0.5)
+    for node in group.nodes:
+        if not node.is_up:
+            group.restart(node.number)
+    group.settle(3_000)
+    assert len({node.log.applied_offset for node in group.nodes}) == 1, "all have caught up"
+    if random.random() < 0.5:
+        group.elect(random.randrange(1, 3), 0, 1, 2)
+        group.settle(1_000)
+    expected = [f"m{n}" for n in range(low, sent)]
+    for node in group.nodes:
+        assert node.bodies() == expected, node.number
+        assert node.log.log_end == group.nodes[0].log.log_end

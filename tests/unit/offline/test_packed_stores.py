@@ -1,0 +1,134 @@
+"""The offline tools read packs: check, copy, and mend in both directions."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import World
+from tests.support.worlds.packed_worlds import delete_topic, pack_all, small_world, two_topics
+from tidemill.broker.engine.layout import pack
+from tidemill.broker.offline.check import CheckReport, check
+from tidemill.broker.offline.copy import copy
+from tidemill.broker.offline.findings import OF_THE_LOG, Damage
+from tidemill.broker.offline.mend import mend
+from tidemill.broker.offline.packed_file import PackedFile, read_header
+
+
+def packed_world(seed: int = 0) -> tuple[World, list[str]]:
+    """Return a world with packs, and the texts of its live messages."""
+    world = small_world(FaultyDisk(Random(seed)))
+    kept = two_topics(world)
+    world.purge("gone")
+    assert pack_all(world)
+    return world, kept
+
+
+def checked(world: World) -> CheckReport:
+    steps = check(world.disk)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            report = end.value
+            assert isinstance(report, CheckReport)
+            return report
+
+
+def copied(world: World) -> FaultyDisk:
+    target = FaultyDisk(Random(1))
+    for _ in copy(world.disk, target):
+        pass
+    return target
+
+
+def first_pack(world: World) -> str:
+    return next(name for name in world.disk.names("log") if name.endswith(".pack"))
+
+
+def test_a_sound_store_with_packs_has_no_finding() -> None:
+    world, _ = packed_world()
+    assert checked(world).findings == []
+    assert checked(world).log_end == world.engine.log.log_end
+
+
+def test_a_copy_has_the_packs_and_all_live_messages() -> None:
+    world, kept = packed_world()
+    target = copied(world)
+    assert target.read(first_pack(world)) == world.disk.read(first_pack(world))
+    again = World(target, config=world.config, now_ms=world.now_ms)
+    assert again.drain(topic="kept") == kept
+    assert again.drain(topic="gone") == []
+
+
+def test_a_pack_reads_as_the_segment_that_it_was() -> None:
+    """Byte by byte and as a whole, also with a damaged directory."""
+    for is_damaged in (False, True):
+        world, _ = packed_world()
+        if is_damaged:
+            world.disk.damage(first_pack(world), pack.HEADER_SIZE + 5)
+        file = world.disk.open(first_pack(world))
+        header = read_header(file)
+        assert header is not None
+        packed = PackedFile(file, header)
+        assert packed.is_directory_damaged == is_damaged
+        whole = packed.read_at(0, packed.size())
+        for begin in range(0, packed.size(), 611):
+            size = begin % 1_000
+            assert packed.read_at(begin, size) == whole[begin : begin + size]
+
+
+@pytest.mark.parametrize("is_backup_packed", [False, True])
+def test_a_damaged_pack_is_mended_from_a_backup(*, is_backup_packed: bool) -> None:
+    world = small_world(FaultyDisk(Random(0)))
+    kept = two_topics(world)
+    world.purge("gone")
+    backup = None if is_backup_packed else copied(world)
+    assert pack_all(world)
+    backup = backup or copied(world)
+    name = first_pack(world)
+    header = read_header(world.disk.open(name))
+    assert header is not None
+    world.disk.damage(name, header.records_at + 40)
+    found = [one for one in checked(world).findings if one.damage in OF_THE_LOG]
+    assert [one.file for one in found] == [name]
+    world.disk = world.disk.after_kill()
+    for _ in mend(world.disk, backup, is_dry=False):
+        pass
+    assert name not in world.disk.names("log"), "a whole segment is in its place"
+    assert not [one for one in checked(world).findings if one.damage in OF_THE_LOG]
+    world.restart()
+    assert world.drain(topic="kept") == kept
+    assert world.drain(topic="gone") == []
+    delete_topic(world, "kept")
+    world.checkpoint()
+    assert pack_all(world), "the mended segment can be packed again"
+
+
+def test_a_damaged_segment_is_mended_from_a_backup_with_a_pack() -> None:
+    """The backup was taken from a store that has packed, as after a restore of an old directory."""
+    world = small_world(FaultyDisk(Random(0)))
+    kept = two_topics(world)
+    world.purge("gone")
+    before = world.disk.after_kill()
+    assert pack_all(world)
+    backup, name = copied(world), first_pack(world)
+    world.disk = before
+    world.disk.damage(name.replace(".pack", ".log"), 50)
+    for _ in mend(world.disk, backup, is_dry=False):
+        pass
+    world.open()
+    assert world.drain(topic="kept") == kept
+    assert world.drain(topic="gone") == []
+
+
+def test_a_cut_pack_is_reported() -> None:
+    world, _ = packed_world()
+    name = first_pack(world)
+    data = world.disk.read(name) or b""
+    world.disk.cut(name, len(data) - 200)
+    assert {(one.damage, one.file) for one in checked(world).findings if one.stops_start} >= {
+        (Damage.SEGMENT_CUT, name)
+    }
