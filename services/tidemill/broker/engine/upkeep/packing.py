@@ -39,7 +39,6 @@ PACKS_LEVEL: Final = 2  # feature level of stubs
 RECORDS_A_SLICE: Final = 256  # decided or copied, 3 to 8 us each
 SLICE_BYTES: Final = 1 << 20  # copied
 LOOK_PERIOD_MS: Final = 1_000
-SEGMENTS_A_LOOK: Final = 1_024
 # The active segment and the one before it stay: followers compare and copy their records.
 SEGMENTS_KEPT: Final = 2
 FREED_BYTES_MIN: Final = 16 << 10  # fewer are not worth a file operation
@@ -53,7 +52,6 @@ class _Plan(NamedTuple):
     """The content of a pack, before it is written."""
 
     is_dead: bytearray  # one byte per record, in the order of the log
-    stored_bytes: int  # of all records in the present file
     extents: Extents
     record_end: int
     decided_at: int
@@ -158,7 +156,7 @@ class Packing:
 
     def _plan(self, segment: Segment) -> Generator[list[File], None, _Plan | None]:
         """Decide which messages are dead; None if a record is damaged."""
-        is_dead, stored, extents, end = bytearray(), 0, Extents(), int(segment.start)
+        is_dead, extents, end = bytearray(), Extents(), int(segment.start)
         for found in self._log.reader.walk_past_damage(segment, segment.start, segment.end):
             if isinstance(found, Hole):
                 return None
@@ -166,12 +164,11 @@ class Packing:
             stub_size = _stub_size(found) if self._is_dead(found) else size
             is_smaller = stub_size < size
             is_dead.append(is_smaller)
-            stored += size
             extents.add(end - segment.start, stub_size if is_smaller else size)
             end = found.log_offset + found.header.size
             if len(is_dead) % RECORDS_A_SLICE == 0:
                 yield []
-        return _Plan(is_dead, stored, extents, end, int(self._log.folded_offset))
+        return _Plan(is_dead, extents, end, int(self._log.folded_offset))
 
     def _is_dead(self, found: Record) -> bool:
         header = found.header
