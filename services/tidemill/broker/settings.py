@@ -141,8 +141,8 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
     retention_ms: int = Field(
         _ENGINE.retention_ms,
         ge=0,
-        description="Age at which messages are deleted, even if they are not acked. A topic may have"
-        " its own retention.",
+        description="Age at which messages are deleted, even if they are not acked. A topic may"
+        " have its own retention.",
     )
     retention_bytes: int = Field(
         _ENGINE.retention_bytes,

@@ -1,4 +1,4 @@
-"""Metrics of retention: what it removed, and what is live, by topic."""
+"""Metrics of retention: removed messages and live messages, by topic."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RetentionMetrics:
         )
         oldest = GaugeMetricFamily(
             "rocketmq_topic_oldest_seconds",
-            "Age of the oldest live message of a topic. Absent if it has none.",
+            "Age of the oldest live message of a topic. Absent without a live message.",
             labels=("topic",),
         )
         trims, sizes = engine.trims, engine.live_bytes
