@@ -187,9 +187,15 @@ class Retention:
         # If the log grows by a segment during each count, another one is always due.
         if self.live_bytes.is_due(monotonic_ms) and not (is_rules_due and self._was_count):
             self._was_count = True
-            return self.live_bytes.look(monotonic_ms)
+            return self._count(monotonic_ms)
         self._was_count = False
         return self.rules.look(now_ms) if is_rules_due else None
+
+    def _count(self, monotonic_ms: int) -> Steps:
+        was_complete = self.live_bytes.is_complete
+        yield from self.live_bytes.look(monotonic_ms)
+        if not was_complete:
+            self.rules.request_look()  # The rules by size have waited for the count.
 
     def request_look(self) -> None:
         """Let the next look at all queues begin at once."""
