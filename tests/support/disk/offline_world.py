@@ -14,6 +14,7 @@ from tests.support.clients.history import History, Outcome
 from tests.support.disk.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
+from tidemill.broker.engine.layout.numbers import QueueId
 
 SEGMENT = 64 << 10
 BACKLOG_MAX = 20  # messages: far fewer than retention keeps
@@ -98,7 +99,7 @@ class Life:
 
     def act(self) -> None:
         """Do one operation. First settle the messages that retention may remove next."""
-        low = self.world.engine.log.min_offset + SEGMENT
+        low = self._oldest_segment() + SEGMENT
         if self._unsettled and min(self._unsettled.values()) < low + SEGMENT // 2:
             is_near = self.world.engine.log.log_end - low > SEGMENT
             if is_near:
@@ -112,6 +113,14 @@ class Life:
             self.world.advance(self.random.choice((10, 1_000, INVISIBLE_MS + 1)))
         else:
             self._consume()
+
+    def _oldest_segment(self) -> int:
+        """Return the begin of the oldest segment with live messages."""
+        world = self.world
+        queue = world.engine.catalog.queue(world.topic(), QueueId(0))
+        if queue.min_offset == queue.max_offset:
+            return world.engine.log.min_offset
+        return world.engine.log.segment_start(queue.entry(queue.min_offset)[0])
 
     def _step(self) -> None:
         """Do a slice of background work."""
