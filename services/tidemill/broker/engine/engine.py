@@ -152,7 +152,7 @@ class Engine:
             self.room,
             self.tally,
         )
-        self.live_bytes = LiveBytes(self.store, self.catalog, self.tally)
+        self.live_bytes = LiveBytes(self.store, self.catalog)
         self.packing = Packing(parts, self.live_bytes)
         held_segments = HeldSegments(timer_index, self.log, self.catalog)
         self.checkpoints = Checkpoints(parts, snapshot_size)

@@ -23,7 +23,6 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.queue_entries import ENTRIES_A_SLICE, read_entries
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
-from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.upkeep.parts import Steps
 
 LOOK_PERIOD_MS = 10_000  # between the begins of two counts
@@ -52,12 +51,13 @@ class _EntriesMissing(Exception):
 class LiveBytes:
     """The counts of one broker."""
 
-    def __init__(self, store: MessageStore, catalog: Catalog, tally: Tally) -> None:
+    def __init__(self, store: MessageStore, catalog: Catalog) -> None:
         self._store = store
         self._log = store.log
         self._catalog = catalog
-        self._tally = tally
         self.is_complete = False  # all messages were counted since the start
+        # The counts include all messages before this log offset, dead ones until the next look.
+        self.counted_to = 0
         self._queues: dict[_Key, _CountedQueue] = {}
         self._of_topic: Counter[TopicId] = Counter()
         self._of_segment: Counter[int] = Counter()  # by segment start
@@ -103,6 +103,7 @@ class LiveBytes:
 
     def count(self) -> Steps:
         """Count messages that are new or dead since the last look."""
+        end = int(self._log.folded_offset)
         try:
             self._allowance = ENTRIES_A_SLICE
             yield from self._subtract_deleted()
@@ -112,7 +113,7 @@ class LiveBytes:
         except _EntriesMissing:
             self._begin_again()
             return
-        self.is_complete = True
+        self.is_complete, self.counted_to = True, end
         for start in [start for start in self._of_segment if start < self._log.min_offset]:
             del self._of_segment[start]
 
@@ -133,7 +134,7 @@ class LiveBytes:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        self.is_complete = False
+        self.is_complete, self.counted_to = False, 0
         self._queues.clear()
         self._of_topic.clear()
         self._of_segment.clear()
@@ -145,7 +146,6 @@ class LiveBytes:
         if self._allowance > 0:
             return False
         self._allowance = ENTRIES_A_SLICE
-        self._tally.add(ENTRIES_A_SLICE)
         return True
 
     def _is_alive(self, one: _CountedQueue) -> bool:

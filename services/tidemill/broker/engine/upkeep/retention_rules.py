@@ -69,7 +69,6 @@ class RetentionRules:
         self._log = parts.store.log
         self._catalog = parts.catalog
         self._pops = parts.pops
-        self._tally = parts.tally
         self._trims = trims
         self._ages = ages
         self._live_bytes = live_bytes
@@ -157,7 +156,6 @@ class RetentionRules:
         if self._left > 0:
             return False
         self._left = QUEUES_A_SLICE
-        self._tally.add(QUEUES_A_SLICE)
         return True
 
     def _queues_of(self, topic: Topic) -> list[ConsumeQueue]:
