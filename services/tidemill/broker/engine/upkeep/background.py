@@ -79,13 +79,18 @@ class BackgroundJobs:
         """Whether a job is due although nothing was committed."""
         if now_ms < self._room_check_at_ms:
             return False
-        is_requested = self._checkpoints.is_requested
-        return is_requested or self._rebuilds.is_due or self._timers.wants_background(now_ms)
+        if self._job is not None:
+            return True
+        pack_ms = self._packing.next_ms()
+        if self._checkpoints.is_requested or (pack_ms is not None and now_ms >= pack_ms):
+            return True
+        return self._rebuilds.is_due or self._timers.wants_background(now_ms)
 
     def next_ms(self) -> int | None:
         """Return the wall time when a job is due; None: not before the next event."""
-        due_ms = self._timers.next_background_ms()
-        return None if due_ms is None else max(due_ms, self._room_check_at_ms)
+        known = (self._timers.next_background_ms(), self._packing.next_ms())
+        due = [due_ms for due_ms in known if due_ms is not None]
+        return max(min(due), self._room_check_at_ms) if due else None
 
     @property
     def needs_quiet(self) -> bool:

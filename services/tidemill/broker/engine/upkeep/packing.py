@@ -71,39 +71,51 @@ class Packing:
         self._look_at_ms = 0
         self._not_before_ms = 0  # the rate allows no copy earlier
         self._deaths = 0  # of messages, at the last look
+        self._is_searching = False  # from such a look until no segment is due
         # By the begin of a segment: its live bytes when a plan freed too little.
         self._tried: dict[int, int] = {}
         self.packed_count = self.freed_bytes = self.copied_bytes = 0  # since the start
 
     def find_work(self, now_ms: int) -> Steps | None:
         """Return the steps that pack the segment with the most dead bytes; None if none is due."""
-        if now_ms < self._look_at_ms or self._catalog.feature_level < PACKS_LEVEL:
+        if now_ms < self._look_at_ms or not self._has_level:
             return None
         self._look_at_ms = now_ms + LOOK_PERIOD_MS
         if self._catalog.deaths != self._deaths:
-            # The space of a purge or a deletion is wanted soon.
-            self._deaths = self._catalog.deaths
+            # The space of a purge or a deletion is wanted soon: count first, then choose.
+            self._deaths, self._look_at_ms = self._catalog.deaths, now_ms
             self._live_bytes.request_look()
-            return None
+            self._is_searching = True
+            return iter(())
         is_full = self._room.is_full
         if now_ms < self._not_before_ms and not is_full:
+            self._look_at_ms = self._not_before_ms
             return None
         segment = self._choose(is_full=is_full)
+        self._is_searching = segment is not None
         return None if segment is None else self._pack_at_rate(segment, now_ms, is_full=is_full)
+
+    def next_ms(self) -> int | None:
+        """Return the wall time of the next look; None: not before a message dies."""
+        is_wanted = self._is_searching or self._catalog.deaths != self._deaths
+        return self._look_at_ms if is_wanted and self._has_level else None
+
+    @property
+    def _has_level(self) -> bool:
+        return self._catalog.feature_level >= PACKS_LEVEL
 
     def _choose(self, *, is_full: bool) -> Segment | None:
         """Return the segment with the most dead bytes; None if none is due."""
-        if not self._live_bytes.is_complete:
-            return None
         log, best, most = self._log, None, 0
+        last = min(int(log.committed_offset), self._live_bytes.counted_to)
         for segment in log.segments[:-SEGMENTS_KEPT]:
-            if segment.end > log.committed_offset:
+            if segment.end > last:
                 break
             live, size = self._live_bytes.live_bytes_in(segment.start), segment.file_size
             tried = self._tried.get(segment.start)
             if tried is not None and tried - live < size // 4:
                 continue
-            least = FREED_ON_FULL_DISK_MIN if is_full else max(size // 2, FREED_BYTES_MIN)
+            least = _freed_on_full_disk(segment) if is_full else max(size // 2, FREED_BYTES_MIN)
             if size - live >= max(most + 1, least):
                 best, most = segment, size - live
         return best
@@ -111,7 +123,7 @@ class Packing:
     def _pack_at_rate(self, segment: Segment, now_ms: int, *, is_full: bool) -> Steps:
         """Pack a segment. The next one may begin when the rate of copied bytes allows it."""
         before, live = self.copied_bytes, self._live_bytes.live_bytes_in(segment.start)
-        freed_min = FREED_ON_FULL_DISK_MIN if is_full else FREED_BYTES_MIN
+        freed_min = _freed_on_full_disk(segment) if is_full else FREED_BYTES_MIN
         is_packed = yield from self.pack(segment, freed_min=freed_min, is_full=is_full)
         if is_packed:
             self._tried.pop(segment.start, None)
@@ -234,6 +246,11 @@ class Packing:
         if is_dead:
             data = message.encode_stub(data)
         return data, LogOffset(offset + header.size)
+
+
+def _freed_on_full_disk(segment: Segment) -> int:
+    """Return the bytes that a pack of the segment must free on a full disk."""
+    return min(FREED_ON_FULL_DISK_MIN, segment.file_size // 4)
 
 
 def _stub_size(found: Record) -> int:
