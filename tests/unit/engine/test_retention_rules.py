@@ -257,10 +257,11 @@ def test_a_start_with_a_clock_ahead_trims_no_younger_message() -> None:
 def test_a_wrong_clock_of_this_process_does_not_shorten_the_time() -> None:
     world = RetainingWorld()
     world.retain(ms=HOUR_MS)
-    world.send("a")
+    world.send("of an earlier process")
+    world.elapse(30 * MINUTE_MS)
     world.restart()
     world.monotonic_ms = 1_000
-    world.elapse(50 * MINUTE_MS)
+    world.elapse(20 * MINUTE_MS)
     world.now_ms -= 4 * DAY_MS
     world.send("b")
     world.now_ms += 4 * DAY_MS
@@ -600,6 +601,48 @@ def check_live_bytes(world: World) -> None:
     assert {one.start: live.live_bytes_in(one.start) for one in world.engine.log.segments} == {
         one.start: segments.get(int(one.start), 0) for one in world.engine.log.segments
     }
+
+
+def count_live(world: World) -> None:
+    for _ in world.engine.live_bytes.count():
+        pass
+
+
+def test_a_dropped_segment_leaves_the_counts_complete() -> None:
+    """Below level 2 a segment goes with live messages. The entries are subtracted before."""
+    world = RetainingWorld(feature_level=1, retention_bytes=2 * MIB)
+    for n in range(40):
+        world.send(f"{n}", size=100_000)
+        if n % 5 == 0:
+            world.checkpoint()
+    count_live(world)
+    counted = world.engine.live_bytes._queues[world.topic(), QueueId(0)]
+    world.background()
+    assert world.first() > 0
+    count_live(world)
+    again = world.engine.live_bytes._queues[world.topic(), QueueId(0)]
+    assert counted is again, "the count began again"
+    assert world.engine.live_bytes.bytes_of_topic(world.topic()) == world.stored_bytes()
+
+
+def test_a_topic_that_is_deleted_before_a_merge_is_subtracted() -> None:
+    """The merge deletes files that only the queue of the deleted topic names."""
+    world = RetainingWorld(files_merged=2)
+    for _ in range(4):
+        world.send("m", topic="deleted", size=1_000)
+        world.send("m", topic="stays", size=1_000)
+        world.checkpoint()
+    count_live(world)
+    world.engine.administration.delete_topic("deleted", world.now_ms)
+    world.commit()
+    merges = world.engine.background._merges
+    assert merges.is_due
+    for files in merges.merge():
+        for file in files:
+            file.sync()
+    count_live(world)
+    assert world.engine.store.damaged_files == {}
+    check_live_bytes(world)
 
 
 @pytest.mark.parametrize("seed", seeds("live-bytes", 16))

@@ -154,9 +154,11 @@ class LiveBytes:
         return known is queue and self._catalog.is_alive(queue.topic_id)
 
     def _subtract_deleted(self) -> Steps:
-        for key, one in list(self._queues.items()):
+        # Keys only: a tuple of each key and queue would burden the garbage collector.
+        for key in list(self._queues):
             if self._is_spent(QUEUE_COST):
                 yield []
+            one = self._queues[key]
             if self._is_alive(one):
                 continue
             while one.begin < one.end:
@@ -171,15 +173,15 @@ class LiveBytes:
                 self._of_topic.pop(key[0], None)
 
     def _count_queues(self) -> Steps:
-        for key, queue in list(self._catalog.queues.items()):
+        for key in list(self._catalog.queues):
             if self._is_spent(QUEUE_COST):
                 yield []
-            one = self._queues.get(key)
+            queue, one = self._catalog.queues.get(key), self._queues.get(key)
+            if queue is None:
+                continue  # Deleted between two slices.
             if one is None:
                 if queue.min_offset == queue.max_offset or not self._catalog.is_alive(key[0]):
                     continue
-                if self._catalog.queues.get(key) is not queue:
-                    continue  # Deleted between two slices.
                 one = self._queues[key] = _CountedQueue(queue)
             while one.queue is queue and self._is_alive(one) and not self._is_counted(one):
                 self._count_some(one)
