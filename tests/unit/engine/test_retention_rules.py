@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,11 +16,12 @@ from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import SMALL, TOPIC, PoppedMessage, World
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.trim import TrimReason
-from tidemill.broker.engine.metadata.catalog import Topic
-from tidemill.broker.engine.metadata.topic_retention import RetentionChange
+from tidemill.broker.engine.metadata.catalog import Topic, TopicType
+from tidemill.broker.engine.metadata.membership import Home
+from tidemill.broker.engine.metadata.topic_retention import RetentionChange, TopicRetention
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.upkeep.log_ages import SETTLE_MS
-from tidemill.common.errors import BadRequest, Conflict, TopicNotFound
+from tidemill.common.errors import BadRequest, Conflict, DiskFull, TopicNotFound
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 SECOND_MS = 1_000
@@ -565,6 +567,67 @@ def test_a_follower_has_the_lows_of_its_master() -> None:
     assert queue.min_offset == 2
     world.fail_over()
     assert world.drain() == ["c"]
+
+
+def test_a_shorter_time_makes_room_on_a_full_disk() -> None:
+    world = RetainingWorld(
+        FaultyDisk(Random(0), capacity_bytes=10 * MIB),
+        disk_reserve_bytes=4 * MIB,
+        checkpoint_log_bytes=64 * MIB,
+    )
+    while world.engine.room.free_bytes >= 4 * MIB:
+        world.send(f"big{world.disk.written_bytes}", size=100_000)
+        world.engine.room.measure()
+    world.elapse(5 * MINUTE_MS)
+    with pytest.raises(DiskFull):
+        world.send("one too many")
+    world.retain(ms=MINUTE_MS)
+    world.elapse(20 * SECOND_MS)
+    world.send("later")
+    assert world.drain() == ["later"]
+
+
+def test_a_message_that_is_kept_longer_keeps_delayed_messages_in_their_segment() -> None:
+    """They are evacuated only when everything else in the segment is dead."""
+    world = RetainingWorld(retention_ms=DAY_MS, timer=replace(SMALL.timer, evacuation_lead_ms=0))
+    engine = world.engine
+    world.retain("kept", ms=-1)
+    world.send("k", topic="kept")
+    while len(engine.log.segments) < 3:
+        world.send("filler", topic="filler", size=100_000)
+    world.checkpoint()
+    world.elapse(2 * DAY_MS, step_ms=HOUR_MS)
+    assert not engine.retention.is_near(world.now_ms, 12 * HOUR_MS)
+    assert engine.log.min_offset == 0
+    world.retain("kept", ms=60 * HOUR_MS)
+    assert not engine.retention.is_near(world.now_ms, 6 * HOUR_MS)
+    assert engine.retention.is_near(world.now_ms, 13 * HOUR_MS)
+    world.elapse(DAY_MS, step_ms=HOUR_MS)
+    assert engine.log.min_offset > 0
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_follower_takes_the_setting_from_level_2_on(level: int) -> None:
+    world = RetainingWorld(feature_level=level)
+    following = world.engine.following
+    home = Home(cluster_id="c", name="home", address="h:1")
+    following.accept_home(home, may_join=True, is_complete=True, now_ms=world.now_ms)
+    topic = Topic(
+        id=TopicId(7),
+        version=1,
+        name=TOPIC,
+        type=TopicType.NORMAL,
+        queues=1,
+        retention=TopicRetention(ms=HOUR_MS),
+    )
+    for _ in following.follow(
+        [topic], [], deleted_topic_ids=(), deleted_group_ids=(), now_ms=world.now_ms
+    ):
+        pass
+    world.commit()
+    known = world.engine.catalog.find_topic(TOPIC)
+    assert known is not None
+    assert known.retention.ms == (HOUR_MS if level == 2 else None)
 
 
 # ------------------------------------------------------------ live bytes
