@@ -679,11 +679,11 @@ def test_a_dropped_segment_leaves_the_counts_complete() -> None:
         if n % 5 == 0:
             world.checkpoint()
     count_live(world)
-    counted = world.engine.live_bytes._queues[world.topic(), QueueId(0)]
+    counted = world.engine.live_bytes._queues[world.topic()][QueueId(0)]
     world.background()
     assert world.first() > 0
     count_live(world)
-    again = world.engine.live_bytes._queues[world.topic(), QueueId(0)]
+    again = world.engine.live_bytes._queues[world.topic()][QueueId(0)]
     assert counted is again, "the count began again"
     assert world.engine.live_bytes.bytes_of_topic(world.topic()) == world.stored_bytes()
 
