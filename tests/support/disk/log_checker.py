@@ -346,7 +346,7 @@ def unpacked(data: memoryview) -> memoryview:
     header = pack.find_header(data[: pack.TRAILER_SIZE])
     assert header is not None, "the header of a pack"
     segment = bytearray(header.end - header.start)
-    at, offset = header.records_at, header.start
+    at, offset = pack.HEADER_SIZE, header.start
     while at < header.records_end:
         found = record.find_head(data, at, log_offset=LogOffset(offset), room=header.end - offset)
         assert found is not None, "the records of a pack follow each other"

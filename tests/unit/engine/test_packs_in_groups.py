@@ -13,6 +13,7 @@ from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL
 from tests.support.worlds.packed_worlds import pack_engine
 from tidemill.broker.engine.configuration.purge import PurgedQueue
+from tidemill.broker.engine.layout import pack
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.store.segment import CorruptStore
 
@@ -115,7 +116,7 @@ def test_a_damaged_record_of_a_pack_is_mended_from_whole_segments() -> None:
     group.set_members(0, 1, 2)
     group.send(*TEXTS, size=1_000)
     group.settle()
-    purge(group, 12)
+    purge(group, 14)
     node = group.nodes[1]
     checkpoint(group, node)
     first = node.engine.log.segments[0]
@@ -123,7 +124,7 @@ def test_a_damaged_record_of_a_pack_is_mended_from_whole_segments() -> None:
     assert first.pack is not None
     header = first.pack.header
     data = node.disk.read(first.name)
-    for at in (header.records_at + 60, (header.records_at + header.records_end) // 2):
+    for at in (pack.HEADER_SIZE + 60, (pack.HEADER_SIZE + header.records_end) // 2):
         node.disk.damage(first.name, at)
         log = node.engine.log
         bad = next(

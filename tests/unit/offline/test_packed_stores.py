@@ -67,11 +67,11 @@ def test_a_pack_reads_as_the_segment_that_it_was() -> None:
     """Byte by byte and as a whole, also with a damaged directory."""
     for is_damaged in (False, True):
         world, _ = packed_world()
-        if is_damaged:
-            world.disk.damage(first_pack(world), pack.HEADER_SIZE + 5)
         file = world.disk.open(first_pack(world))
         header = read_header(file)
         assert header is not None
+        if is_damaged:
+            world.disk.damage(first_pack(world), header.records_end + 5)
         packed = PackedFile(file, header)
         assert packed.is_directory_damaged == is_damaged
         whole = packed.read_at(0, packed.size())
@@ -91,7 +91,7 @@ def test_a_damaged_pack_is_mended_from_a_backup(*, is_backup_packed: bool) -> No
     name = first_pack(world)
     header = read_header(world.disk.open(name))
     assert header is not None
-    world.disk.damage(name, header.records_at + 40)
+    world.disk.damage(name, pack.HEADER_SIZE + 40)
     found = [one for one in checked(world).findings if one.damage in OF_THE_LOG]
     assert [one.file for one in found] == [name]
     world.disk = world.disk.after_kill()

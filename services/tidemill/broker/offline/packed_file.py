@@ -38,7 +38,7 @@ class PackedFile:
         self._file = file
         self._header = header
         size = EXTENT.size * header.extent_count
-        directory = file.read_at(pack.HEADER_SIZE, size)
+        directory = file.read_at(header.records_end, size)
         self.is_directory_damaged = crc32(directory) != header.directory_crc
         if self.is_directory_damaged:
             directory = derive_directory(lambda at, n: memoryview(file.read_at(at, n)), header)

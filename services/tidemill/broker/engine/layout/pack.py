@@ -1,8 +1,8 @@
 """A pack: a sealed segment of the log without the content of its dead messages (ADR 0067).
 
-    ┌───────────────────┬──────────────────────────────┬─────────┬─────────┬─────┬───────────────┐
-    │ header 4,096 bytes│ directory, 8 bytes per extent│ record  │ record  │ ... │ header again  │
-    └───────────────────┴──────────────────────────────┴─────────┴─────────┴─────┴───────────────┘
+    ┌───────────────────┬─────────┬─────────┬─────┬──────────────────────────────┬──────────────┐
+    │ header 4,096 bytes│ record  │ record  │ ... │ directory, 8 bytes per extent│ header again │
+    └───────────────────┴─────────┴─────────┴─────┴──────────────────────────────┴──────────────┘
 
     header, big-endian
      0           4            8             10          12           16           24
@@ -56,14 +56,9 @@ class PackHeader(NamedTuple):
     record_count: int
 
     @property
-    def records_at(self) -> int:
-        """The position of the first record in the file."""
-        return HEADER_SIZE + EXTENT.size * self.extent_count
-
-    @property
     def records_end(self) -> int:
-        """The position behind the last record in the file."""
-        return self.file_size - TRAILER_SIZE
+        """The position behind the last record in the file, where the directory begins."""
+        return self.file_size - TRAILER_SIZE - EXTENT.size * self.extent_count
 
 
 def encode_header(header: PackHeader) -> bytes:

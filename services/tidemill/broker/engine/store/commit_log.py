@@ -279,8 +279,7 @@ class CommitLog:
         segment = self.segment_of(log_offset)
         at = log_offset - segment.start
         if segment.pack is not None:
-            view = self.reader.readable_record(segment, log_offset)
-            at = self.reader.position(segment, log_offset)
+            view, at = self.reader.find_in_pack(segment, log_offset)
         elif log_offset >= self.read_from:
             view = self._views[segment.name]
         else:

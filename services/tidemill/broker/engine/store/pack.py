@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -67,16 +68,16 @@ class Pack:
         header = self.header
         size = EXTENT.size * header.extent_count
         try:
-            view = views.readable(name, pack.HEADER_SIZE, size)
+            view = views.readable(name, header.records_end, size)
         except PageUnreadable:
             view = memoryview(b"")
         else:
             if self._is_checked:
-                return view, pack.HEADER_SIZE, header.extent_count
-        found = view[pack.HEADER_SIZE : header.records_at]
+                return view, header.records_end, header.extent_count
+        found = view[header.records_end : header.records_end + size]
         if len(found) == size and crc32(found) == header.directory_crc:
             self._is_checked = True
-            return view, pack.HEADER_SIZE, header.extent_count
+            return view, header.records_end, header.extent_count
         self._derived = memoryview(derive_directory(self._reader(views, name), header))
         return self._derived, 0, len(self._derived) // EXTENT.size
 
@@ -98,7 +99,7 @@ class Pack:
 
 def derive_directory(read: PackReader, header: PackHeader) -> bytes:
     """Return a directory with one extent for each intact head."""
-    extents, at = bytearray(), header.records_at
+    extents, at = bytearray(), pack.HEADER_SIZE
     while header.records_end - at >= record.HEADER_SIZE:
         found = _head_at(read, header, at)
         if found is None:
@@ -167,18 +168,19 @@ def apart(
 
 @final
 class Extents:
-    """The extents of a pack that is being written."""
+    """The records of a pack that is being written, and its directory."""
 
     def __init__(self) -> None:
-        self._extents = array("Q")  # log offset minus start, and position, alternately
+        self._extents = array("I")  # log offset minus start, and position, alternately
         self._shift: int | None = None
-        self.position = 0  # behind the last record, from the first record on
+        self.position = pack.HEADER_SIZE  # behind the last record
         self.record_count = 0
 
     def add(self, offset: int, stored_size: int) -> None:
-        """Add the next record at `offset` behind the begin of the segment."""
-        if offset - self.position != self._shift:
-            self._shift = offset - self.position
+        """Add the next record, at `offset` behind the begin of the segment."""
+        shift = offset - self.position
+        if shift != self._shift:
+            self._shift = shift
             self._extents.extend((offset, self.position))
         self.position += stored_size
         self.record_count += 1
@@ -190,8 +192,7 @@ class Extents:
 
     def encode(self) -> bytes:
         """Return the directory."""
-        base = pack.HEADER_SIZE + EXTENT.size * self.count
-        found = bytearray()
-        for n in range(0, len(self._extents), 2):
-            found += EXTENT.pack(self._extents[n], self._extents[n + 1] + base)
-        return bytes(found)
+        swapped = self._extents[:]
+        if sys.byteorder == "little":
+            swapped.byteswap()
+        return swapped.tobytes()

@@ -12,8 +12,8 @@ from typing import final
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
-from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
-from tidemill.broker.engine.store.segment import Hole, Record, Segment, damaged
+from tidemill.broker.engine.store.mappings import READ_BYTES, Mappings, PageUnreadable
+from tidemill.broker.engine.store.segment import Hole, Record, Segment, damaged, intact_at
 
 SEARCH_BYTES = 1 << 20  # bytes per search for the next record
 
@@ -58,6 +58,47 @@ class SegmentReader:
         except PageUnreadable as error:
             raise damaged(segment, log_offset, str(error)) from error
         return self._views[segment.name]
+
+    def find_in_pack(self, segment: Segment, log_offset: int) -> tuple[memoryview, int]:
+        """Return the view of a pack, and the position of a record that was read.
+
+        Its checksums are unchecked. Raises CorruptStore if the disk cannot read it.
+        """
+        at, name = self.position(segment, log_offset), segment.name
+        try:
+            view = self._views.readable(name, at, HEADER_SIZE)
+            if len(view) - at >= HEADER_SIZE:
+                fields = record.HEADER.unpack_from(view, at)
+                if fields[record.LOG_OFFSET] == log_offset:
+                    self._views.readable(name, at, fields[record.SIZE])
+                    return view, at
+        except PageUnreadable as error:
+            raise damaged(segment, log_offset, str(error)) from error
+        raise damaged(segment, log_offset, "no record begins here")
+
+    def walk_intact(self, segment: Segment) -> Iterator[tuple[Record, memoryview]]:
+        """Yield all records of a full segment with their bytes in its file.
+
+        All checksums are checked. Raises CorruptStore.
+        """
+        offset, at = segment.start, self.position(segment, segment.start)
+        while not self.end_of_records(segment, offset):
+            try:
+                view = self._views.readable(segment.name, at, READ_BYTES)
+                found = intact_at(view, at, offset)
+                if found is None:
+                    self.read_record(segment, offset)
+                    found = intact_at(view, at, offset)
+            except PageUnreadable as error:
+                raise damaged(segment, offset, str(error)) from error
+            if found is None:
+                if self.is_pad(segment, offset):
+                    return
+                raise damaged(segment, offset, "no intact record is here")
+            stored = HEADER_SIZE + len(found.body) + len(found.tail)
+            yield found, view[at : at + stored]
+            offset = LogOffset(offset + found.header.size)
+            at += stored if segment.pack is not None else found.header.size
 
     def readable_record(self, segment: Segment, log_offset: int) -> memoryview:
         """Return the view of a segment after reading the record at `log_offset`.

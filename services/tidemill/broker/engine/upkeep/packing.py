@@ -12,31 +12,25 @@ then deletes the incomplete file, or the segment of the complete pack.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Final, NamedTuple, final
+from contextlib import suppress
+from typing import Final, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import message, pack, record
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, PLACE
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.pack import PackHeader
-from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.room import COPY_RESERVE_PART
-from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.disk import File, drop_file
 from tidemill.broker.engine.store.pack import Extents, Pack
-from tidemill.broker.engine.store.segment import (
-    FOLDER,
-    CorruptStore,
-    Hole,
-    Record,
-    Segment,
-    packing_name,
-)
+from tidemill.broker.engine.store.segment import FOLDER, CorruptStore, Record, Segment, packing_name
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 from tidemill.message import stored_message
 
 PACKS_LEVEL: Final = 2  # feature level of stubs
-RECORDS_A_SLICE: Final = 256  # decided or copied, 3 to 8 us each
+RECORDS_A_SLICE: Final = 128  # 3 to 9 us each
 SLICE_BYTES: Final = 1 << 20  # copied
 LOOK_PERIOD_MS: Final = 1_000
 # The active segment and the one before it stay: followers compare and copy their records.
@@ -46,15 +40,6 @@ FREED_BYTES_MIN: Final = 16 << 10  # fewer are not worth a file operation
 FREED_ON_FULL_DISK_MIN: Final = 1 << 20
 _MESSAGE = int(RecordKind.MESSAGE)
 _unpack_fields = stored_message.FIXED.unpack_from
-
-
-class _Plan(NamedTuple):
-    """The content of a pack, before it is written."""
-
-    is_dead: bytearray  # one byte per record, in the order of the log
-    extents: Extents
-    record_end: int
-    decided_at: int
 
 
 @final
@@ -143,44 +128,93 @@ class Packing:
         Change nothing if the segment is damaged, or if the pack would free fewer bytes than
         `freed_min`, or than it keeps unless the disk is full.
         """
-        plan = yield from self._plan(segment)
-        if plan is None:
+        before = segment.file_size
+        size_max = before - freed_min if is_full else min(before - freed_min, before // 2)
+        header = None
+        with suppress(CorruptStore):  # A reader or a start reports the damage.
+            header = yield from self._write(segment, size_max)
+        if header is None:
+            yield from self._discard(segment)
             return False
-        # A segment with a pad or zeros at its end frees these too.
-        packed_bytes = plan.extents.position + pack.EXTENT.size * plan.extents.count
-        freed = segment.file_size - packed_bytes - pack.HEADER_SIZE
-        if freed < max(freed_min, 0 if is_full else packed_bytes):
-            return False
-        if not self._room.has_room(packed_bytes, reserve_part=COPY_RESERVE_PART):
-            return False
-        try:
-            header = yield from self._write(segment, plan)
-        except (CorruptStore, ValueError):
-            return False  # The start or a reader reports the damage.
-        # Before this, an election could take back a record that the plan relies on.
-        while self._log.committed_offset < plan.decided_at:
+        # Before this, an election could take back a record that the pack relies on.
+        while self._log.committed_offset < header.decided_at:
             yield []
         yield from self._log.install_pack(segment, Pack(header))
         self.packed_count += 1
-        self.freed_bytes += freed
-        self.copied_bytes += packed_bytes
+        self.freed_bytes += before - header.file_size
+        self.copied_bytes += header.file_size
         return True
 
-    def _plan(self, segment: Segment) -> Generator[list[File], None, _Plan | None]:
-        """Decide which messages are dead; None if a record is damaged."""
-        is_dead, extents, end = bytearray(), Extents(), int(segment.start)
-        for found in self._log.reader.walk_past_damage(segment, segment.start, segment.end):
-            if isinstance(found, Hole):
+    def _write(
+        self, segment: Segment, size_max: int
+    ) -> Generator[list[File], None, PackHeader | None]:
+        """Write the pack under a temporary name, durably.
+
+        None if it becomes larger than `size_max`, or the disk too full. Raises CorruptStore.
+        """
+        name = packing_name(segment.start)
+        if name in self._disk.names(FOLDER):
+            self._disk.delete(name)
+        extents, offset = Extents(), int(segment.start)
+        file = self._disk.open(name, create=True)
+        at, gathered, read_bytes = pack.HEADER_SIZE, list[bytes | memoryview](), 0
+        try:
+            for found, data in self._log.reader.walk_intact(segment):
+                stub = self._stub_of(found, data)
+                extents.add(offset - segment.start, len(data if stub is None else stub))
+                gathered.append(data if stub is None else stub)
+                offset = found.log_offset + found.header.size
+                read_bytes += len(data)
+                if extents.position - at >= SLICE_BYTES:
+                    if extents.position > size_max or not self._has_room(2 * SLICE_BYTES):
+                        return None
+                    file.write_at(at, gathered)
+                    at, gathered = extents.position, []
+                    yield [file]
+                elif extents.record_count % RECORDS_A_SLICE == 0 or read_bytes >= SLICE_BYTES:
+                    read_bytes = 0
+                    yield []
+            directory = extents.encode()
+            header = PackHeader(
+                directory_crc=crc32(directory),
+                start=segment.start,
+                end=segment.end,
+                record_end=offset,
+                decided_at=int(self._log.folded_offset),
+                floor=self._log.min_offset,
+                file_size=extents.position + len(directory) + pack.TRAILER_SIZE,
+                extent_count=extents.count,
+                record_count=extents.record_count,
+            )
+            if header.file_size > size_max or not self._has_room(2 * SLICE_BYTES):
                 return None
-            size = HEADER_SIZE + len(found.body) + len(found.tail)
-            stub_size = _stub_size(found) if self._is_dead(found) else size
-            is_smaller = stub_size < size
-            is_dead.append(is_smaller)
-            extents.add(end - segment.start, stub_size if is_smaller else size)
-            end = found.log_offset + found.header.size
-            if len(is_dead) % RECORDS_A_SLICE == 0:
-                yield []
-        return _Plan(is_dead, extents, end, int(self._log.folded_offset))
+            encoded = pack.encode_header(header)
+            file.write_at(at, [*gathered, directory, encoded])
+            yield []
+            file.write_at(0, [encoded])
+            yield [file]
+        finally:
+            file.close()
+        return header
+
+    def _discard(self, segment: Segment) -> Steps:
+        """Delete an incomplete pack."""
+        name = packing_name(segment.start)
+        if name in self._disk.names(FOLDER):
+            yield from drop_file(self._disk, name)
+
+    def _has_room(self, size: int) -> bool:
+        return self._room.has_room(size, reserve_part=COPY_RESERVE_PART)
+
+    def _stub_of(self, found: Record, data: memoryview) -> bytes | None:
+        """Return the stub of a dead message; None for other records."""
+        if not self._is_dead(found):
+            return None
+        try:
+            stub = message.encode_stub(data)
+        except ValueError:
+            return None  # It is no stored message, or smaller than its stub.
+        return stub if len(stub) < len(data) else None
 
     def _is_dead(self, found: Record) -> bool:
         header = found.header
@@ -192,72 +226,7 @@ class Packing:
         queue = self._catalog.queues.get((TopicId(topic_id), QueueId(queue_id)))
         return queue is not None and queue_offset < queue.low
 
-    def _write(self, segment: Segment, plan: _Plan) -> Generator[list[File], None, PackHeader]:
-        """Write the pack under a temporary name, durably.
-
-        Raises CorruptStore for a damaged record, and ValueError if the plan does not fit.
-        """
-        directory = plan.extents.encode()
-        at = pack.HEADER_SIZE + len(directory)
-        header = PackHeader(
-            directory_crc=crc32(directory),
-            start=segment.start,
-            end=segment.end,
-            record_end=plan.record_end,
-            decided_at=plan.decided_at,
-            floor=self._log.min_offset,
-            file_size=at + plan.extents.position + pack.TRAILER_SIZE,
-            extent_count=plan.extents.count,
-            record_count=len(plan.is_dead),
-        )
-        name = packing_name(segment.start)
-        if name in self._disk.names(FOLDER):
-            self._disk.delete(name)  # of an attempt that met damage
-        file = self._disk.open(name, create=True)
-        try:
-            file.write_at(0, [pack.encode_header(header)])
-            file.write_at(pack.HEADER_SIZE, [directory])
-            offset, gathered, size = LogOffset(segment.start), list[bytes | memoryview](), 0
-            for number, is_dead in enumerate(plan.is_dead, 1):
-                data, following = self._record(segment, offset, is_dead=bool(is_dead))
-                gathered.append(data)
-                size += len(data)
-                offset = following
-                if size >= SLICE_BYTES or number % RECORDS_A_SLICE == 0:
-                    file.write_at(at, gathered)
-                    at, gathered, size = at + size, [], 0
-                    yield [file]
-            if at + size != header.records_end or offset != plan.record_end:
-                raise ValueError("the segment has other records than its plan")
-            file.write_at(at, [*gathered, pack.encode_header(header)])
-            yield [file]
-        finally:
-            file.close()
-        return header
-
-    def _record(
-        self, segment: Segment, offset: LogOffset, *, is_dead: bool
-    ) -> tuple[bytes | memoryview, LogOffset]:
-        """Return the next record as the pack has it, and where the following one begins."""
-        reader = self._log.reader
-        header = reader.read_verified(segment, offset).header
-        view, at = reader.view(segment), reader.position(segment, offset)
-        data: bytes | memoryview = view[at : at + record.stored_size(view, at, header)]
-        if is_dead:
-            data = message.encode_stub(data)
-        return data, LogOffset(offset + header.size)
-
 
 def _freed_on_full_disk(segment: Segment) -> int:
     """Return the bytes that a pack of the segment must free on a full disk."""
     return min(FREED_ON_FULL_DISK_MIN, segment.file_size // 4)
-
-
-def _stub_size(found: Record) -> int:
-    """Return the bytes of the stub of a message; all of its bytes if it has no stub."""
-    size = HEADER_SIZE + len(found.body) + len(found.tail)
-    if len(found.tail) < stored_message.FIXED_SIZE:
-        return size
-    fields = _unpack_fields(found.tail)
-    tail_size = stored_message.FIXED_SIZE + fields[3] * stored_message.KEY_HASH_SIZE + fields[5]
-    return min(HEADER_SIZE + len(found.body) + record.STUB_TAIL.size + int(tail_size), size)
