@@ -20,6 +20,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.log_checker import check_log
 from tests.support.disk.timer_log_fold import CANCELLED, DROPPED, PENDING
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
+from tests.support.worlds.packed_worlds import pack_all
 from tests.support.worlds.timer_world import TIMERS, TimerWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout import (
@@ -311,7 +312,29 @@ def purged_history() -> dict[str, bytes]:
     }
 
 
+def packed_history() -> dict[str, bytes]:
+    """Write a log with a pack: three stubs, a kept message between them, and deliveries."""
+    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PACKED_SEGMENT)
+    for n in range(4):
+        world.send(f"gone {n}", topic="gone", size=3_000)
+        if n == 1:
+            world.send("kept", topic="kept")
+            world.pop(1, topic="gone", invisible_ms=3_600_000)
+    while len(world.engine.log.segments) < 3:
+        world.send("filler", topic="filler", size=3_000)
+    world.purge("gone")
+    assert pack_all(world) == 1
+    disk = world.disk
+    [name] = [name for name in disk.names("log") if name.endswith(".pack")]
+    rest = [name for name in disk.names("log") if name.endswith(".log")]
+    return {
+        "packed_segment.bin": disk.read(name) or b"",
+        "packed_rest.bin": b"".join(disk.read(one) or b"" for one in rest),
+    }
+
+
 PULLED_SEGMENT = PURGED_SEGMENT = 4_096
+PACKED_SEGMENT = 16_384
 RELEASED_SEGMENT = RENEWED_SEGMENT = 4_096
 FIRST_LIFE_SEGMENT, SECOND_LIFE_SEGMENT = 32_768, 8_192
 
@@ -547,6 +570,27 @@ def test_an_engine_continues_with_the_golden_log_of_a_purge() -> None:
     assert world.bodies() == ["m3"]
 
 
+def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
+    names = "packed_segment.bin", "packed_rest.bin"
+    assert packed_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_pack() -> None:
+    disk, rest = FaultyDisk(Random(0)), golden("packed_rest.bin")
+    files = {f"log/{0:020d}.pack": golden("packed_segment.bin")}
+    for at in range(0, len(rest), PACKED_SEGMENT):
+        files[f"log/{at + PACKED_SEGMENT:020d}.log"] = rest[at : at + PACKED_SEGMENT]
+    for name, content in files.items():
+        file = disk.open(name, create=True)
+        file.write_at(0, [content])
+        file.sync()
+    disk.sync_folder("log")
+    world = World(disk, segment_bytes=PACKED_SEGMENT, now_ms=START_MS + 1_000)
+    assert world.bodies(topic="kept") == ["kept"]
+    assert world.bodies(topic="gone") == []
+    check_log(disk)
+
+
 def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
     disk = FaultyDisk(Random(0))
     data = golden("log.bin")
@@ -660,6 +704,7 @@ def make_missing() -> None:
     FOLDER.mkdir(exist_ok=True)
     made = history() | timer_history() | two_lives_history() | released_history()
     made |= renewed_history() | pulled_history() | forgotten_history() | purged_history()
+    made |= packed_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

@@ -18,6 +18,7 @@ from tests.support.worlds.packed_worlds import (
     small_world,
     two_topics,
 )
+from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.layout import pack
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.pop.deliveries import AckResult
@@ -214,6 +215,35 @@ def test_a_pack_is_packed_again_when_more_messages_are_dead() -> None:
     assert used(world) < small
     world.restart()
     check_log(world.disk)
+
+
+def test_a_reader_of_events_misses_none_over_packs() -> None:
+    """Its positions stay; only the size and the checksum of freed bodies are gone."""
+    world = small_world()
+    two_topics(world)
+    for one in world.pop(3, topic="gone"):
+        world.ack(one)
+    world.purge("gone")
+    before = events_of(world)
+    assert pack_all(world)
+    after = events_of(world)
+    assert [one._replace(body_size=0, body_crc32=0) for one in before] == [
+        one._replace(body_size=0, body_crc32=0) for one in after
+    ]
+    assert [one for one in after if one.kind is EventKind.STORED and one.body_size == 0]
+    middle = before[len(before) // 2].position
+    assert [one.position for one in events_of(world, middle)] == [
+        one.position for one in before if one.position >= middle
+    ]
+
+
+def events_of(world: World, begin: int = 0) -> list[Event]:
+    reader = world.engine.events.read(
+        EventQuery(), from_position=begin, log_bytes_max=1 << 40, events_max=1 << 30
+    )
+    while reader.step():
+        pass
+    return reader.take()
 
 
 @pytest.mark.parametrize("seed", seeds("packs", 60))
