@@ -199,6 +199,13 @@ def shared_limits() -> list[str]:
             "due times and cancellations",
         ),
         (
+            "size of a topic's messages (`retention.bytes`), of all others (`retention_bytes`)",
+            "",
+            "broker group",
+            "never rejected: the oldest messages are removed",
+            "retention and purges",
+        ),
+        (
             "pull offsets of a broker",
             PULL_OFFSETS_MAX,
             "consumer group",

@@ -424,6 +424,21 @@ def test_settled_messages_die_when_all_groups_have_settled_them() -> None:
     assert len(world.drain(group="three")) == 4
 
 
+def test_settled_messages_are_looked_at_every_10_s_however_fast_the_log_grows() -> None:
+    world = RetainingWorld()
+    world.retain(frees_acked=True)
+    world.send("a", "b", "c")
+    world.background()
+    for expected, passed_ms in ((0, 9 * SECOND_MS), (2, SECOND_MS), (2, 9 * SECOND_MS)):
+        world.ack(*world.pop(1))
+        world.now_ms += passed_ms
+        world.monotonic_ms += passed_ms
+        for _ in range(12):
+            world.send("filler", topic="filler", size=100_000)
+        world.background()
+        assert world.first() == expected
+
+
 def test_a_pulling_group_holds_what_it_has_not_pulled() -> None:
     world = RetainingWorld()
     world.retain(frees_acked=True)

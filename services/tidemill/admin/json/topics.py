@@ -45,7 +45,9 @@ RETENTION_MS_MIN, RETENTION_MS_MAX = 60_000, 400 * 86_400_000
 
 def _check_ms(ms: int) -> int:
     if ms != -1 and ms < RETENTION_MS_MIN:
-        raise ValueError(f"it is {RETENTION_MS_MIN} to {RETENTION_MS_MAX} ms, or -1 for ever")
+        raise ValueError(
+            f"a retention is {RETENTION_MS_MIN} to {RETENTION_MS_MAX} ms, or -1 for ever"
+        )
     return ms
 
 
@@ -60,7 +62,16 @@ class RetentionSettings(Schema):
     """When the messages of a topic are removed. A missing field does not change."""
 
     ms: (
-        Annotated[StrictInt, Field(ge=-1, le=RETENTION_MS_MAX), AfterValidator(_check_ms)] | None
+        Annotated[
+            StrictInt,
+            Field(
+                ge=-1,
+                le=RETENTION_MS_MAX,
+                json_schema_extra={"not": {"minimum": 0, "maximum": RETENTION_MS_MIN - 1}},
+            ),
+            AfterValidator(_check_ms),
+        ]
+        | None
     ) = Field(None, description=f"{RETENTION_MS} null: the broker's default.")
     bytes: StrictInt | None = Field(
         None, ge=1 << 20, le=1 << 50, description=f"{RETENTION_BYTES} null: no limit."

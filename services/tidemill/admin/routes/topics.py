@@ -71,7 +71,7 @@ async def put_topic(
     unreachable.
     """
     retention = _retention_change(settings.retention)
-    if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+    if retention is not None and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
         return await _put_dead_letter_topic(cluster, topic, settings, caller)
     kind = settings.message_type
     if kind is not None and not settings.force:

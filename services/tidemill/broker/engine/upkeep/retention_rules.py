@@ -83,6 +83,9 @@ class RetentionRules:
         self._quiet_until_ms: dict[TopicId, tuple[int, int]] = {}
         # By the topic's id at the home: groups that have begun it; None: not found in this look.
         self._begun: dict[int, set[GroupId]] | None = None
+        # Acks come all the time. A log that grows fast has more looks than one every 10 s.
+        self._acked_at_ms = LONG_AGO_MS  # monotonic: the last look at them
+        self._looks_at_acked = False
         self._left = QUEUES_A_SLICE  # queues that the slice may still visit
 
     @property
@@ -121,6 +124,9 @@ class RetentionRules:
         self._waits_for = END_OF_LOG
         self._seen_to = self._log.segments[-1].start if self._log.segments else 0
         self._left, self._begun = QUEUES_A_SLICE, None
+        self._looks_at_acked = self._now_ms >= self._acked_at_ms + LOOK_PERIOD_MS
+        if self._looks_at_acked:
+            self._acked_at_ms = self._now_ms
         self._gate.begin_look()
         try:
             yield from self._look_at_topics(now_ms)
@@ -371,7 +377,7 @@ class RetentionRules:
 
     def _find_acked(self, topic: Topic, lows: _Lows) -> Steps:
         """Propose lows behind the messages that all groups of a topic have settled."""
-        if not self._catalog.retention_of(topic).frees_acked:
+        if not self._looks_at_acked or not self._catalog.retention_of(topic).frees_acked:
             return
         readers: Readers = yield from _as_steps(self._readers_of(topic.id))
         pulling = self._catalog.pull_offsets.group_ids_of(topic.id)

@@ -34,7 +34,8 @@ class TopicAdmin:
         def put(engine: Engine, turn: Turn) -> pb.PutTopicReply:
             retention = config_frames.retention_change(request)
             before = engine.catalog.find_topic(request.name)
-            if request.name.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            is_dead_letters = request.name.startswith(DEAD_LETTER_TOPIC_PREFIX)
+            if is_dead_letters and request.HasField("retention"):
                 topic = engine.administration.put_dead_letter_topic(
                     request.name, retention=retention, is_dry=request.dry_run, now_ms=turn.now_ms
                 )
