@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from tests.simulation.clients import Client, Subscription, bury, hoard
 from tests.simulation.processes import Broker
@@ -29,6 +29,8 @@ from tidemill.broker.engine.layout import message, queue_entry
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import RecordKind
+from tidemill.broker.engine.layout.trim import TrimmedQueue
+from tidemill.broker.engine.queue_trims import Readers
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.upkeep.parts import Steps
 from tidemill.common.errors import QueryFailed, Repairing, ServiceError
@@ -106,7 +108,19 @@ class Gaps:
                 one.history.remove(_without_copies(engine, one, messages))
             yield from retire(now_ms)
 
+        trim = engine.trims.trim
+
+        def watched_trim(
+            rows: Sequence[TrimmedQueue], readers: Readers, now_ms: int, **options: Any
+        ) -> Generator[None, None, None]:
+            messages = _messages_before(engine, rows)
+            self._retiring.setdefault(broker, set()).update(*messages.values())
+            for one in self._subscriptions:
+                one.history.remove(_without_later_copies(engine, one, messages, rows))
+            yield from trim(rows, readers, now_ms, **options)
+
         engine.retention.retire_oldest = watched  # type: ignore[method-assign]  # it calls the same
+        engine.trims.trim = watched_trim  # type: ignore[method-assign]  # it calls the same
 
     async def drain(self, end_s: float) -> None:
         """Wait until the lag of the groups is 0: nothing counts a removed message for ever."""
@@ -220,6 +234,33 @@ def _without_copies(
         removed |= messages.get(queue.topic_id, set())
         with suppress(BlockFileDamaged):  # The rebuild comes first. Then retention begins again.
             low = queue.offset_behind(engine.log.segments[0].end)
+            removed -= _keys(engine, queue, low, queue.max_offset)
+    return removed
+
+
+def _messages_before(engine: Engine, rows: Sequence[TrimmedQueue]) -> dict[TopicId, set[str]]:
+    """Return the keys of the messages that rows remove, by topic."""
+    found = defaultdict[TopicId, set[str]](set)
+    for row in rows:
+        queue = engine.catalog.queues[row.topic_id, row.queue_id]
+        with suppress(BlockFileDamaged):  # The rebuild comes first. Then retention begins again.
+            found[row.topic_id] |= _keys(engine, queue, queue.min_offset, row.low)
+    return found
+
+
+def _without_later_copies(
+    engine: Engine,
+    one: Subscription,
+    messages: dict[TopicId, set[str]],
+    rows: Sequence[TrimmedQueue],
+) -> set[str]:
+    """Return the messages that rows remove without a later copy for the group."""
+    topic, lows = engine.catalog.find_topic(one.topic), {row[:2]: row.low for row in rows}
+    removed = set() if topic is None else set(messages.get(topic.id, ()))
+    for queue in _retry_queues(engine, one):
+        removed |= messages.get(queue.topic_id, set())
+        low = max(lows.get((queue.topic_id, queue.queue_id), 0), queue.min_offset)
+        with suppress(BlockFileDamaged):
             removed -= _keys(engine, queue, low, queue.max_offset)
     return removed
 
