@@ -50,6 +50,7 @@ class Packing:
         self._log = parts.store.log
         self._disk = parts.disk
         self._catalog = parts.catalog
+        self._quiet = parts.quiet
         self._room = parts.room
         self._live_bytes = live_bytes
         self._rate_bytes = parts.config.pack_rate_bytes
@@ -79,6 +80,10 @@ class Packing:
         segment = self._choose(is_full=is_full)
         self._is_searching = segment is not None
         return None if segment is None else self._pack_at_rate(segment, now_ms, is_full=is_full)
+
+    def defer(self, now_ms: int) -> None:
+        """Look again later: the background has no job now, maybe because others wait."""
+        self._look_at_ms = max(self._look_at_ms, now_ms + LOOK_PERIOD_MS)
 
     def next_ms(self) -> int | None:
         """Return the wall time of the next look; None: not before a message dies."""
@@ -137,8 +142,7 @@ class Packing:
             yield from self._discard(segment)
             return False
         # Before this, an election could take back a record that the pack relies on.
-        while self._log.committed_offset < header.decided_at:
-            yield []
+        yield from self._quiet()
         yield from self._log.install_pack(segment, Pack(header))
         self.packed_count += 1
         self.freed_bytes += before - header.file_size
