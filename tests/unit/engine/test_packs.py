@@ -148,6 +148,21 @@ def test_a_flipped_bit_is_found_or_has_no_effect() -> None:
             assert world.drain(topic="gone") == []
 
 
+def test_a_log_that_lost_the_records_a_pack_relies_on_does_not_start() -> None:
+    """Without the purge, the dead messages of the pack would be alive and have no content."""
+    world = small_world()
+    two_topics(world)
+    end = world.engine.log.log_end
+    world.purge("gone")
+    assert pack_all(world)
+    world.disk = world.disk.after_kill()
+    world.disk.remove("checkpoint")
+    last = world.engine.log.segments[-1]
+    world.disk.zero(last.name, end - last.start, last.end - end)
+    with pytest.raises(CorruptStore, match="is damaged"):
+        world.open()
+
+
 def test_the_topic_of_a_pack_may_be_deleted() -> None:
     world = small_world()
     kept = two_topics(world)

@@ -277,7 +277,9 @@ class LogOpening:
         """
         end = self._log.log_end
         remnants = list(self._find_remnants(end))
-        is_proven = any(one.pack is not None and one.end > end for one in self._log.segments)
+        headers = [one.pack.header for one in self._log.segments if one.pack is not None]
+        # A pack relies on committed records, so these were durable.
+        is_proven = any(max(one.end, one.decided_at) > end for one in headers)
         is_proven = is_proven or any(proofs.prove(end, found) for found in remnants)
         if end < proofs.durable_offset or is_proven:
             segment = self._log.segment_of(end)
