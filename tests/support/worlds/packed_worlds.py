@@ -33,7 +33,7 @@ def pack_engine(engine: Engine, *, between: Callable[[], None] = lambda: None) -
             try:
                 files = next(steps)
             except StopIteration as end:
-                count += end.value
+                count += bool(end.value)
                 break
             for file in files:
                 file.sync()

@@ -163,6 +163,38 @@ def test_a_log_that_lost_the_records_a_pack_relies_on_does_not_start() -> None:
         world.open()
 
 
+def test_a_strange_file_beside_a_pack_is_not_deleted() -> None:
+    world = small_world()
+    two_topics(world)
+    world.purge("gone")
+    assert pack_all(world)
+    file = world.disk.open("log/old backup.log", create=True)
+    file.resize(4_096)
+    file.sync()
+    world.disk.folder("log").sync()
+    with pytest.raises(CorruptStore, match=r"old backup\.log is not a segment"):
+        world.restart()
+    assert "old backup.log" in names(world)
+
+
+def test_a_disk_without_room_delays_a_pack_and_does_not_prevent_it() -> None:
+    world = small_world(FaultyDisk(Random(0), capacity_bytes=16 << 20), disk_reserve_bytes=4 << 20)
+    kept = two_topics(world)
+    world.background()
+    world.leave_room(100_000)
+    world.purge("gone")
+    for _ in range(5):
+        world.advance(1_100)
+        world.background()
+    assert not [name for name in names(world) if name.endswith((".pack", ".packing"))]
+    world.leave_room(8 << 20)
+    for _ in range(5):
+        world.advance(31_000)
+        world.background()
+    assert [name for name in names(world) if name.endswith(".pack")]
+    assert world.drain(topic="kept") == kept
+
+
 def test_the_topic_of_a_pack_may_be_deleted() -> None:
     world = small_world()
     kept = two_topics(world)

@@ -14,7 +14,8 @@ from tests.support.worlds.engine_world import SMALL
 from tests.support.worlds.packed_worlds import pack_engine
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout import pack
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.store.damaged_ranges import MendOutcome
 from tidemill.broker.engine.store.segment import CorruptStore
 
 SEGMENT = 16 << 10
@@ -136,6 +137,107 @@ def test_a_damaged_record_of_a_pack_is_mended_from_whole_segments() -> None:
         assert log.damage.request(bad)
         group.mend(1)
         assert node.disk.read(first.name) == data
+
+
+def test_a_replica_that_copied_stubs_serves_the_records_before_them() -> None:
+    """Its segments are whole files with stubs, and the other replica has whole messages there."""
+    group = group_of()
+    lose(group, 2)
+    group.send(*TEXTS, size=1_000)
+    group.settle()
+    purge(group, 14)
+    assert pack_node(group, group.nodes[0])
+    group.restart(2)
+    group.settle(3_000)
+    node, server = group.nodes[1], group.nodes[2]
+    queue = node.engine.catalog.queues[TopicId(1), QueueId(0)]
+    damaged = int(queue.entry(14)[0])
+    segment = node.engine.log.segment_of(LogOffset(damaged))
+    assert (segment.pack, server.engine.log.segment_of(LogOffset(damaged)).pack) == (None, None)
+    node.disk.damage(segment.name, damaged - segment.start + 150)
+    group.kill(0)
+    assert node.engine.log.damage.request(damaged)
+    outcomes = group.mend(1)
+    group.now_ms += 2_000
+    outcomes += group.mend(1)
+    assert MendOutcome.MENDED in outcomes
+    assert _is_sound(node, damaged)
+
+
+def test_neighbouring_damaged_records_of_a_pack_are_mended() -> None:
+    group = group_of()
+    group.set_members(0, 1, 2)
+    group.send(*TEXTS, size=1_000)
+    group.settle()
+    purge(group, 30)
+    node = group.nodes[1]
+    assert pack_node(group, node)
+    log, first = node.engine.log, node.engine.log.segments[0]
+    data = node.disk.read(first.name)
+    bad = [int(one.log_offset) for one in log.walk_between(first.start, first.end)][3:6]
+    for log_offset in bad:
+        node.disk.damage(first.name, log.reader.position(first, log_offset) + 10)
+        assert log.damage.request(log_offset)
+    group.mend(1)
+    assert node.disk.read(first.name) == data
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_an_unclean_cut_behind_which_a_pack_has_its_reasons_empties_the_replica(
+    *, is_inside: bool
+) -> None:
+    """The new master has whole, live messages where the replica has stubs."""
+    group = Group(config=replace(CONFIG, checkpoint_log_bytes=1 << 40))
+    group.elect(0)
+    group.set_members(0, 1, 2)
+    group.send(*(TEXTS[:20] if is_inside else TEXTS), size=1_000)
+    group.settle()
+    if not is_inside:
+        checkpoint(group, group.nodes[1])
+    lose(group, 2)
+    if is_inside:
+        group.send(*TEXTS[20:], size=1_000)
+        group.settle()
+    purge(group, 50)
+    assert pack_engine(group.nodes[1].engine)
+    group.kill(0)
+    group.kill(1)
+    group.restart(2)
+    epoch = group.view.epoch + 1
+    group.view = group.view._replace(
+        epoch=epoch,
+        version=group.view.version + 1,
+        master=group.nodes[2].me,
+        sss=frozenset({group.nodes[2].me}),
+        unclean_since=epoch,
+        min_in_sync=1,
+    )
+    group.share_view()
+    group.settle(2_000)
+    group.restart(1)
+    group.settle(2_000)
+    expected = TEXTS[:20] if is_inside else TEXTS
+    assert [node.bodies() for node in group.nodes[1:]] == [expected, expected]
+    assert all(one.pack is None for one in group.nodes[1].engine.log.segments)
+
+
+def test_logs_with_other_records_have_other_digests() -> None:
+    """No record of the second log begins where the digest of the first one begins."""
+    logs = []
+    for tag, sizes in (("a", [1_000, 900, 1_100, 1_000]), ("b", [970, 1_030, 950, 1_050])):
+        group = Group(1, config=SMALL)
+        group.elect(0)
+        for n in range(100):
+            group.send(f"{tag}{n:02}", size=sizes[n % 4])
+        group.settle()
+        logs.append(group.nodes[0].log)
+    first, second = logs
+    assert first.log_end == second.log_end
+    digest = first.digest(0, first.log_end)
+    assert digest is not None
+    mine = second.digest(digest.begin, digest.end)
+    assert mine is not None
+    assert not digest.matches(mine)
 
 
 def _is_sound(node: Node, log_offset: int) -> bool:

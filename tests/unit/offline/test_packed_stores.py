@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.worlds.engine_world import World
 from tests.support.worlds.packed_worlds import delete_topic, pack_all, small_world, two_topics
 from tidemill.broker.engine.layout import pack
@@ -15,6 +15,7 @@ from tidemill.broker.offline.copy import copy
 from tidemill.broker.offline.findings import OF_THE_LOG, Damage
 from tidemill.broker.offline.mend import mend
 from tidemill.broker.offline.packed_file import PackedFile, read_header
+from tidemill.broker.offline.source import Source
 
 
 def packed_world(seed: int = 0) -> tuple[World, list[str]]:
@@ -26,8 +27,8 @@ def packed_world(seed: int = 0) -> tuple[World, list[str]]:
     return world, kept
 
 
-def checked(world: World) -> CheckReport:
-    steps = check(world.disk)
+def checked(world: World, source: Source | None = None) -> CheckReport:
+    steps = check(source or world.disk)
     while True:
         try:
             next(steps)
@@ -132,3 +133,61 @@ def test_a_cut_pack_is_reported() -> None:
     assert {(one.damage, one.file) for one in checked(world).findings if one.stops_start} >= {
         (Damage.SEGMENT_CUT, name)
     }
+
+
+class PackingSource:
+    """A disk beside a broker that packs after a listing of the log, or before an open of a pack."""
+
+    def __init__(self, world: World, *, at_listing: int = 0, at_open: int = 0) -> None:
+        self._world = world
+        self._at_listing, self._at_open = at_listing, at_open
+
+    def names(self, folder: str) -> list[str]:
+        found = list(self._world.disk.names(folder))
+        if folder == "log":
+            self._at_listing -= 1
+            if self._at_listing == 0:
+                assert pack_all(self._world)
+        return found
+
+    def open(self, name: str) -> FaultyFile:
+        if name.endswith(".pack"):
+            self._at_open -= 1
+            if self._at_open == 0:
+                delete_topic(self._world, "kept")
+                assert pack_all(self._world)
+        return self._world.disk.open(name)
+
+    def read(self, name: str) -> bytes | None:
+        return self._world.disk.read(name)
+
+
+@pytest.mark.parametrize("at_listing", [1, 2, 3])
+def test_a_copy_beside_a_broker_that_packs_is_whole(at_listing: int) -> None:
+    world = small_world()
+    kept = two_topics(world)
+    world.purge("gone")
+    target = FaultyDisk(Random(1))
+    for _ in copy(PackingSource(world, at_listing=at_listing), target):
+        pass
+    assert World(target, config=world.config, now_ms=world.now_ms).drain(topic="kept") == kept
+
+
+@pytest.mark.parametrize("at_listing", [1, 2, 3])
+def test_a_check_beside_a_broker_that_packs_finds_nothing(at_listing: int) -> None:
+    world = small_world()
+    two_topics(world)
+    world.purge("gone")
+    assert checked(world, PackingSource(world, at_listing=at_listing)).findings == []
+
+
+@pytest.mark.parametrize("at_open", [1, 2, 3, 9])
+def test_a_copy_of_a_pack_that_is_packed_again_starts(at_open: int) -> None:
+    world = small_world()
+    two_topics(world, kept_size=15_000)
+    world.purge("gone")
+    assert pack_all(world)
+    target = FaultyDisk(Random(1))
+    for _ in copy(PackingSource(world, at_open=at_open), target):
+        pass
+    World(target, config=world.config, now_ms=world.now_ms)

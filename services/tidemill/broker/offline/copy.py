@@ -44,6 +44,7 @@ from tidemill.broker.offline.log_scan import (
     list_segments,
     may_hold,
 )
+from tidemill.broker.offline.packed_file import read_header
 from tidemill.broker.offline.replica_files import read_replica_files
 from tidemill.broker.offline.source import Source, salvaging
 
@@ -225,6 +226,11 @@ class _Copy:
         try:
             opened = self._source.open(name)
         except FileNotFoundError:
+            return False
+        header = read_header(opened)
+        if header is not None and header.file_size != segment.packed_bytes:
+            # Packed again meanwhile: it may rely on later records, so the end is found again.
+            opened.close()
             return False
         is_new = name not in self._copied
         file = self._target.open(name + COPYING, create=is_new)

@@ -105,7 +105,8 @@ def list_segments(source: Source) -> LogFolder:
     """List the files of the log, without those that a start deletes or has set aside."""
     segments: list[LogSegment] = []
     strange = []
-    for name in source.names(FOLDER):
+    for listed in source.names(FOLDER):
+        name = listed
         stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX).removesuffix(PACK_SUFFIX)
         if stem in (PREPARED, DROPPED) or name.endswith((HELD, PACKING_SUFFIX)):
             continue
@@ -113,7 +114,7 @@ def list_segments(source: Source) -> LogFolder:
             strange.append(name)
             continue
         try:
-            file = source.open(name)
+            name, file = _open(source, listed)
         except FileNotFoundError:
             continue  # The broker has deleted it meanwhile.
         size, packed_bytes = _sizes_of(file, is_pack=name.endswith(PACK_SUFFIX))
@@ -124,6 +125,15 @@ def list_segments(source: Source) -> LogFolder:
         if size and not is_inside:
             segments.append(LogSegment(name, int(stem), size, packed_bytes))
     return LogFolder(segments, strange)
+
+
+def _open(source: Source, name: str) -> tuple[str, SourceFile]:
+    """Open a segment, or the pack that has replaced it meanwhile. Raises FileNotFoundError."""
+    try:
+        return name, source.open(name)
+    except FileNotFoundError:
+        packed = name.removesuffix(SUFFIX) + PACK_SUFFIX
+        return packed, source.open(packed)
 
 
 def _sizes_of(file: SourceFile, *, is_pack: bool) -> tuple[int, int]:

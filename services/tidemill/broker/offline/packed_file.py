@@ -6,12 +6,13 @@ The content of dead messages is zeros. So a walk over a log needs no other code 
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import suppress
 from typing import final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import pack
 from tidemill.broker.engine.layout.pack import EXTENT, PackHeader
-from tidemill.broker.engine.layout.record import PAD, PAD_MAGIC
+from tidemill.broker.engine.layout.record import MAGIC_BYTES, PAD, PAD_MAGIC
 from tidemill.broker.engine.store.disk import ReadFailed
 from tidemill.broker.engine.store.pack import derive_directory
 from tidemill.broker.offline.source import Source, SourceFile
@@ -19,6 +20,10 @@ from tidemill.broker.offline.source import Source, SourceFile
 
 def read_header(file: SourceFile) -> PackHeader | None:
     """Return the header of a whole pack; None if the file is cut, or both copies are damaged."""
+    with suppress(ReadFailed):
+        # The end of a segment may be a message with the bytes of a pack.
+        if file.read_at(0, len(MAGIC_BYTES)) == MAGIC_BYTES:
+            return None
     size = file.size()
     for at in (0, max(size - pack.TRAILER_SIZE, 0)):
         try:

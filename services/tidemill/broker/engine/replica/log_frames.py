@@ -84,13 +84,18 @@ class LogFrames:
         if found is None:
             return memoryview(b"")
         data, segment = found.data, found.segment
-        if segment.pack is None:
-            return data[: confirm_offset - offset]
-        # The log of the replica may have whole messages, so only the first record has its place.
-        header = record.find_head(
-            data, 0, log_offset=LogOffset(offset), room=segment.end - LogOffset(offset)
-        )
-        return memoryview(b"") if header is None or is_stub(header) else data[: header.size]
+        data = data[: confirm_offset - offset]
+        # The log of the replica may have whole messages, so the records end before a stub.
+        at = 0
+        while len(data) - at >= record.HEADER_SIZE:
+            room = segment.end - offset - at
+            header = record.find_head(data, at, log_offset=LogOffset(offset + at), room=room)
+            if header is None:
+                break  # the pad
+            if is_stub(header):
+                return data[:at]
+            at += header.size
+        return data
 
     def digest(self, low: int, end: int) -> Digest | None:
         """Return the checksum of the last records before `end`; None if they are damaged."""
@@ -99,7 +104,7 @@ class LogFrames:
         except LogDamaged as error:
             self._note_damage(error)
             return None
-        return Digest(run.begin, end, run.crc)
+        return Digest(run.begin, end, run.crc, run.is_behind_stub)
 
     def _note_damage(self, error: LogDamaged) -> None:
         self._log.damage.request(error.log_offset, error.end)

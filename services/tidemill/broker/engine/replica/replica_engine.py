@@ -208,10 +208,12 @@ class ReplicaEngine:
     def truncate(self, cut_offset: int) -> None:
         """Cut the log at `cut_offset`, durably and atomically.
 
-        Raises MustBeEmptied if an unclean election removes applied records.
+        Raises MustBeEmptied if an unclean election removes records that were applied, or that a
+        pack relies on.
         """
         cut = self._describe_cut(cut_offset)
-        if cut_offset < self._log.folded_offset:
+        # The stubs of a pack are final, also if the records that made messages dead are cut.
+        if cut_offset < max(self._log.folded_offset, self._log.packed_until):
             # For the next process of the store, which reports what its master does not have.
             self.files.note_cut(cut)
             raise MustBeEmptied(0)

@@ -32,6 +32,18 @@ class Digest(NamedTuple):
     begin: int
     end: int
     crc: int
+    # In this log, a stub ends at `begin`; not sent.
+    is_behind_stub: bool = False
+
+    def matches(self, mine: Digest) -> bool:
+        """Return whether another log may be the same up to `end`.
+
+        `mine` is its digest of the same range. If a stub is in the range there, nothing before its
+        end can be compared.
+        """
+        if mine.begin > self.begin:
+            return mine.is_behind_stub
+        return mine[:3] == self[:3]
 
 
 class Welcome(NamedTuple):

@@ -215,8 +215,7 @@ class Replica:
         if not log.log_min <= digest.begin <= digest.end == cut <= log.log_end:
             return False
         mine = log.digest(digest.begin, digest.end)
-        # This log may have a stub where the master has a whole message, and nothing to compare.
-        return mine is not None and (mine == digest or digest.begin < mine.begin)
+        return mine is not None and digest.matches(mine)
 
     @property
     def _was_alone(self) -> bool:

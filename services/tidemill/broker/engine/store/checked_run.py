@@ -21,6 +21,7 @@ class CheckedRun(NamedTuple):
 
     begin: int
     crc: int
+    is_behind_stub: bool = False  # an intact record ends there, without its content
 
 
 def find_last_run(log: CommitLog, low: int, end: int, size: int) -> CheckedRun:
@@ -47,6 +48,7 @@ def _find_run(log: CommitLog, begin: int, end: int) -> tuple[CheckedRun | None, 
     Also return the begin of the last gap between records.
     """
     at, gap, run = begin, begin, None
+    has_gap = False
     while at < end:
         segment = log.segment_of(LogOffset(at))
         stop = min(end, segment.end)
@@ -54,15 +56,16 @@ def _find_run(log: CommitLog, begin: int, end: int) -> tuple[CheckedRun | None, 
         if found is not None and is_stub(found.header):
             # Another log may have the whole message.
             at += found.header.size
-            gap, run = at, CheckedRun(at, 0)
+            gap, run = at, CheckedRun(at, 0, is_behind_stub=not has_gap)
         elif found is not None:
             data = log.bytes_at(LogOffset(at), min(found.header.size, end - at))
-            begin, crc = (at, 0) if run is None else run
-            run = CheckedRun(begin, crc32(data, crc))
+            run = run or CheckedRun(at, 0)
+            run = run._replace(crc=crc32(data, run.crc))
             at += found.header.size
         elif run is not None and log.reader.is_pad(segment, at):
             at = segment.end
         else:
+            has_gap = True
             if run is not None:
                 gap, run = at, None
             at = log.reader.find_next_head(segment, at + 1, stop)

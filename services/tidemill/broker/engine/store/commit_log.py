@@ -107,6 +107,12 @@ class CommitLog:
         """Begin of the oldest segment."""
         return self.segments[0].start if self.segments else LogOffset(0)
 
+    @property
+    def packed_until(self) -> int:
+        """The log offset before which packs need the log; 0: there is no pack."""
+        headers = [one.pack.header for one in self.segments if one.pack is not None]
+        return max((max(one.end, one.decided_at) for one in headers), default=0)
+
     def open_for_append(self) -> None:
         """Treat the log of an earlier process as durable, and append at `log_end`."""
         self.committed_offset = self.durable_offset = self._written_offset = self.log_end
@@ -438,6 +444,7 @@ class CommitLog:
         """
         assert self.min_offset <= end <= self.log_end, "a cut is in the log"
         assert not self._buffers, "a replica has no rounds"
+        assert end >= self.packed_until, "no pack is cut, and none loses its reasons"
         before = self.log_end
         self._next.discard()
         drop_segments_from(self._disk, self._views, self.segments, end)

@@ -10,6 +10,7 @@ Invariant: damaged durable bytes are never taken for a torn tail. Then the log d
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, final
 
@@ -103,9 +104,9 @@ class LogOpening:
                 self._disk.delete(name)
             elif name.endswith(PACK_SUFFIX):
                 self._add_pack(name)
-            elif name.endswith(SUFFIX) and pack_name(_start_of(name) or 0) in names:
+            elif (start := _start_of(name)) is not None and pack_name(start) in names:
                 # The process ended before it deleted the segment of a complete pack.
-                open_pack(self._disk, pack_name(_start_of(name) or 0))
+                open_pack(self._disk, pack_name(start))
                 self._disk.delete(name)
             elif not name.endswith(SUFFIX) or not stem.isdigit():
                 raise CorruptStore(
@@ -277,10 +278,9 @@ class LogOpening:
         """
         end = self._log.log_end
         remnants = list(self._find_remnants(end))
-        headers = [one.pack.header for one in self._log.segments if one.pack is not None]
         # A pack relies on committed records, so these were durable.
-        is_proven = any(max(one.end, one.decided_at) > end for one in headers)
-        is_proven = is_proven or any(proofs.prove(end, found) for found in remnants)
+        is_proven = any(proofs.prove(end, found) for found in remnants)
+        is_proven = is_proven or self._log.packed_until > end
         if end < proofs.durable_offset or is_proven:
             segment = self._log.segment_of(end)
             view = self._log.reader.readable(segment, end)
@@ -371,7 +371,13 @@ def open_held(disk: Disk, name: str, start: int) -> Segment:
 
 
 def _read_header(file: File) -> PackHeader | None:
-    """Return the first intact copy of the header of a pack; None if there is none."""
+    """Return the first intact copy of the header of a pack; None if there is none.
+
+    The end of a segment may be a message with the bytes of a pack.
+    """
+    with contextlib.suppress(ReadFailed):
+        if file.read_at(0, len(record.MAGIC_BYTES)) == record.MAGIC_BYTES:
+            return None
     for at in (0, file.size() - pack.TRAILER_SIZE):
         try:
             header = pack.find_header(file.read_at(max(at, 0), pack.TRAILER_SIZE))

@@ -88,16 +88,14 @@ def _mend_in_pack(
     if found is None or found.header.kind not in record.KINDS:
         raise ForeignBytes("no intact record")
     at = log.reader.position(segment, begin)
-    following = log.reader.find_next_head(segment, begin + 1, segment.end)
-    pack = segment.pack
+    following, pack = begin + found.header.size, segment.pack
     assert pack is not None, "a pack"
-    if following < segment.end:
-        size = log.reader.position(segment, following) - at
-    else:
-        size = pack.header.records_end - at
+    is_last = following >= pack.header.record_end
+    size = pack.header.records_end if is_last else log.reader.position(segment, following)
+    size -= at
     whole = bytes(data[: found.header.size])
     fitting = next((one for one in _forms(whole, found.header) if len(one) == size), None)
-    if fitting is None or begin + found.header.size > following:
+    if fitting is None:
         raise ForeignBytes(f"another record stands at log offset {begin}")
     yield []
     file = disk.open(segment.name)

@@ -33,6 +33,7 @@ PACKS_LEVEL: Final = 2  # feature level of stubs
 RECORDS_A_SLICE: Final = 128  # 3 to 9 us each
 SLICE_BYTES: Final = 1 << 20  # copied
 LOOK_PERIOD_MS: Final = 1_000
+PAUSE_MS: Final = 30_000  # after an attempt that met damage, or a disk without room
 # The active segment and the one before it stay: followers compare and copy their records.
 SEGMENTS_KEPT: Final = 2
 FREED_BYTES_MIN: Final = 16 << 10  # fewer are not worth a file operation
@@ -58,8 +59,11 @@ class Packing:
         self._not_before_ms = 0  # the rate allows no copy earlier
         self._deaths = 0  # of messages, at the last look
         self._is_searching = False  # from such a look until no segment is due
-        # By the begin of a segment: its live bytes when a plan freed too little.
-        self._tried: dict[int, int] = {}
+        # By the begin of a segment: its live bytes when a pack would have freed too little, and
+        # whether the disk was full.
+        self._tried: dict[int, tuple[int, bool]] = {}
+        # By the begin of a segment: no attempt before this time, after damage or a full disk.
+        self._paused: dict[int, int] = {}
         self.packed_count = self.freed_bytes = self.copied_bytes = 0  # since the start
 
     def find_work(self, now_ms: int) -> Steps | None:
@@ -77,7 +81,7 @@ class Packing:
         if now_ms < self._not_before_ms and not is_full:
             self._look_at_ms = self._not_before_ms
             return None
-        segment = self._choose(is_full=is_full)
+        segment = self._choose(now_ms, is_full=is_full)
         self._is_searching = segment is not None
         return None if segment is None else self._pack_at_rate(segment, now_ms, is_full=is_full)
 
@@ -94,7 +98,7 @@ class Packing:
     def _has_level(self) -> bool:
         return self._catalog.feature_level >= PACKS_LEVEL
 
-    def _choose(self, *, is_full: bool) -> Segment | None:
+    def _choose(self, now_ms: int, *, is_full: bool) -> Segment | None:
         """Return the segment with the most dead bytes; None if none is due."""
         log, best, most = self._log, None, 0
         last = min(int(log.committed_offset), self._live_bytes.counted_to)
@@ -102,8 +106,10 @@ class Packing:
             if segment.end > last:
                 break
             live, size = self._live_bytes.live_bytes_in(segment.start), segment.file_size
+            if now_ms < self._paused.get(segment.start, 0):
+                continue
             tried = self._tried.get(segment.start)
-            if tried is not None and tried - live < size // 4:
+            if tried is not None and tried[0] - live < size // 4 and tried[1] >= is_full:
                 continue
             least = _freed_on_full_disk(segment) if is_full else max(size // 2, FREED_BYTES_MIN)
             if size - live >= max(most + 1, least):
@@ -115,11 +121,12 @@ class Packing:
         before, live = self.copied_bytes, self._live_bytes.live_bytes_in(segment.start)
         freed_min = _freed_on_full_disk(segment) if is_full else FREED_BYTES_MIN
         is_packed = yield from self.pack(segment, freed_min=freed_min, is_full=is_full)
-        if is_packed:
-            self._tried.pop(segment.start, None)
-            self._look_at_ms = now_ms  # Another segment may be due.
-        else:
-            self._tried[segment.start] = live
+        self._tried.pop(segment.start, None)
+        if is_packed is None:
+            self._paused[segment.start] = now_ms + PAUSE_MS
+        elif not is_packed:
+            self._tried[segment.start] = live, is_full
+        self._look_at_ms = now_ms  # Another segment may be due.
         copied = self.copied_bytes - before
         self._not_before_ms = now_ms + copied * 1_000 // self._rate_bytes
 
@@ -127,20 +134,20 @@ class Packing:
 
     def pack(
         self, segment: Segment, *, freed_min: int, is_full: bool = False
-    ) -> Generator[list[File], None, bool]:
+    ) -> Generator[list[File], None, bool | None]:
         """Pack a sealed, committed segment; return whether it was packed.
 
-        Change nothing if the segment is damaged, or if the pack would free fewer bytes than
-        `freed_min`, or than it keeps unless the disk is full.
+        False: a pack would free fewer bytes than `freed_min`, or than it keeps unless the disk is
+        full. None: the segment is damaged, or the disk has no room.
         """
         before = segment.file_size
         size_max = before - freed_min if is_full else min(before - freed_min, before // 2)
-        header = None
+        header: PackHeader | bool = False
         with suppress(CorruptStore):  # A reader or a start reports the damage.
             header = yield from self._write(segment, size_max)
-        if header is None:
+        if isinstance(header, bool):
             yield from self._discard(segment)
-            return False
+            return False if header else None
         # Before this, an election could take back a record that the pack relies on.
         yield from self._quiet()
         yield from self._log.install_pack(segment, Pack(header))
@@ -151,10 +158,10 @@ class Packing:
 
     def _write(
         self, segment: Segment, size_max: int
-    ) -> Generator[list[File], None, PackHeader | None]:
+    ) -> Generator[list[File], None, PackHeader | bool]:
         """Write the pack under a temporary name, durably.
 
-        None if it becomes larger than `size_max`, or the disk too full. Raises CorruptStore.
+        True: it would be larger than `size_max`. False: the disk has no room. Raises CorruptStore.
         """
         name = packing_name(segment.start)
         if name in self._disk.names(FOLDER):
@@ -170,8 +177,10 @@ class Packing:
                 offset = found.log_offset + found.header.size
                 read_bytes += len(data)
                 if extents.position - at >= SLICE_BYTES:
-                    if extents.position > size_max or not self._has_room(2 * SLICE_BYTES):
-                        return None
+                    if extents.position > size_max:
+                        return True
+                    if not self._has_room(2 * SLICE_BYTES):
+                        return False
                     file.write_at(at, gathered)
                     at, gathered = extents.position, []
                     yield [file]
@@ -190,8 +199,10 @@ class Packing:
                 extent_count=extents.count,
                 record_count=extents.record_count,
             )
-            if header.file_size > size_max or not self._has_room(2 * SLICE_BYTES):
-                return None
+            if header.file_size > size_max:
+                return True
+            if not self._has_room(2 * SLICE_BYTES):
+                return False
             encoded = pack.encode_header(header)
             file.write_at(at, [*gathered, directory, encoded])
             yield []
