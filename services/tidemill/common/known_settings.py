@@ -78,6 +78,7 @@ KNOWN_KEYS = frozenset(
         "min_in_sync",
         "name",
         "node_id",
+        "pack_rate_bytes",
         "parked_max",
         "peer_silence_ms",
         "pending_bytes_max",

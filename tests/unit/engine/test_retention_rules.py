@@ -306,7 +306,7 @@ def test_every_message_dies_between_its_time_and_the_bound(seed: int) -> None:
                 for _ in range(random.randrange(1, 20)):
                     world.send(f"{len(sent_at_ms)}", size=random.choice([10, 10, 20_000]))
                     sent_at_ms.append(true_ms)
-            case 3:
+            case 3 if skew_ms == 0:  # The check of the log has one clock for deliveries.
                 world.pop(random.randrange(1, 20), invisible_ms=MINUTE_MS)
             case 4 if sent_at_start < len(sent_at_ms) or skew_ms:
                 world.now_ms -= skew_ms

@@ -51,7 +51,7 @@ UNKNOWN = {
         f"message flag {bit}": Unknown(
             RecordKind.MESSAGE, PLACE + bytes(64), bit, f"MESSAGE record with flags {bit}"
         )
-        for bit in (16, 32, 128, 1 << 15)
+        for bit in (16, 32, 128, 1 << 14)
     },
     "message with a known and an unknown flag": Unknown(
         RecordKind.MESSAGE, PLACE + bytes(64), 16 | 4, "MESSAGE record with flags 20"

@@ -69,6 +69,7 @@ class Engine:
     """The store and the consumption of one broker group. `recovery.open_engine` opens it."""
 
     def __init__(self, disk: Disk, config: EngineConfig) -> None:
+        """Make the parts and connect them. It is one list, because each part needs earlier ones."""
         self.disk = disk
         self.config = config
         self.tally = Tally()

@@ -1,4 +1,7 @@
-"""Changes of topics, consumer groups and offsets, by operators or on first use."""
+"""Changes of topics, consumer groups and offsets, by operators or on first use.
+
+It is one file, because all changes have the same checks of names, limits and the home.
+"""
 
 from __future__ import annotations
 
@@ -174,8 +177,9 @@ class Administration:
     ) -> Topic:
         """Create or change a topic; None and 0 queues keep the value, or set the default.
 
-        The type of a topic with messages changes only if `is_forced`. `is_dry` only checks. Raises
-        Conflict, BadRequest.
+        The type of a topic with messages changes only if `is_forced`. `is_dry` only checks. It is
+        one piece, because nothing may change before all checks have passed. Raises Conflict,
+        BadRequest.
         """
         if not 0 <= (delivery_spread_ms or 0) <= SPREAD_MS_MAX:
             raise BadRequest(

@@ -11,6 +11,7 @@ The engine's owner is the only one that uses it. Invariants:
   applied them. Only a replica may `truncate` its log.
 - A failed write or sync is final (DiskFailed): the next process recovers from the durable bytes.
 
+It is one file, because append, write, sync, commit and truncate move the same few offsets.
 `log_opening.py` opens the log of an earlier process, `segment_reader.py` reads it, and
 `next_segment.py` prepares the next segment.
 """

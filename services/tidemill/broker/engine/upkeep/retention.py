@@ -89,7 +89,10 @@ class SegmentSearch:
 
 @final
 class Retention:
-    """The age of the oldest segment, and the steps that drop it."""
+    """The age of the oldest segment, and the steps that drop it.
+
+    It is one class, because each step relies on the state that the one before has recorded again.
+    """
 
     def __init__(
         self,

@@ -53,7 +53,10 @@ _Lows = dict[QueueId, TrimmedQueue]
 
 @final
 class RetentionRules:
-    """The rules of all topics, at the master."""
+    """The rules of all topics, at the master.
+
+    It is one class, because the rules share one look at the queues and its slices.
+    """
 
     def __init__(
         self,
