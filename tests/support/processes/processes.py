@@ -173,9 +173,12 @@ def descendants(pid: int) -> list[int]:
     found = [pid]
     for parent in found:
         # Read the children of all threads: a JVM starts workers from any thread.
-        for thread in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found.extend(map(int, thread.read_text("ascii").split()))
+        # A process or a thread may end between two looks.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            threads = list(Path(f"/proc/{parent}/task").glob("*/children"))
+            for thread in threads:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    found.extend(map(int, thread.read_text("ascii").split()))
     return found
 
 
