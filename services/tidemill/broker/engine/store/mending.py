@@ -85,7 +85,7 @@ def _mend_in_pack(
 ) -> Iterator[list[File]]:
     """Write the damaged record at `begin` of a pack, which may be a stub. Raises ForeignBytes."""
     found = intact_at(data, 0, begin)
-    if found is None or found.header.kind not in record.KINDS:
+    if found is None:
         raise ForeignBytes("no intact record")
     at = log.reader.position(segment, begin)
     following, pack = begin + found.header.size, segment.pack

@@ -27,7 +27,6 @@ from tidemill.broker.engine.store.pack import Extents, Pack
 from tidemill.broker.engine.store.segment import FOLDER, CorruptStore, Record, Segment, packing_name
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
-from tidemill.message import stored_message
 
 PACKS_LEVEL: Final = 2  # feature level of stubs
 RECORDS_A_SLICE: Final = 128  # 3 to 9 us each
@@ -40,7 +39,6 @@ FREED_BYTES_MIN: Final = 16 << 10  # fewer are not worth a file operation
 # On a full disk a pack need not free more than it keeps.
 FREED_ON_FULL_DISK_MIN: Final = 1 << 20
 _MESSAGE = int(RecordKind.MESSAGE)
-_unpack_fields = stored_message.FIXED.unpack_from
 
 
 @final
@@ -127,6 +125,9 @@ class Packing:
         elif not is_packed:
             self._tried[segment.start] = live, is_full
         self._look_at_ms = now_ms  # Another segment may be due.
+        for known in (self._tried, self._paused):
+            for start in [start for start in known if start < self._log.min_offset]:
+                del known[start]
         copied = self.copied_bytes - before
         self._not_before_ms = now_ms + copied * 1_000 // self._rate_bytes
 
