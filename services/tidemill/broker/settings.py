@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress
 
-from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.config import DiskFullPolicy, EngineConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
 from tidemill.common.addresses import HostPort, is_loopback, is_unspecified
 from tidemill.common.setting_types import Address, Addresses, Flag, Folder, Port
@@ -168,6 +168,12 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
         ge=0,
         description="Free space below which sends are rejected. Below a quarter of it pops and"
         " copies are rejected, too; acks still work.",
+    )
+    disk_full_policy: DiskFullPolicy = Field(
+        _ENGINE.disk_full_policy,
+        description="What happens on a full disk if nothing else frees space. `reject`: sends are"
+        " rejected. `trim_oldest`: the oldest messages are deleted, one segment at a time, read or"
+        " not, except those of topics that keep messages for ever.",
     )
     deliveries_max: int = Field(
         _ENGINE.deliveries_max,

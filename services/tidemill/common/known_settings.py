@@ -50,6 +50,7 @@ KNOWN_KEYS = frozenset(
         "deliveries_max",
         "deputy_rank",
         "deputy_step_ms",
+        "disk_full_policy",
         "disk_reserve_bytes",
         "drain_delay_ms",
         "drain_timeout_ms",

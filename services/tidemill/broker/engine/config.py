@@ -6,9 +6,12 @@ The settings of the process (`broker.settings`) add bounds and descriptions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.common.feature_level import FEATURE_LEVEL
+
+DiskFullPolicy: TypeAlias = Literal["reject", "trim_oldest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,8 @@ class EngineConfig:
     retention_bytes: int = 0  # 0: no limit by size
     pack_rate_bytes: int = 32 << 20  # per second, copied from segments into packs (ADR 0067)
     archive_gate_group: str = ""  # retention waits for its pull offsets; "": none
+    # `trim_oldest`: if nothing else frees space on a full disk, the oldest messages die.
+    disk_full_policy: DiskFullPolicy = "reject"
     disk_reserve_bytes: int = 512 << 20  # with less free space the broker rejects sends
     deliveries_max: int = 4_000_000  # in flight: 300 MB of memory, at most twice as much
     auto_create_topics: bool = False

@@ -182,6 +182,7 @@ class Engine:
             ready=self.state.mark_topic_ready,
             is_retirement_near=self.retention.is_near,
         )
+        self.retention.rules.may_free_space = self._may_free_space
         self.rebuilds = Rebuilds(parts, self.checkpoints, ended=self._resume)
         self.background = BackgroundJobs(
             self.log,
@@ -198,6 +199,12 @@ class Engine:
     def _groups_below(self, level: int) -> list[str]:
         """Return the broker groups of the cluster below a feature level."""
         return self.broker_groups.find_below(level)
+
+    def _may_free_space(self, now_ms: int) -> bool:
+        """Return whether packing, or the removal of the oldest segment, may free space now."""
+        return self.packing.next_ms() is not None or self.retention.wants_checkpoint(
+            now_ms, self.timers
+        )
 
     def _resume(self) -> None:
         """Continue the work that waited for the rebuild of a queue file."""

@@ -30,7 +30,7 @@ class RetentionMetrics:
         messages = CounterMetricFamily(
             "rocketmq_retention_trimmed_messages_total",
             "Messages removed because of their age, the size of topics, acks of all consumer"
-            " groups, or a purge.",
+            " groups, a purge, or a full disk (disk_full_policy).",
             labels=TRIM_LABELS,
         )
         size_bytes = CounterMetricFamily(

@@ -30,6 +30,7 @@ class TrimReason(IntEnum):
     BYTES = 2  # the topic, or all topics together, had too many bytes
     ACKED = 3  # all consumer groups have settled them
     PURGE = 4  # an operator has purged the topic
+    DISK = 5  # the disk was full, and `disk_full_policy` allows it
 
 
 class TrimmedQueue(NamedTuple):

@@ -2,14 +2,15 @@
 
 The master looks every 10 s, in slices. For each queue, each rule proposes a low, and the highest
 one counts. The archive gate bounds it. TRIM records state the lows, and replicas follow them.
+On a full disk, `disk_full_policy` may let the oldest messages die.
 
 A start loses only the time of the next look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeVar, cast, final
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeVar, cast, final
 
 import numpy as np
 
@@ -44,7 +45,16 @@ BISECT_COST = 16  # of a bisected queue, in queues: it verifies a block
 TRIM_BYTES = 1 << 20  # a row that frees as much is written at once
 TRIM_PARTS = 64  # other rows wait until the oldest message is this part of `ms` older than `ms`
 ENTRIES_MIN = 16  # read from each queue of a topic with too many bytes
+SEGMENTS_KEPT = 2  # the newest ones, which packing keeps
 VISIT_PARTS = 1024  # a row that waits is looked at again after this part of `ms`
+
+
+class DiskTrim(NamedTuple):
+    """The messages of one segment that died because the disk was full."""
+
+    topics: list[str]  # names
+    messages: int
+    size_bytes: int
 
 
 _T = TypeVar("_T")
@@ -78,6 +88,12 @@ class RetentionRules:
         self._gate = gate
         self.default_ms = default_ms
         self._retention_bytes = parts.config.retention_bytes
+        self._room = parts.room
+        self._trims_oldest = parts.config.disk_full_policy == "trim_oldest"
+        # Whether packing, or the removal of a segment, may free space. The engine connects it.
+        self.may_free_space: Callable[[int], bool] = lambda _now_ms: True
+        self._stuck_at_ms: int | None = None  # monotonic: since a look, the disk is full in vain
+        self._disk_trims: list[DiskTrim] = []
         self._due_ms = LONG_AGO_MS  # monotonic
         # The next look is due when the log begins behind this offset.
         self._waits_for = END_OF_LOG
@@ -131,9 +147,14 @@ class RetentionRules:
         if self._looks_at_acked:
             self._acked_at_ms = self._now_ms
         self._gate.begin_look()
+        is_stuck = self._note_stuck(now_ms)
+        purged_count = self._trims.purged_count
+        trimmed_bytes = self._trims.size_bytes.total() if is_stuck else 0
         try:
             yield from self._look_at_topics(now_ms)
             yield from self._bound_all(now_ms)
+            if is_stuck and self._trims.size_bytes.total() - trimmed_bytes < TRIM_BYTES:
+                yield from self._trim_oldest(now_ms, purged_count)
         except (BlockFileDamaged, Repairing):
             return  # The file is rebuilt first. The next look begins again.
         if self._gate.end_look():
@@ -177,11 +198,24 @@ class RetentionRules:
 
     # ------------------------------------------------------------ one topic
 
-    def _trim(self, topic: Topic, lows: _Lows, now_ms: int) -> Steps:
-        """Record the lows that the gate allows."""
-        # The segment that is written to cannot go, so nothing in it makes room.
-        segments = self._log.segments
-        segment_end = segments[0].end if len(segments) > 1 else 0
+    def _trim(
+        self,
+        topic: Topic,
+        lows: _Lows,
+        now_ms: int,
+        *,
+        segment_end: int | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Steps:
+        """Record the lows that the gate allows.
+
+        Without room, the gate gives way for messages before `segment_end`. Default: the end of the
+        oldest segment.
+        """
+        if segment_end is None:
+            # The segment that is written to cannot go, so nothing in it makes room.
+            segments = self._log.segments
+            segment_end = segments[0].end if len(segments) > 1 else 0
         rows = []
         for row in lows.values():
             queue = self._catalog.queues.get((row.topic_id, row.queue_id))
@@ -195,12 +229,16 @@ class RetentionRules:
         readers: Readers = yield from _as_steps(self._readers_of(topic.id))
         retention = self._catalog.retention_of(topic)
 
-        def is_wanted() -> bool:
+        def is_unchanged() -> bool:
             # After a change of the setting, the next look decides again.
             now = self._catalog.topics.get(topic.id)
             return now is not None and self._catalog.retention_of(now) == retention
 
-        yield from _as_steps(self._trims.trim(rows, readers, now_ms, is_wanted=is_wanted))
+        yield from _as_steps(
+            self._trims.trim(
+                rows, readers, now_ms, is_wanted=lambda: is_unchanged() and is_wanted()
+            )
+        )
 
     def _readers_of(self, topic_id: TopicId) -> Generator[None, None, Readers]:
         group_ids = self._pops.index.find_readers(topic_id)
@@ -375,6 +413,71 @@ class RetentionRules:
             and topic.name != TIMER_TOPIC
             and catalog.is_alive(topic.id)
         ]
+
+    # ------------------------------------------------------------ on a full disk
+
+    def take_notices(self) -> list[DiskTrim]:
+        """Return and clear the notices for operators."""
+        notices, self._disk_trims = self._disk_trims, []
+        return notices
+
+    def _note_stuck(self, now_ms: int) -> bool:
+        """Return whether the disk is full, and nothing has freed space since an earlier look.
+
+        Packing searches for work on the full disk between two looks.
+        """
+        if not self._trims_oldest or not self._room.is_full or self.may_free_space(now_ms):
+            self._stuck_at_ms = None
+            return False
+        if self._stuck_at_ms is None:
+            self._stuck_at_ms = self._now_ms
+        return self._now_ms >= self._stuck_at_ms + LOOK_PERIOD_MS
+
+    def _trim_oldest(self, now_ms: int, purged_count: int) -> Steps:
+        """Trim the oldest segment with messages that are not kept for ever.
+
+        `purged_count` is that at the begin of the look.
+        """
+        segments = self._log.segments
+
+        def is_wanted() -> bool:
+            # A purge makes room soon. Other processes may free space as well.
+            return self._room.is_full and purged_count == self._trims.purged_count
+
+        for number, segment in enumerate(segments[:-1]):
+            # The two newest segments are not packed. Only the oldest segment is removed.
+            if number and number >= len(segments) - SEGMENTS_KEPT:
+                return
+            topics, messages, size_bytes = [], 0, 0
+            for topic in list(self._catalog.topics.values()):
+                if self._is_spent(1):
+                    yield []
+                key = topic.id, TrimReason.DISK
+                before = self._trims.messages[key], self._trims.size_bytes[key]
+                yield from self._trim_before(topic, segment.end, now_ms, is_wanted)
+                if self._trims.messages[key] > before[0]:
+                    topics.append(topic.name)
+                    messages += self._trims.messages[key] - before[0]
+                    size_bytes += self._trims.size_bytes[key] - before[1]
+            if messages:
+                self._disk_trims.append(DiskTrim(topics, messages, size_bytes))
+                self._stuck_at_ms = self._now_ms  # Packing is next.
+                return
+
+    def _trim_before(
+        self, topic: Topic, end: int, now_ms: int, is_wanted: Callable[[], bool]
+    ) -> Steps:
+        """Trim the messages of a topic before a log offset, unless it keeps them for ever."""
+        lows: _Lows = {}
+        is_kept = topic.name == TIMER_TOPIC or self.ms_of(topic) is None
+        for queue in [] if is_kept else self._queues_of(topic):
+            if self._is_spent(1):
+                yield []
+            if self._has_messages(queue) and queue.entry(queue.min_offset)[0] < end:
+                if self._is_spent(BISECT_COST):
+                    yield []
+                _raise_low(lows, queue, TrimReason.DISK, queue.offset_behind(end))
+        yield from self._trim(topic, lows, now_ms, segment_end=end, is_wanted=is_wanted)
 
     # ------------------------------------------------------------ by progress
 

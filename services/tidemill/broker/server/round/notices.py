@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+NAMED_MAX = 64  # topics in a log line
+
 
 def log_notices(engine: Engine) -> None:
     """Log the notices that the engine has gathered since the last call."""
@@ -36,5 +38,14 @@ def log_notices(engine: Engine) -> None:
             log.warning("archive gate opened, unsealed messages are deleted for room", **room)
         else:
             log.info("archive gate closed again", **room)
+    for trim in engine.retention.rules.take_notices():
+        log.error(
+            "disk full, oldest messages deleted for room",
+            topics=trim.topics[:NAMED_MAX],
+            topic_count=len(trim.topics),
+            messages=trim.messages,
+            size_bytes=trim.size_bytes,
+            advice="enlarge the volume, or shorten the retention of topics",
+        )
     for file in engine.rebuilds.take_notices():
         log.warning("damaged file rebuilt from the log", file=file)
