@@ -184,6 +184,28 @@ _DISK = Row(
             unit="bytes",
             look=Look.BARS,
         ),
+        panel(
+            "Log by state",
+            "Bytes of the log: messages that can still be read, dead messages, what packs keep of dead messages, other records, and pending delayed messages.",
+            Query("sum by (state) (rocketmq_storage_log_bytes{HERE})", "{{state}}"),
+            unit="bytes",
+            look=Look.STACKED,
+            alerts=("DiskFull",),
+        ),
+        panel(
+            "Freed",
+            "Bytes of the log that return to the disk per second: oldest segments deleted, dead messages packed, and segments without live messages emptied.",
+            Query("sum by (how) (rate(rocketmq_storage_freed_bytes_total{HERE}[RATE]))", "{{how}}"),
+            unit="Bps",
+            look=Look.STACKED,
+            alerts=("DiskFull",),
+        ),
+        panel(
+            "State floor",
+            "Age of the record at the state floor, in seconds. Before the floor, the log has only messages.",
+            Query("max by (node_id) (rocketmq_storage_floor_age_seconds{HERE})", "{{node_id}}"),
+            unit="s",
+        ),
     ),
 )
 

@@ -52,6 +52,7 @@ from tidemill.broker.engine.upkeep.background import BackgroundJobs
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints, SnapshotSize
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.log_ages import LogAges
+from tidemill.broker.engine.upkeep.log_space import LogSpace
 from tidemill.broker.engine.upkeep.merge import Merges
 from tidemill.broker.engine.upkeep.packing import Packing
 from tidemill.broker.engine.upkeep.parts import QuietMoment, UpkeepParts
@@ -181,6 +182,9 @@ class Engine:
             self.room,
             ready=self.state.mark_topic_ready,
             is_retirement_near=self.retention.is_near,
+        )
+        self.log_space = LogSpace(
+            self.store, self.catalog, self.live_bytes, timer_index, self.retention
         )
         self.retention.rules.may_free_space = self._may_free_space
         self.rebuilds = Rebuilds(parts, self.checkpoints, ended=self._resume)

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.store.log_times import first_stored_at_ms
+from tidemill.broker.engine.upkeep.freed_bytes import Freeing
 from tidemill.broker.metrics.metered_rounds import (
     MS_PER_S,
     STORAGE,
@@ -47,6 +48,7 @@ class StoreMetrics:
     def _collect(self) -> Iterator[Metric]:
         yield from self._collect_volume()
         yield from self._collect_times()
+        yield from self._collect_log()
         yield from self._collect_sizes(self._rounds.engine.catalog.topics)
         yield from self._collect_damage()
 
@@ -138,13 +140,53 @@ class StoreMetrics:
         for name, help_, count in (
             ("packed", "Segments that became packs.", packing.packed_count),
             ("pack_copied_bytes", "Bytes copied into packs.", packing.copied_bytes),
-            ("pack_freed_bytes", "Bytes on the disk that packs have freed.", packing.freed_bytes),
         ):
             counter = CounterMetricFamily(
                 f"rocketmq_storage_{name}_total", help_, labels=STORAGE_LABELS
             )
             counter.add_metric(STORAGE, count)
             yield counter
+
+    def _collect_log(self) -> Iterator[Metric]:
+        """Yield the bytes of the log by state, the freed bytes, and the state floor."""
+        engine = self._rounds.engine
+        states = GaugeMetricFamily(
+            "rocketmq_storage_log_bytes",
+            "Bytes of the log. live: messages that can still be read. dead: dead messages. stub:"
+            " what packs keep of dead messages. control: all other records, and messages that died"
+            " before they were counted, until their segment is packed. pinned: pending delayed"
+            " messages. Absent until the first count after a start is complete.",
+            labels=(*STORAGE_LABELS, "state"),
+        )
+        counts = engine.log_space.find_bytes()
+        if counts is not None:
+            for state, size_bytes in counts._asdict().items():
+                states.add_metric((*STORAGE, state), size_bytes)
+        yield states
+        freed = CounterMetricFamily(
+            "rocketmq_storage_freed_bytes_total",
+            "Bytes of the log that returned to the disk. deleted: the oldest segments. packed: dead"
+            " messages of segments with live messages. emptied: segments without live messages.",
+            labels=(*STORAGE_LABELS, "how"),
+        )
+        for how in Freeing:
+            freed.add_metric((*STORAGE, how), engine.live_bytes.freed.counts[how])
+        yield freed
+        floor = GaugeMetricFamily(
+            "rocketmq_storage_floor_offset",
+            "State floor: the log offset before which the log has only messages.",
+            labels=STORAGE_LABELS,
+        )
+        floor.add_metric(STORAGE, engine.log_space.floor_offset)
+        age = GaugeMetricFamily(
+            "rocketmq_storage_floor_age_seconds",
+            "Age of the record at the state floor. Absent without a record.",
+            labels=STORAGE_LABELS,
+        )
+        stored_at_ms = engine.log_space.floor_stored_at_ms()
+        if stored_at_ms is not None:
+            age.add_metric(STORAGE, max(self._rounds.now_ms - stored_at_ms, 0) / MS_PER_S)
+        yield from (floor, age)
 
     def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(

@@ -1,9 +1,12 @@
-"""Live bytes: the record sizes of the live messages, per topic and per segment.
+"""Live and dead bytes: the record sizes of the messages, per topic and per segment.
 
 A message is live while its topic exists and its queue offset is not below the low of its queue.
 Background slices read the queue entries: new ones are added, and those of dead messages subtracted.
 So a count is late by the time between two looks, and no send pays for it. Messages of the hidden
 timer topic count as live: timers decide for themselves.
+
+The sizes of dead messages are known until their segment is packed or removed. Messages that died
+before they were counted are unknown: before the start, or within seconds after they were stored.
 
 No file has the counts: a start counts again, and `is_complete` tells when it has counted all.
 """
@@ -23,11 +26,15 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.queue_entries import ENTRIES_A_SLICE, read_entries
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.upkeep.freed_bytes import FreedBytes
 from tidemill.broker.engine.upkeep.parts import Steps
 
 LOOK_PERIOD_MS = 10_000  # between the begins of two counts
 QUEUE_COST = 48  # of a queue without changes, in entries: 341 of them in a slice
 CHUNK_COST = 64  # of the arrays of a read, in entries
+# Pairs of a segment and a topic with known dead bytes: 10 MB. Beyond it the topic is not known.
+DEAD_PAIRS_MAX = 65_536
+NO_TOPIC = TopicId(0)  # the topic of dead bytes beyond that number; ids begin at 1
 END_OF_LOG = 1 << 62
 
 
@@ -60,6 +67,11 @@ class LiveBytes:
         self._queues: dict[TopicId, dict[QueueId, _CountedQueue]] = {}
         self._of_topic: Counter[TopicId] = Counter()
         self._of_segment: Counter[int] = Counter()  # by segment start
+        self._dead: dict[int, Counter[TopicId]] = {}  # by segment start
+        self._dead_pairs = 0
+        self._dead_of_topic: Counter[TopicId] = Counter()
+        self._pack_sizes: dict[int, int] = {}  # of the packs that the counts know
+        self.freed = FreedBytes(store.log)
         self._starts: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._starts_of: tuple[int, int, int] | None = None
         self._allowance = 0
@@ -73,6 +85,14 @@ class LiveBytes:
     def live_bytes_in(self, segment_start: int) -> int:
         """Return the live bytes of the segment that begins there, as of the last look."""
         return self._of_segment[segment_start]
+
+    def dead_bytes_of_topic(self, topic_id: TopicId) -> int:
+        """Return the known dead bytes of a topic that are still in the log."""
+        return self._dead_of_topic[topic_id]
+
+    def dead_bytes_in(self, segment_start: int) -> int:
+        """Return the known dead bytes of the segment that begins there."""
+        return self._dead.get(segment_start, Counter()).total()
 
     def is_exact(self, queues: Iterable[ConsumeQueue]) -> bool:
         """Whether the dead messages of these queues are subtracted."""
@@ -103,6 +123,7 @@ class LiveBytes:
     def count(self) -> Steps:
         """Count messages that are new or dead since the last look."""
         end = int(self._log.folded_offset)
+        self.note_packs()
         try:
             self._allowance = ENTRIES_A_SLICE
             yield from self._subtract_deleted()
@@ -115,6 +136,18 @@ class LiveBytes:
         self.is_complete, self.counted_to = True, end
         for start in [start for start in self._of_segment if start < self._log.min_offset]:
             del self._of_segment[start]
+        for start in [start for start in self._dead if start < self._log.min_offset]:
+            self._forget_dead(start)
+
+    def note_packs(self) -> None:
+        """Note the space that packing and deletion have freed. The content of packs is not dead."""
+        packs = [one for one in self._log.segments if one.pack is not None]
+        sizes: dict[int, int] = {one.start: one.file_size for one in packs}
+        for start, size in sizes.items():
+            if self._pack_sizes.get(start) != size:
+                self._forget_dead(start)
+        self._pack_sizes = sizes
+        self.freed.note(self.live_bytes_in)
 
     def forget_before(self, queue: ConsumeQueue, offset: int) -> Steps:
         """Subtract the messages before `offset`: their segment is dropped. Count them first.
@@ -137,6 +170,9 @@ class LiveBytes:
         self._queues.clear()
         self._of_topic.clear()
         self._of_segment.clear()
+        self._dead.clear()
+        self._dead_of_topic.clear()
+        self._dead_pairs = 0
         self._due_ms = None
 
     def _is_spent(self, cost: int) -> bool:
@@ -234,7 +270,28 @@ class LiveBytes:
         is_in_log = numbers >= 0
         sums = np.bincount(numbers[is_in_log], weights=sizes[is_in_log])
         for number in np.flatnonzero(sums).tolist():
-            self._of_segment[int(starts[number])] += sign * int(sums[number])
+            start, size_bytes = int(starts[number]), int(sums[number])
+            self._of_segment[start] += sign * size_bytes
+            if sign < 0:
+                self._add_dead(start, queue.topic_id, size_bytes)
+
+    def _add_dead(self, start: int, topic_id: TopicId, size_bytes: int) -> None:
+        dead = self._dead.setdefault(start, Counter())
+        if topic_id not in dead:
+            if self._dead_pairs >= DEAD_PAIRS_MAX:
+                topic_id = NO_TOPIC
+            self._dead_pairs += topic_id not in dead
+        dead[topic_id] += size_bytes
+        self._dead_of_topic[topic_id] += size_bytes
+
+    def _forget_dead(self, start: int) -> None:
+        """Forget the dead bytes of a segment that is packed or removed."""
+        dead = self._dead.pop(start, Counter())
+        self._dead_pairs -= len(dead)
+        for topic_id, size_bytes in dead.items():
+            self._dead_of_topic[topic_id] -= size_bytes
+            if not self._dead_of_topic[topic_id]:
+                del self._dead_of_topic[topic_id]
 
     def _segment_starts(self) -> npt.NDArray[np.int64]:
         segments = self._log.segments
