@@ -236,8 +236,8 @@ class RestartAnywhere(RuleBasedStateMachine):
                 look = engine.retention.find_look(now_ms)
                 if look is not None:
                     self.work, self.steps = "look", look
-                elif engine.retention.is_due(now_ms, engine.timers):
-                    self.work, self.steps = "retire", engine.retention.retire_oldest(now_ms)
+                elif retire := engine.retention.find_work(now_ms, engine.timers):
+                    self.work, self.steps = "retire", retire
                 else:
                     self.work, self.steps = "checkpoint", engine.checkpoints.write()
             files = next(self.steps, None)

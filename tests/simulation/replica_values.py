@@ -120,6 +120,10 @@ class ValueLog:
         return 0
 
     @property
+    def state_floor(self) -> int:
+        return 0
+
+    @property
     def log_end(self) -> int:
         return len(self._volume.written)
 
@@ -181,6 +185,9 @@ class ValueLog:
 
     def start_at(self, log_min: int) -> None:
         raise AssertionError(f"a log begins at {log_min}, but nothing retires segments here")
+
+    def follow_state_floor(self, state_floor: int, stated_before: int) -> None:
+        assert not state_floor, "nothing moves a state floor here"
 
     def confirm(self, offset: int) -> None:
         assert offset <= self.log_end, "an offset beyond the log is confirmed"

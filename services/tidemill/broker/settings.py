@@ -151,6 +151,13 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
         " the oldest segments lose these messages. Below feature level 2: size of the log. 0: no"
         " limit.",
     )
+    event_retention_ms: int = Field(
+        _ENGINE.event_retention_ms,
+        ge=0,
+        description="How long the log keeps the records of deliveries and acks, from which pipeline"
+        " events are made. 0: as long as an earlier message is live, and at most `retention_ms`. On"
+        " a full disk at most one hour.",
+    )
     pack_rate_bytes: int = Field(
         _ENGINE.pack_rate_bytes,
         ge=MIB,

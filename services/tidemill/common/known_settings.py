@@ -54,6 +54,7 @@ KNOWN_KEYS = frozenset(
         "disk_reserve_bytes",
         "drain_delay_ms",
         "drain_timeout_ms",
+        "event_retention_ms",
         "feature_level_max",
         "flapping_guard_ms",
         "group_store",

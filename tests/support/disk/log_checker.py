@@ -36,6 +36,7 @@ from tidemill.broker.engine.layout import (
     ack,
     delivery_rows,
     expiry,
+    floor,
     message,
     pack,
     pop_checkpoint,
@@ -55,7 +56,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, RecordHeader, RecordKind
 from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
 from tidemill.broker.engine.layout.state import StateKind
-from tidemill.broker.engine.layout.trim import Trim
+from tidemill.broker.engine.layout.trim import Trim, TrimReason
 from tidemill.broker.engine.pop.queue_queries import consumer_offset
 from tidemill.broker.engine.store.disk import Disk
 
@@ -107,6 +108,7 @@ class LogChecker:
         self.slots: dict[int, OneDelivery] = {}
         self.ends: dict[tuple[int, int], int] = {}
         self.lows: dict[tuple[int, int], int] = {}  # messages before them are purged
+        self.floor = 0  # the state floor
         self.copies: set[tuple[int, int]] = set()
         self.dead: set[tuple[int, ...]] = set()
         self.epochs: dict[tuple[int, int], int] = {}  # (group id, topic id) -> last reset
@@ -131,6 +133,10 @@ class LogChecker:
             self._expiry(expiry.decode(body))
         elif header.kind == RecordKind.TRIM:
             self._trim(trim.decode(body))
+        elif header.kind == RecordKind.FLOOR:
+            state_floor = floor.decode(body).floor
+            _check(self.floor < state_floor < at, 2, f"the state floor moves to {state_floor}")
+            self.floor = state_floor
         elif header.kind == RecordKind.CONFIG:
             self._config(decode_item(body), at)
         elif header.kind == RecordKind.STATE:
@@ -279,7 +285,8 @@ class LogChecker:
     def _trim(self, found: Trim) -> None:
         for one in found.queues:
             place = one.topic_id, one.queue_id
-            _check(one.low > self.lows.get(place, 0), 2, f"the low of {place} falls to {one.low}")
+            least = self.lows.get(place, 0) + (one.reason is not TrimReason.STATED)
+            _check(one.low >= least, 2, f"the low of {place} falls to {one.low}")
             _check(one.low <= self.ends.get(place, 0), 2, f"{one.low} is behind {place}")
             self.lows[place] = one.low
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.engine import Engine
 
@@ -39,6 +40,31 @@ def pack_engine(engine: Engine, *, between: Callable[[], None] = lambda: None) -
                 file.sync()
             between()
     return count
+
+
+def move_floor(world: World, floor: int) -> None:
+    """Move the state floor to the end of a segment that the last checkpoint covers."""
+    for files in world.engine.retention.move_floor(floor, world.now_ms):
+        for file in files:
+            file.sync()
+        if has_pending(world.engine):
+            world.commit()
+
+
+def floors(world: World) -> list[int]:
+    """Return the log offsets to which the state floor may move."""
+    log, derived = world.engine.log, world.engine.store.derived_offset
+    return [one.end for one in log.segments[:-1] if log.state_floor < one.end <= derived]
+
+
+def forget_derived_files(world: World) -> None:
+    """End the process, and delete everything but the log."""
+    world.disk = world.disk.after_kill()
+    for folder in ("queues", "index", "snapshots"):
+        for name in world.disk.names(folder):
+            world.disk.remove(name)
+    if world.disk.read("checkpoint") is not None:
+        world.disk.remove("checkpoint")
 
 
 def two_topics(world: World, *, count: int = 100, kept_size: int = 500) -> list[str]:

@@ -20,7 +20,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.log_checker import check_log
 from tests.support.disk.timer_log_fold import CANCELLED, DROPPED, PENDING
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
-from tests.support.worlds.packed_worlds import pack_all
+from tests.support.worlds.packed_worlds import move_floor, pack_all
 from tests.support.worlds.timer_world import TIMERS, TimerWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout import (
@@ -575,9 +575,9 @@ def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
     assert packed_history() == {name: golden(name) for name in names}
 
 
-def test_an_engine_continues_with_the_golden_pack() -> None:
-    disk, rest = FaultyDisk(Random(0)), golden("packed_rest.bin")
-    files = {f"log/{0:020d}.pack": golden("packed_segment.bin")}
+def packed_disk(prefix: str) -> FaultyDisk:
+    disk, rest = FaultyDisk(Random(0)), golden(f"{prefix}_rest.bin")
+    files = {f"log/{0:020d}.pack": golden(f"{prefix}_segment.bin")}
     for at in range(0, len(rest), PACKED_SEGMENT):
         files[f"log/{at + PACKED_SEGMENT:020d}.log"] = rest[at : at + PACKED_SEGMENT]
     for name, content in files.items():
@@ -585,10 +585,50 @@ def test_an_engine_continues_with_the_golden_pack() -> None:
         file.write_at(0, [content])
         file.sync()
     disk.sync_folder("log")
+    return disk
+
+
+def test_an_engine_continues_with_the_golden_pack() -> None:
+    disk = packed_disk("packed")
     world = World(disk, segment_bytes=PACKED_SEGMENT, now_ms=START_MS + 1_000)
     assert world.bodies(topic="kept") == ["kept"]
     assert world.bodies(topic="gone") == []
     check_log(disk)
+
+
+def floored_history() -> dict[str, bytes]:
+    """Write a log with a state floor, and a pack before it: a kept message between two gaps."""
+    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PACKED_SEGMENT)
+    for n in range(4):
+        world.send(f"gone {n}", topic="gone", size=3_000)
+        if n == 1:
+            world.send("kept", topic="kept")
+            world.pop(1, topic="gone", invisible_ms=3_600_000)
+    while len(world.engine.log.segments) < 3:
+        world.send("filler", topic="filler", size=3_000)
+    world.purge("gone")
+    world.checkpoint()
+    move_floor(world, world.engine.log.segments[0].end)
+    assert pack_all(world) == 1
+    disk = world.disk
+    [name] = [name for name in disk.names("log") if name.endswith(".pack")]
+    rest = [name for name in disk.names("log") if name.endswith(".log")]
+    return {
+        "floored_segment.bin": disk.read(name) or b"",
+        "floored_rest.bin": b"".join(disk.read(one) or b"" for one in rest),
+    }
+
+
+def test_the_encoders_write_the_golden_bytes_of_a_state_floor() -> None:
+    names = "floored_segment.bin", "floored_rest.bin"
+    assert floored_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_state_floor() -> None:
+    world = World(packed_disk("floored"), segment_bytes=PACKED_SEGMENT, now_ms=START_MS + 1_000)
+    assert world.engine.log.state_floor == PACKED_SEGMENT
+    assert world.bodies(topic="kept") == ["kept"]
+    assert world.bodies(topic="gone") == []
 
 
 def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
@@ -619,7 +659,7 @@ def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> No
     renewed_checker = check_log(golden_log_disk("renewed_log.bin"))
     purged_checker = check_log(golden_log_disk("purged_log.bin"))
     checkers = checker, timer_checker, renewed_checker, purged_checker
-    assert {kind for one in checkers for kind in one.kinds} == set(RecordKind)
+    assert {kind for one in checkers for kind in one.kinds} == set(RecordKind) - {RecordKind.FLOOR}
     assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
         300_000,
         131_000,
@@ -704,7 +744,7 @@ def make_missing() -> None:
     FOLDER.mkdir(exist_ok=True)
     made = history() | timer_history() | two_lives_history() | released_history()
     made |= renewed_history() | pulled_history() | forgotten_history() | purged_history()
-    made |= packed_history()
+    made |= packed_history() | floored_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

@@ -602,8 +602,8 @@ def test_a_shorter_time_makes_room_on_a_full_disk() -> None:
     assert world.drain() == ["later"]
 
 
-def test_a_message_that_is_kept_longer_keeps_delayed_messages_in_their_segment() -> None:
-    """They are evacuated only when everything else in the segment is dead."""
+def test_delayed_messages_leave_a_segment_although_a_message_in_it_is_kept_longer() -> None:
+    """The state floor passes a segment when its events have been kept long enough."""
     world = RetainingWorld(retention_ms=DAY_MS, timer=replace(SMALL.timer, evacuation_lead_ms=0))
     engine = world.engine
     world.retain("kept", ms=-1)
@@ -611,13 +611,18 @@ def test_a_message_that_is_kept_longer_keeps_delayed_messages_in_their_segment()
     while len(engine.log.segments) < 3:
         world.send("filler", topic="filler", size=100_000)
     world.checkpoint()
-    world.elapse(2 * DAY_MS, step_ms=HOUR_MS)
-    assert not engine.retention.is_near(world.now_ms, 12 * HOUR_MS)
-    assert engine.log.min_offset == 0
-    world.retain("kept", ms=60 * HOUR_MS)
+    world.elapse(12 * HOUR_MS, step_ms=HOUR_MS)
     assert not engine.retention.is_near(world.now_ms, 6 * HOUR_MS)
     assert engine.retention.is_near(world.now_ms, 13 * HOUR_MS)
     world.elapse(DAY_MS, step_ms=HOUR_MS)
+    assert engine.log.min_offset == 0
+    assert engine.log.state_floor > 0
+    world.checkpoint()
+    world.elapse(20 * SECOND_MS)
+    assert any(segment.pack for segment in engine.log.segments), "with the kept message alone"
+    assert world.drain(topic="kept") == ["k"]
+    world.retain("kept", ms=60 * HOUR_MS)
+    world.elapse(2 * DAY_MS, step_ms=HOUR_MS)
     assert engine.log.min_offset > 0
 
 

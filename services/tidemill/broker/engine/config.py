@@ -24,6 +24,9 @@ class EngineConfig:
     files_merged: int = 16  # queue or index files of similar size that are merged into one
     retention_ms: int = 72 * 3600 * 1000
     retention_bytes: int = 0  # 0: no limit by size
+    # Lifecycle events are kept this long. 0: until all messages before them are dead, and at most
+    # `retention_ms` (ADR 0069).
+    event_retention_ms: int = 0
     pack_rate_bytes: int = 32 << 20  # per second, copied from segments into packs (ADR 0067)
     archive_gate_group: str = ""  # retention waits for its pull offsets; "": none
     # `trim_oldest`: if nothing else frees space on a full disk, the oldest messages die.

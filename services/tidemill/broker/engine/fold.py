@@ -6,6 +6,7 @@
 Both call the same function with the same entry. The kinds of records change this state:
 
     EXPIRE               progress: groups skip the messages that retention drops
+    FLOOR                the state floor of the log
     TRIM                 queues: they begin later
     MESSAGE              queue and index; the delivery or timer that it settles; a new timer
     CK, ACK, RENEW       deliveries and progress
@@ -29,6 +30,7 @@ from tidemill.broker.engine.layout import (
     config,
     delivery_rows,
     expiry,
+    floor,
     message,
     pop_checkpoint,
     renewal,
@@ -40,6 +42,7 @@ from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import Entry, EpochStart
 from tidemill.broker.engine.layout.expiry import Expiry
+from tidemill.broker.engine.layout.floor import Floor, Gap, decode_gap
 from tidemill.broker.engine.layout.message import (
     Cause,
     MessageEntry,
@@ -49,7 +52,7 @@ from tidemill.broker.engine.layout.message import (
 )
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
-from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord
+from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord, is_gap
 from tidemill.broker.engine.layout.renewal import Renewal
 from tidemill.broker.engine.layout.state import (
     State,
@@ -80,6 +83,7 @@ _BODIES: Final[dict[type, tuple[RecordKind, Callable[[Any], bytes]]]] = {
     PopCheckpoint: (RecordKind.CK, pop_checkpoint.encode),
     Expiry: (RecordKind.EXPIRE, expiry.encode),
     Trim: (RecordKind.TRIM, trim.encode),
+    Floor: (RecordKind.FLOOR, floor.encode),
     ConfigItem: (RecordKind.CONFIG, lambda entry: config.encode_item(entry.item)),
     TimerControl: (RecordKind.TIMER, timer_control.encode),
     Frontier: (RecordKind.FRONTIER, timer_control.encode_frontier),
@@ -94,6 +98,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     RecordKind.RENEW: lambda body, _: renewal.decode(body),
     RecordKind.EXPIRE: lambda body, _: expiry.decode(body),
     RecordKind.TRIM: lambda body, _: trim.decode(body),
+    RecordKind.FLOOR: lambda body, _: floor.decode(body),
     RecordKind.CONFIG: lambda body, _: ConfigItem(config.decode_item(body)),
     RecordKind.STATE: state.decode,
     RecordKind.TIMER: lambda body, _: timer_control.decode(body),
@@ -106,6 +111,14 @@ _FLAGS_KNOWN: Final[dict[int, int]] = {
     RecordKind.CK: pop_checkpoint.GIVEN_BACK,
     RecordKind.ACK: ack.FLAG_EXPIRED | ack.FLAG_KEPT,
 }
+
+
+class StateBehindGap(Exception):
+    """The log lacks records, so state must be taken from the state floor on only (ADR 0069)."""
+
+    def __init__(self, gap: Gap) -> None:
+        super().__init__(f"the log lacks records before its state floor {gap.floor}")
+        self.gap = gap
 
 
 @final
@@ -129,12 +142,16 @@ class Fold:
         # timers before the second offset. Earlier records are not applied again.
         self.catalog_from = 0
         self.timers_from = 0
+        # A state floor: packs may lack records before it. Those that are left produce entries of
+        # queues and of the index, and no state.
+        self.state_from = 0
         self._appliers: Final[dict[type, Callable[[Any, LogOffset, int], None]]] = {
             PopCheckpoint: pops.apply_checkpoint,
             Acks: pops.apply_acks,
             Renewal: pops.apply_renewal,
             Expiry: lambda entry, at, _: apply_expiry(pops, entry, at),
             Trim: self._trim,
+            Floor: self._floor,
             ConfigItem: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
@@ -185,11 +202,11 @@ class Fold:
         return 0 if is_renewed else pop_checkpoint.GIVEN_BACK
 
     def _rows_not_in_log(self, entries: Sequence[tuple[int, ...]]) -> bytes:
-        """Return the rows of deliveries whose CK retention has dropped, mostly none.
+        """Return the rows of deliveries with a CK before the state floor, mostly none.
 
-        The log does not contain these deliveries any longer, so the record must.
+        The log may not contain these deliveries any longer, so the record must.
         """
-        low = self._log.min_offset
+        low = self._log.state_floor
         if not low:
             return b""
         slots = [entry[0] for entry in entries if entry[1] < low]
@@ -207,8 +224,16 @@ class Fold:
         self._store.apply_message(entry, log_offset, log.log_end - log_offset)
 
     def apply(self, found: Record) -> None:
-        """Apply a record of an earlier process or of the master. Raises UnknownRecord."""
+        """Apply a record of an earlier process or of the master.
+
+        Raises UnknownRecord, and StateBehindGap at a gap from `state_from` on.
+        """
         header, body, tail = found
+        if header.log_offset < self.state_from:
+            if header.kind == _MESSAGE:
+                sent = message.decode(body, header.flags, tail, header.tail_crc)
+                self._store.apply_message(sent, header.log_offset, header.size)
+            return
         if header.kind == _MESSAGE:
             sent = message.decode(body, header.flags, tail, header.tail_crc)
             if header.flags:
@@ -220,6 +245,8 @@ class Fold:
         if decode is None:
             raise UnknownRecord(f"record of kind {header.kind}")
         if header.flags and header.flags & ~_FLAGS_KNOWN.get(header.kind, 0):
+            if is_gap(header):
+                raise StateBehindGap(decode_gap(body))
             kind = RecordKind(header.kind).name
             raise UnknownRecord(f"{kind} record with flags {header.flags} in its header")
         entry = decode(body, tail)
@@ -266,10 +293,14 @@ class Fold:
                 group_id, topic_id = item["topic"]["retry_of"]
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])
 
-    def _trim(self, entry: Trim, _log_offset: LogOffset, _stored_at_ms: int) -> None:
+    def _trim(self, entry: Trim, log_offset: LogOffset, _stored_at_ms: int) -> None:
         self._catalog.deaths += 1
         for topic_id, queue_id, _, low in entry.queues:
-            self._catalog.queue(topic_id, queue_id).trim(QueueOffset(low))
+            self._catalog.queue(topic_id, queue_id).trim(QueueOffset(low), log_offset)
+
+    def _floor(self, entry: Floor, log_offset: LogOffset, _stored_at_ms: int) -> None:
+        self._log.note_floor(entry.floor, log_offset)
+        self._catalog.deaths += 1  # Packs before it need less.
 
     def _timer(self, entry: TimerControl, log_offset: LogOffset, stored_at_ms: int) -> None:
         if log_offset >= self.timers_from:

@@ -23,7 +23,7 @@ from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.log_times import stored_before_ms
 from tidemill.broker.engine.store.message_index import MessageIndex
-from tidemill.broker.engine.store.segment import CorruptStore, Record
+from tidemill.broker.engine.store.segment import CorruptStore, Record, RecordFreed
 from tidemill.common.errors import BrokerTimeout
 from tidemill.message import salvage, stored_message
 
@@ -231,6 +231,8 @@ class MessageStore:
             try:
                 head, stored = self.log.read(log_offset)
                 _, *place, queue_offset = _unpack_stored(head, _STORED_AT_MS_POSITION)
+            except RecordFreed:
+                continue  # Older than any repeated send.
             except _UNREADABLE:
                 is_told = False
                 continue
@@ -250,7 +252,8 @@ class MessageStore:
 
     def _reason(self, log_offset: LogOffset, error: Exception) -> Exception:
         """Return the error for a reader of the log; count and report damage."""
-        if isinstance(error, LookupError) and log_offset < self.log.min_offset:
+        is_gone = isinstance(error, LookupError) and log_offset < self.log.min_offset
+        if is_gone or isinstance(error, RecordFreed):
             return LookupError(log_offset)
         return self._damage(log_offset, error)
 

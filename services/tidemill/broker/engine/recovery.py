@@ -22,6 +22,7 @@ from typing import Any
 
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.fold import StateBehindGap
 from tidemill.broker.engine.layout import (
     block_file,
     delivery_rows,
@@ -81,6 +82,18 @@ def open_engine(
     A new store makes its secret of receipt handles from `entropy`. Raises CorruptStore.
     """
     assert len(entropy) >= SECRET_SIZE, "the secret of receipt handles needs 32 random bytes"
+    state_from = 0
+    while True:
+        try:
+            return _open_engine(disk, config, now_ms, entropy[:SECRET_SIZE], state_from)
+        except StateBehindGap as error:
+            # A replica has copied gaps and not packed them yet, so no header names their floor.
+            state_from = error.gap.floor
+
+
+def _open_engine(
+    disk: Disk, config: EngineConfig, now_ms: int, secret: bytes, state_from: int
+) -> tuple[Engine, RecoveryReport]:
     engine = Engine(disk, config)
     opening = LogOpening(engine.log, disk, engine.mappings)
     checkpoint, damaged_file = _read_checkpoint(disk)
@@ -88,8 +101,9 @@ def open_engine(
     is_new = _is_new(engine, checkpoint)
     if is_new:
         engine.timers.recovery.open_empty()
-    report = {} if is_new else _Recovery(engine, opening, checkpoint).run(now_ms)
-    engine.take_over(entropy[:SECRET_SIZE], now_ms)
+    recovery = _Recovery(engine, opening, checkpoint, state_from=state_from)
+    report = {} if is_new else recovery.run(now_ms)
+    engine.take_over(secret, now_ms)
     # The recovered log is durable. From now on, damage in it is not a torn tail.
     for files in engine.checkpoints.write_file(
         engine.store.derived_offset, min_offset=engine.log.min_offset
@@ -197,8 +211,10 @@ class _Recovery:
         checkpoint: store_checkpoint.StoreCheckpoint | None,
         *,
         is_replica: bool = False,
+        state_from: int = 0,
     ) -> None:
         self._is_replica = is_replica
+        self._state_from = state_from
         self._engine = engine
         self._opening = opening
         self._disk = engine.disk
@@ -228,6 +244,9 @@ class _Recovery:
             )
         # The epoch of the last process: the replay may not read its records.
         log.epoch = max(log.epoch, self._epoch)
+        # Packs may lack the records before this floor, also if no snapshot is found.
+        engine.fold.state_from = max(log.packed_floor, self._state_from)
+        log.note_floor(engine.fold.state_from)
         self._open_derived()
         damaged_file = next(iter(engine.store.damaged_files), "")
         engine.store.derived_offset = self._derived_offset
@@ -259,10 +278,10 @@ class _Recovery:
         is_caught_up = bool(snapshot_name) or not self._is_replica
         if engine.state.catch_up is not None and is_caught_up:
             catch_up.finish(now_ms=now_ms)
-        self._drop_unknown_queues()
+        self._drop_timers_before_floor()
         # The snapshot may be older than the last drop of a segment, which has no record.
         engine.catalog.deleted_names.drop_before(
-            engine.log.min_offset, now_ms - engine.config.recreate_block_ms
+            engine.log.state_floor, now_ms - engine.config.recreate_block_ms
         )
         engine.store.verified_from = replay_from
         engine.log.record_count = records
@@ -303,11 +322,15 @@ class _Recovery:
         if stored_at_ms < NEVER_MS:
             self._engine.last_stored_at_ms = max(self._engine.last_stored_at_ms, stored_at_ms)
 
-    def _drop_unknown_queues(self) -> None:
-        """Forget queues of topics that do not exist any longer."""
-        catalog = self._engine.catalog
-        for key in [key for key in catalog.queues if key[0] not in catalog.topics]:
-            del catalog.queues[key]
+    def _drop_timers_before_floor(self) -> None:
+        """Let the queues of timers begin at the state floor: no timer needs an earlier message."""
+        catalog, floor = self._engine.catalog, LogOffset(self._engine.log.state_floor)
+        topic_id = catalog.topic_ids.get(TIMER_TOPIC)
+        for queue in [one for key, one in catalog.queues.items() if key[0] == topic_id]:
+            try:
+                queue.drop_before(floor)
+            except BlockFileDamaged:
+                queue.drop_known_before(floor)
 
     # ------------------------------------------------------------ derived files
 
@@ -359,7 +382,7 @@ class _Recovery:
         for name in reversed(self._disk.names(SNAPSHOTS_FOLDER)):
             try:
                 file = open_block_file(mappings, name, block_file.SNAPSHOT_MAGIC, {})
-                is_usable = self._engine.log.min_offset <= file.from_offset <= self._derived_offset
+                is_usable = self._engine.log.state_floor <= file.from_offset <= self._derived_offset
                 if is_usable:
                     rows = list(file.rows())
                     blocks = [file.block(n, row.items) for n, row in enumerate(rows)]
@@ -380,6 +403,9 @@ class _Recovery:
         match row.key_1:
             case SnapshotSection.CATALOG:
                 for item in snapshot.decode_items(data):
+                    if item["op"] == "floor":
+                        engine.log.note_floor(item["at"])
+                        continue
                     # The record that states the item is unknown: the next retirement restates it.
                     engine.catalog.apply(item, LogOffset(0))
                 engine.fold.catalog_from = covered

@@ -67,7 +67,8 @@ class Log:
         self.confirm_offset = 0
         self.epoch_seen = journal[-1].epoch if journal else 0
         self.journal = journal
-        self.log_min = 0
+        self.log_min = self.state_floor = 0
+        self.floors: list[tuple[int, int]] = []
         self.capacity = 1 << 40
         self.applied: int | None = None  # None: the whole log
         self.emptied = 0  # how often the log began anew
@@ -110,6 +111,9 @@ class Log:
     def start_at(self, log_min: int) -> None:
         self.data, self.log_min, self.durable_offset = b"", log_min, log_min
         self.emptied += 1
+
+    def follow_state_floor(self, state_floor: int, stated_before: int) -> None:
+        self.floors.append((state_floor, stated_before))
 
     def confirm(self, offset: int) -> None:
         self.confirm_offset = offset

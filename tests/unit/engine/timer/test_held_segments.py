@@ -343,9 +343,11 @@ def test_an_intact_message_is_found_whatever_happens_to_its_remains(at: int, tur
 def test_a_due_timer_waits_for_the_search_for_its_message() -> None:
     world = world_with_a_message_too_large(20 * DAY_MS)
     one = world.timers.timers[BROKEN]
-    while world.engine.log.segments[0].end <= one.log_offset:
+    log = world.engine.log
+    while log.segments[log.floor_number].end <= one.log_offset:
         fill(world, 1)
         retire(world)
+    world.background()  # Notes the time of the segments.
     remains = one.log_offset
     damage_remains(world, 60)
     world.judge = lambda: None  # type: ignore[method-assign]  # The log was checked before.

@@ -144,7 +144,7 @@ class EventLookup:
             return self._of_row(rows[delivery_id])
         self._tally.add(1)
         try:
-            if delivery_id < self._store.log.min_offset:
+            if delivery_id < self._store.log.state_floor:
                 return None
             head, _ = self._store.log.read(LogOffset(delivery_id))
             if memoryview(head)[record.KIND_POSITION] != RecordKind.CK:

@@ -77,9 +77,9 @@ class EventRead:
         committed = int(log.committed_offset)
         # The read continues at this record, with the event of this index.
         self.next_index = from_index
-        self.next_position = min(max(from_position, int(log.min_offset)), committed)
+        self.next_position = min(max(from_position, log.state_floor), committed)
         # The begin of the requested range, if retention has removed a part of it; else 0.
-        self.gone_from = from_position if 0 < from_position < log.min_offset else 0
+        self.gone_from = from_position if 0 < from_position < log.state_floor else 0
         self._end = min(committed, until_position) if until_position else committed
         self._committed = committed
         self._end = min(self._end, self.next_position + log_bytes_max)
@@ -98,17 +98,17 @@ class EventRead:
 
     def bounds(self) -> tuple[int, int]:
         """Return the first position of the log, and the committed offset."""
-        return int(self._log.min_offset), int(self._log.committed_offset)
+        return self._log.state_floor, int(self._log.committed_offset)
 
     def step(self) -> bool:
         """Do one slice. Return True while more remains."""
         allowance = Allowance(self._tally, items=RECORDS_A_STEP)
         if self._remaining is not None:
             self._take_remaining(allowance)
-        if self._remaining is None and self.next_position < self._log.min_offset:
+        if self._remaining is None and self.next_position < self._log.state_floor:
             # Retention removed the next records after the previous step.
             self.gone_from = self.gone_from or self.next_position
-            self._move_to(int(self._log.min_offset))
+            self._move_to(self._log.state_floor)
         while self._has_more and self._remaining is None and not allowance.is_spent:
             self._walk(allowance)
         return self._has_more

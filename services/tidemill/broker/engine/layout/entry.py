@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.expiry import Expiry
+from tidemill.broker.engine.layout.floor import Floor
 from tidemill.broker.engine.layout.message import MessageEntry
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
@@ -39,6 +40,7 @@ Entry: TypeAlias = (
     | Frontier
     | Expiry
     | Trim
+    | Floor
     | StatedConfig
     | StatedQueues
     | StatedProgress

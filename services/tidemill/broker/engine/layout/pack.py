@@ -12,17 +12,18 @@
     └───────────┴────────────┴─────────────┴───────────┴────────────┴────────────┴──────────┘
      32              40               48            56            64             68
     ┌───────────────┬────────────────┬─────────────┬─────────────┬──────────────┬────────────┐
-    │ record_end i64│ decided_at i64 │ floor i64   │ file_size   │ extent_count │ record_    │
-    │               │                │             │ i64         │ u32          │ count u32  │
+    │ record_end i64│ decided_at i64 │ floor i64   │ file_size   │ extent_count │ stub_      │
+    │               │                │             │ i64         │ u32          │ bytes u32  │
     └───────────────┴────────────────┴─────────────┴─────────────┴──────────────┴────────────┘
 
 The records have the order, the bytes and the log offsets of the segment; dead messages are stubs
-(`record.py`). An **extent** is a run of records that are as far apart in the file as in the log:
-only a stub ends one. The directory has, for each extent, its log offset minus `start` and its
-position in the file, u32 each. `record_end` is the log offset behind the last record. `decided_at`
-is a log offset: the records before it made the messages dead. `floor` is the state floor; it is the
-begin of the log as long as no FLOOR records exist. header_crc covers the header from byte 8 to its
-last field. The last 72 bytes of the file repeat the header, because nothing else states it.
+(`record.py`), and runs of records that are not needed are gaps (`floor.py`). An **extent** is a run
+of records that are as far apart in the file as in the log: only a stub or a gap ends one. The
+directory has, for each extent, its log offset minus `start` and its position in the file, u32 each.
+`record_end` is the log offset behind the last record. `decided_at` is a log offset: the records
+before it made the messages dead. `floor` is the state floor: gaps are before it. `stub_bytes` are
+the bytes of stubs and gaps in the file. header_crc covers the header from byte 8 to its last field.
+The last 72 bytes of the file repeat the header, because nothing else states it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class PackHeader(NamedTuple):
     floor: int
     file_size: int
     extent_count: int
-    record_count: int
+    stub_bytes: int
 
     @property
     def records_end(self) -> int:

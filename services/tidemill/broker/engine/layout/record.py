@@ -21,10 +21,10 @@ the intact one was written, then durable bytes are lost.
 If the next record does not fit into a segment, a pad fills the remaining bytes: magic `TMPD` and
 the number of these bytes, u32 each. Fewer than 8 bytes stay as they are.
 
-A **stub** is a MESSAGE record with flag STUB: a dead message without its content (ADR 0067). `size`
-is still the size of the whole message, so the next record has the log offset as before. The last 4
-bytes of its head say how many bytes of tail follow. The rest is undefined in a segment, and missing
-in a pack.
+A **stub** is a record with flag STUB: a dead message without its content (MESSAGE, ADR 0067), or a
+gap, which stands for a run of missing records (FLOOR, `floor.py`). `size` is still the size of what
+it replaces, so the next record has the log offset as before. The last 4 bytes of its head say how
+many bytes of tail follow. The rest is undefined in a segment, and missing in a pack.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNSYNCED_MAX = 0xFFFFFFFF
 # Indexes of fields in the tuple that HEADER unpacks to, for paths too hot for a `RecordHeader`.
 SIZE, TAIL_CRC, FLAGS, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 3, 6, 8, 9, 10, 11
 KIND_POSITION = 17  # byte of the kind
-STUB = 0x8000  # flag of a MESSAGE record
+STUB = 0x8000  # flag of a MESSAGE or FLOOR record
 STUB_TAIL = struct.Struct(">I")  # at the end of a stub's head: the bytes of its tail
 STORED_AT_MS_POSITION = 24  # first byte of stored_at_ms
 MAGIC_BYTES = MAGIC.to_bytes(4, "big")
@@ -70,10 +70,11 @@ class RecordKind(IntEnum):
     RENEW = 9
     EXPIRE = 10
     TRIM = 12
+    FLOOR = 13
 
 
 KINDS = frozenset(int(kind) for kind in RecordKind)
-_MESSAGE = int(RecordKind.MESSAGE)
+_MESSAGE, _FLOOR = int(RecordKind.MESSAGE), int(RecordKind.FLOOR)
 
 
 class RecordHeader(NamedTuple):
@@ -98,8 +99,13 @@ class UnknownRecord(Exception):
 
 
 def is_stub(header: RecordHeader) -> bool:
-    """Return whether a record is a dead message without its content."""
-    return bool(header.flags & STUB) and header.kind == _MESSAGE
+    """Return whether a record is a dead message without its content, or a gap."""
+    return bool(header.flags & STUB) and header.kind in {_MESSAGE, _FLOOR}
+
+
+def is_gap(header: RecordHeader) -> bool:
+    """Return whether a record stands for a run of missing records."""
+    return bool(header.flags & STUB) and header.kind == _FLOOR
 
 
 def stored_size(view: memoryview, at: int, header: RecordHeader) -> int:

@@ -31,6 +31,7 @@ class TrimReason(IntEnum):
     ACKED = 3  # all consumer groups have settled them
     PURGE = 4  # an operator has purged the topic
     DISK = 5  # the disk was full, and `disk_full_policy` allows it
+    STATED = 6  # before the state floor moves, its record is stated again
 
 
 class TrimmedQueue(NamedTuple):

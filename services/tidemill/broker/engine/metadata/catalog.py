@@ -386,6 +386,14 @@ class Catalog:
             if self._is_orphan(topic):
                 self._forget_topic(topic.id)
 
+    def forget_unknown_queues(self) -> None:
+        """Forget the queues of topics that do not exist any longer.
+
+        The log may have messages of a topic, and not the record of its deletion.
+        """
+        for key in [key for key in self.queues if key[0] not in self.topics]:
+            del self.queues[key]
+
     def _forget_topic(self, topic_id: TopicId) -> None:
         topic = self.topics.pop(topic_id, None)
         if topic is not None:

@@ -157,10 +157,14 @@ class PopState:
         if catch_up is None or catch_up.is_new_to_progress(progress, log_offset):
             if not flags & FLAG_SUPERSEDES:
                 progress.pop_offset = progress.position = next_offset
-                if not progress.void_before:
-                    progress.stated_at = log_offset
+            is_whole = not progress.void_before and not flags & FLAG_SUPERSEDES
             if flags & FLAG_ORDERED:
                 self._apply_ordered(progress, ck, log_offset, popped_at_ms)
+                # Messages of earlier batches may still be pending behind this one.
+                pending = progress.ordered.pending if progress.ordered is not None else ()
+                is_whole = is_whole and len(pending) == len(ck.offsets)
+            if is_whole:
+                progress.stated_at = log_offset
         if flags & FLAG_SUPERSEDES and ck.superseded is not None:
             self._supersede(*ck.superseded, log_offset, popped_at_ms)
         if catch_up is None or catch_up.is_new_to_slot(slot, progress, log_offset):

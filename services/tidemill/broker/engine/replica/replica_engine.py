@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, final
 
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.fold import StateBehindGap
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.pop.catch_up import CatchUp
@@ -39,7 +40,10 @@ RECORDS_A_SLICE: Final = 200  # applied; 7 us each
 
 
 class MustBeEmptied(Exception):
-    """The log differs from the master's, or ends before it begins: the replica copies it again."""
+    """The log differs from the master's, or ends before it begins, or before its state floor.
+
+    The replica copies it again.
+    """
 
     def __init__(self, log_min: int) -> None:
         super().__init__(f"the log is copied again from {log_min} on")
@@ -88,6 +92,11 @@ class ReplicaEngine:
     def log_end(self) -> int:
         """The end of the log."""
         return self._log.log_end
+
+    @property
+    def state_floor(self) -> int:
+        """The state floor."""
+        return self._log.state_floor
 
     @property
     def durable_offset(self) -> int:
@@ -261,19 +270,43 @@ class ReplicaEngine:
             self._log.note_committed(LogOffset(offset))
         self.on_confirmed()
 
-    def follow_floor(self, log_min: int, confirm: int) -> None:
-        """Note the begin of the master's log; it has restated dropped state before `confirm`.
+    def follow_floor(self, log_min: int, confirm: int, state_floor: int = 0) -> None:
+        """Note begin and state floor of the master's log; it has restated state before `confirm`.
 
         `confirm` may be a little ahead of the applied offset.
         """
         if self.is_master:
             return
+        self._raise_state_floor(state_floor, confirm)
         if self._floor is None:
             self._floor = log_min, confirm
         droppable_before, stated_before = self._floor
         if self._log.folded_offset >= stated_before:
             self.engine.retention.may_go_before = droppable_before
             self._floor = None
+
+    def follow_state_floor(self, state_floor: int, stated_before: int) -> None:
+        """Take no state from records before the master's state floor.
+
+        It and all state from it on are stated before `stated_before`. Raises MustBeEmptied if state
+        from such records was applied, and the log ends before the floor: the records that settle
+        that state may be missing.
+        """
+        if self._raise_state_floor(state_floor, stated_before):
+            return
+        if self._log.log_end < state_floor:
+            raise MustBeEmptied(self.log_min)
+
+    def _raise_state_floor(self, state_floor: int, stated_before: int) -> bool:
+        """Begin the state at a floor if none was applied yet; return False if some was."""
+        engine, log = self.engine, self._log
+        if self.is_master or log.folded_offset > max(engine.fold.state_from, self.log_min):
+            return False
+        if state_floor > max(engine.fold.state_from, log.folded_offset):
+            engine.fold.state_from = state_floor
+            engine.state.catch_up = engine.state.catch_up or CatchUp(engine.state)
+            self.catch_up_to = max(self.catch_up_to or 0, stated_before)
+        return True
 
     # ------------------------------------------------------------ applying
 
@@ -310,7 +343,12 @@ class ReplicaEngine:
             # Since the last yield this replica may have become the master and applied everything.
             if log.applied_offset is None:
                 return
-            engine.fold.apply(found)
+            try:
+                engine.fold.apply(found)
+            except StateBehindGap as behind:
+                # The master's state floor has moved since its last message about it.
+                if not self._raise_state_floor(*behind.gap):
+                    raise MustBeEmptied(self.log_min) from behind
             log.epoch = max(log.epoch, found.header.epoch)
             log.record_count += 1
             # If this replica becomes the master, it compares its clock with this time.

@@ -85,6 +85,7 @@ class LogExtent(NamedTuple):
     journal: Journal
     log_min: int
     log_end: int
+    state_floor: int = 0  # of a master: before it the log may have live messages only
 
 
 def agree(master: LogExtent, replica: LogExtent) -> Agreement:

@@ -198,7 +198,7 @@ class Master:
             self._refuse(stream, "another run of this replica is connected")
             return
         log = self._log
-        mine = LogExtent(self._journal, log.log_min, log.log_end)
+        mine = LogExtent(self._journal, log.log_min, log.log_end, log.state_floor)
         agreement = agree(mine, hello.extent)
         alone = frozenset({hello.member.replica_id})
         if isinstance(agreement, Divergence):

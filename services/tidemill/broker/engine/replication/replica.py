@@ -182,6 +182,7 @@ class Replica:
             self.close(why, now_ms)
             return
         log.save_journal(welcome.extent.journal)
+        log.follow_state_floor(welcome.extent.state_floor, welcome.extent.log_end)
         self._change(PhaseChange.JOIN)
         self._pause_ms = self._config.dial_first_ms
         self._confirm(welcome.confirm)

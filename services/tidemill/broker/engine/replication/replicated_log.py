@@ -28,6 +28,10 @@ class ReplicatedLog(Protocol):
         """End of the log. Everything before it is written, or will be in this round."""
 
     @property
+    def state_floor(self) -> int:
+        """Offset before which no state is stated only."""
+
+    @property
     def durable_offset(self) -> int:
         """Offset before which the log is durable on this disk."""
 
@@ -85,6 +89,13 @@ class ReplicatedLog(Protocol):
 
     def start_at(self, log_min: int) -> None:
         """Delete the whole log, durably, and begin an empty log at `log_min`."""
+
+    def follow_state_floor(self, state_floor: int, stated_before: int) -> None:
+        """Take no state from records before the master's state floor.
+
+        It and all state from it on are stated before `stated_before`. Raise MustBeEmptied if state
+        from such records was applied, and the log ends before the floor.
+        """
 
     def confirm(self, offset: int) -> None:
         """Record that everything before `offset` is confirmed. The log may apply it."""

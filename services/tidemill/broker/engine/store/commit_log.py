@@ -18,6 +18,7 @@ It is one file, because append, write, sync, commit and truncate move the same f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from typing import final
@@ -101,12 +102,39 @@ class CommitLog:
         self.applied_offset: LogOffset | None = None
         self._cut_at: LogOffset | None = None  # log offset of a cut during the running sync
         self.record_count = 0  # appended or replayed by this process
+        self._state_floor = 0  # committed
+        # The newest state floor, and the log offset of its record; -1: it is surely committed.
+        self._next_floor: tuple[int, int] = 0, -1
         self.written_bytes = 0  # all bytes written by this process, for the metrics
 
     @property
     def min_offset(self) -> LogOffset:
         """Begin of the oldest segment."""
         return self.segments[0].start if self.segments else LogOffset(0)
+
+    @property
+    def state_floor(self) -> int:
+        """The log offset before which no state is stated only; committed, and never lower."""
+        floor, stated_at = self._next_floor
+        if floor > self._state_floor and stated_at < self.committed_offset:
+            self._state_floor = floor
+        return max(self._state_floor, self.min_offset)
+
+    def note_floor(self, floor: int, stated_at: int = -1) -> None:
+        """Note a state floor and the log offset of its record; -1: it is committed."""
+        if floor > self.state_floor:
+            self._next_floor = floor, stated_at
+
+    @property
+    def floor_number(self) -> int:
+        """The number of the first segment at or after the state floor."""
+        return bisect_left(self.segments, self.state_floor, key=lambda one: one.start)
+
+    @property
+    def packed_floor(self) -> int:
+        """The log offset before which packs may lack records."""
+        headers = [one.pack.header for one in self.segments if one.pack is not None]
+        return max((one.floor for one in headers), default=0)
 
     @property
     def packed_until(self) -> int:

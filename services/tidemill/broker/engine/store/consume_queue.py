@@ -49,6 +49,7 @@ class ConsumeQueue:
         "stated_at",
         "tail",
         "topic_id",
+        "trimmed_at",
     )
 
     def __init__(self, topic_id: TopicId, queue_id: QueueId) -> None:
@@ -63,6 +64,7 @@ class ConsumeQueue:
         self.low = QueueOffset(0)  # TRIM records: earlier messages are dead, although stored
         self.max_offset = QueueOffset(0)  # offset of the next message
         self.stated_at = 0  # log offset of the newest record that states max_offset
+        self.trimmed_at = 0  # log offset of the TRIM record that states low; 0: unknown
 
     def append(self, log_offset: LogOffset, size: int, tag_hash: int) -> None:
         """Add the entry of the message at `max_offset`."""
@@ -229,13 +231,16 @@ class ConsumeQueue:
         """Drop the entries before `offset`. The log has none of their messages."""
         self._begin_at(max(offset, self.min_offset))
 
-    def trim(self, low: QueueOffset) -> None:
-        """Let the queue begin at `low`: its earlier messages are dead.
+    def trim(self, low: QueueOffset, log_offset: int = 0) -> None:
+        """Let the queue begin at `low`, by a record at `log_offset`: earlier messages are dead.
 
         The runs of the dead messages stay, because a merge may be reading them. In a replay, `low`
         may lie behind the end of a queue whose messages the log has dropped.
         """
-        if low <= self.low:
+        if low < self.low:
+            return
+        self.trimmed_at = max(self.trimmed_at, log_offset)
+        if low == self.low:
             return
         self.low = low
         if low > self.max_offset:

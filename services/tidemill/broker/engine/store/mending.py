@@ -8,9 +8,9 @@ or whole.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
-from tidemill.broker.engine.layout import message, record
+from tidemill.broker.engine.layout import floor, message, record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
@@ -93,8 +93,15 @@ def _mend_in_pack(
     is_last = following >= pack.header.record_end
     size = pack.header.records_end if is_last else log.reader.position(segment, following)
     size -= at
-    whole = bytes(data[: found.header.size])
-    fitting = next((one for one in _forms(whole, found.header) if len(one) == size), None)
+    gap = log.reader.gap_size(segment, begin)
+    if gap > found.header.size:
+        # Other records are missing here too. The first one states all that the gap repeats.
+        body = floor.Gap(pack.header.floor, pack.header.decided_at)
+        forms: Iterable[bytes] = [floor.encode_gap(found.header, gap, body)]
+        size = floor.GAP_SIZE
+    else:
+        forms = _forms(bytes(data[: found.header.size]), found.header)
+    fitting = next((one for one in forms if len(one) == size), None)
     if fitting is None:
         raise ForeignBytes(f"another record stands at log offset {begin}")
     yield []

@@ -6,10 +6,11 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import pack, record
+from tidemill.broker.engine.layout.floor import GAP_SIZE
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pack import EXTENT, PackHeader
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
@@ -18,6 +19,15 @@ _unpack_extent = EXTENT.unpack_from
 SEARCH_BYTES = 1 << 20  # bytes per search for the next record
 # Returns bytes of a pack from a position on, with zeros for unreadable pages.
 PackReader: TypeAlias = Callable[[int, int], memoryview]
+
+
+class Extent(NamedTuple):
+    """A run of records that are as far apart in the file as in the log."""
+
+    begin: int  # log offset
+    position: int  # in the file
+    end: int  # log offset of the record after it
+    end_position: int
 
 
 @final
@@ -60,6 +70,27 @@ class Pack:
             return self.header.records_end
         first, position = _unpack_extent(directory, at + 8 * number)
         return int(min(position + target - first, self.header.records_end))
+
+    def extent(self, views: Mappings, name: str, log_offset: int) -> Extent:
+        """Return the extent with a log offset."""
+        directory, at, count = self._directory(views, name)
+
+        def begin(number: int) -> tuple[int, int]:
+            first, position = _unpack_extent(directory, at + 8 * number)
+            return self.header.start + int(first), int(position)
+
+        number = bisect_right(range(count), log_offset, key=lambda n: begin(n)[0])
+        is_last = number >= count
+        end = (self.header.record_end, self.header.records_end) if is_last else begin(number)
+        return Extent(*(begin(number - 1) if number else end), *end)
+
+    def is_freed(self, views: Mappings, name: str, log_offset: int) -> bool:
+        """Whether a gap of the pack contains a log offset."""
+        if log_offset >= self.header.floor:
+            return False
+        extent = self.extent(views, name, log_offset)
+        # A gap ends its extent, and no record begins in it.
+        return extent.position + log_offset - extent.begin > extent.end_position - GAP_SIZE
 
     def _directory(self, views: Mappings, name: str) -> tuple[memoryview, int, int]:
         """Return the bytes with the extents, their position there, and their number."""
@@ -174,7 +205,6 @@ class Extents:
         self._extents = array("I")  # log offset minus start, and position, alternately
         self._shift: int | None = None
         self.position = pack.HEADER_SIZE  # behind the last record
-        self.record_count = 0
 
     def add(self, offset: int, stored_size: int) -> None:
         """Add the next record, at `offset` behind the begin of the segment."""
@@ -183,7 +213,6 @@ class Extents:
             self._shift = shift
             self._extents.extend((offset, self.position))
         self.position += stored_size
-        self.record_count += 1
 
     @property
     def count(self) -> int:

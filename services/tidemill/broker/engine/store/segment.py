@@ -127,6 +127,10 @@ class Segment:
             file.close()
 
 
+class RecordFreed(LookupError):
+    """A record before the state floor is not in its pack any longer (ADR 0069)."""
+
+
 def damaged(segment: Segment, offset: int, why: str) -> LogDamaged:
     """Return the error about damaged durable bytes."""
     return LogDamaged(

@@ -10,10 +10,18 @@ from collections.abc import Callable, Iterator
 from typing import final
 
 from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.floor import GAP_SIZE
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.mappings import READ_BYTES, Mappings, PageUnreadable
-from tidemill.broker.engine.store.segment import Hole, Record, Segment, damaged, intact_at
+from tidemill.broker.engine.store.segment import (
+    Hole,
+    Record,
+    RecordFreed,
+    Segment,
+    damaged,
+    intact_at,
+)
 
 SEARCH_BYTES = 1 << 20  # bytes per search for the next record
 
@@ -62,7 +70,8 @@ class SegmentReader:
     def find_in_pack(self, segment: Segment, log_offset: int) -> tuple[memoryview, int]:
         """Return the view of a pack, and the position of a record that was read.
 
-        Its checksums are unchecked. Raises CorruptStore if the disk cannot read it.
+        Its checksums are unchecked. Raises RecordFreed, and CorruptStore if no record begins there
+        or the disk cannot read it.
         """
         at, name = self.position(segment, log_offset), segment.name
         try:
@@ -74,7 +83,27 @@ class SegmentReader:
                     return view, at
         except PageUnreadable as error:
             raise damaged(segment, log_offset, str(error)) from error
-        raise damaged(segment, log_offset, "no record begins here")
+        raise self._missing(segment, log_offset, "no record begins here")
+
+    def _missing(self, segment: Segment, log_offset: int, why: str) -> Exception:
+        """Return the error about a log offset without an intact record."""
+        if segment.pack is not None and segment.pack.is_freed(
+            self._views, segment.name, log_offset
+        ):
+            return RecordFreed(log_offset)
+        return damaged(segment, log_offset, why)
+
+    def gap_size(self, segment: Segment, log_offset: int) -> int:
+        """Return the bytes of the log that a gap at `log_offset` covers; 0: no gap is there.
+
+        The directory tells it, also if the gap is damaged.
+        """
+        pack = segment.pack
+        if pack is None or log_offset >= pack.header.floor:
+            return 0
+        extent = pack.extent(self._views, segment.name, log_offset)
+        is_gap = extent.end_position - self.position(segment, log_offset) == GAP_SIZE
+        return extent.end - log_offset if is_gap else 0
 
     def walk_intact(self, segment: Segment) -> Iterator[tuple[Record, memoryview]]:
         """Yield all records of a full segment with their bytes in its file.
@@ -147,14 +176,14 @@ class SegmentReader:
         return header.size if segment.pack is None else record.stored_size(view, at, header)
 
     def read_verified(self, segment: Segment, log_offset: LogOffset) -> Record:
-        """Return a record after checking all its checksums. Raises CorruptStore."""
+        """Return a record after checking all its checksums. Raises CorruptStore, RecordFreed."""
         is_cold = segment.pack is not None or self._is_cold(log_offset)
         view = self.readable(segment, log_offset) if is_cold else self._views[segment.name]
         at = self.position(segment, log_offset)
         room = None if segment.pack is None else segment.end - log_offset
         why = record.find_damage(view, at, log_offset=log_offset, room=room)
         if why:
-            raise damaged(segment, log_offset, why)
+            raise self._missing(segment, log_offset, why)
         return _record_at(view, at, RecordHeader._make(record.HEADER.unpack_from(view, at)))
 
     def walk(self, segment: Segment, begin: int) -> Iterator[Record]:

@@ -51,6 +51,8 @@ def find_frame(
         if at > begin and at + stored - begin > size_max:
             break
         offset, at = LogOffset(offset + size), at + stored
+        if stored < size and segment.pack is None:
+            break  # The bytes behind a stub have no meaning, and a gap may have a segment of them.
     return WholeRecords(log.reader.view(segment)[begin:at], offset, segment)
 
 
@@ -61,16 +63,17 @@ def _find_sizes(
     if segment.pack is None and log.reader.is_warm(offset):
         view, at = log.reader.view(segment), offset - segment.start
         if is_new and view[at : at + 4] == record.MAGIC_BYTES:
-            size: int = record.HEADER.unpack_from(view, at)[record.SIZE]
-            return size, size
+            fields = record.HEADER.unpack_from(view, at)
+            if not fields[record.FLAGS] & record.STUB:
+                return fields[record.SIZE], fields[record.SIZE]
         found = intact_at(view, at, offset)
         if found is not None:
-            return found.header.size, found.header.size
+            return found.header.size, record.HEADER_SIZE + len(found.body) + len(found.tail)
     if log.reader.is_pad(segment, offset):
         return None
     header = log.reader.read_verified(segment, offset).header
     view, at = log.reader.view(segment), log.reader.position(segment, offset)
-    return header.size, log.reader.size_in_file(segment, view, at, header)
+    return header.size, record.stored_size(view, at, header)
 
 
 def records_between(log: CommitLog, begin: int, end: int) -> Iterator[Record]:

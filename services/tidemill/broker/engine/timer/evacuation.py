@@ -121,10 +121,11 @@ class Evacuation:
         segments = self._log.segments
         if not self._index.pending_count or len(segments) < 2 or now_ms < self._not_before_ms:
             return False
-        if not self._index.counts.pins[segments[0].start] or not self._is_due(now_ms):
+        segment = segments[min(self._log.floor_number, len(segments) - 1)]
+        if not self._index.counts.pins[segment.start] or not self._is_due(now_ms):
             self._not_before_ms = now_ms + LOOK_AGAIN_MS
             return False
-        self._segment, self._timers = segments[0], self._timers_in(segments[0])
+        self._segment, self._timers = segment, self._timers_in(segment)
         return True
 
     def _timers_in(self, segment: Segment) -> Iterator[int]:

@@ -133,8 +133,8 @@ class HeldSegments:
 
     def _find(self, log_offset: LogOffset) -> _SalvagedMessage | None:
         """Return the timer of an entry of the queue, None if it is not pending."""
-        if log_offset < self._log.min_offset:
-            return None
+        if log_offset < self._log.state_floor:
+            return None  # A pending timer's remains are behind it.
         if log_offset < self._log.committed_offset:
             self._log.verify(log_offset)
         remains = message.decode_remains(self._log.record_at(log_offset).body)

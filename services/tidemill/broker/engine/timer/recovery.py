@@ -69,12 +69,12 @@ class TimerRecovery:
         is_usable = (
             checkpoint is not None
             and checkpoint.store_uuid == self.store_uuid
-            and checkpoint.replay_from >= self._log.min_offset
+            and checkpoint.replay_from >= self._log.state_floor
         )
         if checkpoint is None or not is_usable or not self._load_table(checkpoint):
             self._reset()
             self._index.links.is_linking = False
-            return self._log.min_offset
+            return self._log.state_floor
         index = self._index
         index.next_id = max(index.next_id, checkpoint.queue_offset)
         index.links.hand_s = checkpoint.hand_ms // 1000
@@ -132,7 +132,7 @@ class TimerRecovery:
                 file.sync()
         self._index.clear()
         self._needs_gaps_filled = True
-        self._flusher.replay_from = self._log.min_offset
+        self._flusher.replay_from = self._log.state_floor
         self._needs_relink = True
 
     def open_empty(self) -> None:

@@ -120,7 +120,7 @@ class TimerSearch:
             self._keep(int(due[at]), TimerId(int(ids[at])))
 
     def _read_record(self, log_offset: LogOffset) -> None:
-        if log_offset < self._store.log.min_offset:
+        if log_offset < self._store.log.state_floor:
             return
         try:
             found = self._store.record(log_offset)

@@ -130,9 +130,8 @@ class BackgroundJobs:
         if self._log.applied_offset is not None:
             is_due = self._checkpoints.may_begin and retention.is_due_at_replica(self._timers)
             return retention.give_up_oldest(now_ms) if is_due else None
-        if retention.is_due(now_ms, self._timers):
-            return retention.retire_oldest(now_ms)
-        steps = retention.find_look(now_ms) or self._packing.find_work(now_ms)
+        steps = retention.find_work(now_ms, self._timers)
+        steps = steps or retention.find_look(now_ms) or self._packing.find_work(now_ms)
         if steps is not None:
             return steps
         return _nothing() if retention.gate.is_searching else None
@@ -155,8 +154,8 @@ class BackgroundJobs:
 
     def _choose_other(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
-        if steps is None and self._retention.is_due(now_ms, self._timers):
-            return self._retention.retire_oldest(now_ms)
+        if steps is None:
+            steps = self._retention.find_work(now_ms, self._timers)
         if steps is None:
             steps = self._retention.find_look(now_ms)
         if steps is None and self._retention.wants_checkpoint(now_ms, self._timers):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Generator, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, final
 
 import numpy as np
@@ -30,6 +30,7 @@ from tidemill.broker.engine.layout import (
     snapshot,
     store_checkpoint,
 )
+from tidemill.broker.engine.layout.floor import floor_item
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED
 from tidemill.broker.engine.layout.queue_entry import SIZE
@@ -267,6 +268,8 @@ class Checkpoints:
         yield from self._quiet()
         # Invariant: all items are of one moment, since the fold has one offset for all of them.
         items, item_count = self._catalog.items(), self._catalog.item_count
+        if self._log.state_floor > self._log.min_offset:
+            items, item_count = chain([floor_item(self._log.state_floor)], items), item_count + 1
         covered = self._log.committed_offset
         # The log after `begin` states everything that is created from here on.
         progresses = list(pops.progress.values())

@@ -1,8 +1,10 @@
 """Packing: sealed segments lose the content of their dead messages (ADR 0067).
 
 A message is dead if its topic is deleted, or if it is before the low of its queue. A pack has all
-other records unchanged, at their log offsets, and a stub of each dead message. Each replica packs
-at its own time. The decision uses committed records only: no later election takes a message back.
+other records unchanged, at their log offsets, and a stub of each dead message. Before the state
+floor it has live messages only, and gaps for the records between them (ADR 0069). Each replica
+packs at its own time. The decision uses committed records only: no later election takes a message
+back.
 
 The steps: write `S.packing` and sync it; rename it to `S.pack` and sync the folder; read from the
 pack; delete the file of the segment. A crash in between leaves the segment, or both files. A start
@@ -11,16 +13,17 @@ then deletes the incomplete file, or the segment of the complete pack.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Final, final
 from zlib import crc32
 
-from tidemill.broker.engine.layout import message, pack, record
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, PLACE
+from tidemill.broker.engine.layout import floor, message, pack, record
+from tidemill.broker.engine.layout.floor import GAP_SIZE, Gap
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_STUB, PLACE
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.pack import PackHeader
-from tidemill.broker.engine.layout.record import RecordKind
+from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.room import COPY_RESERVE_PART
 from tidemill.broker.engine.store.disk import File, drop_file
 from tidemill.broker.engine.store.pack import Extents, Pack
@@ -57,9 +60,9 @@ class Packing:
         self._not_before_ms = 0  # the rate allows no copy earlier
         self._deaths = 0  # of messages, at the last look
         self._is_searching = False  # from such a look until no segment is due
-        # By the begin of a segment: its live bytes when a pack would have freed too little, and
-        # whether the disk was full.
-        self._tried: dict[int, tuple[int, bool]] = {}
+        # By the begin of a segment: its live bytes when a pack would have freed too little, whether
+        # the disk was full, and whether the segment was before the state floor.
+        self._tried: dict[int, tuple[int, bool, bool]] = {}
         # By the begin of a segment: no attempt before this time, after damage or a full disk.
         self._paused: dict[int, int] = {}
         self.packed_count = self.freed_bytes = self.copied_bytes = 0  # since the start
@@ -107,7 +110,12 @@ class Packing:
             if now_ms < self._paused.get(segment.start, 0):
                 continue
             tried = self._tried.get(segment.start)
-            if tried is not None and tried[0] - live < size // 4 and tried[1] >= is_full:
+            if (
+                tried is not None
+                and tried[0] - live < size // 4
+                and tried[1] >= is_full
+                and tried[2] >= self._is_before_floor(segment)
+            ):
                 continue
             least = _freed_on_full_disk(segment) if is_full else max(size // 2, FREED_BYTES_MIN)
             if size - live >= max(most + 1, least):
@@ -123,7 +131,7 @@ class Packing:
         if is_packed is None:
             self._paused[segment.start] = now_ms + PAUSE_MS
         elif not is_packed:
-            self._tried[segment.start] = live, is_full
+            self._tried[segment.start] = live, is_full, self._is_before_floor(segment)
         self._look_at_ms = now_ms  # Another segment may be due.
         for known in (self._tried, self._paused):
             for start in [start for start in known if start < self._log.min_offset]:
@@ -167,16 +175,22 @@ class Packing:
         name = packing_name(segment.start)
         if name in self._disk.names(FOLDER):
             self._disk.delete(name)
-        extents, offset = Extents(), int(segment.start)
+        state_floor = self._log.state_floor
+        gap = Gap(state_floor, int(self._log.folded_offset))
+        parts = _PackParts(gap if segment.end <= state_floor else None)
+        extents, offset, stub_bytes, count = Extents(), int(segment.start), 0, 0
         file = self._disk.open(name, create=True)
         at, gathered, read_bytes = pack.HEADER_SIZE, list[bytes | memoryview](), 0
         try:
             for found, data in self._log.reader.walk_intact(segment):
-                stub = self._stub_of(found, data)
-                extents.add(offset - segment.start, len(data if stub is None else stub))
-                gathered.append(data if stub is None else stub)
+                is_dead = self._is_dead(found)
+                stub = _stub_of(data) if is_dead and not parts.is_before_floor else None
+                for first, part in parts.add(found.header, stub or data, is_dead=is_dead):
+                    extents.add(first - segment.start, len(part))
+                    gathered.append(part)
+                    stub_bytes += 0 if part is data else len(part)
                 offset = found.log_offset + found.header.size
-                read_bytes += len(data)
+                read_bytes, count = read_bytes + len(data), count + 1
                 if extents.position - at >= SLICE_BYTES:
                     if extents.position > size_max:
                         return True
@@ -185,9 +199,13 @@ class Packing:
                     file.write_at(at, gathered)
                     at, gathered = extents.position, []
                     yield [file]
-                elif extents.record_count % RECORDS_A_SLICE == 0 or read_bytes >= SLICE_BYTES:
+                elif count % RECORDS_A_SLICE == 0 or read_bytes >= SLICE_BYTES:
                     read_bytes = 0
                     yield []
+            for first, part in parts.end():
+                extents.add(first - segment.start, len(part))
+                gathered.append(part)
+                stub_bytes += len(part)
             directory = extents.encode()
             header = PackHeader(
                 directory_crc=crc32(directory),
@@ -195,10 +213,10 @@ class Packing:
                 end=segment.end,
                 record_end=offset,
                 decided_at=int(self._log.folded_offset),
-                floor=self._log.min_offset,
+                floor=state_floor,
                 file_size=extents.position + len(directory) + pack.TRAILER_SIZE,
                 extent_count=extents.count,
-                record_count=extents.record_count,
+                stub_bytes=stub_bytes,
             )
             if header.file_size > size_max:
                 return True
@@ -222,15 +240,8 @@ class Packing:
     def _has_room(self, size: int) -> bool:
         return self._room.has_room(size, reserve_part=COPY_RESERVE_PART)
 
-    def _stub_of(self, found: Record, data: memoryview) -> bytes | None:
-        """Return the stub of a dead message; None for other records."""
-        if not self._is_dead(found):
-            return None
-        try:
-            stub = message.encode_stub(data)
-        except ValueError:
-            return None  # It is no stored message, or smaller than its stub.
-        return stub if len(stub) < len(data) else None
+    def _is_before_floor(self, segment: Segment) -> bool:
+        return segment.end <= self._log.state_floor
 
     def _is_dead(self, found: Record) -> bool:
         header = found.header
@@ -241,6 +252,56 @@ class Packing:
             return True
         queue = self._catalog.queues.get((TopicId(topic_id), QueueId(queue_id)))
         return queue is not None and queue_offset < queue.low
+
+
+def _stub_of(data: memoryview) -> bytes | None:
+    """Return the stub of a dead message; None if it has none that is smaller."""
+    try:
+        stub = message.encode_stub(data)
+    except ValueError:
+        return None  # It is no stored message, or smaller than its stub.
+    return stub if len(stub) < len(data) else None
+
+
+@final
+class _PackParts:
+    """The records of a pack: all of them, or live messages and gaps."""
+
+    def __init__(self, gap: Gap | None) -> None:
+        """`gap` is the body of gaps, for a segment before the state floor; None for others."""
+        self._gap = gap
+        # The records since the last live message: the first one, its bytes, and the size of all.
+        self._first: tuple[RecordHeader, bytes | memoryview] | None = None
+        self._size = 0
+
+    @property
+    def is_before_floor(self) -> bool:
+        """Whether only live messages are needed."""
+        return self._gap is not None
+
+    def add(
+        self, header: RecordHeader, data: bytes | memoryview, *, is_dead: bool
+    ) -> Iterator[tuple[int, bytes | memoryview]]:
+        """Add the next record; yield the parts of the pack that are complete, with log offsets."""
+        is_message = header.kind == _MESSAGE and not header.flags & (FLAG_SCHEDULE | FLAG_STUB)
+        if self._gap is None or (is_message and not is_dead):
+            yield from self.end()
+            yield header.log_offset, data
+            return
+        if self._first is None:
+            self._first, self._size = (header, data), 0
+        self._size += header.size
+
+    def end(self) -> Iterator[tuple[int, bytes | memoryview]]:
+        """Yield the gap of the records since the last live message."""
+        if self._first is None:
+            return
+        assert self._gap is not None, "only records before the state floor are left out"
+        header, data = self._first
+        if self._size > GAP_SIZE:
+            data = floor.encode_gap(header, self._size, self._gap)
+        yield header.log_offset, data
+        self._first = None
 
 
 def _freed_on_full_disk(segment: Segment) -> int:

@@ -19,7 +19,7 @@ from tidemill.broker.engine.layout import block_file, message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, DirectoryRow
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
-from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind, is_gap
 from tidemill.broker.engine.room import COPY_RESERVE_PART
 from tidemill.broker.engine.store.block_file import (
     BlockFile,
@@ -377,6 +377,9 @@ class _DamagedRows:
 
     def take(self, found: Record | Hole) -> None:
         """Add the next record or hole of the log."""
+        if isinstance(found, Record) and is_gap(found.header):
+            # Entries of the dead messages that were there.
+            found = Hole(found.header.log_offset, LogOffset(found.log_offset + found.header.size))
         if isinstance(found, Hole):
             self._holes.append(found)
             return

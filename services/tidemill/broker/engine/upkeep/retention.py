@@ -1,19 +1,26 @@
-"""Retention: the broker drops the oldest segment at the end of its retention time.
+"""Retention: the state floor moves, and the broker drops the oldest segments.
 
-State that only this segment states is restated first. The segment is dropped when the restated
-records are durable. Therefore the log from its minimum offset on always rebuilds everything.
+State that only old segments state is restated. Then a FLOOR record says that the log from the state
+floor on rebuilds everything, except for live messages before it (ADR 0069). The oldest segment is
+dropped when it is before the state floor and no live message is in it.
+
+Below feature level 2 there are no FLOOR records: the oldest segment is dropped at the end of its
+retention time, after the same restatement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import final
 
 import numpy as np
 
 from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.layout import trim
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.expiry import ExpiredRange
+from tidemill.broker.engine.layout.floor import Floor
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.state import (
     StatedConfig,
@@ -21,6 +28,7 @@ from tidemill.broker.engine.layout.state import (
     StatedProgress,
     StatedQueues,
 )
+from tidemill.broker.engine.layout.trim import Trim, TrimmedQueue, TrimReason
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.progress_index import ProgressKey
@@ -51,6 +59,8 @@ ENDS_STATED_A_SLICE = 1024  # ends of queues, in one record
 PROGRESS_SEEN_A_SLICE = 4096
 EXPIRED_SEEN_A_SLICE = 256  # queues of groups; each costs 1,
 EXPIRED_BISECTED = 16  # or this much if the queue is bisected
+FLOOR_SEGMENTS_MAX = 64  # that the state floor passes at once
+FULL_DISK_EVENTS_MS = 3_600_000  # on a full disk, lifecycle events are kept at most this long
 
 
 @final
@@ -124,6 +134,8 @@ class Retention:
         self.retention_ms = parts.config.retention_ms
         self._recreate_block_ms = parts.config.recreate_block_ms
         self._retention_bytes = parts.config.retention_bytes
+        self._event_retention_ms = parts.config.event_retention_ms
+        self._room = parts.room
         self.may_go_before = 0  # at a replica: the begin of the master's log
         # By segment start: when this process filled the segment, in monotonic time.
         self._full_since_ms: dict[int, int] = {}
@@ -133,48 +145,34 @@ class Retention:
             parts, trims, ages, live_bytes, gate, default_ms=parts.config.retention_ms
         )
         self._was_count = False  # the last look
-        # Searches for a message in the oldest segment: a live one, and one that will be live for
-        # longer than a lead.
-        self._live_search = SegmentSearch()
-        self._lasting_search = SegmentSearch()
+        # Searches for a live message: in the oldest segment, and before the next state floor.
+        self._oldest_search = SegmentSearch()
+        self._floor_search = SegmentSearch()
 
     def is_near(self, now_ms: int, lead_ms: int) -> bool:
-        """Whether the retention of the oldest segment ends within `lead_ms`, timers aside."""
-        log = self._log
-        if len(log.segments) < 2 or log.committed_offset <= log.segments[1].start:
+        """Whether the retention of the segment at the state floor ends within `lead_ms`."""
+        log, number = self._log, self._log.floor_number
+        if number + 1 >= len(log.segments) or log.committed_offset <= log.segments[number].end:
             return False
-        if not self._is_too_large and self._age_ms(now_ms) < self.retention_ms - lead_ms:
-            return False
-        # From level 2 on the messages have times of their own, and may stay longer. Timers are not
-        # moved earlier than before: a log of timers alone would be copied again and again.
-        return not self.rules.is_active or self._will_be_dead(log.segments[0].end, now_ms, lead_ms)
+        if self.rules.is_active:
+            is_too_large = self._is_too_large and self._is_unneeded(log.segments[number].end)
+            return is_too_large or self._age_ms(number, now_ms) >= self._events_ms - lead_ms
+        return self._is_too_large or self._age_ms(number, now_ms) >= self.retention_ms - lead_ms
 
-    def _age_ms(self, now_ms: int) -> int:
-        """Return the age of the oldest segment: that of its youngest record."""
+    @property
+    def _events_ms(self) -> int:
+        """How long lifecycle events are kept, while live messages hold their segment."""
+        return self._event_retention_ms or self.retention_ms
+
+    def _age_ms(self, number: int, now_ms: int) -> int:
+        """Return the age of a segment: that of its youngest record."""
         ages = self._ages
         if ages.monotonic_ms is not None and ages.is_sure:
             # A record stored by a fast clock must not hold back the segments after it.
             at_ms = now_ms if ages.has_one_clock else ages.monotonic_ms
-            return at_ms - self._since_ms(at_ms)
-        # The next segment began at that time, so all records of the oldest are at least as old.
-        return now_ms - first_stored_at_ms(self._log, 1)
-
-    def _will_be_dead(self, end: int, now_ms: int, lead_ms: int) -> bool:
-        """Whether all messages before log offset `end` are dead within `lead_ms`, by their time.
-
-        The other rules cannot be foreseen. Messages that die earlier by them are dead soon enough.
-        """
-        if not lead_ms:
-            return self._is_unneeded(end)
-        lasts_ms = self._age_ms(now_ms) + lead_ms
-
-        def is_lasting(queue: ConsumeQueue) -> bool:
-            topic = self._catalog.topics.get(queue.topic_id)
-            ms = None if topic is None else self.rules.ms_of(topic)
-            is_long = topic is not None and (ms is None or ms > lasts_ms)
-            return is_long and self._has_messages(queue, end)
-
-        return self._lasting_search.is_over(self._catalog.queues, end, is_lasting)
+            return at_ms - self._since_ms(number, at_ms)
+        # The next segment began at that time, so all records of this one are at least as old.
+        return now_ms - first_stored_at_ms(self._log, number + 1)
 
     @property
     def _is_too_large(self) -> bool:
@@ -205,27 +203,51 @@ class Retention:
         self.live_bytes.request_look()
         self.rules.request_look()
 
-    def is_due(self, now_ms: int, timers: DelayedMessages) -> bool:
-        """Whether the oldest segment may be dropped: it is over, and a checkpoint covers it."""
-        segments = self._log.segments
-        if len(segments) < 2 or segments[0].end > self._store.derived_offset:
+    @property
+    def _is_drop_due(self) -> bool:
+        """Whether the oldest segment is before the state floor, without a live message."""
+        oldest = self._log.segments[0]
+        return oldest.end <= self._log.state_floor and self._is_unneeded(oldest.end)
+
+    def _next_floor(self, now_ms: int, timers: DelayedMessages) -> int:
+        """Return the log offset up to which the state floor may move now."""
+        log, floor = self._log, self._log.state_floor
+        first = log.floor_number
+        last = min(first + FLOOR_SEGMENTS_MAX, len(log.segments) - 1)
+        for number in range(first, last):
+            end = log.segments[number].end
+            if end > self._store.derived_offset or not self._may_pass(number, now_ms, timers):
+                break
+            floor = end
+        return floor
+
+    def _may_pass(self, number: int, now_ms: int, timers: DelayedMessages) -> bool:
+        """Whether the state floor may pass a segment, checkpoints aside."""
+        segment, is_full = self._log.segments[number], self._room.is_full
+        if not timers.may_drop(segment):
             return False
-        return self._is_over(now_ms, timers)
+        least_ms = min(self._events_ms, FULL_DISK_EVENTS_MS) if is_full else self._events_ms
+        if self._ages.is_sure and self._age_ms(number, now_ms) >= least_ms:
+            return True
+        return (is_full or not self._event_retention_ms) and self._is_unneeded(segment.end)
 
     def wants_checkpoint(self, now_ms: int, timers: DelayedMessages) -> bool:
-        """Whether the oldest segment is over, and no checkpoint covers it yet.
+        """Whether the segment at the state floor is over, and no checkpoint covers it yet.
 
         On a full disk the log does not grow, so no checkpoint becomes due otherwise.
         """
-        log = self._log
-        if len(log.segments) < 2 or log.segments[0].end <= self._store.derived_offset:
+        log, number = self._log, self._log.floor_number
+        if number + 1 >= len(log.segments):
             return False
-        return log.segments[0].end <= log.committed_offset and self._is_over(now_ms, timers)
+        end = log.segments[number].end
+        if not self._store.derived_offset < end <= log.committed_offset:
+            return False
+        if self.rules.is_active:
+            return self._may_pass(number, now_ms, timers)
+        return self._is_over(now_ms, timers)
 
     def _is_over(self, now_ms: int, timers: DelayedMessages) -> bool:
         oldest = self._log.segments[0]
-        if self.rules.is_active:
-            return self._is_unneeded(oldest.end) and timers.may_drop(oldest)
         is_over = self._has_served(now_ms)
         if is_over:
             is_over = self.gate.lets_go(oldest.end)
@@ -236,7 +258,9 @@ class Retention:
 
     def _is_unneeded(self, end: int) -> bool:
         """Whether no queue has a live message before log offset `end`."""
-        return self._live_search.is_over(
+        is_oldest = end == self._log.segments[0].end
+        search = self._oldest_search if is_oldest else self._floor_search
+        return search.is_over(
             self._catalog.queues, end, lambda queue: self._has_messages(queue, end)
         )
 
@@ -273,13 +297,13 @@ class Retention:
         """
         return self.is_near(now_ms, 0) and (self._is_too_large or self._ages.is_sure)
 
-    def _since_ms(self, monotonic_ms: int) -> int:
-        """Return when the oldest segment became full, in monotonic time."""
-        start = self._log.segments[0].start
+    def _since_ms(self, number: int, monotonic_ms: int) -> int:
+        """Return when a segment became full, in monotonic time."""
+        start = self._log.segments[number].start
         if start >= self._inherited_end:
             return self._full_since_ms.get(start, monotonic_ms)  # Full since the last `note`.
-        # The next segment began at that time, so all records of the oldest are at least as old.
-        inherited_ms = self._ages.inherited_ms(first_stored_at_ms(self._log, 1))
+        # The next segment began at that time, so all records of this one are at least as old.
+        inherited_ms = self._ages.inherited_ms(first_stored_at_ms(self._log, number + 1))
         return monotonic_ms if inherited_ms is None else inherited_ms
 
     def is_due_at_replica(self, timers: DelayedMessages) -> bool:
@@ -296,17 +320,55 @@ class Retention:
             return False
         return derived < segments[0].end <= self._log.committed_offset
 
+    def find_work(self, now_ms: int, timers: DelayedMessages) -> Steps | None:
+        """Return the steps that drop the oldest segment or move the state floor, or None."""
+        segments = self._log.segments
+        if len(segments) < 2 or segments[0].end > self._store.derived_offset:
+            return None
+        if not self.rules.is_active:
+            return self.retire_oldest(now_ms) if self._is_over(now_ms, timers) else None
+        # Each search is asked once: the call after its end begins another one.
+        if self._is_drop_due:
+            return self._drop_oldest(now_ms)
+        floor = self._next_floor(now_ms, timers)
+        return self.move_floor(floor, now_ms) if floor > self._log.state_floor else None
+
     def retire_oldest(self, now_ms: int) -> Steps:
-        """Restate what only the oldest segment states, then drop it."""
-        oldest = self._log.segments[0]
-        yield from self._restate(oldest.end, now_ms)
+        """Restate what only the oldest segment states, then drop it with its live messages."""
+        end = self._log.segments[0].end
+        yield from self._restate(end, now_ms)
+        yield from self._expire(end, now_ms)
+        yield from self._drop_oldest(now_ms)
+
+    def _drop_oldest(self, now_ms: int) -> Steps:
+        """Drop the oldest segment. Its state is restated already."""
+        end = self._log.segments[0].end
         yield from self.give_up_oldest(now_ms)
-        if self._log.min_offset < oldest.end:
+        if self._log.min_offset < end:
             return
         if self.rules.is_active:
-            self.gate.note_end(oldest.end)
+            self.gate.note_end(end)
         else:
             self.gate.note_dropped()
+
+    def move_floor(self, floor: int, now_ms: int) -> Steps:
+        """Restate what only records before `floor` state, and record the new state floor."""
+        yield from self._restate(floor, now_ms)
+        yield from self._restate_lows(floor, now_ms)
+        # Gathered acks are applied but not logged. They must precede the record below.
+        self._acks.record(now_ms)
+        self._fold.append(Floor(floor), now_ms)
+        yield from self._quiet()
+        topic_id = self._catalog.topic_ids.get(TIMER_TOPIC)
+        # Timers need no message before the floor, so these queues begin behind it.
+        for queue in [one for one in self._catalog.queues.values() if one.topic_id == topic_id]:
+            with suppress(BlockFileDamaged):  # The file is rebuilt first; the next floor moves on.
+                yield from self._drop_before(queue, LogOffset(floor))
+
+    def _drop_before(self, queue: ConsumeQueue, end: LogOffset) -> Steps:
+        """Drop the entries of a queue before log offset `end`. Raises BlockFileDamaged."""
+        yield from self.live_bytes.forget_before(queue, queue.offset_behind(end))
+        queue.drop_before(end)
 
     def give_up_oldest(self, now_ms: int) -> Steps:
         """Drop the oldest segment. Its state is restated already."""
@@ -316,8 +378,7 @@ class Retention:
         yield from self._quiet()
         for n, queue in enumerate(list(self._catalog.queues.values())):
             try:
-                yield from self.live_bytes.forget_before(queue, queue.offset_behind(end))
-                queue.drop_before(end)
+                yield from self._drop_before(queue, end)
             except BlockFileDamaged:
                 return  # The file is rebuilt first. These steps may then run again.
             if n % QUEUES_CUT_A_SLICE == 0:
@@ -355,7 +416,6 @@ class Retention:
         yield from self._restate_queues(end, now_ms)
         yield from self._restate_progress(end, now_ms)
         yield from self._restate_deliveries(end, now_ms)
-        yield from self._expire(end, now_ms)
 
     def _expire(self, end: int, now_ms: int) -> Steps:
         """Record the dropped messages that groups never popped; groups then skip them.
@@ -422,6 +482,23 @@ class Retention:
             ]
             if ends:
                 self._fold.append(StatedQueues(ends), now_ms)
+            yield []
+
+    def _restate_lows(self, end: int, now_ms: int) -> Steps:
+        """Record the lows again: dead messages before the floor must not come back in a replay."""
+        known = self._catalog.queues
+        keys = [key for key, queue in list(known.items()) if queue.low]
+        for first in range(0, len(keys), trim.ROWS_MAX):
+            found = [known.get(key) for key in keys[first : first + trim.ROWS_MAX]]
+            rows = [
+                TrimmedQueue(queue.topic_id, queue.queue_id, TrimReason.STATED, queue.low)
+                for queue in found
+                if queue is not None
+                and queue.trimmed_at < end
+                and self._catalog.is_alive(queue.topic_id)
+            ]
+            if rows:
+                self._fold.append(Trim(rows), now_ms)
             yield []
 
     def _restate_progress(self, end: int, now_ms: int) -> Steps:

@@ -90,7 +90,7 @@ class EventPages:
 
     async def _find_first(self, engine: Engine, message_id: str) -> int:
         """Return the position of the first record of a message, or the end of the log."""
-        begin, low = int(engine.log.committed_offset), engine.log.min_offset
+        begin, low = int(engine.log.committed_offset), engine.log.state_floor
         slices = engine.events.find_records(message_id)
         while True:
             async with self._turn:

@@ -85,7 +85,7 @@ class QueuePage:
 def describe_log(engine: Engine, reply: pb.BrokerGroupQueues) -> None:
     """Add the name of the broker group, and the id and extent of its log."""
     reply.broker = engine.catalog.broker_name
-    reply.log_min, reply.log_end = engine.log.min_offset, engine.log.committed_offset
+    reply.log_min, reply.log_end = engine.log.state_floor, engine.log.committed_offset
     engine.events.record_starts.note(engine.log.committed_offset)
     reply.log_id = log_id_of(engine)
 

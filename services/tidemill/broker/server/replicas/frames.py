@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 
 class LogFloor(NamedTuple):
-    """The begin of the master's log, which lets replicas drop older segments."""
+    """The begin of the master's log, before which replicas drop segments, and its state floor."""
 
     log_min: int
     confirm: int  # a replica drops segments only after it has applied the log up to here
+    state_floor: int
 
 
 class InvalidReplicaFrame(Exception):
@@ -57,8 +58,8 @@ def encode_to_replica(message: ToReplica | LogFloor) -> bytes:
                     log_bytes=message.log_bytes,
                 )
             )
-        case LogFloor(log_min, confirm):
-            frame = pb.ToReplica(floor=pb.Floor(log_min=log_min, confirm=confirm))
+        case LogFloor():
+            frame = pb.ToReplica(floor=pb.Floor(**message._asdict()))
         case MasterHeartbeat(epoch, confirm):
             frame = pb.ToReplica(beat=pb.MasterHeartbeat(epoch=epoch, confirm=confirm))
         case ForwardedView(view):
@@ -92,7 +93,7 @@ def decode_to_replica(encoded: bytes) -> ToReplica | LogFloor:
         case "beat":
             return MasterHeartbeat(frame.beat.epoch, frame.beat.confirm)
         case "floor":
-            return LogFloor(frame.floor.log_min, frame.floor.confirm)
+            return LogFloor(frame.floor.log_min, frame.floor.confirm, frame.floor.state_floor)
         case "news":
             return ForwardedView(from_view(frame.news))
         case "refusal":
@@ -213,9 +214,14 @@ def _from_welcome(found: pb.Welcome) -> Welcome:
 
 def _to_extent(extent: LogExtent) -> pb.LogExtent:
     journal = [pb.EpochEntry(epoch=epoch, start=start) for epoch, start in extent.journal]
-    return pb.LogExtent(journal=journal, log_min=extent.log_min, log_end=extent.log_end)
+    return pb.LogExtent(
+        journal=journal,
+        log_min=extent.log_min,
+        log_end=extent.log_end,
+        state_floor=extent.state_floor,
+    )
 
 
 def _from_extent(found: pb.LogExtent) -> LogExtent:
     journal = tuple(EpochEntry(entry.epoch, entry.start) for entry in found.journal)
-    return LogExtent(journal, found.log_min, found.log_end)
+    return LogExtent(journal, found.log_min, found.log_end, found.state_floor)

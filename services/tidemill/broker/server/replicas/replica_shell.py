@@ -281,8 +281,9 @@ class ReplicaShell:
         """Send the begin of the log, before which replicas drop segments."""
         if not self.is_master:
             return
-        log_min, confirm = self._replica_engine.log_min, self._replica_engine.confirm_offset
-        self._streams.write_to_all(encode_to_replica(LogFloor(log_min, confirm)))
+        mine = self._replica_engine
+        floor = LogFloor(mine.log_min, mine.confirm_offset, mine.state_floor)
+        self._streams.write_to_all(encode_to_replica(floor))
 
     def _disconnect(self) -> None:
         self._durability.on_moved = lambda: None
@@ -429,7 +430,7 @@ class ReplicaShell:
     def handle_message(self, number: int, message: ToReplica | LogFloor) -> None:
         """See StreamReceiver."""
         if isinstance(message, LogFloor):
-            self._replica_engine.follow_floor(message.log_min, message.confirm)
+            self._replica_engine.follow_floor(*message)
             return
         if isinstance(message, Data):
             self.received_bytes += len(message.data)
