@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
+from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.metadata.topic_retention import TopicRetention
@@ -78,8 +78,13 @@ class LogSpace:
         for segment in self._log.segments:
             size = _written_size(self._log, segment)
             live_here = min(self._live_bytes.live_bytes_in(segment.start), size)
-            dead_here = min(self._live_bytes.dead_bytes_in(segment.start), size - live_here)
-            stub += min(stub_bytes_of(segment, live_here), size - live_here - dead_here)
+            stub_here = 0 if segment.pack is None else segment.pack.header.stub_bytes
+            stub_here = min(stub_here, size - live_here)
+            rest = size - live_here - stub_here
+            dead_here, stub = (
+                min(self._live_bytes.dead_bytes_in(segment.start), rest),
+                stub + stub_here,
+            )
             total, live, dead = total + size, live + live_here, dead + dead_here
         control = total - live - dead - stub
         # Messages of the hidden topic are counted as live. Those of settled timers are dead.
@@ -94,7 +99,7 @@ class LogSpace:
     @property
     def floor_offset(self) -> int:
         """The state floor: no state is stated only before this log offset."""
-        return _floor_of(self._log)
+        return self._log.state_floor
 
     def floor_stored_at_ms(self) -> int | None:
         """Return when the record at the state floor was stored; None if there is none."""
@@ -170,15 +175,6 @@ class LogSpace:
             return self._store.stored_at(queue, queue.min_offset)[1] + ms <= now_ms
         except BlockFileDamaged:
             return False  # Unknown until the rebuild.
-
-
-def stub_bytes_of(segment: Segment, live: int) -> int:
-    """Return the bytes of stubs in a segment; of a pack, all bytes that are not live."""
-    return 0 if segment.pack is None else max(segment.file_size - live, 0)
-
-
-def _floor_of(log: CommitLog) -> LogOffset:
-    return log.min_offset
 
 
 def _written_size(log: CommitLog, segment: Segment) -> int:
