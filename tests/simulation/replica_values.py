@@ -165,6 +165,9 @@ class ValueLog:
         data = bytes(self._volume.written[offset : offset + 4 * RECORD.size])
         return Data(0, offset, data, crc32(data), 0, 0, 1 << 40) if data else None
 
+    def can_begin(self, offset: int) -> bool:
+        return offset >= 0
+
     def has_room_for(self, size: int) -> bool:
         return size >= 0 and not self._volume.is_full
 

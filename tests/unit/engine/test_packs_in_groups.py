@@ -15,8 +15,9 @@ from tests.support.worlds.packed_worlds import pack_engine
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout import pack
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.record import is_gap
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome
-from tidemill.broker.engine.store.segment import CorruptStore
+from tidemill.broker.engine.store.segment import CorruptStore, Hole
 
 SEGMENT = 16 << 10
 CONFIG = replace(SMALL, segment_bytes=SEGMENT, checkpoint_log_bytes=SEGMENT)
@@ -56,6 +57,30 @@ def purge(group: Group, low: int) -> None:
         pass
     engine.write(group.now_ms)
     group.settle()
+
+
+def master_of(group: Group) -> Node:
+    assert group.view.master is not None
+    return group.nodes[group.view.master.replica_id]
+
+
+def move_floor(group: Group, number: int = -1) -> None:
+    """Move the state floor at the master to the end of one of the segments that it may pass."""
+    node = master_of(group)
+    checkpoint(group, node)
+    log, derived = node.engine.log, node.engine.store.derived_offset
+    ends = [one.end for one in log.segments[:-1] if log.state_floor < one.end <= derived]
+    if not ends:
+        return
+    floor = ends[number % len(ends)]
+    for n, files in enumerate(node.engine.retention.move_floor(floor, group.now_ms)):
+        for file in files:
+            file.sync()
+        node.engine.write(group.now_ms)
+        group.settle(100)
+        assert n < 1_000, "the floor waits for a quiet moment in vain"
+    assert log.state_floor == floor
+    group.settle()  # The replicas apply the record.
 
 
 def pack_node(group: Group, node: Node) -> int:
@@ -109,6 +134,69 @@ def test_a_replica_that_begins_empty_copies_packs() -> None:
     group.settle()
     assert group.nodes[2].bodies() == [*TEXTS[55:], "later"]
     assert group.nodes[1].bodies() == [*TEXTS[55:], "later"]
+
+
+def test_a_replica_that_begins_empty_copies_a_log_with_gaps() -> None:
+    """It takes no state from the records that are left before the state floor."""
+    group = group_of()
+    lose(group, 2)
+    group.send(*TEXTS, size=1_000)
+    group.settle()
+    purge(group, 35)
+    master = group.nodes[0]
+    move_floor(group)
+    assert pack_node(group, master) >= 2
+    assert master.engine.log.packed_floor > 0
+    group.nodes[2].disk = FaultyDisk(Random(7))
+    group.restart(2)
+    group.settle(2_000)
+    replica = group.nodes[2]
+    assert replica.bodies() == TEXTS[35:]
+    assert replica.engine.log.state_floor == master.engine.log.state_floor
+    # Its whole segments contain gaps. It serves them, also without any derived file.
+    replica.disk = replica.disk.after_kill()
+    for folder in ("queues", "index", "snapshots"):
+        for name in replica.disk.names(folder):
+            replica.disk.remove(name)
+    lose(group, 2)
+    group.restart(2)
+    group.settle(2_000)
+    assert replica.bodies() == TEXTS[35:]
+    group.set_members(0, 1, 2)
+    lose(group, 0)
+    group.elect(2, 1, 2)
+    group.settle(2_000)
+    group.nodes[1].disk = FaultyDisk(Random(8))
+    lose(group, 1)
+    group.nodes[1].disk = FaultyDisk(Random(8))
+    group.restart(1)
+    group.settle(3_000)
+    assert group.nodes[1].bodies() == TEXTS[35:]
+
+
+def test_a_damaged_gap_is_mended_from_whole_segments() -> None:
+    group = group_of()
+    group.set_members(0, 1, 2)
+    group.send(*TEXTS, size=1_000)
+    group.settle()
+    purge(group, 20)
+    move_floor(group)
+    node = group.nodes[1]
+    assert pack_node(group, node)
+    log, first = node.engine.log, node.engine.log.segments[0]
+    assert first.pack is not None
+    before = [one.log_offset for one in log.walk_between(first.start, first.end)]
+    [gap, *_] = [
+        one
+        for one in log.walk_between(first.start, first.end)
+        if not isinstance(one, Hole) and is_gap(one.header)
+    ]
+    node.disk.damage(first.name, log.reader.position(first, gap.log_offset) + 20)
+    assert log.damage.request(gap.log_offset)
+    assert MendOutcome.MENDED in group.mend(1)
+    log.verify(gap.log_offset)
+    assert [one.log_offset for one in log.walk_between(first.start, first.end)] == before
+    assert node.bodies() == TEXTS[20:]
 
 
 def test_a_damaged_record_of_a_pack_is_mended_from_whole_segments() -> None:
@@ -257,7 +345,7 @@ def test_replicas_agree_with_any_packs(seed: int) -> None:
     sent = low = 0
     for _ in range(60):
         up = [node for node in group.nodes if node.is_up]
-        match random.randrange(7):
+        match random.randrange(8):
             case 0 | 1 | 2:
                 count = random.randrange(1, 6)
                 texts = [f"m{sent + n}" for n in range(count)]
@@ -270,15 +358,22 @@ def test_replicas_agree_with_any_packs(seed: int) -> None:
                     purge(group, low)
             case 4 | 5:
                 pack_node(group, random.choice(up))
+            case 7 if len(up) > 1:
+                move_floor(group, random.randrange(100))
             case 6:
                 master = group.view.master
                 assert master is not None
                 others = [node for node in up if node.number != master.replica_id]
                 down = [node for node in group.nodes if not node.is_up]
                 if down:
-                    if random.random() < 0.2:
+                    if random.random() < 0.4:
                         down[0].disk = FaultyDisk(Random(seed))
                     group.restart(down[0].number)
+                    if random.random() < 0.3:
+                        # It ends in the middle of the copy, and the master's floor may move.
+                        group.settle(50)
+                        group.kill(down[0].number)
+                        continue
                     group.settle(3_000)
                 elif others:
                     node = random.choice(others)

@@ -67,7 +67,7 @@ class Log:
         self.confirm_offset = 0
         self.epoch_seen = journal[-1].epoch if journal else 0
         self.journal = journal
-        self.log_min = self.state_floor = 0
+        self.log_min = 0
         self.floors: list[tuple[int, int]] = []
         self.capacity = 1 << 40
         self.applied: int | None = None  # None: the whole log
@@ -76,6 +76,10 @@ class Log:
     @property
     def applied_offset(self) -> int:
         return self.log_end if self.applied is None else self.applied
+
+    @property
+    def state_floor(self) -> int:
+        return self.log_min
 
     @property
     def log_end(self) -> int:
@@ -94,6 +98,9 @@ class Log:
     def frame_at(self, offset: int, size_max: int) -> Data | None:
         data = self.data[offset : offset + size_max]
         return Data(0, offset, data, crc32(data), 0, 0, 1 << 20) if data else None
+
+    def can_begin(self, offset: int) -> bool:
+        return offset >= self.log_min
 
     def has_room_for(self, size: int) -> bool:
         return len(self.data) + size <= self.capacity

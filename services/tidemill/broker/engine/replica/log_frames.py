@@ -6,14 +6,15 @@ from typing import Final, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.floor import GAP_SIZE, decode_gap, encode_gap
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import is_stub
 from tidemill.broker.engine.replication.messages import Data, Digest
 from tidemill.broker.engine.replication.replicated_log import DIGEST_BYTES
 from tidemill.broker.engine.store.checked_run import find_last_run
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.segment import LogDamaged
-from tidemill.broker.engine.store.whole_records import find_frame
+from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged, RecordFreed
+from tidemill.broker.engine.store.whole_records import WholeRecords, find_frame
 
 # Bytes of the log behind this distance from its end are old. Less may be in flight to a replica.
 RECENT_BYTES: Final = 16 << 20
@@ -53,7 +54,10 @@ class LogFrames:
         return frame
 
     def _read(self, offset: int, size_max: int) -> Data | None:
-        found = find_frame(self._log, LogOffset(offset), size_max)
+        try:
+            found = find_frame(self._log, LogOffset(offset), size_max)
+        except RecordFreed:
+            found = self._rest_of_gap(LogOffset(offset))
         if found is None:
             return None
         data, end, segment = found
@@ -67,6 +71,31 @@ class LogFrames:
             segment_bytes=segment.size,
             log_bytes=0 if end - offset == len(data) else end - offset,
         )
+
+    def _rest_of_gap(self, offset: LogOffset) -> WholeRecords | None:
+        """Return a gap from `offset` on; None if no gap is small enough for the missing records."""
+        segment = self._log.segment_of(offset)
+        gap, end = self._log.reader.rest_of_gap(segment, offset)
+        if end - offset < GAP_SIZE:
+            return None
+        first = gap.header._replace(log_offset=offset)
+        data = encode_gap(first, end - offset, decode_gap(gap.body))
+        return WholeRecords(memoryview(data), LogOffset(end), segment)
+
+    def can_begin(self, offset: int) -> bool:
+        """Whether frames may begin at a log offset: at a record, or in a gap with enough room."""
+        log = self._log
+        if not log.min_offset <= offset < log.state_floor:
+            return offset >= log.min_offset
+        segment = log.segment_of(LogOffset(offset))
+        if segment.pack is None or not segment.pack.is_freed(
+            log.reader.views, segment.name, offset
+        ):
+            return True
+        try:
+            return self._rest_of_gap(LogOffset(offset)) is not None
+        except CorruptStore:
+            return False
 
     def read_confirmed(self, offset: int, size_max: int, *, confirm_offset: int) -> memoryview:
         """Return whole confirmed records, for a replica that mends its log (ADR 0047).

@@ -185,6 +185,10 @@ class ReplicaEngine:
         """Return whole records of one segment; see `LogFrames.read`."""
         return self.frames.read(offset, size_max)
 
+    def can_begin(self, offset: int) -> bool:
+        """Return whether a frame may begin at `offset`; see `LogFrames.can_begin`."""
+        return self.frames.can_begin(offset)
+
     def digest(self, low: int, end: int) -> Digest | None:
         """Return the checksum of the last records before `end`; None if they are damaged."""
         return self.frames.digest(low, end)

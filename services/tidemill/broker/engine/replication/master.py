@@ -18,6 +18,7 @@ from tidemill.broker.engine.replication.actions import (
 )
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
 from tidemill.broker.engine.replication.epoch_journal import (
+    CommonPrefix,
     Divergence,
     FullCopy,
     LogExtent,
@@ -143,9 +144,9 @@ class Master:
     def _send_frames(self, stream: Stream, follower: _Follower, now_ms: int) -> None:
         """Send the frames that fit into the window; close the stream if they are deleted."""
         log, config = self._log, self._config
-        if follower.sent_end < log.log_min:
+        if follower.sent_end < log.state_floor and not log.can_begin(follower.sent_end):
             # Retention waits only for members, and was faster. The next Hello gets a full copy.
-            self._close(stream, f"the log now begins at {log.log_min}, after its end", now_ms)
+            self._close(stream, f"the log has no records at {follower.sent_end} any more", now_ms)
             return
         while (
             not follower.is_full
@@ -206,6 +207,8 @@ class Master:
             self._refuse(stream, agreement.why)
             return
         self.diverged_replicas -= alone
+        if isinstance(agreement, CommonPrefix) and not log.can_begin(agreement.offset):
+            agreement = FullCopy(log.log_min)
         begin = agreement.log_min if isinstance(agreement, FullCopy) else agreement.offset
         # Retention has shortened both logs. Both have this range.
         low = max(log.log_min, hello.extent.log_min)

@@ -67,6 +67,9 @@ class ReplicatedLog(Protocol):
         frame. The caller sets the epoch and the confirm offset.
         """
 
+    def can_begin(self, offset: int) -> bool:
+        """Return whether a frame may begin at `offset`: the records there are not missing."""
+
     def has_room_for(self, size: int) -> bool:
         """Return whether `size` bytes fit, with room for the other work of this replica."""
 

@@ -12,7 +12,7 @@ from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import UnknownRecord, is_stub
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.segment import CorruptStore, Record, Segment, damaged
+from tidemill.broker.engine.store.segment import CorruptStore, Record, RecordFreed, Segment, damaged
 
 
 @final
@@ -52,10 +52,14 @@ def _find_run(log: CommitLog, begin: int, end: int) -> tuple[CheckedRun | None, 
     while at < end:
         segment = log.segment_of(LogOffset(at))
         stop = min(end, segment.end)
-        found = _find_intact(log, segment, at)
-        if found is not None and is_stub(found.header):
-            # Another log may have the whole message.
-            at += found.header.size
+        try:
+            found = _find_intact(log, segment, at)
+            behind_stub = at + found.header.size if found and is_stub(found.header) else 0
+        except RecordFreed:
+            behind_stub = log.reader.rest_of_gap(segment, at)[1]
+        if behind_stub:
+            # Another log may have the whole message, and more records than the gap.
+            at = min(behind_stub, end)
             gap, run = at, CheckedRun(at, 0, is_behind_stub=not has_gap)
         elif found is not None:
             data = log.bytes_at(LogOffset(at), min(found.header.size, end - at))

@@ -86,7 +86,7 @@ class Pack:
 
     def is_freed(self, views: Mappings, name: str, log_offset: int) -> bool:
         """Whether a gap of the pack contains a log offset."""
-        if log_offset >= self.header.floor:
+        if log_offset >= min(self.header.floor, self.header.record_end):
             return False
         extent = self.extent(views, name, log_offset)
         # A gap ends its extent, and no record begins in it.

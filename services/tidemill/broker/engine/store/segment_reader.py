@@ -32,7 +32,7 @@ class SegmentReader:
 
     def __init__(self, views: Mappings, is_cold: Callable[[int], bool]) -> None:
         """`is_cold` returns whether a read of a log offset may have to go to the disk."""
-        self._views = views
+        self.views = views
         self._is_cold = is_cold
 
     def is_warm(self, log_offset: int) -> bool:
@@ -41,13 +41,13 @@ class SegmentReader:
 
     def view(self, segment: Segment) -> memoryview:
         """Return the view of a segment. Bytes that are not warm must be read before a touch."""
-        return self._views[segment.name]
+        return self.views[segment.name]
 
     def position(self, segment: Segment, log_offset: int) -> int:
         """Return the byte in the file of a segment at which the record at `log_offset` begins."""
         if segment.pack is None:
             return log_offset - segment.start
-        return segment.pack.position(self._views, segment.name, log_offset)
+        return segment.pack.position(self.views, segment.name, log_offset)
 
     def end_of_records(self, segment: Segment, log_offset: int) -> bool:
         """Return whether a segment has no room for a record at `log_offset`, or no more records."""
@@ -65,7 +65,7 @@ class SegmentReader:
             self.read_record(segment, log_offset)
         except PageUnreadable as error:
             raise damaged(segment, log_offset, str(error)) from error
-        return self._views[segment.name]
+        return self.views[segment.name]
 
     def find_in_pack(self, segment: Segment, log_offset: int) -> tuple[memoryview, int]:
         """Return the view of a pack, and the position of a record that was read.
@@ -75,11 +75,11 @@ class SegmentReader:
         """
         at, name = self.position(segment, log_offset), segment.name
         try:
-            view = self._views.readable(name, at, HEADER_SIZE)
+            view = self.views.readable(name, at, HEADER_SIZE)
             if len(view) - at >= HEADER_SIZE:
                 fields = record.HEADER.unpack_from(view, at)
                 if fields[record.LOG_OFFSET] == log_offset:
-                    self._views.readable(name, at, fields[record.SIZE])
+                    self.views.readable(name, at, fields[record.SIZE])
                     return view, at
         except PageUnreadable as error:
             raise damaged(segment, log_offset, str(error)) from error
@@ -87,11 +87,19 @@ class SegmentReader:
 
     def _missing(self, segment: Segment, log_offset: int, why: str) -> Exception:
         """Return the error about a log offset without an intact record."""
-        if segment.pack is not None and segment.pack.is_freed(
-            self._views, segment.name, log_offset
-        ):
+        if segment.pack is not None and segment.pack.is_freed(self.views, segment.name, log_offset):
             return RecordFreed(log_offset)
         return damaged(segment, log_offset, why)
+
+    def rest_of_gap(self, segment: Segment, log_offset: int) -> tuple[Record, int]:
+        """Return the gap of a pack that contains a log offset, and the offset behind the gap.
+
+        Raises CorruptStore if the gap is damaged.
+        """
+        assert segment.pack is not None, "only packs have gaps that their directory tells"
+        extent = segment.pack.extent(self.views, segment.name, log_offset)
+        begin = extent.begin + extent.end_position - GAP_SIZE - extent.position
+        return self.read_verified(segment, LogOffset(begin)), extent.end
 
     def gap_size(self, segment: Segment, log_offset: int) -> int:
         """Return the bytes of the log that a gap at `log_offset` covers; 0: no gap is there.
@@ -101,7 +109,7 @@ class SegmentReader:
         pack = segment.pack
         if pack is None or log_offset >= pack.header.floor:
             return 0
-        extent = pack.extent(self._views, segment.name, log_offset)
+        extent = pack.extent(self.views, segment.name, log_offset)
         is_gap = extent.end_position - self.position(segment, log_offset) == GAP_SIZE
         return extent.end - log_offset if is_gap else 0
 
@@ -113,7 +121,7 @@ class SegmentReader:
         offset, at = segment.start, self.position(segment, segment.start)
         while not self.end_of_records(segment, offset):
             try:
-                view = self._views.readable(segment.name, at, READ_BYTES)
+                view = self.views.readable(segment.name, at, READ_BYTES)
                 found = intact_at(view, at, offset)
                 if found is None:
                     self.read_record(segment, offset)
@@ -140,7 +148,7 @@ class SegmentReader:
             raise damaged(segment, log_offset, str(error)) from error
         if not size:
             raise damaged(segment, log_offset, "no record begins here")
-        return self._views[segment.name]
+        return self.views[segment.name]
 
     def read_record(self, segment: Segment, log_offset: int) -> int:
         """Read the record at `log_offset`; return its bytes in the file, 0 if none begins there.
@@ -149,18 +157,18 @@ class SegmentReader:
         PageUnreadable.
         """
         name, at = segment.name, self.position(segment, log_offset)
-        view = self._views.readable(name, at, HEADER_SIZE)
+        view = self.views.readable(name, at, HEADER_SIZE)
         if len(view) - at < HEADER_SIZE:
             return 0
         fields = record.HEADER.unpack_from(view, at)
         if fields[0] != record.MAGIC:
             return 0
-        self._views.readable(name, at, fields[record.HEAD_SIZE])
+        self.views.readable(name, at, fields[record.HEAD_SIZE])
         header = self._find_head(segment, view, at, log_offset)
         if header is None:
             return 0
         size = self.size_in_file(segment, view, at, header)
-        self._views.readable(name, at, size)
+        self.views.readable(name, at, size)
         return size
 
     def _find_head(
@@ -178,7 +186,7 @@ class SegmentReader:
     def read_verified(self, segment: Segment, log_offset: LogOffset) -> Record:
         """Return a record after checking all its checksums. Raises CorruptStore, RecordFreed."""
         is_cold = segment.pack is not None or self._is_cold(log_offset)
-        view = self.readable(segment, log_offset) if is_cold else self._views[segment.name]
+        view = self.readable(segment, log_offset) if is_cold else self.views[segment.name]
         at = self.position(segment, log_offset)
         room = None if segment.pack is None else segment.end - log_offset
         why = record.find_damage(view, at, log_offset=log_offset, room=room)
@@ -230,7 +238,7 @@ class SegmentReader:
         if segment.pack is not None:
             return False
         remaining = segment.end - log_offset
-        data = self._views.salvage(segment.name, segment.size - remaining, record.PAD.size)
+        data = self.views.salvage(segment.name, segment.size - remaining, record.PAD.size)
         return bool(record.PAD.unpack(data) == (record.PAD_MAGIC, remaining))
 
     def _salvaged(self, segment: Segment, log_offset: int) -> memoryview:
@@ -241,8 +249,8 @@ class SegmentReader:
         """
         at = self.position(segment, log_offset)
         if segment.pack is None and not self._is_cold(log_offset):
-            return self._views[segment.name][at:]
-        head = self._views.salvage(segment.name, at, HEADER_SIZE)
+            return self.views[segment.name][at:]
+        head = self.views.salvage(segment.name, at, HEADER_SIZE)
         if len(head) < HEADER_SIZE:
             return memoryview(bytes(head) + bytes(HEADER_SIZE - len(head)))
         fields, room = record.HEADER.unpack_from(head), segment.end - log_offset
@@ -250,11 +258,11 @@ class SegmentReader:
             return head
         # Before its size is used.
         head_size = max(fields[record.HEAD_SIZE], HEADER_SIZE)
-        head = self._views.salvage(segment.name, at, head_size)
+        head = self.views.salvage(segment.name, at, head_size)
         header = record.find_head(head, 0, log_offset=LogOffset(log_offset), room=room)
         if header is None:
             return head
-        return self._views.salvage(segment.name, at, record.stored_size(head, 0, header))
+        return self.views.salvage(segment.name, at, record.stored_size(head, 0, header))
 
     def find_next_head(self, segment: Segment, begin: int, stop: int) -> int:
         """Return the log offset of the next intact head in a segment, at most `stop`."""
@@ -263,7 +271,7 @@ class SegmentReader:
         for first in range(begin, stop, SEARCH_BYTES):
             size = min(SEARCH_BYTES + 3, stop - first)
             # Searching a copy is many times faster than searching the view.
-            chunk = bytes(self._views.salvage(segment.name, first - segment.start, size))
+            chunk = bytes(self.views.salvage(segment.name, first - segment.start, size))
             at = chunk.find(record.MAGIC_BYTES)
             while at >= 0:
                 offset = LogOffset(first + at)
@@ -278,8 +286,8 @@ class SegmentReader:
         pack = segment.pack
         assert pack is not None, "a pack"
         at = self.position(segment, begin - 1)
-        while (found := pack.find_head(self._views, segment.name, at)) is not None:
-            head = pack.head_at(self._views, segment.name, found)
+        while (found := pack.find_head(self.views, segment.name, at)) is not None:
+            head = pack.head_at(self.views, segment.name, found)
             if head is not None and head[0] >= begin:
                 return min(head[0], stop)
             at = found + 1
