@@ -26,6 +26,7 @@ from tidemill.admin.routes import (
     messages,
     replicas,
     scaling,
+    storage,
     timers,
     topics,
 )
@@ -50,6 +51,7 @@ ROUTES = (
     clients,
     broker_groups,
     replicas,
+    storage,
 )
 
 

@@ -18,6 +18,7 @@ from tidemill.cli import (
     groups,
     messages,
     release,
+    storage,
     store,
     timers,
     topics,
@@ -53,6 +54,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill delivery ls billing`
 * `tidemill client ls --group billing`
 * `tidemill broker-group ls`
+* `tidemill storage show`
 * `tidemill store copy ./data ./backup`
 * `tidemill pipeline archive --to ./archive`
 """,
@@ -65,6 +67,7 @@ app.add_typer(timers.app, name="timer")
 app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(storage.app, name="storage")
 app.add_typer(store.app, name="store")
 
 app.add_typer(release.app, name="release")

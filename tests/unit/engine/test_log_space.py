@@ -18,7 +18,12 @@ from tests.unit.engine.test_retention_rules import RetainingWorld
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.upkeep import live_bytes
 from tidemill.broker.engine.upkeep.freed_bytes import Freeing
-from tidemill.broker.engine.upkeep.log_space import LogBytes, TopicSpace
+from tidemill.broker.engine.upkeep.log_space import (
+    QUEUES_A_SLICE,
+    TOPICS_A_SLICE,
+    LogBytes,
+    TopicSpace,
+)
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -251,6 +256,23 @@ def test_topic_names_are_in_order_and_omit_what_is_no_topic_of_a_user() -> None:
     delete_topic(world, "c")
     assert world.engine.log_space.topic_names() == ["a", "b"]
     assert world.engine.log_space.find_topic("c", world.now_ms) is None
+
+
+def test_a_slice_of_topics_is_bounded_in_topics_and_queues() -> None:
+    world = small_world()
+    names = [f"t{n:03}" for n in range(TOPICS_A_SLICE + 1)]
+    for name in names:
+        world.topic(name)
+    find_topics = world.engine.log_space.find_topics
+    found, number = find_topics(names, world.now_ms)
+    assert [one.name for one in found] == names[:TOPICS_A_SLICE]
+    assert number == TOPICS_A_SLICE
+    delete_topic(world, names[0])
+    found, number = find_topics(names[:3], world.now_ms)
+    assert [one.name for one in found] == names[1:3]
+    assert number == 3
+    world.topic("wide", queues=QUEUES_A_SLICE)
+    assert find_topics(["wide", *names], world.now_ms)[1] == 1
 
 
 def test_the_retention_of_a_topic_has_the_time_of_the_broker() -> None:

@@ -153,9 +153,10 @@ class StoreMetrics:
         states = GaugeMetricFamily(
             "rocketmq_storage_log_bytes",
             "Bytes of the log. live: messages that can still be read. dead: dead messages. stub:"
-            " what packs keep of dead messages. control: all other records, and messages that died"
-            " before they were counted, until their segment is packed. pinned: pending delayed"
-            " messages. Absent until the first count after a start is complete.",
+            " what packs keep of dead messages. control: all other records, messages of the last"
+            " seconds, and messages that died before they were counted, until their segment is"
+            " packed. pinned: pending delayed messages. Absent until the first count after a start"
+            " is complete.",
             labels=(*STORAGE_LABELS, "state"),
         )
         counts = engine.log_space.find_bytes()

@@ -12,6 +12,7 @@ from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
 from tidemill.broker.server.admin.deliveries import DeliveryAdmin
 from tidemill.broker.server.admin.messages import MessageAdmin
 from tidemill.broker.server.admin.relay import Relay
+from tidemill.broker.server.admin.storage import StorageAdmin
 from tidemill.broker.server.admin.timers import TimerAdmin
 from tidemill.broker.server.admin.topics import TopicAdmin
 from tidemill.broker.server.link.link_service import BrokerLinkService
@@ -118,7 +119,7 @@ async def broker_server(
     consumer_groups = ConsumerGroupAdmin(rounds)
     messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
     broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)
-    deliveries = DeliveryAdmin(rounds)
+    deliveries, storage = DeliveryAdmin(rounds), StorageAdmin(rounds)
     relay = Relay()
     serving = health.HealthService(SERVICES)
     methods = {
@@ -127,7 +128,15 @@ async def broker_server(
         f"/{RELAY.full_name}/Attach": bidirectional(relay.attach),
         **({} if replicas is None else replica_methods(replicas)),
         **unary_methods(
-            ADMIN, topics, consumer_groups, messages, timers, deliveries, broker_groups, relay
+            ADMIN,
+            topics,
+            storage,
+            consumer_groups,
+            messages,
+            timers,
+            deliveries,
+            broker_groups,
+            relay,
         ),
         **unary_methods(READER, BrokerReader(rounds), PullReader(rounds, traffic)),
         **serving.methods(),

@@ -5,6 +5,7 @@ All values are those of the last count of live bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
@@ -22,6 +23,9 @@ from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.retention import Retention
 
 STUB_BYTES: Final = 170  # of a removed message in a pack, on average
+# A slice of topics takes about a millisecond, whichever comes first.
+TOPICS_A_SLICE: Final = 64
+QUEUES_A_SLICE: Final = 1_024
 
 
 class LogBytes(NamedTuple):
@@ -33,7 +37,8 @@ class LogBytes(NamedTuple):
     live: int  # messages that a consumer or a reader can still get
     dead: int  # messages that are known to be dead, and that no pack has freed yet
     stub: int  # what packs keep of dead messages
-    control: int  # all other records, and dead messages that are not known
+    # All other records, messages that are not counted yet, and dead messages that are not known.
+    control: int
     pinned: int  # messages of pending timers, and files that are kept for them
 
 
@@ -122,6 +127,21 @@ class LogSpace:
         alive = self._catalog.is_alive
         topics = self._catalog.topics.values()
         return sorted(one.name for one in topics if one.name != TIMER_TOPIC and alive(one.id))
+
+    def find_topics(self, names: Sequence[str], now_ms: int) -> tuple[list[TopicSpace], int]:
+        """Return the space of the first topics, as many as a slice allows, and their number.
+
+        A topic that was deleted meanwhile is omitted, but counts.
+        """
+        found, queue_count = [], 0
+        for number, name in enumerate(names, 1):
+            space = self.find_topic(name, now_ms)
+            if space is not None:
+                found.append(space)
+                queue_count += self._catalog.topics[self._catalog.topic_ids[name]].queues
+            if number == TOPICS_A_SLICE or queue_count >= QUEUES_A_SLICE:
+                return found, number
+        return found, len(names)
 
     def find_topic(self, name: str, now_ms: int) -> TopicSpace | None:
         """Return the space of a topic; None if it was deleted meanwhile."""
