@@ -216,6 +216,25 @@ def send_segments_on_full_disk(world: RetainingWorld) -> None:
     fill(world, free_bytes=RESERVE // 2)
 
 
+def test_a_segment_that_keeps_most_of_its_bytes_delays_the_next_one() -> None:
+    """Its space may return later than usual, so the rule waits for a minute."""
+    world = full_world()
+    world.retain("kept", ms=-1)
+    for _ in range(2):
+        world.send("a", topic="a", size=KIB)
+        send_segments(world, 1, topic="kept")
+    send_segments(world, 3, topic="kept")
+    fill(world)
+    lows, times_s = [0], [0]
+    for second in range(150):
+        world.elapse(SECOND_MS, step_ms=SECOND_MS)
+        if world.first("a") != lows[-1]:
+            lows.append(world.first("a"))
+            times_s.append(second)
+    assert lows == [0, 1, 2]
+    assert times_s[2] - times_s[1] >= 60
+
+
 def test_the_only_full_segment_may_go() -> None:
     world = full_world()
     send_segments(world, 2)
@@ -288,7 +307,7 @@ def test_the_rule_waits_for_the_checkpoint_that_a_removal_needs() -> None:
     while packing.next_ms() is not None:
         packing.find_work(world.now_ms)
     assert world.engine.retention.rules.may_free_space(world.now_ms)
-    world.background()
+    world.elapse(2 * SECOND_MS)
     assert not world.engine.retention.rules.may_free_space(world.now_ms)
 
 

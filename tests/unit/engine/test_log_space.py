@@ -87,7 +87,9 @@ def test_each_message_is_live_then_dead_then_a_stub() -> None:
     packed = count(world)
     assert packed.live == kept
     assert 0 < packed.dead <= 2 * SEGMENT, "only the two newest segments are not packed"
-    assert packed.stub > 0
+    headers = [one.pack.header for one in world.engine.log.segments if one.pack is not None]
+    assert packed.stub == sum(header.stub_bytes for header in headers) > 0
+    assert packed.control > 0
     assert sum(packed) == file_bytes(world)
 
 
@@ -172,15 +174,20 @@ def test_a_start_counts_no_freed_bytes() -> None:
     assert world.engine.live_bytes.freed.counts.total() == 0
 
 
-def test_the_floor_is_the_begin_of_the_log_and_its_age_that_of_the_first_record() -> None:
+def test_the_floor_has_the_age_of_its_record() -> None:
     world = small_world()
     begun_ms = world.now_ms
     world.send("a")
     world.advance(HOUR_MS)
     world.send("b")
     space = world.engine.log_space
-    assert space.floor_offset == world.engine.log.min_offset
+    assert space.floor_offset == world.engine.log.state_floor == 0
     assert space.floor_stored_at_ms() == begun_ms
+    two_topics(world)
+    second = world.engine.log.segments[1].start
+    world.engine.log.note_floor(second)
+    assert space.floor_offset == second
+    assert space.floor_stored_at_ms() == world.now_ms > begun_ms
 
 
 def test_a_topic_has_live_and_dead_bytes_until_they_are_packed() -> None:

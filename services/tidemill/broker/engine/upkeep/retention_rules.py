@@ -45,6 +45,9 @@ BISECT_COST = 16  # of a bisected queue, in queues: it verifies a block
 TRIM_BYTES = 1 << 20  # a row that frees as much is written at once
 TRIM_PARTS = 64  # other rows wait until the oldest message is this part of `ms` older than `ms`
 ENTRIES_MIN = 16  # read from each queue of a topic with too many bytes
+# The space of a segment without live messages returns within seconds, or within a minute if the
+# broker has very many queues. Longer, its other messages keep it.
+SPACE_WAIT_MS = 60_000
 SEGMENTS_KEPT = 2  # the newest ones, which packing keeps
 VISIT_PARTS = 1024  # a row that waits is looked at again after this part of `ms`
 
@@ -93,6 +96,9 @@ class RetentionRules:
         # Whether packing, or the removal of a segment, may free space. The engine connects it.
         self.may_free_space: Callable[[int], bool] = lambda _now_ms: True
         self._stuck_at_ms: int | None = None  # monotonic: since a look, the disk is full in vain
+        # The last segment that was trimmed on a full disk: its begin, its size then, and the
+        # monotonic time until which its space is awaited.
+        self._awaited = -1, 0, LONG_AGO_MS
         self._disk_trims: list[DiskTrim] = []
         self._due_ms = LONG_AGO_MS  # monotonic
         # The next look is due when the log begins behind this offset.
@@ -431,7 +437,11 @@ class RetentionRules:
             return False
         if self._stuck_at_ms is None:
             self._stuck_at_ms = self._now_ms
-        return self._now_ms >= self._stuck_at_ms + LOOK_PERIOD_MS
+        if self._now_ms < self._stuck_at_ms + LOOK_PERIOD_MS:
+            return False
+        start, size, until_ms = self._awaited
+        is_whole = any(one.start == start and one.file_size == size for one in self._log.segments)
+        return not is_whole or self._now_ms >= until_ms
 
     def _trim_oldest(self, now_ms: int, purged_count: int) -> Steps:
         """Trim the oldest segment with messages that are not kept for ever.
@@ -462,6 +472,8 @@ class RetentionRules:
             if messages:
                 self._disk_trims.append(DiskTrim(topics, messages, size_bytes))
                 self._stuck_at_ms = self._now_ms  # Packing is next.
+                until_ms = self._now_ms + SPACE_WAIT_MS
+                self._awaited = segment.start, segment.file_size, until_ms
                 return
 
     def _trim_before(
