@@ -85,12 +85,9 @@ class LogSpace:
             live_here = min(self._live_bytes.live_bytes_in(segment.start), size)
             stub_here = 0 if segment.pack is None else segment.pack.header.stub_bytes
             stub_here = min(stub_here, size - live_here)
-            rest = size - live_here - stub_here
-            dead_here, stub = (
-                min(self._live_bytes.dead_bytes_in(segment.start), rest),
-                stub + stub_here,
-            )
-            total, live, dead = total + size, live + live_here, dead + dead_here
+            dead_here = self._live_bytes.dead_bytes_in(segment.start)
+            dead += min(dead_here, size - live_here - stub_here)
+            total, live, stub = total + size, live + live_here, stub + stub_here
         control = total - live - dead - stub
         # Messages of the hidden topic are counted as live. Those of settled timers are dead.
         topic_id = self._catalog.topic_ids.get(TIMER_TOPIC)
