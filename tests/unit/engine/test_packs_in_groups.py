@@ -194,7 +194,7 @@ def test_a_damaged_gap_is_mended_from_whole_segments() -> None:
     node.disk.damage(first.name, log.reader.position(first, gap.log_offset) + 20)
     assert log.damage.request(gap.log_offset)
     assert MendOutcome.MENDED in group.mend(1)
-    log.verify(gap.log_offset)
+    log.verify(LogOffset(gap.log_offset))
     assert [one.log_offset for one in log.walk_between(first.start, first.end)] == before
     assert node.bodies() == TEXTS[20:]
 
