@@ -260,9 +260,15 @@ def test_a_pack_is_packed_again_when_more_messages_are_dead() -> None:
     world.purge("gone")
     assert pack_all(world)
     small = used(world)
+    first = world.engine.log.segments[0]
+    assert first.pack is not None
+    stubs = first.pack.header.stub_bytes
     delete_topic(world, "kept")
     assert pack_all(world)
     assert used(world) < small
+    first = world.engine.log.segments[0]
+    assert first.pack is not None
+    assert first.pack.header.stub_bytes > stubs
     world.restart()
     check_log(world.disk)
 

@@ -188,7 +188,8 @@ class Packing:
                 for first, part in parts.add(found.header, stub or data, is_dead=is_dead):
                     extents.add(first - segment.start, len(part))
                     gathered.append(part)
-                    stub_bytes += 0 if part is data else len(part)
+                    is_copied = part is data and not record.is_stub(found.header)
+                    stub_bytes += 0 if is_copied else len(part)
                 offset = found.log_offset + found.header.size
                 read_bytes, count = read_bytes + len(data), count + 1
                 if extents.position - at >= SLICE_BYTES:
