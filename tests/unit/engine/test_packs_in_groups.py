@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from zlib import crc32
 
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.seeds import seeds
 from tests.support.worlds.engine_group import Group, Node
-from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.engine_world import SMALL, blob
 from tests.support.worlds.packed_worlds import pack_engine
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout import pack
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import is_gap
+from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome
 from tidemill.broker.engine.store.segment import CorruptStore, Hole
 
@@ -172,6 +174,72 @@ def test_a_replica_that_begins_empty_copies_a_log_with_gaps() -> None:
     group.restart(1)
     group.settle(3_000)
     assert group.nodes[1].bodies() == TEXTS[35:]
+
+
+def send_gone(group: Group) -> None:
+    """Send a message to another topic than `Group.send`."""
+    node, data = master_of(group), blob("gone", size=1_000)
+    topic = node.engine.catalog.find_topic("gone") or node.engine.administration.put_topic(
+        "gone", type_=TopicType.NORMAL, queues=1, now_ms=group.now_ms
+    )
+    node.engine.commands.send(
+        topic.id, QueueId(0), data, crc32(data), now_ms=group.now_ms, firing_ms=group.now_ms
+    )
+    node.engine.write(group.now_ms)
+    group.settle(50)
+
+
+@pytest.mark.parametrize("lost", [(), ("snapshots",), ("queues",)])
+def test_a_replica_that_copied_gaps_is_elected_before_it_joins_again(lost: tuple[str, ...]) -> None:
+    """Its log begins with a live message, and a gap follows. No header names the floor."""
+    group = Group(3, config=CONFIG)
+    group.records_proposals = True
+    group.cut_off = {2}
+    group.elect(0, 0, 1)
+    master = group.nodes[0]
+    master.engine.administration.put_topic(
+        "orders", type_=TopicType.NORMAL, queues=1, now_ms=group.now_ms
+    )
+    send_gone(group)
+    while SEGMENT - master.engine.log.log_end > 1_230:
+        send_gone(group)
+    kept = []
+    for n in range(40):
+        kept.append(f"m{n}")
+        group.send(kept[-1], size=1_100)
+        for _ in range(4):
+            send_gone(group)
+    master.engine.administration.delete_topic("gone", group.now_ms)
+    master.engine.write(group.now_ms)
+    group.settle()
+    move_floor(group)
+    for files in master.engine.retention.give_up_oldest(group.now_ms):
+        for file in files:
+            file.sync()
+        group.settle(100)
+    assert master.log.log_min == SEGMENT
+    assert pack_node(group, master) >= 4
+    group.cut_off = set()
+    group.elect(0, 0, 1)
+    group.settle(3_000)
+    replica = group.nodes[2]
+    group.set_members(0, 1, 2)
+    group.settle(1_000)
+    assert replica.bodies() == kept
+    assert all(one.pack is None for one in replica.engine.log.segments)
+    if lost:
+        checkpoint(group, replica)
+    group.kill(2)
+    for folder in lost:
+        for name in replica.disk.names(folder):
+            replica.disk.remove(name)
+    group.cut_off = {0, 1}
+    group.restart(2)
+    group.kill(0)
+    group.cut_off = set()
+    group.elect(2, 1, 2)
+    assert replica.log.is_master
+    assert replica.bodies() == kept
 
 
 def test_a_damaged_gap_is_mended_from_whole_segments() -> None:

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import World
 from tests.support.worlds.packed_worlds import (
     SEGMENT,
@@ -16,6 +17,7 @@ from tests.support.worlds.packed_worlds import (
     pack_all,
     small_world,
 )
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.events.event import EventQuery
 from tidemill.broker.engine.metadata.topic_retention import RetentionChange
 from tidemill.broker.engine.pop.deliveries import AckResult
@@ -156,3 +158,83 @@ def test_a_fifo_group_gets_the_messages_behind_its_last_batch_again() -> None:
     world.ack(batch)
     again = world.pop(6, group="fifo", topic="kept", invisible_ms=10_000)
     assert [one.body for one in again] == [f"m{n}" for n in range(1, 6)]
+
+
+def test_a_topic_that_only_later_records_than_the_snapshot_create_keeps_its_messages() -> None:
+    """The queue files reach further than the snapshot, as when the disk had no room for a newer."""
+    world = small_world()
+    world.send("a", topic="first")
+    world.checkpoint()
+    texts = [f"m{n}" for n in range(50)]
+    for text in texts:
+        world.send(text, topic="second", size=2_000)
+    known = world.disk.names("snapshots")
+    world.checkpoint()
+    world.disk = world.disk.after_kill()
+    for name in world.disk.names("snapshots"):
+        if name not in known:
+            world.disk.remove(name)
+    world.open()
+    assert world.drain(topic="second") == texts
+
+
+def fifo_world() -> World:
+    world = small_world()
+    world.group("fifo", is_ordered=True)
+    world.send("a", "b", topic="orders")
+    return world
+
+
+def fill(world: World, count: int) -> None:
+    for _ in range(count):
+        world.send("filler", topic="gone", size=4_000)
+
+
+def test_an_ack_while_the_floor_moves_is_not_lost() -> None:
+    """After the statement of deliveries, and before that of progress or behind it."""
+    for moment in range(40):
+        world = fifo_world()
+        popped = world.pop(2, group="fifo", topic="orders", invisible_ms=HOUR_MS)
+        fill(world, 60)
+        world.checkpoint()
+        steps = world.engine.retention.move_floor(floors(world)[0], world.now_ms)
+        for n, files in enumerate(steps):
+            for file in files:
+                file.sync()
+            if n == moment:
+                world.ack(*popped)
+            if has_pending(world.engine):
+                world.commit()
+        if n < moment:
+            break
+        world.purge("gone")
+        assert pack_all(world)
+        forget_derived_files(world)
+        world.open()
+        assert world.bodies(group="fifo", topic="orders") == []
+    assert moment > 4
+
+
+def test_a_batch_between_two_floors_is_settled_for_good() -> None:
+    """The first floor states the progress behind the second one, and the batch is not stated."""
+    world = fifo_world()
+    world.ack(*world.pop(1, group="fifo", topic="orders", invisible_ms=HOUR_MS))
+    reset = ResetTarget(earliest=True, latest=False)
+    world.engine.administration.reset_offset("fifo", "orders", reset, world.now_ms)
+    world.commit()
+    fill(world, 20)
+    popped = world.pop(2, group="fifo", topic="orders", invisible_ms=HOUR_MS)
+    fill(world, 60)
+    world.checkpoint()
+    first, second = floors(world)[:2]
+    assert first <= popped[0].delivery.delivery_id < second
+    move_floor(world, first)
+    world.ack(*popped)
+    fill(world, 10)
+    world.checkpoint()
+    move_floor(world, second)
+    world.purge("gone")
+    assert pack_all(world)
+    forget_derived_files(world)
+    world.open()
+    assert world.bodies(group="fifo", topic="orders") == []

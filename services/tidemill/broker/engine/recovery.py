@@ -31,8 +31,9 @@ from tidemill.broker.engine.layout import (
     store_checkpoint,
 )
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.floor import decode_gap
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
-from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.broker.engine.layout.record import UnknownRecord, is_gap
 from tidemill.broker.engine.layout.snapshot import SnapshotSection
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.store.block_file import BlockFile, open_block_file, open_chain
@@ -278,6 +279,9 @@ class _Recovery:
         is_caught_up = bool(snapshot_name) or not self._is_replica
         if engine.state.catch_up is not None and is_caught_up:
             catch_up.finish(now_ms=now_ms)
+        if is_caught_up:
+            # Not earlier: queue files may contain topics that the snapshot does not.
+            engine.catalog.forget_unknown_queues()
         self._drop_timers_before_floor()
         # The snapshot may be older than the last drop of a segment, which has no record.
         engine.catalog.deleted_names.drop_before(
@@ -306,6 +310,10 @@ class _Recovery:
             if engine.state.catch_up is not None and found.log_offset >= caught_up_at:
                 catch_up.finish(now_ms=now_ms)
             if found.log_offset >= stop:
+                if is_gap(found.header):
+                    # This replica may become the master before it learns of the state floor.
+                    behind = decode_gap(found.body).floor
+                    engine.fold.state_from = max(engine.fold.state_from, behind)
                 continue
             engine.fold.apply(found)
             records += 1

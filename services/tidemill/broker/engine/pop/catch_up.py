@@ -175,7 +175,6 @@ class CatchUp:
         """Drop void deliveries and build the lists. Then every entry changes the whole state."""
         state = self._state
         state.catalog.forget_orphans()
-        state.catalog.forget_unknown_queues()
         for (group_id, topic_id), retry_id in state.catalog.retry_topic_ids.items():
             state.add_retry_topic(group_id, topic_id, retry_id)
         for progress in list(state.progress.values()):

@@ -160,8 +160,12 @@ class ReplicaEngine:
             begin = log.log_end
             engine.begin_epoch(epoch, self.now_ms)
         else:
-            for _ in self._apply(log.log_end):
-                pass
+            try:
+                for _ in self._apply(log.log_end):
+                    pass
+            except MustBeEmptied as error:
+                # The group needs this log: nothing else may have it.
+                raise CorruptStore(f"the log cannot be applied: {error}") from error
             self._end_catch_up()
             log.applied_offset = None
             self.is_master = True
@@ -190,8 +194,14 @@ class ReplicaEngine:
         return self.frames.can_begin(offset)
 
     def digest(self, low: int, end: int) -> Digest | None:
-        """Return the checksum of the last records before `end`; None if they are damaged."""
-        return self.frames.digest(low, end)
+        """Return the checksum of the last records before `end`; None if they are damaged.
+
+        Another log may have gaps in other places, so the records begin at the state floor.
+        """
+        floor = min(max(self._log.state_floor, self.engine.fold.state_from), end)
+        found = self.frames.digest(max(low, floor), end)
+        is_at_floor = found is not None and low < floor == found.begin
+        return found._replace(is_behind_stub=True) if found and is_at_floor else found
 
     # ------------------------------------------------------------ the log of a replica
 
@@ -378,6 +388,7 @@ class ReplicaEngine:
         self.catch_up_to = None
         if self.engine.state.catch_up is not None:
             self.engine.state.catch_up.finish(now_ms=self.now_ms)
+            self.engine.catalog.forget_unknown_queues()
 
     def _follow_time(self) -> None:
         engine = self.engine

@@ -65,7 +65,7 @@ class Packing:
         self._tried: dict[int, tuple[int, bool, bool]] = {}
         # By the begin of a segment: no attempt before this time, after damage or a full disk.
         self._paused: dict[int, int] = {}
-        self.packed_count = self.freed_bytes = self.copied_bytes = 0  # since the start
+        self.packed_count = self.copied_bytes = 0  # since the start
 
     def find_work(self, now_ms: int) -> Steps | None:
         """Return the steps that pack the segment with the most dead bytes; None if none is due."""
@@ -161,7 +161,6 @@ class Packing:
         yield from self._quiet()
         yield from self._log.install_pack(segment, Pack(header))
         self.packed_count += 1
-        self.freed_bytes += before - header.file_size
         self.copied_bytes += header.file_size
         return True
 

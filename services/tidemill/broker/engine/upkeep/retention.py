@@ -31,6 +31,7 @@ from tidemill.broker.engine.layout.state import (
 from tidemill.broker.engine.layout.trim import Trim, TrimmedQueue, TrimReason
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.pop.queue_queries import find_expired
 from tidemill.broker.engine.pop.stated_rows import (
@@ -219,17 +220,26 @@ class Retention:
             if end > self._store.derived_offset or not self._may_pass(number, now_ms, timers):
                 break
             floor = end
+            if not self._is_old(number, now_ms):
+                break  # The search for a live message takes a slice.
         return floor
 
     def _may_pass(self, number: int, now_ms: int, timers: DelayedMessages) -> bool:
         """Whether the state floor may pass a segment, checkpoints aside."""
-        segment, is_full = self._log.segments[number], self._room.is_full
+        segment = self._log.segments[number]
         if not timers.may_drop(segment):
             return False
-        least_ms = min(self._events_ms, FULL_DISK_EVENTS_MS) if is_full else self._events_ms
-        if self._ages.is_sure and self._age_ms(number, now_ms) >= least_ms:
+        if self._is_old(number, now_ms):
             return True
-        return (is_full or not self._event_retention_ms) and self._is_unneeded(segment.end)
+        may_go = self._room.is_full or not self._event_retention_ms
+        return may_go and self._is_unneeded(segment.end)
+
+    def _is_old(self, number: int, now_ms: int) -> bool:
+        """Whether the events of a segment have been kept long enough."""
+        least_ms = self._events_ms
+        if self._room.is_full:
+            least_ms = min(least_ms, FULL_DISK_EVENTS_MS)
+        return self._ages.is_sure and self._age_ms(number, now_ms) >= least_ms
 
     def wants_checkpoint(self, now_ms: int, timers: DelayedMessages) -> bool:
         """Whether the segment at the state floor is over, and no checkpoint covers it yet.
@@ -414,8 +424,9 @@ class Retention:
             fold.append(StatedConfig(item), now_ms)
             yield []
         yield from self._restate_queues(end, now_ms)
-        yield from self._restate_progress(end, now_ms)
+        # Deliveries first: an ack in between then settles a stated one, also in a replay.
         yield from self._restate_deliveries(end, now_ms)
+        yield from self._restate_progress(end, now_ms)
 
     def _expire(self, end: int, now_ms: int) -> Steps:
         """Record the dropped messages that groups never popped; groups then skip them.
@@ -508,7 +519,7 @@ class Retention:
         keys = []
         for first in range(0, len(unseen), PROGRESS_SEEN_A_SLICE):
             part = unseen[first : first + PROGRESS_SEEN_A_SLICE]
-            keys += [key for key in part if key in known and known[key].stated_at < end]
+            keys += [key for key in part if key in known and _is_due(known[key], end)]
             yield []
         for first in range(0, len(keys), PROGRESS_A_SECTION):
             chunk = keys[first : first + PROGRESS_A_SECTION]
@@ -517,7 +528,7 @@ class Retention:
             found = [known.get(key) for key in chunk]
             # Progress that waits to be forgotten must not come back.
             left = [one for one in found if one is not None and not self._pops.is_deleted(one)]
-            rows = [one.as_row() for one in left if one.stated_at < end]
+            rows = [one.as_row() for one in left if _is_due(one, end)]
             if rows:
                 self._fold.append(StatedProgress(rows), now_ms)
             yield []
@@ -534,3 +545,12 @@ class Retention:
                 chunk = slots[begin : begin + DELIVERIES_A_STATE_RECORD]
                 self._fold.append(StatedDeliveries(delivery_rows_of(self._pops, chunk)), now_ms)
             yield []
+
+
+def _is_due(progress: PopProgress, end: int) -> bool:
+    """Whether progress is stated only before log offset `end`.
+
+    The settlement of a FIFO batch changes it, and counts only if the CK of the batch is known.
+    """
+    batch_id = progress.ordered.batch_id if progress.ordered is not None else -1
+    return progress.stated_at < end or 0 <= batch_id < end
