@@ -8,13 +8,21 @@ import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.worlds.engine_world import World
-from tests.support.worlds.packed_worlds import delete_topic, pack_all, small_world, two_topics
+from tests.support.worlds.packed_worlds import (
+    delete_topic,
+    floors,
+    move_floor,
+    pack_all,
+    small_world,
+    two_topics,
+)
 from tidemill.broker.engine.layout import pack
 from tidemill.broker.offline.check import CheckReport, check
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.offline.findings import OF_THE_LOG, Damage
 from tidemill.broker.offline.mend import mend
 from tidemill.broker.offline.packed_file import PackedFile, read_header
+from tidemill.broker.offline.rebuild import MendReport
 from tidemill.broker.offline.source import Source
 
 
@@ -191,3 +199,53 @@ def test_a_copy_of_a_pack_that_is_packed_again_starts(at_open: int) -> None:
     for _ in copy(PackingSource(world, at_open=at_open), target):
         pass
     World(target, config=world.config, now_ms=world.now_ms)
+
+
+def floored_world(seed: int = 0) -> tuple[World, list[str], FaultyDisk]:
+    """Return a world with gaps, the live texts, and a copy from before the floor."""
+    world = small_world(FaultyDisk(Random(seed)))
+    kept = two_topics(world)
+    world.purge("gone")
+    world.checkpoint()
+    before = copied(world)
+    move_floor(world, floors(world)[-1])
+    assert pack_all(world)
+    return world, kept, before
+
+
+def mended(disk: FaultyDisk, backup: FaultyDisk) -> MendReport:
+    steps = mend(disk, backup, is_dry=False)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            report = end.value
+            assert isinstance(report, MendReport)
+            return report
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("at", [40, 68 + 100, 68 + 640 + 10])
+def test_a_pack_with_gaps_is_mended(*, is_packed: bool, at: int) -> None:
+    """The backup has whole segments from before the state floor, or the same packs."""
+    world, kept, before = floored_world()
+    assert checked(world).findings == []
+    backup = copied(world) if is_packed else before
+    world.disk.damage(first_pack(world), pack.HEADER_SIZE + at)
+    world.disk = world.disk.after_kill()
+    assert [one for one in checked(world).findings if one.damage in OF_THE_LOG]
+    assert mended(world.disk, backup).mended
+    assert not [one for one in checked(world).findings if one.damage in OF_THE_LOG]
+    world.open()
+    assert world.drain(topic="kept") == kept
+    assert world.drain(topic="gone") == []
+
+
+def test_a_backup_with_gaps_does_not_mend_a_log_that_ends_before_they_were_stated() -> None:
+    """The mended log would lack the state of the missing records."""
+    world, _, before = floored_world()
+    backup = copied(world)
+    before.damage(first_pack(world).replace(".pack", ".log"), 50)
+    report = mended(before, backup)
+    assert not [one for one in report.mended if "taken from the backup" in one]
+    assert "the backup is newer" in report.left[0]

@@ -20,6 +20,7 @@ first; the next start rebuilds them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -27,12 +28,14 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar, final
 
 from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.floor import decode_gap
 from tidemill.broker.engine.layout.record import (
     HEADER,
     PAD,
     PAD_MAGIC,
     RecordHeader,
     RecordKind,
+    is_gap,
     is_stub,
     stored_size,
 )
@@ -343,6 +346,7 @@ class _Mending:
 
         A segment that was set aside has no such end: a pad ends it.
         """
+        self._check_gaps(theirs)
         extent = _extent(self._backup.source, theirs, 0)
         new = _NewSegment(name=name, size=theirs.size)
         new.parts.append(_Part(self._backup.source, theirs.name, 0, extent.end))
@@ -360,6 +364,12 @@ class _Mending:
         if theirs.start + reach < needed_to:
             raise NotMendable("the backup is damaged there, or ends before")
         return new
+
+    def _check_gaps(self, theirs: LogSegment) -> None:
+        """Raise NotMendable if the log does not state what the backup's state floor relies on."""
+        for found in _intact(self._backup.source, theirs):
+            if is_gap(found.header) and decode_gap(found.body).stated_before > self._log_end:
+                raise NotMendable("the backup is newer: it lacks records that this log still needs")
 
     def _check_end(self, own: LogSegment, extent: _Extent, log_end: int) -> None:
         """Raise NotMendable if the store may have other records behind its intact ones."""
@@ -395,19 +405,29 @@ class _Mending:
         theirs, count = self._backup.find_segment(own.start), 0
         if theirs is None:
             return 0
-        end = _extent(self._backup.source, theirs, 0).end
-        file = open_segment(self._backup.source, theirs.name)
-        try:
-            window = FileWindow(file)
-            for found in _intact(self._source, own):
-                at = found.log_offset - own.start
-                if at >= end:
-                    break
-                if not _is_same(window.view(at, found.header.size), found.data):
-                    raise NotMendable("the backup has other records there: its store lived on")
-                count += 1
-        finally:
-            file.close()
+        end = theirs.start + _extent(self._backup.source, theirs, 0).end
+        known: dict[int, bytes] = {}
+        gap_ends: dict[int, int] = {}  # by the begin of a gap
+        for found in _intact(self._backup.source, theirs):
+            if found.log_offset >= end:
+                break
+            if is_gap(found.header):
+                gap_ends[found.log_offset] = found.end
+            else:
+                known[found.log_offset] = _stubbed(found.data)
+        begins = list(gap_ends)
+        for found in _intact(self._source, own):
+            at = found.log_offset
+            if at >= end:
+                break
+            if is_gap(found.header):
+                continue  # The backup may have the records that are missing here.
+            number = bisect_right(begins, at) - 1
+            if at not in known and number >= 0 and at < gap_ends[begins[number]]:
+                continue
+            if known.get(at) != _stubbed(found.data):
+                raise NotMendable("the backup has other records there: its store lived on")
+            count += 1
         return count
 
     def _write(self, new: _NewSegment) -> None:
@@ -433,12 +453,6 @@ class _Mending:
             # Behind the segment: until then a start uses the pack, as before the mend.
             disk.delete(packed)
             disk.folder(LOG_FOLDER).sync()
-
-
-def _is_same(one: memoryview, other: memoryview) -> bool:
-    """Return whether two intact records are the same; one may be the stub of the other."""
-    forms = [_stubbed(one), _stubbed(other)]
-    return one == other or forms[0] == forms[1]
 
 
 def _stubbed(data: memoryview) -> bytes:
