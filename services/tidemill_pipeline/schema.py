@@ -108,7 +108,11 @@ EVENTS: Final = (
     Column("end_offset", "bigint", "end of an expired range or of an unreadable part of the log"),
     Column("timer_id", "bigint", "of a delayed message, pending or fired"),
     Column("body_size", "bigint", ""),
-    Column("body_crc32", "bigint", "of the message as stored"),
+    Column(
+        "body_crc32",
+        "bigint",
+        "of the message as stored; 0, as `body_size`, if its content was freed",
+    ),
     Column("delivery", "string", "id of the delivery, also in the events that settle it"),
 )
 
