@@ -6,11 +6,12 @@ dropped when it is before the state floor and no live message is in it.
 
 Below feature level 2 there are no FLOOR records: the oldest segment is dropped at the end of its
 retention time, after the same restatement.
+
+It is one module, because each step relies on what the one before has recorded again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import final
 
@@ -52,8 +53,8 @@ from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.log_ages import LogAges
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 from tidemill.broker.engine.upkeep.retention_rules import RetentionRules
+from tidemill.broker.engine.upkeep.segment_search import SegmentSearch
 
-QUEUES_A_LOOK = 256  # 1 to 2 ms if each queue checks a block that is not cached
 # Each of these takes about a millisecond per slice:
 QUEUES_CUT_A_SLICE = 16  # queues bisected, in files that may not be cached
 ENDS_STATED_A_SLICE = 1024  # ends of queues, in one record
@@ -62,40 +63,6 @@ EXPIRED_SEEN_A_SLICE = 256  # queues of groups; each costs 1,
 EXPIRED_BISECTED = 16  # or this much if the queue is bisected
 FLOOR_SEGMENTS_MAX = 64  # that the state floor passes at once
 FULL_DISK_EVENTS_MS = 3_600_000  # on a full disk, lifecycle events are kept at most this long
-
-
-@final
-class SegmentSearch:
-    """A search for a queue that needs the oldest segment.
-
-    Each call checks some queues, and the next call continues: no message is added before the end of
-    the segment.
-    """
-
-    def __init__(self) -> None:
-        self._witness: ConsumeQueue | None = None  # a queue that needs the segment
-        self._unseen: list[ConsumeQueue] = []  # for the segment that ends at `_end`
-        self._end = 0
-
-    def is_over(
-        self,
-        queues: Mapping[tuple[TopicId, QueueId], ConsumeQueue],
-        end: int,
-        is_needed_by: Callable[[ConsumeQueue], bool],
-    ) -> bool:
-        """Whether no queue needs the segment that ends at log offset `end`."""
-        if self._witness is not None and is_needed_by(self._witness):
-            return False
-        self._witness = None
-        if end != self._end:
-            self._unseen, self._end = [], end
-        unseen = self._unseen = self._unseen or list(queues.values())
-        for queue in unseen[-QUEUES_A_LOOK:]:
-            if is_needed_by(queue):
-                self._witness, self._unseen = queue, []
-                return False
-        del unseen[-QUEUES_A_LOOK:]
-        return not unseen
 
 
 @final
