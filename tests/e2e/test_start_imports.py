@@ -1,4 +1,4 @@
-"""The modules that processes import to serve: on a busy machine each of them delays every start."""
+"""The work of a process before it serves and at its end: others wait for both."""
 
 from __future__ import annotations
 
@@ -22,6 +22,35 @@ def report():
     os.write(1, (json.dumps({"pid": os.getpid(), "modules": sorted(sys.modules)}) + "\\n").encode())
 
 atexit.register(report)
+from tidemill.__main__ import main
+main()
+"""
+# Prints the number of garbage collections during the imports of a broker, and of its threads.
+IMPORTS = """
+import gc, os, sys
+from tidemill.__main__ import shorten_start
+
+shorten_start("broker")
+before = [one["collections"] for one in gc.get_stats()]
+import tidemill.common.log
+from tidemill.broker.settings import BrokerSettings
+import tidemill.broker.app, tidemill.broker.store_life
+
+BrokerSettings.load(["--data-dir=unused"])
+after = [one["collections"] for one in gc.get_stats()]
+print(sum(after) - sum(before), len(os.listdir("/proc/self/task")))
+"""
+# Prints a line if the process destroys its objects at its end.
+TEARDOWN = """
+import os
+
+class Witness:
+    write = staticmethod(os.write)
+
+    def __del__(self):
+        self.write(1, b"destroyed")
+
+witness = Witness()
 from tidemill.__main__ import main
 main()
 """
@@ -125,3 +154,28 @@ def test_a_supervisor_and_a_controller_import_only_what_they_need(tmp_path: Path
     assert imported(supervisor.own_modules, others) == set()
     others = OTHERS | ENGINE | {"tidemill.broker", "tidemill.proxy.app"}
     assert imported(controller.own_modules, others) == set()
+
+
+def test_the_imports_of_a_broker_collect_no_garbage_and_start_no_thread() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        env={
+            name: value for name, value in environment().items() if name != "OPENBLAS_NUM_THREADS"
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["0", "1"]
+
+
+def test_a_broker_ends_without_destroying_its_objects() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TEARDOWN, "broker", "--data-dir=/proc/none/data"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "cannot be used" in done.stderr
