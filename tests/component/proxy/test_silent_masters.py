@@ -1,4 +1,4 @@
-"""A connected but silent master: the proxy asks the other replicas and keeps the stream.
+"""A silent, lost or late master: the proxy asks the other replicas and keeps or opens the stream.
 
 Time is virtual. The test replaces the replicas' ends of the connections.
 """
@@ -23,6 +23,7 @@ GROUP = "broker-0"
 A, B, C = (f"10.0.0.{n}:10911" for n in range(3))
 NOTICED_S = 4.0  # 2.5 s of silence, a check every half second, and an answer
 LIMIT_S = 60.0
+SHORTEST_PAUSE_S = 0.04  # of a link, between two attempts, and the step of `until`
 
 
 class Stream:
@@ -75,8 +76,10 @@ class Channel:
             return stream
         assert path == EXCHANGE
         self._network.links[self._address] = stream, on_message
-        if self._address == A:
-            self._network.serve(A, epoch=3)
+        if self._address in self._network.late:
+            self._network.reject(self._address, version=7)
+        elif self._address == A:
+            self._network.serve(A, epoch=self._network.epoch)
         return stream
 
 
@@ -85,7 +88,10 @@ class Network:
 
     def __init__(self) -> None:
         self.mute: set[str] = set()  # replicas that accept connections but send nothing
-        self.away: set[str] = set()
+        self.away: set[str] = set()  # replicas that do not answer
+        self.refusing: set[str] = set()  # replicas whose port is closed
+        self.late: set[str] = set()  # replicas that do not know of their election yet
+        self.epoch = 3  # of A, if it serves
         self.dialled: list[str] = []  # for a link
         self.probed: list[str] = []
         self.links: dict[str, tuple[Stream, Callable[[bytes], None]]] = {}  # by address
@@ -97,9 +103,19 @@ class Network:
         frame = pb.ReplyFrame(config=config, epoch=epoch)
         asyncio.get_running_loop().call_soon(on_message, frame.SerializeToString())
 
+    def reject(self, address: str, *, version: int) -> None:
+        """Answer the link as a replica that is not the master in its version of the record."""
+        _, on_message = self.links[address]
+        frame = pb.ReplyFrame(not_master=pb.NotMaster(version=version))
+        asyncio.get_running_loop().call_soon(on_message, frame.SerializeToString())
+
     def kill(self, address: str) -> None:
         """End the link, and answer no other one."""
         self.away.add(address)
+        self.end_link(address)
+
+    def end_link(self, address: str) -> None:
+        """End the link."""
         stream, _ = self.links[address]
         stream.fail(RpcError(RpcCode.UNAVAILABLE, "the replica was killed"))
 
@@ -110,6 +126,8 @@ class Network:
         await asyncio.sleep(0.001)
         if message_bytes_max > 1 << 20:
             self.dialled.append(address)
+        if address in self.refusing:
+            raise RpcError(RpcCode.UNAVAILABLE, "the port is closed")
         if address in self.away:
             await asyncio.sleep(timeout_s)
             raise RpcError(RpcCode.UNAVAILABLE, "nobody is there")
@@ -142,10 +160,10 @@ class World:
         return was_served
 
     def elect(self, replica: int) -> None:
-        """Let a controller announce another master."""
+        """Let a controller announce an election."""
         record = record_of_three(epoch=4, version=8)._replace(master=member_of(replica))
         for address in self.routes.masters.learn(GROUP, view_of(record)):
-            self.routes._moved[address]()
+            self.routes._elected[address]()
 
     @property
     def cut_off(self) -> dict[str, UnreachableMaster]:
@@ -159,6 +177,17 @@ class World:
             while not holds():  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(0.01)
         return loop.time() - begin_s
+
+    async def lose_all(self) -> None:
+        """Stop all replicas for a long time, until an attempt to connect has just failed."""
+        network = self.network
+        network.refusing |= {A, B, C}
+        network.end_link(A)
+        await asyncio.sleep(10.0)
+        failed = len(network.dialled)
+        await self.until(lambda: len(network.dialled) > failed)
+        network.refusing.discard(A)
+        network.epoch = 4
 
 
 def play(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -237,5 +266,29 @@ def test_a_route_to_another_replica_ends_the_attempt() -> None:
         world.network.serve(C, epoch=4)
         await world.until(lambda: len(world.frames) == 2)
         assert world.network.dialled[-1] == C
+
+    play(scenario)
+
+
+def test_a_master_that_is_elected_again_is_dialled_at_once() -> None:
+    async def scenario(world: World) -> None:
+        await world.lose_all()
+        world.elect(0)
+        assert await world.until(lambda: len(world.frames) == 2) < SHORTEST_PAUSE_S
+        assert world.network.dialled[-1] == A
+
+    play(scenario)
+
+
+def test_an_elected_master_that_does_not_know_it_yet_is_dialled_with_short_pauses() -> None:
+    async def scenario(world: World) -> None:
+        await world.lose_all()
+        world.network.late.add(A)
+        failed = len(world.network.dialled)
+        world.elect(0)
+        await asyncio.sleep(0.2)
+        world.network.late.clear()
+        assert await world.until(lambda: len(world.frames) == 2) < 2 * SHORTEST_PAUSE_S
+        assert set(world.network.dialled[failed:]) == {A}
 
     play(scenario)

@@ -216,9 +216,32 @@ def test_a_new_master_may_learn_late_of_its_election() -> None:
     for _ in range(LATE_MAX):
         assert masters.dial(A) == B
         masters.note_rejection(A, B, version=8, master=A)
+        masters.note_failure(A, B)
+        assert masters.is_late(A)
     assert masters.dial(A) == B
     masters.note_rejection(A, B, version=8, master=A)
+    masters.note_failure(A, B)
+    assert not masters.is_late(A)
     assert {masters.dial(A) for _ in range(3)} == {A, B, C}, "it may never learn of its election"
+
+
+def test_a_late_master_that_stops_answering_is_doubtful() -> None:
+    masters = Masters()
+    masters.learn(GROUP, view(master=0, version=8))
+    assert masters.dial(A) == A
+    masters.note_rejection(A, A, version=7, master=B)
+    masters.note_failure(A, A)
+    assert (masters.is_late(A), masters.master_of(A)) == (True, A)
+    masters.note_failure(A, A)
+    assert (masters.is_late(A), masters.master_of(A)) == (False, "")
+
+
+def test_a_second_election_of_a_master_is_reported_once() -> None:
+    masters = Masters()
+    masters.learn(GROUP, view(version=7)._replace(epoch=3))
+    assert masters.dial(A) == A
+    assert masters.learn(GROUP, view(version=8)._replace(epoch=4)) == [A]
+    assert masters.learn(GROUP, view(version=9)._replace(epoch=4)) == []
 
 
 def test_a_former_master_is_not_accepted() -> None:

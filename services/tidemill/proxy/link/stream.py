@@ -81,11 +81,11 @@ class LinkStream:
         self._routes = routes
         self._dialled = address  # a replica of the broker group at `address`
         self._hops = 0  # from one replica to the next since a replica has served
-        self._moved = asyncio.Event()
+        self._elected = asyncio.Event()
         # Tasks that close connections to former masters and to probed replicas.
         self._closing: set[asyncio.Task[str] | asyncio.Task[None]] = set()
         if routes is not None:
-            routes.notify_of_move(address, self._moved.set)
+            routes.notify_of_election(address, self._elected.set)
         self._process_id = os.urandom(PROCESS_ID_BYTES)
         self._stream_number = 0
         self._channel: OpenChannel | None = None
@@ -124,10 +124,13 @@ class LinkStream:
                 warn_at_s = now_s + WAITING_WARN_EVERY_S
             if self._may_hop():
                 continue
+            if self._routes is not None and self._routes.masters.is_late(self._address):
+                attempt = 0  # The master learns of its election within milliseconds.
             ceiling_ms = min(RECONNECT_MIN_MS << min(attempt, 10), RECONNECT_MAX_MS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(random.uniform(ceiling_ms / 2, ceiling_ms) / 1000):
-                    await self._moved.wait()
+                    await self._elected.wait()
+                    attempt = 0
 
     def _note_failure(self) -> None:
         if self._routes is not None:
@@ -144,18 +147,18 @@ class LinkStream:
 
     async def _attempt(self) -> str:
         """Keep a stream to the master until it ends or the master moves; return the reason."""
-        self._moved.clear()
+        self._elected.clear()
         if self._routes is None:
             return await self._connect()
         masters = self._routes.masters
         self._dialled = masters.dial(self._address)
         connecting = asyncio.create_task(self._connect(), name=f"stream to {self._dialled}")
-        moved = asyncio.create_task(self._moved.wait(), name="moved")
+        elected = asyncio.create_task(self._elected.wait(), name="elected")
         probing = asyncio.create_task(self._probe_replicas(masters), name="probe replicas")
         try:
             while True:
                 await asyncio.wait(
-                    (connecting, moved, probing), return_when=asyncio.FIRST_COMPLETED
+                    (connecting, elected, probing), return_when=asyncio.FIRST_COMPLETED
                 )
                 if connecting.done():
                     return connecting.result()
@@ -164,10 +167,10 @@ class LinkStream:
                 if masters.master_of(self._address) != self._dialled:
                     break
                 # The replica that is dialled already was elected, and may be slow to answer.
-                self._moved.clear()
-                moved = asyncio.create_task(self._moved.wait(), name="moved")
+                self._elected.clear()
+                elected = asyncio.create_task(self._elected.wait(), name="elected")
         finally:
-            moved.cancel()
+            elected.cancel()
             self._end_later(connecting)
             self._end_later(probing)
         await asyncio.sleep(0)  # The end of the stream comes first.

@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 @final
 class MasterRoutes:
-    """The known masters, kept up to date by controllers; listeners are notified of a move."""
+    """The known masters, kept up to date by controllers; listeners are notified of elections."""
 
     def __init__(
         self,
@@ -60,20 +60,20 @@ class MasterRoutes:
         self._connect = connect
         self._name = name
         self._cluster = cluster
-        self._moved: dict[str, Callable[[], None]] = {}
+        self._elected: dict[str, Callable[[], None]] = {}  # by address of the link
         self._channels: dict[str, OpenChannel] = {}  # to the controllers that are followed
         self._lost_at_s: dict[tuple[str, str], float] = {}  # by group and master
         if file is not None:
             with contextlib.suppress(OSError, ValueError):
                 self.masters.load(from_text(cluster, file.read_text("utf-8")))
 
-    def notify_of_move(self, address: str, moved: Callable[[], None]) -> None:
-        """Call `moved` whenever the broker group at `address` gets another master."""
-        self._moved[address] = moved
+    def notify_of_election(self, address: str, elected: Callable[[], None]) -> None:
+        """Call `elected` whenever the broker group at `address` has elected a master."""
+        self._elected[address] = elected
 
     def stop_notifying(self, address: str) -> None:
-        """Forget `address` and the function that is called when its master moves."""
-        self._moved.pop(address, None)
+        """Forget `address` and the function that is called after an election."""
+        self._elected.pop(address, None)
         self.masters.unbind(address)
 
     @contextlib.asynccontextmanager
@@ -170,10 +170,10 @@ class MasterRoutes:
             return
         for name, view in update.groups.items():
             for address in self.masters.learn(name, from_view(view)):
-                log.info("broker group has another master", group=name, epoch=view.epoch)
-                moved = self._moved.get(address)
-                if moved is not None:
-                    moved()
+                log.info("broker group has elected a master", group=name, epoch=view.epoch)
+                elected = self._elected.get(address)
+                if elected is not None:
+                    elected()
         self._save()
 
     def _save(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Present and former addresses of the replicas of one broker group. The oldest are forgotten.
 ADDRESSES_MAX: Final = 32
 # A new master may learn of its election later than the caller. The link dials it this many times,
-# with its usual pauses, before it tries other replicas.
+# with its shortest pauses, before it tries other replicas.
 LATE_MAX: Final = 10
 
 
@@ -119,8 +119,12 @@ class Masters:
         group = self._group(address)
         return "" if group.is_doubtful else group.master
 
+    def is_late(self, address: str) -> bool:
+        """Whether the master has answered the last attempt and did not know of its election yet."""
+        return self._group(address).late_count > 0
+
     def learn(self, name: str, view: ReplicationView) -> list[str]:
-        """Apply the view of a controller; return the link addresses whose master has moved."""
+        """Apply the view of a controller; return the link addresses with a new election."""
         master = "" if view.master is None else view.address_of(view.master.replica_id)
         return self.update_route(
             name, view.version, master, [at for _, at in view.addresses], view.epoch
@@ -129,7 +133,10 @@ class Masters:
     def update_route(
         self, name: str, version: int, master: str, addresses: list[str], epoch: int = 0
     ) -> list[str]:
-        """Apply a route; return the link addresses whose master has moved."""
+        """Apply a route; return the link addresses with a new election.
+
+        A master that is elected again also counts: a link may wait between two attempts.
+        """
         known = self._routes.get(name)
         if known is not None and version <= known.version:
             return []
@@ -173,9 +180,12 @@ class Masters:
     def note_failure(self, address: str, dialled: str) -> None:
         """Note that the dialled replica did not serve."""
         group = self._group(address)
+        has_answered = dialled == group.rejected_by
+        if not has_answered:
+            group.late_count = 0
         if dialled == group.master:
-            group.is_doubtful = True
-            if dialled != group.rejected_by:
+            group.is_doubtful = group.is_doubtful or not group.late_count
+            if not has_answered:
                 group.mark_lost()
         group.rejected_by = ""
 
@@ -237,15 +247,17 @@ class Masters:
         return group
 
     def _apply_route(self, group: _GroupState, route: MasterRoute) -> bool:
-        """Apply a route; return whether the master has moved."""
+        """Apply a route; return whether a master was elected."""
         group.replicas = list(route.addresses)
         if route.version <= group.version:
             return False
-        has_moved = route.master not in {"", group.master}
+        is_elected = route.master != "" and (
+            route.master != group.master or route.epoch > group.epoch
+        )
         group.version, group.is_doubtful = route.version, not route.master
         group.epoch, group.late_count = max(group.epoch, route.epoch), 0
         group.master = route.master or group.master
-        return has_moved
+        return is_elected
 
     # ------------------------------------------------------------ routes file
 

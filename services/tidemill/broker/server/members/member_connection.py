@@ -85,11 +85,11 @@ class MemberConnection:
         self._rounds = rounds
         self._connect = connect
         self._routes = routes
-        self._moved = asyncio.Event()
+        self._elected = asyncio.Event()
         # Since when the member has not answered: without a connection, or with a frame in flight.
         self._unanswered_since_s: float | None = asyncio.get_running_loop().time()
         routes.masters.bind(group.address, group.name)
-        routes.notify_of_move(group.address, self._moved.set)
+        routes.notify_of_election(group.address, self._elected.set)
         self._updates: list[tuple[int, pb.ConfigUpdate]] = []  # each with its round
         self._is_behind = False
         self._changed = asyncio.Event()
@@ -126,7 +126,7 @@ class MemberConnection:
     async def run(self) -> None:
         """Keep the member up to date until cancelled."""
         while True:
-            self._moved.clear()
+            self._elected.clear()
             try:
                 wait_s = await self._follow_master()
             except Exception as error:
@@ -138,7 +138,7 @@ class MemberConnection:
                 self._rounds.engine.broker_groups.connected.discard(self.group.name)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(random.uniform(wait_s / 2, wait_s)):
-                    await self._moved.wait()
+                    await self._elected.wait()
 
     async def exchange(self, frame: pb.FollowFrame) -> pb.FollowReply:
         """Send one frame and return the reply. Raises the error of the member."""
@@ -230,13 +230,21 @@ class MemberConnection:
         """Serve one connection until it ends or the master moves; return the pause after it."""
         self.dialled = self._routes.masters.dial(self.group.address)
         serving = asyncio.create_task(self._serve_connection(), name=f"serve {self.group.name}")
-        moved = asyncio.create_task(self._moved.wait(), name=f"move of {self.group.name}")
+        electing = f"election of {self.group.name}"
+        elected = asyncio.create_task(self._elected.wait(), name=electing)
+        masters = self._routes.masters
         try:
-            await asyncio.wait((serving, moved), return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                return serving.result()
+            while True:
+                await asyncio.wait((serving, elected), return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    return serving.result()
+                if masters.master_of(self.group.address) != self.dialled:
+                    break
+                # The replica that is dialled already was elected.
+                self._elected.clear()
+                elected = asyncio.create_task(self._elected.wait(), name=electing)
         finally:
-            moved.cancel()
+            elected.cancel()
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
         if self.is_connected:
