@@ -115,6 +115,8 @@ class SupervisorPort:
             self._send(wire.SessionUp(register=self._register))
         if self._view is not None:
             replica.learn(self._view)
+        # A controller elects a registered replica after its first heartbeat.
+        self._send_heartbeat()
 
     def propose(self, proposal: Proposal) -> None:
         """Propose a sync state set."""
