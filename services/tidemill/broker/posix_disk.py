@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Sequence
@@ -53,6 +54,14 @@ class PosixFile:
             return os.pread(self._fd, size, offset)
         except OSError as error:
             raise ReadFailed(f"reading {self.name} at byte {offset}: {error}") from error
+
+    def find_data(self, offset: int) -> int:
+        """Return an offset from `offset` on before which all bytes are zero; the size at most."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            # ENXIO: the remaining file is a hole. A file system may not support the call.
+            return self.size() if error.errno == errno.ENXIO else offset
 
     def advise(self, offset: int, size: int) -> None:
         """Let the kernel read ahead."""

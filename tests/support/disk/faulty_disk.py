@@ -69,6 +69,16 @@ class Content:
         end = min(offset + size, len(self.now))
         return not any(page * BLOCK < end and offset < (page + 1) * BLOCK for page in self.bad)
 
+    def find_data(self, offset: int) -> int:
+        """Return the first byte from `offset` on in a block that is bad or not all zeros."""
+        size = len(self.now)
+        if offset >= size:
+            return size
+        zeros = size - offset - len(self.now[offset:].lstrip(b"\0"))
+        pages = [page * BLOCK for page in self.bad if (page + 1) * BLOCK > offset]
+        at = min([offset + zeros, *pages])
+        return at if at == size else max(at // BLOCK * BLOCK, offset)
+
     def new_blocks(self, offset: int, size: int) -> set[int]:
         """Return the blocks that a write of `size` bytes would allocate."""
         return set(range(offset // BLOCK, -(-(offset + size) // BLOCK))) - self.blocks
@@ -202,7 +212,13 @@ class FaultyFile:
         self._content.write(offset, data)
         self._disk.written_bytes += len(data)
 
+    def find_data(self, offset: int) -> int:
+        if self.name in self._disk.unreadable:
+            return offset
+        return self._content.find_data(offset)
+
     def read_at(self, offset: int, size: int) -> bytes:
+        self._disk.read_bytes += size
         self._disk.need_readable(self.name)
         if not self._content.is_readable(offset, size):
             raise ReadFailed(f"reading {self.name}: EIO")
@@ -250,6 +266,7 @@ class FaultyDisk:
         self.random = random
         self.capacity_bytes = capacity_bytes
         self.written_bytes = 0
+        self.read_bytes = 0  # requested from open files
         self.operations: list[str] = []
         self.cut_at: int | None = None  # index of the operation that ends the process
         self.sync_fails_at: int | None = None  # from this operation on, the next sync fails

@@ -180,6 +180,17 @@ def test_buffers_beyond_the_limit_of_one_call_are_written(disk: Disk) -> None:
     assert file.read_at(7, 1 << 20) == b"".join(buffers)
 
 
+def test_data_is_found_behind_a_hole(disk: Disk) -> None:
+    file = disk.open(NAME, create=True)
+    file.resize(1 << 20)
+    assert file.find_data(0) in {0, 1 << 20}, "a file system may not know its holes"
+    file.write_at(700_000, [b"data"])
+    assert 0 <= file.find_data(0) <= 700_000
+    assert file.find_data(700_001) == 700_001
+    assert 700_004 < file.find_data(800_000) <= 1 << 20
+    assert file.find_data(1 << 20) == 1 << 20
+
+
 def test_empty_buffers_write_nothing(disk: Disk) -> None:
     file = made(disk, content=b"same")
     file.write_at(2, [])

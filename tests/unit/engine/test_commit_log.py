@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from random import Random
 
 import pytest
@@ -12,7 +13,7 @@ from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.log_opening import DurabilityProofs, LogOpening
+from tidemill.broker.engine.store.log_opening import SEARCH_BYTES, DurabilityProofs, LogOpening
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.common.errors import MessageBodyTooLarge
@@ -108,6 +109,37 @@ def test_a_torn_record_after_a_lost_one_never_comes_back() -> None:
     _, found = open_log(disk_of(torn).after_power_cut())
     assert found == [0, SIZE, first]
     assert not set(rest) & set(found)
+
+
+def test_a_start_does_not_read_the_unused_part_of_a_segment() -> None:
+    disk = FaultyDisk(Random(0))
+    log = CommitLog(disk, Mappings(disk), segment_bytes=16 << 20)
+    offsets = append(log, 3)
+    commit(log)
+    disk = disk.after_kill()
+    _, found = open_log(disk)
+    assert found == offsets
+    assert disk.read_bytes < 4 * SEARCH_BYTES
+
+
+@pytest.mark.parametrize("is_zero", [False, True])
+@pytest.mark.parametrize("lost_bytes", [2 * SIZE, SEARCH_BYTES - 2, SEARCH_BYTES, 5_000_000])
+def test_a_record_behind_a_broken_one_is_found(lost_bytes: int, *, is_zero: bool) -> None:
+    """It states that the log before it was durable, so the broken record is damage."""
+    disk = FaultyDisk(Random(0))
+    log = CommitLog(disk, Mappings(disk), segment_bytes=16 << 20)
+    append(log, 1)
+    tail = b"t" * (lost_bytes - SIZE)
+    lost = log.append(RecordKind.MESSAGE, BODY, 0, tail=tail, tail_crc=zlib.crc32(tail))
+    commit(log)
+    append(log, 1)
+    commit(log)
+    if is_zero:
+        disk.zero(log.segments[0].name, lost, lost_bytes)
+    else:
+        disk.damage(log.segments[0].name, lost)
+    with pytest.raises(CorruptStore, match=rf"\b{lost}\b"):
+        open_log(disk.after_kill())
 
 
 def disk_of(log: CommitLog) -> FaultyDisk:

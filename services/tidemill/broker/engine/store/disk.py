@@ -37,6 +37,12 @@ class File(Protocol):
     def read_at(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`, fewer at the end of the file. Raises ReadFailed."""
 
+    def find_data(self, offset: int) -> int:
+        """Return an offset from `offset` on before which all bytes are zero; the size at most.
+
+        It skips ranges that were never written, without reading them.
+        """
+
     def advise(self, offset: int, size: int) -> None:
         """Announce that `size` bytes from `offset` will be read soon; a hint."""
 

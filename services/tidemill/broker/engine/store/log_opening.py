@@ -296,9 +296,11 @@ class LogOpening:
             if segment.end <= end or segment.pack is not None:
                 continue
             size = segment.size
-            for begin in range(max(end - segment.start, 0), size, SEARCH_BYTES):
+            for begin in self._written_pieces(segment, max(end - segment.start, 0)):
                 stop = min(begin + SEARCH_BYTES + 3, size)
                 chunk = self._read_chunk(segment, begin, stop)
+                if is_zero(chunk):
+                    continue
                 at = chunk.find(record.MAGIC_BYTES)
                 while at >= 0:
                     position = begin + at
@@ -313,6 +315,16 @@ class LogOpening:
                     )
                     yield TailRemnant(offset, header)
                     at = chunk.find(record.MAGIC_BYTES, at + 1)
+
+    def _written_pieces(self, segment: Segment, begin: int) -> Iterator[int]:
+        """Yield the begins of pieces to search; between the pieces, the segment is a hole."""
+        file = self._disk.open(segment.name)
+        try:
+            while (begin := file.find_data(begin)) < segment.size:
+                yield begin
+                begin += SEARCH_BYTES
+        finally:
+            file.close()
 
     def _read_chunk(self, segment: Segment, begin: int, stop: int) -> bytes:
         try:
@@ -331,15 +343,26 @@ class LogOpening:
         active = segments[-1]
         file = active.file = self._disk.open(active.name)
         at = end - active.start
-        # Read without a mapping: on a full tmpfs an unwritten page has no memory.
-        remnants = self._read_chunk(active, at, min(at + TORN_BYTES_MAX, active.size))
-        cut_bytes = len(remnants.rstrip(b"\0"))
+        cut_bytes = 0
+        if file.find_data(at) < active.size:
+            # Read without a mapping: on a full tmpfs an unwritten page has no memory.
+            remnants = self._read_chunk(active, at, min(at + TORN_BYTES_MAX, active.size))
+            cut_bytes = 0 if is_zero(remnants) else len(remnants.rstrip(b"\0"))
         if cut_bytes and proofs.is_same_boot:
             proofs.doubt()
         if cut_bytes or has_remnants:
             erase(file, at, active.size)
         file.sync()
         return cut_bytes
+
+
+def is_zero(data: bytes) -> bool:
+    """Return whether all bytes are zero.
+
+    A start checks the unused part of the last segment, most of 128 MiB. The comparison takes 0.1 ms
+    per MiB. A search for a record takes 0.5 ms per MiB, and `strip` takes 1.4 ms.
+    """
+    return data == bytes(len(data))
 
 
 def open_pack(disk: Disk, name: str) -> Segment:
