@@ -122,6 +122,20 @@ def test_a_start_does_not_read_the_unused_part_of_a_segment() -> None:
     assert disk.read_bytes < 4 * SEARCH_BYTES
 
 
+def test_a_stop_leaves_no_segment_behind_the_log_end() -> None:
+    """A start would search it for records and then delete it."""
+    disk = FaultyDisk(Random(0))
+    log, _ = open_log(disk)
+    append(log, 3)
+    commit(log)
+    for files in log.prepare(slice_bytes=SEGMENT):
+        for file in files:
+            file.sync()
+    assert len(disk.names("log")) == 2
+    log.close()
+    assert disk.names("log") == [log.segments[0].name]
+
+
 @pytest.mark.parametrize("is_zero", [False, True])
 @pytest.mark.parametrize("lost_bytes", [2 * SIZE, SEARCH_BYTES - 2, SEARCH_BYTES, 5_000_000])
 def test_a_record_behind_a_broken_one_is_found(lost_bytes: int, *, is_zero: bool) -> None:

@@ -250,7 +250,7 @@ class Engine:
                 file.sync()
 
     def close(self) -> None:
-        """Close the files. Nothing is written: a stop and a crash recover alike."""
+        """Close the files. No record is written: a stop and a crash recover alike."""
         self.timers.close()
         self.log.close()
 

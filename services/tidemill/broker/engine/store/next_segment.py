@@ -5,6 +5,7 @@ A sync of a filled file is two to three times cheaper than that of a growing one
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import final
 
@@ -107,6 +108,13 @@ class NextSegment:
             self._disk.folder(FOLDER).sync()
 
     def close(self) -> None:
-        """Close the file of the ready segment without writing."""
-        if self._ready is not None:
-            self._ready.close()
+        """Close and delete the ready segment.
+
+        A start searches every segment behind the log end for records, and then deletes it. The
+        search takes longer than the deletion. If the file stays, nothing is lost.
+        """
+        segment, self._ready = self._ready, None
+        if segment is not None:
+            segment.close()
+            with contextlib.suppress(OSError):
+                self._disk.delete(segment.name)
