@@ -28,6 +28,16 @@ def duration_ms(text: str) -> int:
     return sum(int(count) * unit_ms for count, unit_ms in parts)
 
 
+def duration_text(duration_ms: int) -> str:
+    """Return a duration as `duration_ms` reads it: 1h30m."""
+    parts = []
+    for unit, unit_ms in _UNITS_MS.items():
+        if count := duration_ms // unit_ms:
+            parts.append(f"{count}{unit}")
+        duration_ms %= unit_ms
+    return "".join(parts) or "0s"
+
+
 def seconds(given: str | float) -> float:
     """Read a duration, or a number of seconds; end the command for other values.
 

@@ -130,7 +130,7 @@ class Network:
             raise RpcError(RpcCode.UNAVAILABLE, "the port is closed")
         if address in self.away:
             await asyncio.sleep(timeout_s)
-            raise RpcError(RpcCode.UNAVAILABLE, "nobody is there")
+            raise RpcError(RpcCode.UNAVAILABLE, "the address does not answer")
         yield Channel(self, address)
 
 

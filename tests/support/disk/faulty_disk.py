@@ -92,7 +92,7 @@ class Content:
             self.now.append(0)
             self.now.pop()
         except BufferError as error:
-            raise AssertionError(f"somebody still has a view of {name}") from error
+            raise AssertionError(f"{name} still has a view") from error
 
     def write(self, offset: int, data: bytes) -> None:
         self.blocks |= self.new_blocks(offset, len(data))
@@ -131,7 +131,7 @@ class Content:
     def reload(self) -> None:
         """Replace the cached bytes with the bytes on the disk."""
         assert not self.unsynced, "it is synced first"
-        assert not self.viewed, "nobody has a view of it yet"
+        assert not self.viewed, "no view of it exists yet"
         self.now = bytearray(self.durable)
 
     def make_durable(self) -> None:
@@ -199,7 +199,7 @@ class FaultyFile:
         disk.open_files += 1
 
     def fileno(self) -> int:
-        raise AssertionError("nobody syncs this disk from another process")
+        raise AssertionError("no other process syncs this disk")
 
     def size(self) -> int:
         return len(self._content.now)
@@ -225,7 +225,7 @@ class FaultyFile:
         return bytes(self._content.now[offset : offset + size])
 
     def advise(self, offset: int, size: int) -> None:
-        assert 0 <= offset < offset + size <= self.size(), "advice about what is in the file"
+        assert 0 <= offset < offset + size <= self.size(), "the range is in the file"
         self._disk.advised.append((self.name, offset, size))
 
     def view(self) -> memoryview:
@@ -282,7 +282,7 @@ class FaultyDisk:
     def step(self, what: str, content: Content | None = None, change: Change | None = None) -> None:
         """Count an operation. At `cut_at`, stop in the middle of it."""
         if self.cut_at is not None and len(self.operations) > self.cut_at:
-            raise PowerCut("there is no power any more")
+            raise PowerCut("the power is cut")
         self.operations.append(what)
         if change is not None and (self.fails_writes or not self._has_room(content, change)):
             raise DiskFailed(what)

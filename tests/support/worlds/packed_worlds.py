@@ -1,4 +1,4 @@
-"""Worlds with packs: two topics whose messages alternate, and the steps that pack segments."""
+"""Worlds with packs: two topics with messages in turn, and the steps of packing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ DAY_MS = 86_400_000
 def small_world(disk: FaultyDisk | None = None, **changes: object) -> World:
     options = {"segment_bytes": SEGMENT, "checkpoint_log_bytes": SEGMENT, **changes}
     return World(disk, retention_ms=400 * DAY_MS, **options)  # type: ignore[arg-type]  # checked by World
+
+
+def used(world: World) -> int:
+    """Return the bytes of the log on the disk."""
+    sizes = 0
+    for name in world.disk.names("log"):
+        file = world.disk.open(name)
+        sizes += file.size()
+        file.close()
+    return sizes
 
 
 def pack_all(world: World, *, between: Callable[[], None] = lambda: None) -> int:
@@ -52,7 +62,7 @@ def move_floor(world: World, floor: int) -> None:
 
 
 def floors(world: World) -> list[int]:
-    """Return the log offsets to which the state floor may move."""
+    """Return the ends of the segments that the state floor may pass."""
     log, derived = world.engine.log, world.engine.store.derived_offset
     return [one.end for one in log.segments[:-1] if log.state_floor < one.end <= derived]
 

@@ -20,6 +20,7 @@ from tests.support.worlds.packed_worlds import (
     pack_engine,
     small_world,
     two_topics,
+    used,
 )
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.layout import pack
@@ -30,16 +31,6 @@ from tidemill.broker.engine.store.segment import CorruptStore
 
 def names(world: World) -> list[str]:
     return [name.removeprefix("log/") for name in world.disk.names("log")]
-
-
-def used(world: World) -> int:
-    """Return the bytes of the log on the disk."""
-    sizes = 0
-    for name in world.disk.names("log"):
-        file = world.disk.open(name)
-        sizes += file.size()
-        file.close()
-    return sizes
 
 
 def test_a_pack_keeps_the_messages_of_other_topics_at_their_log_offsets() -> None:

@@ -16,6 +16,7 @@ from tests.support.worlds.packed_worlds import (
     move_floor,
     pack_all,
     small_world,
+    used,
 )
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.events.event import EventQuery
@@ -50,15 +51,6 @@ def age(world: World, duration_ms: int) -> None:
     for _ in range(duration_ms // HOUR_MS):
         world.advance(HOUR_MS)
         world.background()
-
-
-def used(world: World) -> int:
-    sizes = 0
-    for name in world.disk.names("log"):
-        file = world.disk.open(name)
-        sizes += file.size()
-        file.close()
-    return sizes
 
 
 def test_a_slow_consumer_holds_its_messages_and_nothing_else() -> None:

@@ -29,9 +29,9 @@ class LogBytesView(Schema):
 
 
 class StateFloorView(Schema):
-    """The begin of the records that state anything but messages."""
+    """The begin of the records from which a start rebuilds the state of groups and timers."""
 
-    offset: int = Field(description="Log offset. Before it, the log has only messages.")
+    offset: int = Field(description="Log offset. Before it, packs have only live messages.")
     stored_at_ms: int | None = Field(
         None, description="When the record there was stored (Unix, ms). Missing without a record."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from fastapi import APIRouter
 
@@ -19,12 +18,11 @@ from tidemill.admin.json.storage import (
     TopicStorageView,
 )
 from tidemill.admin.routes import Cluster
+from tidemill.common.sizes import size_text
+from tidemill.common.times import duration_text
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["storage"])
-
-_DURATIONS_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-_SIZES: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 
 
 @router.get("/storage", response_model_exclude_none=True)
@@ -112,25 +110,9 @@ def _kept_by(topic: pb.TopicStorage) -> str:
     if topic.waits_for_archive:
         return "archive gate"
     kept = topic.retention
-    parts = ["for ever" if kept.ms < 0 else f"retention.ms {_duration(kept.ms)}"]
+    parts = ["for ever" if kept.ms < 0 else f"retention.ms {duration_text(kept.ms)}"]
     if kept.HasField("bytes"):
-        parts.append(f"retention.bytes {_size(kept.bytes)}")
+        parts.append(f"retention.bytes {size_text(kept.bytes)}")
     if kept.frees_acked:
         parts.append("retention.acked free")
     return ", ".join(parts)
-
-
-def _duration(duration_ms: int) -> str:
-    """Return a duration as the command line reads it: 1h30m."""
-    parts = []
-    for unit, unit_ms in _DURATIONS_MS.items():
-        if count := duration_ms // unit_ms:
-            parts.append(f"{count}{unit}")
-        duration_ms %= unit_ms
-    return "".join(parts) or "0s"
-
-
-def _size(size_bytes: int) -> str:
-    """Return a size as the command line reads it: 10GiB."""
-    unit = next(unit for unit, factor in _SIZES.items() if size_bytes % factor == 0)
-    return f"{size_bytes // _SIZES[unit]}{unit}"

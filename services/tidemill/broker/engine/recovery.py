@@ -7,7 +7,8 @@
    damaged block is rebuilt in the background.
 3. Apply the log from there. Slices of the snapshot are of different moments. Up to the last of
    them, each record changes only the slices that do not contain it. Then `CatchUp.finish` builds
-   the lists, and `Fold.apply` alone applies the remaining records.
+   the lists, and `Fold.apply` alone applies the remaining records. Packs may lack records before
+   the state floor, so the others there change no state (ADR 0069).
 4. Cut a torn tail. Refuse to start if durable bytes are damaged.
 5. Begin a new epoch, durably.
 
@@ -88,7 +89,8 @@ def open_engine(
         try:
             return _open_engine(disk, config, now_ms, entropy[:SECRET_SIZE], state_from)
         except StateBehindGap as error:
-            # A replica has copied gaps and not packed them yet, so no header names their floor.
+            # A replica has copied gaps and not packed them yet, so no header names their floor. A
+            # gap is before its floor, so the floor rises with each attempt.
             state_from = error.gap.floor
 
 

@@ -175,7 +175,7 @@ class StoreMetrics:
         yield freed
         floor = GaugeMetricFamily(
             "rocketmq_storage_floor_offset",
-            "State floor: the log offset before which the log has only messages.",
+            "State floor: the log offset before which packs have only live messages.",
             labels=STORAGE_LABELS,
         )
         floor.add_metric(STORAGE, engine.log_space.floor_offset)

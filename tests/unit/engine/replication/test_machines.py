@@ -71,7 +71,7 @@ class Log:
         self.floors: list[tuple[int, int]] = []
         self.capacity = 1 << 40
         self.applied: int | None = None  # None: the whole log
-        self.emptied = 0  # how often the log began anew
+        self.emptied = 0  # times that the log was emptied
 
     @property
     def applied_offset(self) -> int:

@@ -165,7 +165,7 @@ class ReplicaEngine:
                     pass
             except MustBeEmptied as error:
                 # The group needs this log: nothing else may have it.
-                raise CorruptStore(f"the log cannot be applied: {error}") from error
+                raise CorruptStore(f"the log cannot be applied: {error.__cause__}") from error
             self._end_catch_up()
             log.applied_offset = None
             self.is_master = True

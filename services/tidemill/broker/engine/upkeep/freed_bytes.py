@@ -41,8 +41,7 @@ class FreedBytes:
             if not freed or start >= log.log_end:
                 continue  # A replica cuts the end of its log: its records come again.
             if start not in sizes:
-                # Packs without live messages are merged, and the later ones vanish.
-                how = Freeing.DELETED if start < log.min_offset else Freeing.EMPTIED
+                how = Freeing.DELETED
             else:
                 how = Freeing.PACKED if live_bytes_in(start) else Freeing.EMPTIED
             self.counts[how] += freed

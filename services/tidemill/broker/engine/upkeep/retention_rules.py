@@ -36,6 +36,7 @@ from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.live_bytes import END_OF_LOG, LiveBytes
 from tidemill.broker.engine.upkeep.log_ages import LONG_AGO_MS, LogAges
+from tidemill.broker.engine.upkeep.packing import SEGMENTS_KEPT
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 from tidemill.common.errors import Repairing
 
@@ -48,7 +49,6 @@ ENTRIES_MIN = 16  # read from each queue of a topic with too many bytes
 # The space of a segment without live messages returns within seconds, or within a minute if the
 # broker has very many queues. Longer, its other messages keep it.
 SPACE_WAIT_MS = 60_000
-SEGMENTS_KEPT = 2  # the newest ones, which packing keeps
 VISIT_PARTS = 1024  # a row that waits is looked at again after this part of `ms`
 
 
