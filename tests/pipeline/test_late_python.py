@@ -17,6 +17,7 @@ from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill_pipeline.jobs.replay import STARTS_MAX
 
+RUNS_MAX = 10  # of one replay, on a machine whose Python processes are late by themselves
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
 MESSAGES = 30
 # Spark's Python. Its first starts for a stream are later than the 10 s that Spark allows.
@@ -32,7 +33,7 @@ exec {python} "$@"
 
 def replay(archive: ArchiveWorld, folder: Path, *, late: int) -> subprocess.CompletedProcess[str]:
     """Run a replay into topic `into` + `late`; the stream's process is late `late` times."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     python = folder / "python"
     python.write_text(
         LATE_PYTHON.format(starts=folder / "starts", late=late, python=sys.executable)
@@ -55,6 +56,10 @@ def replay(archive: ArchiveWorld, folder: Path, *, late: int) -> subprocess.Comp
     )
 
 
+def ended_for_lateness(run: subprocess.CompletedProcess[str]) -> bool:
+    return run.returncode == EXIT_REFUSED and "start it again" in run.stderr
+
+
 @pytest.mark.heavy
 def test_a_replay_starts_its_query_again_after_a_late_python_process(
     cluster: FakeCluster, archive: ArchiveWorld, tmp_path: Path
@@ -68,17 +73,23 @@ def test_a_replay_starts_its_query_again_after_a_late_python_process(
 
     with ThreadPoolExecutor(2) as two_at_a_time:
         once, always = two_at_a_time.map(run, (1, STARTS_MAX))
-    assert once.returncode == 0, once.stderr
-    # Another start may have been late by itself.
     assert f"starting the query again (2 of {STARTS_MAX})" in once.stderr
+    # On a busy machine the other starts may be late by themselves. The error asks for another run.
+    for _ in range(RUNS_MAX):
+        if not ended_for_lateness(once):
+            break
+        once = run(1)
+    assert once.returncode == 0, once.stderr
     assert f"this run sent {MESSAGES} messages" in once.stdout
     metrics = (tmp_path / "1" / "metrics").read_text()
     assert re.search(rf"rows_total\{{.*\}} {MESSAGES}\.0", metrics) is not None, metrics
     sent = [each for each in cluster.sent if each.topic.name == "into1"]
     assert len(sent) == MESSAGES
     assert len({each.user_properties["tidemill-original-id"] for each in sent}) == MESSAGES
-    (record,) = (tmp_path / "1" / "state" / "_runs").glob("*.json")
-    assert json.loads(record.read_text()).items() >= {"rows": MESSAGES, "status": "done"}.items()
+    records = (tmp_path / "1" / "state" / "_runs").glob("*.json")
+    runs = [json.loads(each.read_text()) for each in records]
+    assert [each["rows"] for each in runs if each["status"] == "done"] == [MESSAGES]
+    assert not any(each["rows"] for each in runs if each["status"] != "done")
 
     assert always.returncode == EXIT_REFUSED, always.stderr
     starts = (tmp_path / str(STARTS_MAX) / "starts").read_text()
