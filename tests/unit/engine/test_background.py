@@ -256,7 +256,7 @@ def test_voided_deliveries_stay_void_after_retention_deletes_the_reset(restarts:
 
 
 @pytest.mark.parametrize("records", [8, 30, 100])
-def test_the_log_may_roll_at_any_slice_of_preparing_and_recycling(records: int) -> None:
+def test_the_log_may_roll_at_any_slice_of_preparing_and_dropping(records: int) -> None:
     disk = FaultyDisk(Random(records))
     log = CommitLog(disk, Mappings(disk), segment_bytes=4096)
     offsets: list[int] = []

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
-from zlib import crc32
 
 import pytest
 
 from tests.support.disk.quiet import has_pending
-from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.pop.deliveries import AckResult
 
 SLICES = range(14)  # more than either job has here
@@ -126,49 +123,3 @@ def test_due_void_deliveries_leave_the_table_of_an_engine_that_followed() -> Non
     world.fail_over()
     world.advance(10_000)
     assert world.engine.state.table.used_count == 0
-
-
-def test_the_pad_of_a_recycled_segment_never_counts_for_its_next_use() -> None:
-    """The record before the next segment's first one is lost, so all later records must be cut."""
-    size, room = 64 << 10, 400
-    world = World(segment_bytes=size, retention_bytes=size, checkpoint_log_bytes=1 << 30)
-    log = world.engine.log
-
-    def left() -> int:
-        return log._active_end - log.log_end
-
-    def fill_to(wanted: int) -> None:
-        while left() > wanted + 6_000:
-            world.send("filler", topic="other", size=3_000)
-        before = left()
-        world.send("filler", topic="other", size=10)
-        world.send("filler", topic="other", size=left() - wanted - (before - left() - 10))
-        assert left() == wanted
-
-    world.topic()
-    world.group()
-    fill_to(room)  # The first segment ends with a pad of this size,
-    world.send("filler", topic="other", size=1_000)
-    fill_to(2_000)
-    world.checkpoint()
-    world.retire()  # and its file becomes the third.
-    world.send("filler", topic="other", size=2_500)
-    world.send("kept-1", "kept-2")
-    fill_to(room)
-    committed = log.committed_offset
-    for text, length in (("third", 10), ("fourth", 1_000)):
-        data = blob(text, size=length)
-        world.engine.commands.send(
-            world.engine.catalog.topic_ids[TOPIC],
-            QueueId(0),
-            data,
-            crc32(data),
-            now_ms=world.now_ms,
-            firing_ms=world.now_ms,
-        )
-    world.engine.write(world.now_ms)
-    assert log.committed_offset == committed
-    for seed in range(40):
-        world.disk.random = Random(seed)
-        after = World(world.disk.after_power_cut(), config=world.config, now_ms=world.now_ms)
-        assert after.bodies()[:2] == ["kept-1", "kept-2"]

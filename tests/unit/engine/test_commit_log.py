@@ -205,7 +205,7 @@ def test_a_record_of_an_unknown_kind_stops_the_start() -> None:
         world.restart()
 
 
-def test_a_recycled_segment_shows_no_record_of_its_former_use() -> None:
+def test_a_log_without_its_oldest_segment_opens_with_all_other_records() -> None:
     disk = FaultyDisk(Random(0))
     log, _ = open_log(disk)
     append(log, 100)

@@ -86,6 +86,25 @@ def test_a_broken_last_record_without_a_power_cut_is_doubtful() -> None:
     assert (log.log_end, log.files.known_end.is_doubtful) == (at, True)
 
 
+def test_an_intact_log_is_never_doubtful_after_its_oldest_segment_was_dropped() -> None:
+    group = Group(config=SMALL)
+    group.elect(0)
+    group.set_members(0, 1, 2)
+    node = group.nodes[0]
+    known_end, log = node.log.files.known_end, node.engine.log
+    while len(log.segments) < 2 or log._active_end - log.log_end < SMALL.segment_bytes // 4 * 3:
+        group.send("a", size=3000)
+        group.settle()
+    known_end._boot_id = BOOT
+    known_end.note_opened(log.log_end)
+    assert not log._next.is_ready
+    for files in log.drop_oldest():
+        for file in files:
+            file.sync()
+    again = opened(node)
+    assert (again.log_end, again.files.known_end.is_doubtful) == (log.log_end, False)
+
+
 def test_a_replica_that_was_cut_at_damage_is_doubtful_until_it_is_a_member_again() -> None:
     _, node = group_of()
     at = damage(node, 1)

@@ -421,7 +421,7 @@ class OneFile(BusySource):
         return self._disk.read(name)
 
 
-def test_a_segment_that_is_reused_during_the_check_is_not_damage() -> None:
+def test_a_segment_that_is_dropped_during_the_check_is_not_damage() -> None:
     large = 2 << 20  # more than is read at once
     world = World(FaultyDisk(Random(0)), segment_bytes=large, checkpoint_log_bytes=large)
     for n in range(80):

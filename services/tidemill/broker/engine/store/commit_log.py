@@ -516,12 +516,12 @@ class CommitLog:
         )
 
     def drop_oldest(self) -> Iterator[list[File]]:
-        """Drop the oldest segment. Reuse its file as the next segment if none is ready."""
-        segment = self._take_oldest()
-        if self._next.may_reuse(segment):
-            yield from self._next.reuse(segment)
-        else:
-            yield from drop_file(self._disk, segment.name)
+        """Drop the oldest segment, and delete its file.
+
+        The file never becomes the next segment. Its old records would look like a lost tail behind
+        the log end.
+        """
+        yield from drop_file(self._disk, self._take_oldest().name)
 
     def set_oldest_aside(self) -> Iterator[list[File]]:
         """Drop the oldest segment from the log, and keep its file as a former segment."""

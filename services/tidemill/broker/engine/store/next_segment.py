@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import final
 
-from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.segment import FOLDER, PREPARED, Segment, segment_name
 
@@ -68,25 +67,6 @@ class NextSegment:
             self._disk.delete(_TEMPORARY)
             return
         yield from self._install(file, start)
-
-    def may_reuse(self, segment: Segment) -> bool:
-        """Return whether the file of a dropped segment can become the next one."""
-        is_of_size = segment.size == self._segment_bytes
-        return self._ready is None and is_of_size and segment.pad_at is not None
-
-    def reuse(self, segment: Segment) -> Iterator[list[File]]:
-        """Turn the file of a dropped segment into the next one."""
-        assert segment.pad_at is not None, "its end is known"
-        # The old records in the file are invalid, because every record contains its own position. A
-        # pad does not: after a lost record it would pass for the end of the new segment. The pad is
-        # valid until the old name is gone, durably; then it is erased.
-        self._disk.rename(segment.name, _TEMPORARY)
-        file = self._disk.open(_TEMPORARY)
-        yield [self._disk.folder(FOLDER)]
-        erased = bytes(min(record.PAD.size, self._segment_bytes - segment.pad_at))
-        file.write_at(segment.pad_at, [erased])
-        yield [file]
-        yield from self._install(file, self._start())
 
     def _install(self, file: File, start: int) -> Iterator[list[File]]:
         """Give `file` the name of the segment at `start`, durably, and make it ready."""
