@@ -64,3 +64,20 @@ def test_each_event_changes_the_phase_as_in_the_table(
     replica = replica_in(phase)
     cause(replica, change)
     assert replica.phase is TRANSITIONS[change].get(phase, phase)
+
+
+@pytest.mark.parametrize(("state_floor", "is_needed"), [(1, True), (2, False), (2, True)])
+def test_a_needed_log_that_ends_before_the_state_floor_is_not_emptied(
+    state_floor: int, is_needed: bool
+) -> None:
+    replica = replica_in(ReplicaPhase.GREETING)
+    replica.view = view(sss=(0, 1) if is_needed else (0, 2))
+    log = replica._log
+    assert isinstance(log, Log)
+    message = welcome(b"\1")
+    replica.handle_welcome(
+        message._replace(extent=message.extent._replace(state_floor=state_floor)), LATER_MS
+    )
+    is_refused = is_needed and state_floor > log.log_end
+    assert replica.phase is (ReplicaPhase.DIVERGED if is_refused else ReplicaPhase.FOLLOWING)
+    assert bool(log.floors) is not is_refused

@@ -39,6 +39,7 @@ from tidemill.broker.engine.replication.truncation import may_truncate
 from tidemill.common.replica_group import ReplicaRun, ReplicationView
 
 # Each replica saves a journal before its first record.
+NEEDED = "the log differs from the master's, and the group may need it"
 WAS_ALONE = (
     "the log has messages of a broker without replicas and no epoch of a broker group, so it is not"
     " deleted for the master's log. If the number and the data directory of this replica are right,"
@@ -201,11 +202,13 @@ class Replica:
                 journal, cut=cut, confirm=log.confirm_offset, unclean_since=self.view.unclean_since
             ):
                 return f"the cut at {cut} is before the confirm offset {log.confirm_offset}"
+            if self._is_needed and cut < welcome.extent.state_floor:
+                return NEEDED  # It would be emptied: state before the floor is not stated again.
             if cut < log.log_end:
                 log.truncate(cut)
             return ""
         if self._is_needed:
-            return "the log differs from the master's, and the group may need it"
+            return NEEDED
         log.start_at(
             agreement.log_min if isinstance(agreement, FullCopy) else welcome.extent.log_min
         )
