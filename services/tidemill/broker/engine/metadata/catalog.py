@@ -425,10 +425,6 @@ class Catalog:
 
     # ------------------------------------------------------------ state
 
-    def stated_before(self, log_offset: LogOffset) -> list[str]:
-        """Return the keys of items without a record from `log_offset` on."""
-        return [key for key, at in self.stated_at.items() if at < log_offset]
-
     def find_stated_before(self, key: str, log_offset: LogOffset) -> dict[str, Any] | None:
         """Return an item, or None if it is deleted or a later record states it."""
         if self.stated_at.get(key, log_offset) >= log_offset:

@@ -1,13 +1,11 @@
 """Retention: the state floor moves, and the broker drops the oldest segments.
 
-State that only old segments state is restated. Then a FLOOR record says that the log from the state
-floor on rebuilds everything, except for live messages before it (ADR 0069). The oldest segment is
-dropped when it is before the state floor and no live message is in it.
+State that only old segments state is restated (`restatement.py`). Then a FLOOR record says that the
+log from the state floor on rebuilds everything, except for live messages before it (ADR 0069). The
+oldest segment is dropped when it is before the state floor and no live message is in it.
 
 Below feature level 2 there are no FLOOR records: the oldest segment is dropped at the end of its
 retention time, after the same restatement.
-
-It is one module, because each step relies on what the one before has recorded again.
 """
 
 from __future__ import annotations
@@ -15,31 +13,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import final
 
-import numpy as np
-
 from tidemill.broker.engine.fold import Fold
-from tidemill.broker.engine.layout import trim
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.expiry import ExpiredRange
 from tidemill.broker.engine.layout.floor import Floor
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
-from tidemill.broker.engine.layout.state import (
-    StatedConfig,
-    StatedDeliveries,
-    StatedProgress,
-    StatedQueues,
-)
-from tidemill.broker.engine.layout.trim import Trim, TrimmedQueue, TrimReason
 from tidemill.broker.engine.pop.acks import RoundAcks
-from tidemill.broker.engine.pop.delivery_table import FREE
-from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.pop.queue_queries import find_expired
-from tidemill.broker.engine.pop.stated_rows import (
-    DELIVERIES_A_STATE_RECORD,
-    delivery_rows_of,
-    slot_ranges,
-)
 from tidemill.broker.engine.queue_trims import QueueTrims
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.log_times import first_stored_at_ms
@@ -48,17 +29,16 @@ from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
-from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION, Checkpoints
+from tidemill.broker.engine.upkeep.checkpoint import Checkpoints
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.log_ages import LogAges
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
+from tidemill.broker.engine.upkeep.restatement import Restatement
 from tidemill.broker.engine.upkeep.retention_rules import RetentionRules
 from tidemill.broker.engine.upkeep.segment_search import SegmentSearch
 
 # Each of these takes about a millisecond per slice:
 QUEUES_CUT_A_SLICE = 16  # queues bisected, in files that may not be cached
-ENDS_STATED_A_SLICE = 1024  # ends of queues, in one record
-PROGRESS_SEEN_A_SLICE = 4096
 EXPIRED_SEEN_A_SLICE = 256  # queues of groups; each costs 1,
 EXPIRED_BISECTED = 16  # or this much if the queue is bisected
 FLOOR_SEGMENTS_MAX = 64  # that the state floor passes at once
@@ -93,6 +73,7 @@ class Retention:
         self._timer_index = timer_index
         self._held_segments = held_segments
         self._fold = fold
+        self._restatement = Restatement(parts, acks, fold)
         self._trims = trims
         self._checkpoints = checkpoints
         self._quiet = parts.quiet
@@ -313,7 +294,7 @@ class Retention:
     def retire_oldest(self, now_ms: int) -> Steps:
         """Restate what only the oldest segment states, then drop it with its live messages."""
         end = self._log.segments[0].end
-        yield from self._restate(end, now_ms)
+        yield from self._restatement.restate(end, now_ms)
         yield from self._expire(end, now_ms)
         yield from self._drop_oldest(now_ms)
 
@@ -330,8 +311,8 @@ class Retention:
 
     def move_floor(self, floor: int, now_ms: int) -> Steps:
         """Restate what only records before `floor` state, and record the new state floor."""
-        yield from self._restate(floor, now_ms)
-        yield from self._restate_lows(floor, now_ms)
+        yield from self._restatement.restate(floor, now_ms)
+        yield from self._restatement.restate_lows(floor, now_ms)
         # Gathered acks are applied but not logged. They must precede the record below.
         self._acks.record(now_ms)
         self._fold.append(Floor(floor), now_ms)
@@ -377,23 +358,6 @@ class Retention:
             yield from self._log.drop_oldest()
         for file in [*index_files, *queue_files]:
             yield from self._checkpoints.drop(file)
-
-    def _restate(self, end: int, now_ms: int) -> Steps:
-        """Record all live state that is stated only before log offset `end`."""
-        catalog, fold = self._catalog, self._fold
-        for key in catalog.stated_before(LogOffset(end)):
-            # The item may have changed between two slices: the change must not be undone.
-            item = catalog.find_stated_before(key, LogOffset(end))
-            if item is not None:
-                fold.append(StatedConfig(item), now_ms)
-            yield []
-        for item in self._catalog.deleted_names.items(end, now_ms - self._recreate_block_ms):
-            fold.append(StatedConfig(item), now_ms)
-            yield []
-        yield from self._restate_queues(end, now_ms)
-        # Deliveries first: an ack in between then settles a stated one, also in a replay.
-        yield from self._restate_deliveries(end, now_ms)
-        yield from self._restate_progress(end, now_ms)
 
     def _expire(self, end: int, now_ms: int) -> Steps:
         """Record the dropped messages that groups never popped; groups then skip them.
@@ -444,80 +408,3 @@ class Retention:
         if queue.min_offset < low:
             ranges += find_expired(self._pops, self._pops.progress_of(*key), low)
         return cost
-
-    def _restate_queues(self, end: int, now_ms: int) -> Steps:
-        known = self._catalog.queues
-        keys = list(known)
-        for first in range(0, len(keys), ENDS_STATED_A_SLICE):
-            # Topics may be deleted between two slices. Their queues must not come back.
-            found = [known.get(key) for key in keys[first : first + ENDS_STATED_A_SLICE]]
-            ends = [
-                (queue.topic_id, queue.queue_id, queue.max_offset)
-                for queue in found
-                if queue is not None
-                and queue.stated_at < end
-                and self._catalog.is_alive(queue.topic_id)
-            ]
-            if ends:
-                self._fold.append(StatedQueues(ends), now_ms)
-            yield []
-
-    def _restate_lows(self, end: int, now_ms: int) -> Steps:
-        """Record the lows again: dead messages before the floor must not come back in a replay."""
-        known = self._catalog.queues
-        keys = [key for key, queue in list(known.items()) if queue.low]
-        for first in range(0, len(keys), trim.ROWS_MAX):
-            found = [known.get(key) for key in keys[first : first + trim.ROWS_MAX]]
-            rows = [
-                TrimmedQueue(queue.topic_id, queue.queue_id, TrimReason.STATED, queue.low)
-                for queue in found
-                if queue is not None
-                and queue.trimmed_at < end
-                and self._catalog.is_alive(queue.topic_id)
-            ]
-            if rows:
-                self._fold.append(Trim(rows), now_ms)
-            yield []
-
-    def _restate_progress(self, end: int, now_ms: int) -> Steps:
-        # Keys only: a tuple of each key and progress would burden the garbage collector.
-        known = self._pops.progress
-        unseen = list(known)
-        keys = []
-        for first in range(0, len(unseen), PROGRESS_SEEN_A_SLICE):
-            part = unseen[first : first + PROGRESS_SEEN_A_SLICE]
-            keys += [key for key in part if key in known and _is_due(known[key], end)]
-            yield []
-        for first in range(0, len(keys), PROGRESS_A_SECTION):
-            chunk = keys[first : first + PROGRESS_A_SECTION]
-            # Gathered acks are applied but not logged. They must precede the record below.
-            self._acks.record(now_ms)
-            found = [known.get(key) for key in chunk]
-            # Progress that waits to be forgotten must not come back.
-            left = [one for one in found if one is not None and not self._pops.is_deleted(one)]
-            rows = [one.as_row() for one in left if _is_due(one, end)]
-            if rows:
-                self._fold.append(StatedProgress(rows), now_ms)
-            yield []
-
-    def _restate_deliveries(self, end: int, now_ms: int) -> Steps:
-        table = self._pops.table
-        for first, last in slot_ranges(self._pops):
-            self._acks.record(now_ms)
-            stated = np.frombuffer(table.stated_at, dtype=np.int64)[first:last]
-            ids = np.frombuffer(table.ids, dtype=np.int64)[first:last]
-            slots = np.flatnonzero((ids != FREE) & (stated < end)) + first
-            del stated, ids
-            for begin in range(0, len(slots), DELIVERIES_A_STATE_RECORD):
-                chunk = slots[begin : begin + DELIVERIES_A_STATE_RECORD]
-                self._fold.append(StatedDeliveries(delivery_rows_of(self._pops, chunk)), now_ms)
-            yield []
-
-
-def _is_due(progress: PopProgress, end: int) -> bool:
-    """Whether progress is stated only before log offset `end`.
-
-    The settlement of a FIFO batch changes it, and counts only if the CK of the batch is known.
-    """
-    batch_id = progress.ordered.batch_id if progress.ordered is not None else -1
-    return progress.stated_at < end or 0 <= batch_id < end
