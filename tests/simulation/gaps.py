@@ -1,8 +1,10 @@
 """Gaps, purges and replays: messages that retention removes, and groups that an operator resets.
 
-A third of the seeds have a retention of some hundred KiB, which is a few seconds. The oldest
-segments go while their messages are ready, in flight, locked, or copies in a retry topic or a
-dead-letter topic. An operator resets consumer groups and asks read-only questions.
+A third of the seeds have gaps. Most of these have a retention of some hundred KiB, which is a few
+seconds. The others have no client that never settles, so that topics free settled messages. The
+oldest segments go while their messages are ready, in flight, locked, or copies in a retry topic or a
+dead-letter topic. An operator resets consumer groups, purges topics, changes their retention and
+asks read-only questions.
 
 The store is read before each removal and each reset. So the judge knows exactly which messages may
 be missing. A pending delayed message is in no queue: retention must keep it.
@@ -29,20 +31,35 @@ from tidemill.broker.engine.layout import message, queue_entry
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import RecordKind
-from tidemill.broker.engine.layout.trim import TrimmedQueue
+from tidemill.broker.engine.layout.trim import TrimmedQueue, TrimReason
+from tidemill.broker.engine.metadata.topic_retention import (
+    KEEP_FOREVER_MS,
+    RETENTION_MS_MIN,
+    RetentionChange,
+)
 from tidemill.broker.engine.queue_trims import Readers
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.upkeep.parts import Steps
+from tidemill.broker.server.admin.topics import TopicAdmin
 from tidemill.common.errors import QueryFailed, Repairing, ServiceError
 from tidemill.message import stored_message
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-GAPS_PART: Final = 1 / 3  # the share of seeds with a short retention
-RETENTION_BYTES: Final = (200_000, 400_000, 800_000)  # 3 to 10 s of a run
+GAPS_PART: Final = 1 / 3  # the share of seeds with gaps
+RETENTION_BYTES: Final = (0, 0, 200_000, 400_000, 800_000)  # 3 to 10 s of a run; 0: no limit
 RETENTION_MS: Final = (20_000, 72 * 3600 * 1000)  # a broker removes by age after a minute
 PATIENCE_S: Final = (0.001, 0.01, 1.0, 1.0)  # of the operator
 LOOK_S: Final = 1.0
 ANSWER_S: Final = 2.0  # until the operator gives up a question
-RESETS_PART: Final = 0.3
+# What the operator does, with weights.
+ORDERS: Final = {"reset": 3, "purge": 1, "retention": 1, "question": 6}
+RETENTIONS: Final = (  # of a topic
+    *[RetentionChange(frees_acked=True)] * 5,
+    RetentionChange(frees_acked=False),
+    RetentionChange(ms=RETENTION_MS_MIN),
+    RetentionChange(ms=KEEP_FOREVER_MS),
+    RetentionChange(ms=0),
+)
 OFFSET: Final = 100  # an old one in a long run; a reset moves it into the queue
 RESETS: Final = ("latest", "latest", "earliest", "offset", "time")
 BURIERS: Final = "buriers"
@@ -83,6 +100,11 @@ class Gaps:
             )
             broker.watch = partial(self._watch, broker.name)
 
+    @property
+    def has_hoarders(self) -> bool:
+        """Whether some clients never settle what they receive."""
+        return not self._has_gaps or self._retention_bytes > 0
+
     def begin_clients(self, new_client: Callable[[str], Client]) -> list[asyncio.Task[None]]:
         """Begin clients that fill the dead letters of a group, and hold some of them."""
         if not self._has_gaps:
@@ -90,7 +112,8 @@ class Gaps:
         bodies = [
             bury(new_client(f"burier-{topic}"), topic, BURIERS) for topic in ("plain", "fifo")
         ]
-        bodies.append(hoard(new_client("mourner"), f"%DLQ%{BURIERS}", "mourners"))
+        if self.has_hoarders:
+            bodies.append(hoard(new_client("mourner"), f"%DLQ%{BURIERS}", "mourners"))
         return [asyncio.ensure_future(one) for one in bodies]
 
     def begin_operator(self, story: list[str]) -> list[asyncio.Task[None]]:
@@ -116,7 +139,10 @@ class Gaps:
             messages = _messages_before(engine, rows)
             self._retiring.setdefault(broker, set()).update(*messages.values())
             for one in self._subscriptions:
-                one.history.remove(_without_later_copies(engine, one, messages, rows))
+                removed = _without_later_copies(engine, one, messages, rows)
+                if _are_settled(engine, one, rows):
+                    removed -= one.history.unsettled()
+                one.history.remove(removed)
             yield from trim(rows, readers, now_ms, **options)
 
         engine.retention.retire_oldest = watched  # type: ignore[method-assign]  # it calls the same
@@ -148,11 +174,18 @@ class Gaps:
     async def _operate(self, story: list[str]) -> None:
         while True:
             await asyncio.sleep(self._random.expovariate(1))
-            if self._random.random() < RESETS_PART:
-                what = await self._reset()
-                story.append(f"{asyncio.get_running_loop().time():.3f} s: {what}")
-            else:
-                await self._ask()
+            (order,) = self._random.choices(list(ORDERS), list(ORDERS.values()))
+            match order:
+                case "reset":
+                    what = await self._reset()
+                case "purge":
+                    what = await self._purge()
+                case "retention":
+                    what = await self._change_retention()
+                case _:
+                    await self._ask()
+                    continue
+            story.append(f"{asyncio.get_running_loop().time():.3f} s: {what}")
 
     async def _reset(self) -> str:
         """Reset a group at a broker. The operator may give up at any moment."""
@@ -186,6 +219,40 @@ class Gaps:
         one.history.remove(void)
         reset_at = one.history.replay(again)
         return ResetEffect(void, again, self._retiring.get(broker, set()), reset_at)
+
+    async def _purge(self) -> str:
+        """Purge a topic at a broker. The operator may give up at any moment.
+
+        `_watch` records the messages of each queue at the moment of its purge.
+        """
+        random = self._random
+        broker, one = random.choice(self._brokers), random.choice(self._subscriptions)
+        request = pb.PurgeTopicRequest(name=one.topic, with_retries=random.random() < 0.5)
+        if random.random() < 0.3:
+            request.before_timestamp_ms = broker.clock.wall_ms() - random.choice(AGO_MS)
+        what = f"purge of {one.topic} at {broker.name}"
+        try:
+            async with asyncio.timeout(random.choice(PATIENCE_S)):
+                reply = await TopicAdmin(broker.rounds).PurgeTopic(request)
+        except (ServiceError, TimeoutError) as error:
+            return f"{what}: {str(error) or 'given up'}"
+        return f"{what}: {reply.messages} messages"
+
+    async def _change_retention(self) -> str:
+        """Change the retention of a topic. The operator may give up at any moment."""
+        random = self._random
+        one, change = random.choice(self._subscriptions), random.choice(RETENTIONS)
+        what = f"retention of {one.topic}: {change}"
+        try:
+            async with asyncio.timeout(random.choice(PATIENCE_S)):
+                await self._brokers[0].rounds.call(
+                    lambda engine, turn: engine.administration.put_topic(
+                        one.topic, type_=None, queues=0, retention=change, now_ms=turn.now_ms
+                    )
+                )
+        except (ServiceError, TimeoutError) as error:
+            return f"{what}: {str(error) or 'given up'}"
+        return what
 
     async def _ask(self) -> None:
         """Ask a broker all read-only questions in one round, or one in several."""
@@ -263,6 +330,15 @@ def _without_later_copies(
         with suppress(BlockFileDamaged):
             removed -= _keys(engine, queue, low, queue.max_offset)
     return removed
+
+
+def _are_settled(engine: Engine, one: Subscription, rows: Sequence[TrimmedQueue]) -> bool:
+    """Return whether rows may only remove messages that the group has settled."""
+    topic, group = engine.catalog.find_topic(one.topic), engine.catalog.find_group(one.group)
+    if topic is None or group is None:
+        return False
+    has_begun = any(topic_id == topic.id for topic_id, _ in group.begun)
+    return has_begun and all(row.reason is TrimReason.ACKED for row in rows)
 
 
 def _target(engine: Engine, one: Subscription, what: str, since_ms: int) -> ResetTarget:

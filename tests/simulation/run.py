@@ -223,6 +223,7 @@ class _Simulation:
             # It fills the table of deliveries. The other groups must be served all the same.
             asyncio.ensure_future(hoard(self._client(f"hoarder-{n}"), topic, "hoarders"))
             for n, topic in enumerate(("plain", "fifo", "delayed", "tagged"))
+            if self._gaps.has_hoarders
         ]
 
     def _begin_producers(self) -> list[asyncio.Task[None]]:
