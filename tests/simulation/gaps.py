@@ -1,8 +1,8 @@
 """Gaps, purges and replays: messages that retention removes, and groups that an operator resets.
 
 A third of the seeds have gaps. Most of these have a retention of some hundred KiB, which is a few
-seconds. The others have no client that never settles, so that topics free settled messages. The
-oldest segments go while their messages are ready, in flight, locked, or copies in a retry topic or a
+seconds. The others have no client that never settles, so that topics free settled messages.
+Segments go while their messages are ready, in flight, locked, or copies in a retry topic or a
 dead-letter topic. An operator resets consumer groups, purges topics, changes their retention and
 asks read-only questions.
 
