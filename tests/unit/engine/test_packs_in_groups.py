@@ -20,6 +20,7 @@ from tidemill.broker.engine.layout.record import is_gap
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome
 from tidemill.broker.engine.store.segment import CorruptStore, Hole
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TIMER_TOPIC
 
 SEGMENT = 16 << 10
 CONFIG = replace(SMALL, segment_bytes=SEGMENT, checkpoint_log_bytes=SEGMENT)
@@ -240,6 +241,61 @@ def test_a_replica_that_copied_gaps_is_elected_before_it_joins_again(lost: tuple
     group.elect(2, 1, 2)
     assert replica.log.is_master
     assert replica.bodies() == kept
+
+
+def test_a_replica_drops_the_fired_timers_before_the_state_floor() -> None:
+    """Otherwise it would count their messages as live, and would not pack their segments."""
+    group = Group(2, config=CONFIG)
+    group.records_proposals = True
+    group.elect(0)
+    group.set_members(0, 1)
+    group.send("unread")
+    topic = group.nodes[0].engine.catalog.find_topic("orders")
+    assert topic is not None
+    for n in range(40):
+        data = blob(f"d{n}", size=1_000)
+        group.nodes[0].engine.timers.commands.schedule(
+            topic,
+            QueueId(0),
+            data,
+            crc32(data),
+            due_at_ms=group.now_ms + 1_000,
+            now_ms=group.now_ms,
+            firing_ms=group.now_ms,
+        )
+        group.nodes[0].engine.write(group.now_ms)
+    group.settle(2_000)
+    for _ in range(10):
+        group.now_ms += 1_000
+        group.nodes[0].engine.run_due(group.now_ms, firing_ms=group.now_ms)
+        group.nodes[0].engine.write(group.now_ms)
+        group.settle()
+    group.send(*TEXTS[:20], size=1_000)
+    group.settle(2_000)
+    move_floor(group)
+    floor = group.nodes[0].engine.log.state_floor
+    for node in group.nodes:
+        step_background(group, node)
+        assert node.engine.log.state_floor == floor > 40_000
+        schedules = node.engine.catalog.queue(
+            node.engine.catalog.topic_ids[TIMER_TOPIC], SCHEDULE_QUEUE
+        )
+        assert schedules.max_offset == 40
+        assert schedules.min_offset == 40, f"replica {node.number}"
+
+
+def step_background(group: Group, node: Node) -> None:
+    """Run the background jobs of a node that are due."""
+    for _ in range(10_000):
+        files = node.engine.background.step(group.now_ms, firing_ms=group.now_ms)
+        if files is None:
+            return
+        for file in files:
+            file.sync()
+        if node is master_of(group):
+            node.engine.write(group.now_ms)
+        group.settle(50)
+    raise AssertionError("the background jobs never end")
 
 
 def test_a_damaged_gap_is_mended_from_whole_segments() -> None:

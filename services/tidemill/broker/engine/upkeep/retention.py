@@ -94,6 +94,7 @@ class Retention:
             parts, trims, ages, live_bytes, gate, default_ms=parts.config.retention_ms
         )
         self._was_count = False  # the last look
+        self._timers_begin = 0  # the state floor for which the queues of timers were searched
         # Searches for a live message: in the oldest segment, and before the next state floor.
         self._oldest_search = SegmentSearch()
         self._floor_search = SegmentSearch()
@@ -317,11 +318,26 @@ class Retention:
         self._acks.record(now_ms)
         self._fold.append(Floor(floor), now_ms)
         yield from self._quiet()
-        topic_id = self._catalog.topic_ids.get(TIMER_TOPIC)
-        # Timers need no message before the floor, so these queues begin behind it.
-        for queue in [one for one in self._catalog.queues.values() if one.topic_id == topic_id]:
+
+    def find_passed_timers(self) -> Steps | None:
+        """Return the steps that drop the timers of one queue before the state floor, or None.
+
+        No timer needs an earlier message, so the queues of timers begin at the floor.
+        """
+        floor = LogOffset(self._log.state_floor)
+        if floor == self._timers_begin:
+            return None
+        timers = self._catalog.find_topic(TIMER_TOPIC)
+        for queue in () if timers is None else self._catalog.queues_of(timers):
             with suppress(BlockFileDamaged):  # The file is rebuilt first; the next floor moves on.
-                yield from self._drop_before(queue, LogOffset(floor))
+                if queue.min_offset < queue.offset_behind(floor):
+                    return self._drop_passed(queue, floor)
+        self._timers_begin = floor
+        return None
+
+    def _drop_passed(self, queue: ConsumeQueue, floor: LogOffset) -> Steps:
+        with suppress(BlockFileDamaged):
+            yield from self._drop_before(queue, floor)
 
     def _drop_before(self, queue: ConsumeQueue, end: LogOffset) -> Steps:
         """Drop the entries of a queue before log offset `end`. Raises BlockFileDamaged."""
