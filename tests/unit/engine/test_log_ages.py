@@ -39,3 +39,23 @@ def test_dense_marks_keep_a_part_of_each_age() -> None:
     for age_ms in (60_000, 600_000, 3_600_000, DAY_MS, 20 * DAY_MS):
         behind_ms = now_ms - ages.surely_older(age_ms) - age_ms
         assert -1 <= behind_ms <= age_ms // 256 + 2 * MARK_PERIOD_MS
+
+
+def test_the_age_of_a_copied_record_is_that_of_its_wall_time() -> None:
+    """The replica copies 50 minutes of a log; the log grows by a byte per ms."""
+    minute_ms = 60_000
+    ages = LogAges()
+    ages.note(50 * minute_ms, 7, 0)
+    ages.note_copy(50 * minute_ms)
+    for second in range(1, 120):
+        now_ms = 50 * minute_ms + 1_000 * second
+        copied = min(25 * minute_ms * second // 10, now_ms)
+        ages.note(now_ms, 1_000 * second + 7, copied)
+    stored_ms = 10 * minute_ms
+    assert stored_ms < ages.inherited_end == 50 * minute_ms
+    since_ms = ages.inherited_ms(stored_ms)
+    assert since_ms is not None
+    assert ages.monotonic_ms is not None
+    assert ages.monotonic_ms - since_ms == now_ms - stored_ms
+    later = 51 * minute_ms
+    assert later - 2 * MARK_PERIOD_MS <= ages.earliest_ms(later) + 50 * minute_ms - 7 <= later

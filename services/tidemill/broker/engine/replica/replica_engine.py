@@ -306,6 +306,10 @@ class ReplicaEngine:
         from such records was applied, and the log ends before the floor: the records that settle
         that state may be missing.
         """
+        # After a short break, the own marks of ages stay: they do not rely on clocks.
+        missing_bytes = stated_before - self._log.log_end
+        if self._log.log_end == self.log_min or missing_bytes >= self.engine.config.segment_bytes:
+            self.engine.retention.note_copy(stated_before)
         if self._raise_state_floor(state_floor, stated_before):
             return
         if self._log.log_end < state_floor:

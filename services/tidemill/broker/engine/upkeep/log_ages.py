@@ -5,7 +5,8 @@ process: for them this module remembers when the log reached an offset, in monot
 of an earlier process have only their wall time. It counts when this process has compared the two
 clocks for a minute, because a machine corrects its clock within seconds after a start.
 
-A start begins again: all messages in the log are then of an earlier process.
+A start begins again: all messages in the log are then of an earlier process. Messages that a
+replica copies from the log of its master count like those of an earlier process.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class LogAges:
         # Parallel lists, ascending: at that time, all records before that offset were committed.
         self._times_ms: list[int] = []
         self._offsets: list[int] = []
+        self._begin = 0  # log offset: earlier records were copied
         self._thin_at = 1_024  # number of marks at which some are removed
         self.monotonic_ms: int | None = None  # of the last `note`
         self.has_one_clock = False  # wall time is monotonic
@@ -52,10 +54,19 @@ class LogAges:
             self.lag_ms = max(self.lag_ms, monotonic_ms - wall_ms)
             self.is_sure = monotonic_ms >= self.sure_at_ms
         times, offsets = self._times_ms, self._offsets
-        if not times or (
-            committed_offset > offsets[-1] and monotonic_ms >= times[-1] + MARK_PERIOD_MS
-        ):
+        if not times:
+            self._add(monotonic_ms, max(committed_offset, self._begin))
+        elif committed_offset > offsets[-1] and monotonic_ms >= times[-1] + MARK_PERIOD_MS:
             self._add(monotonic_ms, committed_offset)
+
+    def note_copy(self, end: int) -> None:
+        """Note that the records before log offset `end` were stored before now, by another broker.
+
+        This replica copies them later, so the time at which its log reaches them says nothing.
+        """
+        self._begin, self._times_ms, self._offsets = end, [], []
+        if self.monotonic_ms is not None:
+            self._add(self.monotonic_ms, end)
 
     def _add(self, monotonic_ms: int, offset: int) -> None:
         self._times_ms.append(monotonic_ms)

@@ -237,8 +237,8 @@ class Retention:
 
     def note(self, wall_ms: int, monotonic_ms: int | None) -> None:
         """Note the time of both clocks; None: wall time is monotonic."""
-        if self._ages.monotonic_ms is None:
-            self._inherited_end = self._log.segments[-1].start if self._log.segments else 0
+        if self._ages.monotonic_ms is None and self._log.segments:
+            self._inherited_end = max(self._inherited_end, self._log.segments[-1].start)
         self._ages.note(wall_ms, monotonic_ms, self._log.committed_offset)
         assert self._ages.monotonic_ms is not None, "just noted"
         monotonic_ms, segments = self._ages.monotonic_ms, self._log.segments
@@ -248,6 +248,11 @@ class Retention:
             if start < self._inherited_end or start in known:
                 break
             known[start] = monotonic_ms
+
+    def note_copy(self, end: int) -> None:
+        """Note that a replica copies records before log offset `end` that are older than now."""
+        self._inherited_end = end
+        self._ages.note_copy(end)
 
     def _has_served(self, now_ms: int) -> bool:
         """Whether the retention of the oldest segment is over, by size or by time.
