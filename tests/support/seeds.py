@@ -19,7 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-EXAMPLES: Final = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "25"))
+DEFAULT_EXAMPLES: Final = 25
+EXAMPLES: Final = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", DEFAULT_EXAMPLES))
 FULL_EXAMPLES: Final = 100
 SEEDS_MIN: Final = 4  # of a property with few seeds: their remainders choose among few cases
 BASE_WITHOUT_GIT: Final = 1
@@ -59,6 +60,14 @@ def seeds(name: str, full: int) -> list[int]:
     count = max(examples(full), min(full, SEEDS_MIN))
     new = range(seed_base(), seed_base() + count)
     return [*FAILED.get(name, ()), *new]
+
+
+def part_of(count: int, *, parts: int) -> range:
+    """Return the numbers below `count` to try: all, or in a run with few examples every `parts`th.
+
+    Each commit begins at another number, so that all are tried in a few commits.
+    """
+    return range(seed_base() % parts, count, parts) if EXAMPLES < DEFAULT_EXAMPLES else range(count)
 
 
 def seed_chunks(name: str, full: int, *, chunks: int) -> list[list[int]]:
