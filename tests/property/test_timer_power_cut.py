@@ -4,7 +4,8 @@ The scenario schedules, cancels, moves and delivers, near, far and beyond the ri
 writes checkpoints, parks, compacts and drops timer log files, evacuates and retires segments. It
 runs once per disk operation with a cut there (CI: per fourth operation), and most starts are cut
 once more. The disk keeps, tears or loses each unsynced write independently, so files are behind and
-ahead of each other in every way that their syncs permit. Afterwards the log and the replies to the clients decide.
+ahead of each other in every way that their syncs permit. Afterwards the log and the replies to the
+clients decide.
 
 A second run has overlapping rounds: several are written, syncs begin and end between them, and
 clients get replies for the committed ones.
