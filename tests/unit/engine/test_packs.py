@@ -24,7 +24,7 @@ from tests.support.worlds.packed_worlds import (
 )
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.layout import pack
-from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.store.segment import CorruptStore
 
@@ -175,8 +175,8 @@ def test_a_disk_without_room_delays_a_pack_and_does_not_prevent_it() -> None:
     world = small_world(FaultyDisk(Random(0), capacity_bytes=16 << 20), disk_reserve_bytes=4 << 20)
     kept = two_topics(world)
     world.background()
-    world.leave_room(100_000)
     world.purge("gone")
+    world.leave_room(12 << 10)
     for _ in range(5):
         world.advance(1_100)
         world.background()
@@ -185,6 +185,75 @@ def test_a_disk_without_room_delays_a_pack_and_does_not_prevent_it() -> None:
     for _ in range(5):
         world.advance(31_000)
         world.background()
+    assert [name for name in names(world) if name.endswith(".pack")]
+    assert world.drain(topic="kept") == kept
+
+
+@pytest.mark.parametrize("free_bytes", [1 << 20, 100 << 10, 32 << 10])
+def test_a_deletion_frees_space_if_the_disk_has_room_for_a_pack(free_bytes: int) -> None:
+    """Free space below the reserve, below a quarter of it, and below 1/32."""
+    world = small_world(FaultyDisk(Random(0), capacity_bytes=64 << 20), disk_reserve_bytes=4 << 20)
+    kept = two_topics(world)
+    world.background()
+    whole = used(world)
+    world.leave_room(free_bytes)
+    delete_topic(world, "gone")
+    for _ in range(3):
+        world.advance(2_000)
+        world.background()
+    assert used(world) < whole // 2
+    world.leave_room(8 << 20)
+    assert world.drain(topic="kept") == kept
+
+
+def test_a_pack_that_does_not_fit_the_disk_does_not_delay_a_smaller_one() -> None:
+    """The stubs of small messages need more space than a live message in another segment."""
+    world = small_world(FaultyDisk(Random(0), capacity_bytes=64 << 20), disk_reserve_bytes=4 << 20)
+    segments = world.engine.log.segments
+    world.send("first", topic="kept")
+    while len(segments) < 3:
+        world.send("small", topic="gone", size=300)
+    world.send("second", topic="kept", size=1_000)
+    while len(segments) < 6:
+        world.send("large", topic="gone", size=4_000)
+    world.checkpoint()
+    world.background()
+    before = [one.file_size for one in segments]
+    world.leave_room(24 << 10)
+    delete_topic(world, "gone")
+    for _ in range(2):
+        world.background(between=lambda: world.leave_room(24 << 10))
+        world.advance(1_000)
+    assert [one.pack is not None for one in segments] == [False, False, True, True, False, False]
+    assert [one.file_size for one in segments[:2]] == before[:2]
+    world.leave_room(1 << 20)
+    world.background()
+    world.advance(1_000)
+    world.background()
+    assert [one.pack is not None for one in segments] == [True] * 4 + [False] * 2
+
+
+def test_a_disk_that_becomes_full_during_a_pack_costs_only_this_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = small_world(FaultyDisk(Random(0), capacity_bytes=64 << 20))
+    kept = two_topics(world)
+    world.background()
+    world.purge("gone")
+    world.leave_room(4 << 10)
+    room = world.engine.room
+    monkeypatch.setattr(type(room), "has_room_for_pack", lambda *_, **__: True)
+    failures = 0
+    for _ in range(90):
+        world.advance(1_000)
+        before = sum(".packing" in one for one in world.disk.operations)
+        world.background()
+        failures += sum(".packing" in one for one in world.disk.operations) > before
+        assert not [name for name in names(world) if name.endswith(".packing")]
+    assert 3 <= failures <= 4, "each segment pauses after an attempt"
+    world.leave_room(1 << 20)
+    world.advance(31_000)
+    world.background()
     assert [name for name in names(world) if name.endswith(".pack")]
     assert world.drain(topic="kept") == kept
 
@@ -262,6 +331,17 @@ def test_a_pack_is_packed_again_when_more_messages_are_dead() -> None:
     assert first.pack.header.stub_bytes > stubs
     world.restart()
     check_log(world.disk)
+
+
+def test_the_read_ahead_of_a_pack_stays_in_its_file() -> None:
+    world = small_world()
+    two_topics(world)
+    world.purge("gone")
+    assert pack_all(world)
+    log = world.engine.log
+    for begin in range(0, log.log_end, 777):
+        log.advise(LogOffset(begin), 20_000)  # The disk checks the range.
+    assert {name for name, _, _ in world.disk.advised} == {one.name for one in log.segments}
 
 
 def test_a_reader_of_events_misses_none_over_packs() -> None:

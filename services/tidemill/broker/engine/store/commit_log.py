@@ -395,11 +395,14 @@ class CommitLog:
         log_offset = max(log_offset, self.min_offset)
         while log_offset < end:
             segment = self.segment_of(log_offset)
-            file = segment.file or self._disk.open(segment.name)
+            # A pack has fewer bytes than its part of the log.
             at = self.reader.position(segment, log_offset)
-            file.advise(at, min(end, segment.end) - log_offset)
-            if segment.file is None:
-                file.close()
+            size = self.reader.position(segment, min(end, segment.end)) - at
+            if size > 0:
+                file = segment.file or self._disk.open(segment.name)
+                file.advise(at, size)
+                if segment.file is None:
+                    file.close()
             log_offset = segment.end
 
     def segment_of(self, log_offset: LogOffset) -> Segment:
