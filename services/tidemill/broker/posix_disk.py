@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from tidemill.broker.engine.store.disk import DiskFailed, ReadFailed
+from tidemill.broker.engine.store.disk import DiskFailed, DiskHasNoSpace, ReadFailed
 
 IOV_MAX = 1024  # buffers of one pwritev, the limit of Linux
 
@@ -41,7 +41,9 @@ class PosixFile:
                     self._write_rest(offset + written, b"".join(chunk)[written:])
                 offset += expected
         except OSError as error:
-            raise DiskFailed(f"writing {self.name}: {error}") from error
+            is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            failure = DiskHasNoSpace if is_full else DiskFailed
+            raise failure(f"writing {self.name}: {error}") from error
 
     def _write_rest(self, offset: int, rest: bytes) -> None:
         while rest:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
-from tidemill.broker.engine.store.disk import DROPPED, DiskFailed, ReadFailed
+from tidemill.broker.engine.store.disk import DROPPED, DiskFailed, DiskHasNoSpace, ReadFailed
 from tidemill.broker.engine.store.segment import PREPARED
 
 SECTOR = 512
@@ -284,8 +284,10 @@ class FaultyDisk:
         if self.cut_at is not None and len(self.operations) > self.cut_at:
             raise PowerCut("the power is cut")
         self.operations.append(what)
-        if change is not None and (self.fails_writes or not self._has_room(content, change)):
+        if change is not None and self.fails_writes:
             raise DiskFailed(what)
+        if change is not None and not self._has_room(content, change):
+            raise DiskHasNoSpace(what)
         is_last = self.cut_at is not None and len(self.operations) > self.cut_at
         if content is not None and change is not None:
             content.unsynced.append(change)

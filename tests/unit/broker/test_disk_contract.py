@@ -11,7 +11,14 @@ from random import Random
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
-from tidemill.broker.engine.store.disk import DROPPED, Disk, DiskFailed, File, drop_file
+from tidemill.broker.engine.store.disk import (
+    DROPPED,
+    Disk,
+    DiskFailed,
+    DiskHasNoSpace,
+    File,
+    drop_file,
+)
 from tidemill.broker.posix_disk import IOV_MAX, PosixDisk, PosixFile
 
 NAME = "log/00000000000000000000"
@@ -309,6 +316,18 @@ def test_a_reload_does_not_change_the_content(disk: Disk) -> None:
     assert bytes(file.view()) == b"0123456789"
     file.write_at(4, [b"ABC"])
     assert disk.read(NAME) == b"0123ABC789"
+
+
+FULL: dict[str, Callable[[], File]] = {
+    "posix": FAILING["posix"],
+    "faulty": lambda: FaultyDisk(Random(0), capacity_bytes=0).open(NAME, create=True),
+}
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_a_write_to_a_full_disk_names_the_reason(kind: str) -> None:
+    with pytest.raises(DiskHasNoSpace, match=NAME):
+        FULL[kind]().write_at(0, [b"x"])
 
 
 def test_a_reload_shows_the_content_after_a_failed_sync() -> None:

@@ -5,7 +5,7 @@ A part of the disk is the reserve (`disk_reserve_bytes`). Writes stop in this or
     free space below        the broker stops
     the whole reserve       sends, merges, prepared segments
     a quarter of it         pops, copies by the broker itself, rebuilds
-    1/32 of it              all derived files; acks and retention continue
+    1/32 of it              all derived files, large packs; acks and retention continue
 
 Owned by the engine's owner. A start measures everything again.
 """
@@ -101,6 +101,16 @@ class DiskRoom:
         """Measure; return whether writing `size` bytes leaves 1/`reserve_part` of the reserve."""
         self.measure()
         return self.free_bytes - size >= self._reserve_bytes // reserve_part
+
+    def has_room_for_pack(self, size: int, *, part: int | None = None) -> bool:
+        """Measure; return whether a pack of `size` bytes, or this part of it, may be written.
+
+        A pack frees more than it takes. So it leaves only 1/32 of the reserve, or as much as its
+        own size if that is less: packs that keep little free space on any disk.
+        """
+        self.measure()
+        left = min(size, self._reserve_bytes // DERIVED_RESERVE_PART)
+        return self.free_bytes - (size if part is None else part) >= left
 
     def sends_rejected(self) -> DiskFull:
         """Return the error of a send on a full disk."""

@@ -16,6 +16,10 @@ class DiskFailed(Exception):
     """A write, sync or read failed. This is final: the process ends and recovers from the log."""
 
 
+class DiskHasNoSpace(DiskFailed):
+    """A write failed because the disk is full. A file that is not needed yet can be given up."""
+
+
 class ReadFailed(DiskFailed):
     """A read failed. A start can do without a file that is derived from others."""
 

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from typing import Final, final
+from typing import Final, NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import floor, message, pack, record
 from tidemill.broker.engine.layout.floor import GAP_SIZE, Gap
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_STUB, PLACE
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
-from tidemill.broker.engine.layout.pack import PackHeader
+from tidemill.broker.engine.layout.pack import EXTENT, PackHeader
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
-from tidemill.broker.engine.room import COPY_RESERVE_PART
-from tidemill.broker.engine.store.disk import File, drop_file
+from tidemill.broker.engine.store.disk import DiskHasNoSpace, File, drop_file
 from tidemill.broker.engine.store.pack import Extents, Pack
 from tidemill.broker.engine.store.segment import FOLDER, CorruptStore, Record, Segment, packing_name
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
@@ -35,13 +34,24 @@ PACKS_LEVEL: Final = 2  # feature level of stubs
 RECORDS_A_SLICE: Final = 128  # 3 to 9 us each
 SLICE_BYTES: Final = 1 << 20  # copied
 LOOK_PERIOD_MS: Final = 1_000
-PAUSE_MS: Final = 30_000  # after an attempt that met damage, or a disk without room
+PAUSE_MS: Final = 30_000  # after an attempt that met damage, or a disk that became full
 # The active segment and the one before it stay: followers compare and copy their records.
 SEGMENTS_KEPT: Final = 2
 FREED_BYTES_MIN: Final = 16 << 10  # fewer are not worth a file operation
 # On a full disk a pack need not free more than it keeps.
 FREED_ON_FULL_DISK_MIN: Final = 1 << 20
+STUBS_A_SAMPLE: Final = 17  # one of so many stubs is made to estimate the size of all
+# An estimate may end after this part of a segment, if a pack seems half as large as allowed.
+ESTIMATED_PART: Final = 8
 _MESSAGE = int(RecordKind.MESSAGE)
+
+
+class _Estimate(NamedTuple):
+    """The size of a pack of a segment, as of the last attempt."""
+
+    size: int  # about, or the limit that it exceeds
+    live: int  # bytes of the live messages then
+    is_before_floor: bool
 
 
 @final
@@ -60,10 +70,9 @@ class Packing:
         self._not_before_ms = 0  # the rate allows no copy earlier
         self._deaths = 0  # of messages, at the last look
         self._is_searching = False  # from such a look until no segment is due
-        # By the begin of a segment: its live bytes when a pack would have freed too little, whether
-        # the disk was full, and whether the segment was before the state floor.
-        self._tried: dict[int, tuple[int, bool, bool]] = {}
-        # By the begin of a segment: no attempt before this time, after damage or a full disk.
+        # By the begin of a segment, if it was not packed.
+        self._estimates: dict[int, _Estimate] = {}
+        # By the begin of a segment: no attempt before this time, see `PAUSE_MS`.
         self._paused: dict[int, int] = {}
         self.packed_count = self.copied_bytes = 0  # since the start
 
@@ -100,40 +109,41 @@ class Packing:
         return self._catalog.feature_level >= PACKS_LEVEL
 
     def _choose(self, now_ms: int, *, is_full: bool) -> Segment | None:
-        """Return the segment with the most dead bytes; None if none is due."""
+        """Return the segment with the most dead bytes whose pack fits; None if none is due."""
         log, best, most = self._log, None, 0
         last = min(int(log.committed_offset), self._live_bytes.counted_to)
         for segment in log.segments[:-SEGMENTS_KEPT]:
             if segment.end > last:
                 break
-            live, size = self._live_bytes.live_bytes_in(segment.start), segment.file_size
-            if now_ms < self._paused.get(segment.start, 0):
+            size, least = segment.file_size, _freed_min(segment, is_full=is_full)
+            dead = size - self._live_bytes.live_bytes_in(segment.start)
+            if dead <= most or now_ms < self._paused.get(segment.start, 0):
                 continue
-            tried = self._tried.get(segment.start)
-            if (
-                tried is not None
-                and tried[0] - live < size // 4
-                and tried[1] >= is_full
-                and tried[2] >= self._is_before_floor(segment)
-            ):
-                continue
-            least = _freed_on_full_disk(segment) if is_full else max(size // 2, FREED_BYTES_MIN)
-            if size - live >= max(most + 1, least):
-                best, most = segment, size - live
+            pack_size = self._pack_size(segment, least)
+            if size - pack_size >= least and self._room.has_room_for_pack(pack_size):
+                best, most = segment, dead
         return best
+
+    def _pack_size(self, segment: Segment, least: int) -> int:
+        """Return the size of a pack of a segment, as far as it is known: the live bytes at least.
+
+        An estimate counts until a part of `least` bytes more is dead.
+        """
+        live = self._live_bytes.live_bytes_in(segment.start)
+        known = self._estimates.get(segment.start)
+        if known is None or known.live - live >= least // 4:
+            return live
+        return live if self._is_before_floor(segment) and not known.is_before_floor else known.size
 
     def _pack_at_rate(self, segment: Segment, now_ms: int, *, is_full: bool) -> Steps:
         """Pack a segment. The next one may begin when the rate of copied bytes allows it."""
-        before, live = self.copied_bytes, self._live_bytes.live_bytes_in(segment.start)
-        freed_min = _freed_on_full_disk(segment) if is_full else FREED_BYTES_MIN
+        before = self.copied_bytes
+        freed_min = _freed_min(segment, is_full=is_full)
         is_packed = yield from self.pack(segment, freed_min=freed_min, is_full=is_full)
-        self._tried.pop(segment.start, None)
         if is_packed is None:
             self._paused[segment.start] = now_ms + PAUSE_MS
-        elif not is_packed:
-            self._tried[segment.start] = live, is_full, self._is_before_floor(segment)
         self._look_at_ms = now_ms  # Another segment may be due.
-        for known in (self._tried, self._paused):
+        for known in (self._estimates, self._paused):
             for start in [start for start in known if start < self._log.min_offset]:
                 del known[start]
         copied = self.copied_bytes - before
@@ -147,83 +157,83 @@ class Packing:
         """Pack a sealed, committed segment; return whether it was packed.
 
         False: a pack would free fewer bytes than `freed_min`, or than it keeps unless the disk is
-        full. None: the segment is damaged, or the disk has no room.
+        full; or it does not fit the disk. None: the segment is damaged, or the disk became full.
         """
         before = segment.file_size
         size_max = before - freed_min if is_full else min(before - freed_min, before // 2)
-        header: PackHeader | bool = False
-        with suppress(CorruptStore):  # A reader or a start reports the damage.
-            header = yield from self._write(segment, size_max)
-        if isinstance(header, bool):
+        live = self._live_bytes.live_bytes_in(segment.start)
+        is_before_floor, header = self._is_before_floor(segment), None
+        with suppress(CorruptStore, DiskHasNoSpace):  # A reader or a start reports the damage.
+            size = yield from self._estimate_size(segment, size_max)
+            self._estimates[segment.start] = _Estimate(size, live, is_before_floor)
+            if size > size_max or not self._room.has_room_for_pack(size):
+                return False
+            header = yield from self._write(segment, size)
+        if header is None or header.file_size > size_max:
             yield from self._discard(segment)
-            return False if header else None
+            if header is None:
+                return None
+            self._estimates[segment.start] = _Estimate(header.file_size, live, is_before_floor)
+            return False
         # Before this, an election could take back a record that the pack relies on.
         yield from self._quiet()
         yield from self._log.install_pack(segment, Pack(header))
+        self._estimates.pop(segment.start, None)
         self.packed_count += 1
         self.copied_bytes += header.file_size
         return True
 
-    def _write(
-        self, segment: Segment, size_max: int
-    ) -> Generator[list[File], None, PackHeader | bool]:
-        """Write the pack under a temporary name, durably.
+    def _estimate_size(self, segment: Segment, size_max: int) -> Generator[list[File], None, int]:
+        """Return about the size of a pack; more than `size_max` if it is too large.
 
-        True: it would be larger than `size_max`. False: the disk has no room. Raises CorruptStore.
+        Only some stubs are made, and nothing is written. Raises CorruptStore.
+        """
+        content, log_bytes = self._begin_content(segment), segment.end - segment.start
+        is_roomy = self._room.has_room_for_pack(size_max)
+        for _ in self._fill(content, segment, stubs_a_sample=STUBS_A_SAMPLE):
+            done = content.record_end - segment.start
+            size = content.file_size * log_bytes // done
+            is_small = done >= log_bytes // ESTIMATED_PART and size <= size_max // 2
+            if is_small and is_roomy:
+                return size
+            if content.position > size_max:
+                break
+            content.gathered.clear()
+            yield []
+        return content.file_size
+
+    def _write(self, segment: Segment, size: int) -> Generator[list[File], None, PackHeader]:
+        """Write the pack of about `size` bytes under a temporary name, durably.
+
+        Raises CorruptStore, and DiskHasNoSpace.
         """
         name = packing_name(segment.start)
         if name in self._disk.names(FOLDER):
             self._disk.delete(name)
-        state_floor = self._log.state_floor
-        gap = Gap(state_floor, int(self._log.folded_offset))
-        parts = _PackParts(gap if segment.end <= state_floor else None)
-        extents, offset, stub_bytes, count = Extents(), int(segment.start), 0, 0
+        content, at = self._begin_content(segment), pack.HEADER_SIZE
         file = self._disk.open(name, create=True)
-        at, gathered, read_bytes = pack.HEADER_SIZE, list[bytes | memoryview](), 0
         try:
-            for found, data in self._log.reader.walk_intact(segment):
-                is_dead = self._is_dead(found)
-                stub = _stub_of(data) if is_dead and not parts.is_before_floor else None
-                for first, part in parts.add(found.header, stub or data, is_dead=is_dead):
-                    extents.add(first - segment.start, len(part))
-                    gathered.append(part)
-                    is_copied = part is data and not record.is_stub(found.header)
-                    stub_bytes += 0 if is_copied else len(part)
-                offset = found.log_offset + found.header.size
-                read_bytes, count = read_bytes + len(data), count + 1
-                if extents.position - at >= SLICE_BYTES:
-                    if extents.position > size_max:
-                        return True
-                    if not self._has_room(2 * SLICE_BYTES):
-                        return False
-                    file.write_at(at, gathered)
-                    at, gathered = extents.position, []
-                    yield [file]
-                elif count % RECORDS_A_SLICE == 0 or read_bytes >= SLICE_BYTES:
-                    read_bytes = 0
+            for _ in self._fill(content, segment):
+                if content.position - at < SLICE_BYTES:
                     yield []
-            for first, part in parts.end():
-                extents.add(first - segment.start, len(part))
-                gathered.append(part)
-                stub_bytes += len(part)
-            directory = extents.encode()
+                    continue
+                self._write_part(file, at, content.gathered, size)
+                at, content.gathered = content.position, []
+                yield [file]
+            directory = content.extents.encode()
             header = PackHeader(
                 directory_crc=crc32(directory),
                 start=segment.start,
                 end=segment.end,
-                record_end=offset,
+                record_end=content.record_end,
                 decided_at=int(self._log.folded_offset),
-                floor=state_floor,
-                file_size=extents.position + len(directory) + pack.TRAILER_SIZE,
-                extent_count=extents.count,
-                stub_bytes=stub_bytes,
+                floor=content.gap.floor,
+                file_size=content.file_size,
+                extent_count=content.extents.count,
+                stub_bytes=content.stub_bytes,
             )
-            if header.file_size > size_max:
-                return True
-            if not self._has_room(2 * SLICE_BYTES):
-                return False
             encoded = pack.encode_header(header)
-            file.write_at(at, [*gathered, directory, encoded])
+            self._write_part(file, at, [*content.gathered, directory, encoded], size)
             yield []
             file.write_at(0, [encoded])
             yield [file]
@@ -231,14 +241,47 @@ class Packing:
             file.close()
         return header
 
+    def _write_part(
+        self, file: File, at: int, parts: list[bytes | memoryview], pack_size: int
+    ) -> None:
+        """Write a part of a pack. Raises DiskHasNoSpace."""
+        if not self._room.has_room_for_pack(pack_size, part=sum(map(len, parts))):
+            raise DiskHasNoSpace(f"writing {file.name}: other files have taken the space")
+        file.write_at(at, parts)
+
+    def _begin_content(self, segment: Segment) -> _PackContent:
+        state_floor = self._log.state_floor
+        return _PackContent(segment, Gap(state_floor, int(self._log.folded_offset)))
+
+    def _fill(
+        self, content: _PackContent, segment: Segment, *, stubs_a_sample: int = 1
+    ) -> Iterator[None]:
+        """Add all records of a segment; yield after each slice. Raises CorruptStore.
+
+        Of so many stubs one is made, and stands for the others.
+        """
+        stub: bytes | None = None
+        count = dead_count = read_bytes = 0
+        for found, data in self._log.reader.walk_intact(segment):
+            is_dead = self._is_dead(found)
+            kept: bytes | memoryview = data
+            if is_dead and not content.is_before_floor:
+                if dead_count % stubs_a_sample == 0:
+                    stub = _stub_of(data)
+                dead_count += 1
+                kept = data if stub is None else stub[: len(data)]
+            content.add(found, data, kept, is_dead=is_dead)
+            count, read_bytes = count + 1, read_bytes + len(data)
+            if count % RECORDS_A_SLICE == 0 or read_bytes >= SLICE_BYTES:
+                read_bytes = 0
+                yield
+        content.end()
+
     def _discard(self, segment: Segment) -> Steps:
         """Delete an incomplete pack."""
         name = packing_name(segment.start)
         if name in self._disk.names(FOLDER):
             yield from drop_file(self._disk, name)
-
-    def _has_room(self, size: int) -> bool:
-        return self._room.has_room(size, reserve_part=COPY_RESERVE_PART)
 
     def _is_before_floor(self, segment: Segment) -> bool:
         return segment.end <= self._log.state_floor
@@ -264,46 +307,65 @@ def _stub_of(data: memoryview) -> bytes | None:
 
 
 @final
-class _PackParts:
-    """The records of a pack: all of them, or live messages and gaps."""
+class _PackContent:
+    """The content of a pack: all records and stubs of a segment, or live messages and gaps."""
 
-    def __init__(self, gap: Gap | None) -> None:
-        """`gap` is the body of gaps, for a segment before the state floor; None for others."""
-        self._gap = gap
+    def __init__(self, segment: Segment, gap: Gap) -> None:
+        self.gap = gap  # the body of gaps, with the state floor
+        self.gathered: list[bytes | memoryview] = []  # the owner writes and removes them
+        self.extents = Extents()
+        self.stub_bytes = 0
+        self.record_end = int(segment.start)
+        self._start = segment.start
+        # Whether only live messages are needed.
+        self.is_before_floor = segment.end <= gap.floor
         # The records since the last live message: the first one, its bytes, and the size of all.
-        self._first: tuple[RecordHeader, bytes | memoryview] | None = None
+        self._first: tuple[RecordHeader, memoryview] | None = None
         self._size = 0
 
     @property
-    def is_before_floor(self) -> bool:
-        """Whether only live messages are needed."""
-        return self._gap is not None
+    def position(self) -> int:
+        """The end of the last part in the file."""
+        return self.extents.position
+
+    @property
+    def file_size(self) -> int:
+        """The size of the file, if no part follows."""
+        return self.position + EXTENT.size * self.extents.count + pack.TRAILER_SIZE
 
     def add(
-        self, header: RecordHeader, data: bytes | memoryview, *, is_dead: bool
-    ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Add the next record; yield the parts of the pack that are complete, with log offsets."""
+        self, found: Record, data: memoryview, kept: bytes | memoryview, *, is_dead: bool
+    ) -> None:
+        """Add the next record: its bytes, and those that the pack keeps of it."""
+        header = found.header
+        self.record_end = header.log_offset + header.size
         is_message = header.kind == _MESSAGE and not header.flags & (FLAG_SCHEDULE | FLAG_STUB)
-        if self._gap is None or (is_message and not is_dead):
-            yield from self.end()
-            yield header.log_offset, data
+        if not self.is_before_floor or (is_message and not is_dead):
+            self.end()
+            is_copied = kept is data and not record.is_stub(header)
+            self._put(header.log_offset, kept, is_copied=is_copied)
             return
         if self._first is None:
             self._first, self._size = (header, data), 0
         self._size += header.size
 
-    def end(self) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Yield the gap of the records since the last live message."""
+    def end(self) -> None:
+        """Add the gap of the records since the last live message."""
         if self._first is None:
             return
-        assert self._gap is not None, "only records before the state floor are left out"
         header, data = self._first
-        if self._size > GAP_SIZE:
-            data = floor.encode_gap(header, self._size, self._gap)
-        yield header.log_offset, data
+        is_gap = self._size > GAP_SIZE
+        part = floor.encode_gap(header, self._size, self.gap) if is_gap else data
+        self._put(header.log_offset, part, is_copied=False)
         self._first = None
 
+    def _put(self, log_offset: int, part: bytes | memoryview, *, is_copied: bool) -> None:
+        self.extents.add(log_offset - self._start, len(part))
+        self.gathered.append(part)
+        self.stub_bytes += 0 if is_copied else len(part)
 
-def _freed_on_full_disk(segment: Segment) -> int:
-    """Return the bytes that a pack of the segment must free on a full disk."""
-    return min(FREED_ON_FULL_DISK_MIN, segment.file_size // 4)
+
+def _freed_min(segment: Segment, *, is_full: bool) -> int:
+    """Return the bytes that a pack of the segment must free, stubs aside."""
+    size = segment.file_size
+    return min(FREED_ON_FULL_DISK_MIN, size // 4) if is_full else max(size // 2, FREED_BYTES_MIN)
