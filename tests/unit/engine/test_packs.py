@@ -27,6 +27,7 @@ from tidemill.broker.engine.layout import pack
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.store.segment import CorruptStore
+from tidemill.broker.engine.upkeep import packing
 
 
 def names(world: World) -> list[str]:
@@ -302,6 +303,34 @@ def test_the_background_packs_segments_with_most_of_their_messages_dead() -> Non
     assert used(world) < whole // 2
     assert whole - used(world) >= world.engine.packing.copied_bytes, "R-10"
     assert world.drain(topic="kept") == kept
+
+
+def test_a_pack_that_would_free_too_little_is_not_written() -> None:
+    """Each small message leaves a stub of nearly its own size."""
+    world = small_world()
+    world.send("kept", topic="kept")
+    while len(world.engine.log.segments) < 4:
+        world.send(*["small"] * 50, topic="gone")
+    world.checkpoint()
+    world.background()
+    for part in (2, 1):
+        world.purge("gone", low=len(world.drain(topic="gone")) // part)
+        world.advance(11_000)
+        world.background()
+    assert not [one for one in world.disk.operations if ".packing" in one]
+
+
+def test_the_bytes_of_an_incomplete_pack_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the rate of copied bytes would not limit repeated attempts."""
+    monkeypatch.setattr(packing, "SLICE_BYTES", 1_000)
+    monkeypatch.setattr(packing, "RECORDS_A_SLICE", 4)
+    world = small_world(FaultyDisk(Random(0), capacity_bytes=64 << 20))
+    two_topics(world)
+    world.purge("gone")
+    world.leave_room(4_096)  # the first part of a pack fits
+    monkeypatch.setattr(type(world.engine.room), "has_room_for_pack", lambda *_, **__: True)
+    assert pack_all(world) == 0
+    assert world.engine.packing.copied_bytes >= 4_000
 
 
 def test_below_feature_level_2_nothing_is_packed() -> None:

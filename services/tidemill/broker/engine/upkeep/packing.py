@@ -74,7 +74,8 @@ class Packing:
         self._estimates: dict[int, _Estimate] = {}
         # By the begin of a segment: no attempt before this time, see `PAUSE_MS`.
         self._paused: dict[int, int] = {}
-        self.packed_count = self.copied_bytes = 0  # since the start
+        # Since the start. Bytes of incomplete packs count, and take their part of the rate.
+        self.packed_count = self.copied_bytes = 0
 
     def find_work(self, now_ms: int) -> Steps | None:
         """Return the steps that pack the segment with the most dead bytes; None if none is due."""
@@ -180,7 +181,6 @@ class Packing:
         yield from self._log.install_pack(segment, Pack(header))
         self._estimates.pop(segment.start, None)
         self.packed_count += 1
-        self.copied_bytes += header.file_size
         return True
 
     def _estimate_size(self, segment: Segment, size_max: int) -> Generator[list[File], None, int]:
@@ -245,8 +245,10 @@ class Packing:
         self, file: File, at: int, parts: list[bytes | memoryview], pack_size: int
     ) -> None:
         """Write a part of a pack. Raises DiskHasNoSpace."""
-        if not self._room.has_room_for_pack(pack_size, part=sum(map(len, parts))):
+        part_size = sum(map(len, parts))
+        if not self._room.has_room_for_pack(pack_size, part=part_size):
             raise DiskHasNoSpace(f"writing {file.name}: other files have taken the space")
+        self.copied_bytes += part_size
         file.write_at(at, parts)
 
     def _begin_content(self, segment: Segment) -> _PackContent:
