@@ -20,9 +20,9 @@ from tidemill.proxy.keeper import has_keeper, is_kept, keep
 _STDIN = 0  # the descriptor
 _INIT_PID = 1  # of the first process of a container
 _ENDED_BY_SIGTERM = 128 + signal.SIGTERM  # exit status, as a shell shows it
-# Processes that call `tune_garbage_collector` when they serve. Until then they create objects that
-# stay, and searching these for cycles takes an eighth of the start. The imports of a broker create
-# less than 150,000, so no collection runs before the store is opened.
+# Processes that call `tune_garbage_collector` when they serve, except supervisors. Until then they
+# create objects that stay, and searching these for cycles takes an eighth of the start. The imports
+# of a broker create less than 150,000, so no collection runs before the store is opened.
 _TUNED = ("broker", "proxy", "controller")
 _OBJECTS_PER_COLLECTION = 200_000
 # Packages that only an extra of the distribution installs.

@@ -168,6 +168,22 @@ def test_a_broker_that_emptied_its_store_registers_as_another_run() -> None:
     assert [(one.member, one.instead_of) for one in registers] == [(again, "b" * 32)]
 
 
+def test_a_master_has_a_successor_only_in_the_sync_state_set() -> None:
+    """Otherwise its stop would wait in vain for a transfer."""
+    world = World()
+    world.registered()
+    runs = [replication.ReplicaRun(replica_id=n, incarnation="d" * 32) for n in (0, 2)]
+    for version, others in enumerate(([], runs[:1], runs, [])):
+        view = replication.ReplicationView(epoch=1, version=version, sss=[ME, *others])
+        world.hear(0, wire.SessionDown(view=view))
+        assert world.sessions.has_successor is bool(others)
+    world.hear(0, wire.SessionDown(view=replication.ReplicationView(version=9, sss=[ME, *runs])))
+    for controller in range(2):
+        assert world.sessions.has_successor
+        world.sessions.note_disconnection(controller)
+    assert not world.sessions.has_successor
+
+
 def test_the_broker_gets_a_view_once_from_several_controllers() -> None:
     world = World()
     world.registered()

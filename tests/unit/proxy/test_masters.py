@@ -7,7 +7,7 @@ from zlib import crc32
 from tests.support.worlds.replica_records import record_of_three
 from tidemill.common.replica_group import ReplicaId, ReplicationView
 from tidemill.controller.election.record import view_of
-from tidemill.transport.routes.masters import LATE_MAX, Masters, UnreachableMaster
+from tidemill.transport.routes.masters import LATE_MAX, UNKNOWN, Masters, UnreachableMaster
 from tidemill.transport.routes.route_file import from_text, to_text
 
 GROUP = "broker-0"
@@ -257,3 +257,15 @@ def test_a_former_master_is_not_accepted() -> None:
     assert masters.accept_master(A, C, epoch=5)
     assert not masters.accept_master(A, B, epoch=4)
     assert masters.dial(A) == C
+
+
+def test_a_master_that_answers_no_more_is_not_late() -> None:
+    """A member's connection notes a rejection, and notes no failure with it."""
+    masters = Masters()
+    masters.learn(GROUP, view(master=0, version=8))
+    assert masters.dial(A) == A
+    masters.note_rejection(A, A, version=UNKNOWN, master="")
+    assert masters.dial(A) == A
+    masters.note_failure(A, A)
+    assert not masters.is_late(A)
+    assert masters.dial(A) != A

@@ -79,6 +79,7 @@ class ControllerSessions:
         self._beat: wire.Heartbeat | None = None
         self._beat_at_ms = 0  # receipt of the last heartbeat, to compute its age
         self._newest = (-1, 0)  # version and feature level of the newest view
+        self._member_count = 0  # in the sync state set of the newest view
         self._held: replication.ReplicationView | None = (
             None  # newest view, not sent to the broker yet
         )
@@ -89,9 +90,10 @@ class ControllerSessions:
         self._actions: list[Action] = []
 
     @property
-    def has_controller(self) -> bool:
-        """A controller is connected, which can make another replica master."""
-        return any(stream.is_welcomed for stream in self._streams.values())
+    def has_successor(self) -> bool:
+        """Whether a connected controller could elect another member of the sync state set."""
+        is_connected = any(stream.is_welcomed for stream in self._streams.values())
+        return is_connected and self._member_count > 1
 
     def take_actions(self) -> list[Action]:
         """Return and clear the actions, in order."""
@@ -260,6 +262,7 @@ class ControllerSessions:
         # A controller of version 0.1.0 sends a version without its feature level.
         if (view.version, view.feature_level) > self._newest:
             self._newest, self._held = (view.version, view.feature_level), view
+            self._member_count = len(view.sss)
         self._send_view()
 
     def _send_view(self) -> None:

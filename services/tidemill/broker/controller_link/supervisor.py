@@ -177,7 +177,7 @@ class Supervisor:
     async def _stop_in_order(self, stop: asyncio.Event) -> None:
         """Wait for the stop, let a master hand over, and stop the broker."""
         await stop.wait()
-        if self._sessions.has_controller and not self._is_follower.is_set():
+        if self._sessions.has_successor and not self._is_follower.is_set():
             request = wire.HandOver(epoch=self._epoch, target=LEAST_LAG_TARGET)
             self._send_to_broker(wire.SessionDown(hand_over=request))
             with contextlib.suppress(TimeoutError):

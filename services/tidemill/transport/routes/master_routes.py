@@ -24,7 +24,7 @@ from tidemill.transport.aio.connect import Connector, OpenChannel
 from tidemill.transport.grpc.status import RpcError
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.replica_wire import from_view
-from tidemill.transport.routes.masters import Masters
+from tidemill.transport.routes.masters import LATE_MAX, LATE_MAX_OF_PROXY, Masters
 from tidemill.transport.routes.route_file import from_text, to_text
 
 FOLLOWED_MAX: Final = 2  # controllers: one more than is needed
@@ -54,7 +54,7 @@ class MasterRoutes:
         cluster: str = "",
     ) -> None:
         """`name` is that of a proxy. Any other process has none, and reports nothing."""
-        self.masters = Masters()
+        self.masters = Masters(late_max=LATE_MAX_OF_PROXY if name else LATE_MAX)
         self._controllers = list(controllers)
         self._file = file
         self._connect = connect

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 # Present and former addresses of the replicas of one broker group. The oldest are forgotten.
 ADDRESSES_MAX: Final = 32
-# A new master may learn of its election later than the caller. The link dials it this many times,
-# with its shortest pauses, before it tries other replicas.
+# A new master may learn of its election later than the caller. The caller dials it this many times
+# before it tries other replicas. A link of a proxy does so with its shortest pauses, for 1.5 s.
 LATE_MAX: Final = 10
+LATE_MAX_OF_PROXY: Final = 40
 
 
 # Versions without a controller. Routes in the file of an earlier run may be of records that were
@@ -85,7 +86,8 @@ class _GroupState:
 class Masters:
     """The known masters of all broker groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, late_max: int = LATE_MAX) -> None:
+        self._late_max = late_max
         self._groups: dict[str, _GroupState] = {}  # by address of the link
         self._routes: dict[str, MasterRoute] = {}
 
@@ -108,6 +110,7 @@ class Masters:
     def dial(self, address: str) -> str:
         """Return the address to dial for the broker group at `address`."""
         group = self._group(address)
+        group.rejected_by = ""
         if group.master and not group.is_doubtful:
             return group.master
         candidates = group.candidates()
@@ -163,7 +166,8 @@ class Masters:
         """Note that the dialled replica is not the master, and the master that it named."""
         group = self._group(address)
         group.rejected_by = dialled
-        if version < group.version and dialled == group.master and group.late_count < LATE_MAX:
+        is_late = version < group.version and dialled == group.master
+        if is_late and group.late_count < self._late_max:
             group.late_count += 1
             return
         group.late_count = 0

@@ -12,7 +12,7 @@
 
 Big-endian. `size` is the whole record. head_crc covers the head (header and body, head_size bytes)
 from byte 8 on. tail_crc covers the tail. The writer of a message computes tail_crc once. log_offset
-repeats the record's own position, so old bytes of a recycled segment never pass for a record.
+repeats the record's own position, so bytes of another position never pass for a record.
 
 `unsynced` is log_offset minus the durable offset at the time of the write. It separates a torn tail
 from damage. If an intact record follows a broken one, and the broken one was already durable when

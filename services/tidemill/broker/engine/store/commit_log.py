@@ -561,7 +561,7 @@ class CommitLog:
         yield from drop_file(self._disk, segment.name)
 
     def close(self) -> None:
-        """Close all files without writing."""
+        """Close all files without writing, and delete the prepared segment."""
         for segment in self.segments:
             segment.close()
         self._next.close()
