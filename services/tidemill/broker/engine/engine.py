@@ -187,6 +187,7 @@ class Engine:
             self.store, self.catalog, self.live_bytes, timer_index, self.retention
         )
         self.retention.rules.may_free_space = self._may_free_space
+        self.retention.rules.may_pack = self.packing.may_pack
         self.rebuilds = Rebuilds(parts, self.checkpoints, ended=self._resume)
         self.background = BackgroundJobs(
             self.log,

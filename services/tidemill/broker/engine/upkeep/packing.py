@@ -105,6 +105,14 @@ class Packing:
         is_wanted = self._is_searching or self._catalog.deaths != self._deaths
         return self._look_at_ms if is_wanted and self._has_level else None
 
+    def may_pack(self, segment: Segment, dead_bytes: int, now_ms: int) -> bool:
+        """Whether a pack frees space on the full disk, if messages of `dead_bytes` more die."""
+        least = _freed_min(segment, is_full=True)
+        if dead_bytes < least // 4 or now_ms < self._paused.get(segment.start, 0):
+            return False
+        size = self._pack_size(segment, least) - dead_bytes
+        return segment.file_size - size >= least and self._room.has_room_for_pack(size)
+
     @property
     def _has_level(self) -> bool:
         return self._catalog.feature_level >= PACKS_LEVEL

@@ -31,6 +31,7 @@ from tidemill.broker.engine.queue_entries import (
 from tidemill.broker.engine.queue_trims import QueueTrims, Readers
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.segment import Segment
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
@@ -46,9 +47,6 @@ BISECT_COST = 16  # of a bisected queue, in queues: it verifies a block
 TRIM_BYTES = 1 << 20  # a row that frees as much is written at once
 TRIM_PARTS = 64  # other rows wait until the oldest message is this part of `ms` older than `ms`
 ENTRIES_MIN = 16  # read from each queue of a topic with too many bytes
-# The space of a segment without live messages returns within seconds, or within a minute if the
-# broker has very many queues. Longer, its other messages keep it.
-SPACE_WAIT_MS = 60_000
 VISIT_PARTS = 1024  # a row that waits is looked at again after this part of `ms`
 
 
@@ -95,10 +93,13 @@ class RetentionRules:
         self._trims_oldest = parts.config.disk_full_policy == "trim_oldest"
         # Whether packing, or the removal of a segment, may free space. The engine connects it.
         self.may_free_space: Callable[[int], bool] = lambda _now_ms: True
+        # Whether a pack of a segment frees space on the full disk, if messages of so many bytes die
+        # in it. The engine connects it.
+        self.may_pack: Callable[[Segment, int, int], bool] = lambda _segment, _bytes, _now_ms: False
         self._stuck_at_ms: int | None = None  # monotonic: since a look, the disk is full in vain
-        # The last segment that was trimmed on a full disk: its begin, its size then, and the
-        # monotonic time until which its space is awaited.
-        self._awaited = -1, 0, LONG_AGO_MS
+        # The last segment that was trimmed on a full disk: its begin, and its size then. No other
+        # one is trimmed before its space returns.
+        self._awaited: tuple[int, int] | None = None
         self._disk_trims: list[DiskTrim] = []
         self._due_ms = LONG_AGO_MS  # monotonic
         # The next look is due when the log begins behind this offset.
@@ -276,7 +277,10 @@ class RetentionRules:
                 yield []
             late_ms = stored_ms + ms + ms // TRIM_PARTS
             low = self._old_end(queue, ms) if self._has_messages(queue) else 0
-            if now_ms >= late_ms or (yield from self._is_large(queue, low)):
+            if (
+                now_ms >= late_ms
+                or (yield from self._find_bytes(queue, 0, low, enough=TRIM_BYTES)) >= TRIM_BYTES
+            ):
                 _raise_low(lows, queue, TrimReason.TIME, low)
                 until_ms = now_ms
             else:
@@ -305,18 +309,20 @@ class RetentionRules:
         # No clock of an earlier process decides about messages of this one.
         return min(search.offsets[0], queue.offset_behind(ages.inherited_end))
 
-    def _is_large(self, queue: ConsumeQueue, low: int) -> Generator[list[File], None, bool]:
-        """Whether the messages before `low` have enough bytes for a row of their own."""
-        offset, size_bytes = int(queue.min_offset), 0
-        while offset < low and size_bytes < TRIM_BYTES and self._has_messages(queue):
+    def _find_bytes(
+        self, queue: ConsumeQueue, begin: int, end: int, *, enough: int = END_OF_LOG
+    ) -> Generator[list[File], None, int]:
+        """Return the bytes of the live messages between two offsets, as far as `enough`."""
+        offset, size_bytes = begin, 0
+        while offset < end and size_bytes < enough and self._has_messages(queue):
             offset = max(offset, int(queue.min_offset))
-            count = min(low - offset, ENTRIES_A_SLICE // 4)
+            count = min(end - offset, ENTRIES_A_SLICE // 4)
             if count > 0:
                 size_bytes += size_of(read_entries(queue, offset, count))
             offset += count
             if self._is_spent(BISECT_COST if count < ENTRIES_MIN * 64 else QUEUES_A_SLICE // 4):
                 yield []
-        return size_bytes >= TRIM_BYTES
+        return size_bytes
 
     def _has_messages(self, queue: ConsumeQueue) -> bool:
         """Whether a queue still exists, and has messages."""
@@ -432,23 +438,25 @@ class RetentionRules:
 
         Packing searches for work on the full disk between two looks.
         """
-        if not self._trims_oldest or not self._room.is_full or self.may_free_space(now_ms):
+        if not self._trims_oldest or not self._room.is_full:
+            self._stuck_at_ms = self._awaited = None
+            return False
+        if self.may_free_space(now_ms):
             self._stuck_at_ms = None
             return False
         if self._stuck_at_ms is None:
             self._stuck_at_ms = self._now_ms
         if self._now_ms < self._stuck_at_ms + LOOK_PERIOD_MS:
             return False
-        start, size, until_ms = self._awaited
-        is_whole = any(one.start == start and one.file_size == size for one in self._log.segments)
-        return not is_whole or self._now_ms >= until_ms
+        return all((one.start, one.file_size) != self._awaited for one in self._log.segments)
 
     def _trim_oldest(self, now_ms: int, purged_count: int) -> Steps:
-        """Trim the oldest segment with messages that are not kept for ever.
+        """Trim the oldest segment that frees space without the messages that may die.
 
         `purged_count` is that at the begin of the look.
         """
         segments = self._log.segments
+        yield from self._live_bytes.count()
 
         def is_wanted() -> bool:
             # A purge makes room soon. Other processes may free space as well.
@@ -458,6 +466,9 @@ class RetentionRules:
             # The two newest segments are not packed. Only the oldest segment is removed.
             if number and number >= len(segments) - SEGMENTS_KEPT:
                 return
+            trimmable = yield from self._find_trimmable_bytes(segment)
+            if not self._frees_space(number, trimmable, now_ms):
+                continue
             topics, messages, size_bytes = [], 0, 0
             for topic in list(self._catalog.topics.values()):
                 if self._is_spent(1):
@@ -472,17 +483,44 @@ class RetentionRules:
             if messages:
                 self._disk_trims.append(DiskTrim(topics, messages, size_bytes))
                 self._stuck_at_ms = self._now_ms  # Packing is next.
-                until_ms = self._now_ms + SPACE_WAIT_MS
-                self._awaited = segment.start, segment.file_size, until_ms
+                self._awaited = segment.start, segment.file_size
                 return
+
+    def _find_trimmable_bytes(self, segment: Segment) -> Generator[list[File], None, int]:
+        """Return the bytes of the messages in a segment that the rule may trim."""
+        size_bytes = 0
+        for topic in list(self._catalog.topics.values()):
+            if self._is_spent(1):
+                yield []
+            for queue in self._queues_of(topic) if self._may_trim(topic) else []:
+                if self._is_spent(1):
+                    yield []
+                if self._has_messages(queue) and queue.entry(queue.min_offset)[0] < segment.end:
+                    if self._is_spent(2 * BISECT_COST):
+                        yield []
+                    begin, end = map(queue.offset_behind, (segment.start, segment.end))
+                    size_bytes += yield from self._find_bytes(queue, begin, end)
+        return size_bytes
+
+    def _frees_space(self, number: int, trimmable: int, now_ms: int) -> bool:
+        """Whether a segment is packed or removed without the messages that may be trimmed."""
+        segments = self._log.segments
+        segment = segments[number]
+        if not trimmable or not self._live_bytes.is_complete:
+            return False
+        if number == 0 and self._live_bytes.live_bytes_in(segment.start) <= trimmable:
+            return True
+        return number < len(segments) - SEGMENTS_KEPT and self.may_pack(segment, trimmable, now_ms)
+
+    def _may_trim(self, topic: Topic) -> bool:
+        return topic.name != TIMER_TOPIC and self.ms_of(topic) is not None
 
     def _trim_before(
         self, topic: Topic, end: int, now_ms: int, is_wanted: Callable[[], bool]
     ) -> Steps:
         """Trim the messages of a topic before a log offset, unless it keeps them for ever."""
         lows: _Lows = {}
-        is_kept = topic.name == TIMER_TOPIC or self.ms_of(topic) is None
-        for queue in [] if is_kept else self._queues_of(topic):
+        for queue in self._queues_of(topic) if self._may_trim(topic) else []:
             if self._is_spent(1):
                 yield []
             if self._has_messages(queue) and queue.entry(queue.min_offset)[0] < end:
