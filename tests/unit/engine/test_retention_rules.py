@@ -424,6 +424,25 @@ def test_settled_messages_die_when_all_groups_have_settled_them() -> None:
     assert len(world.drain(group="three")) == 4
 
 
+def test_settled_copies_die_as_their_messages_do() -> None:
+    """Each delivery fails once, so each message has a copy in the retry topic."""
+    world = RetainingWorld(segment_bytes=64 << 10, checkpoint_log_bytes=64 << 10)
+    world.retain(ms=-1, frees_acked=True)
+    for n in range(20):
+        world.send(*[f"{n} {k}" for k in range(10)], size=2_000)
+        assert len(world.pop(10, invisible_ms=10 * SECOND_MS)) == 10
+        world.elapse(11 * SECOND_MS)
+        copies = world.pop(10, invisible_ms=DAY_MS)
+        assert [one.attempt for one in copies] == [2] * 10
+        world.ack(*copies if n < 19 else [])
+        world.elapse(10 * SECOND_MS)
+    (retry,) = world.engine.catalog.retry_topic_ids.values()
+    name = world.engine.catalog.topics[retry].name
+    assert (world.first(), world.first(name)) == (200, 190), "the last ones are in flight"
+    world.elapse(HOUR_MS, step_ms=MINUTE_MS)
+    assert len(world.engine.log.segments) < 5
+
+
 def test_settled_messages_are_looked_at_every_10_s_however_fast_the_log_grows() -> None:
     world = RetainingWorld()
     world.retain(frees_acked=True)

@@ -229,11 +229,11 @@ class Catalog:
         return [id_ for id_ in self._retries_of_topic.get(topic_id, ()) if self.is_alive(id_)]
 
     def retention_of(self, topic: Topic) -> TopicRetention:
-        """Return the retention of a topic; a retry topic has only the time of its topic."""
+        """Return the retention of a topic; a retry topic has that of its topic, without `bytes`."""
         if topic.retry_of is None:
             return topic.retention
         origin = self.topics.get(topic.retry_of[1])
-        return BROKER_DEFAULT if origin is None else TopicRetention(ms=origin.retention.ms)
+        return BROKER_DEFAULT if origin is None else replace(origin.retention, bytes=None)
 
     def _is_orphan(self, topic: Topic) -> bool:
         if topic.retry_of is None:
