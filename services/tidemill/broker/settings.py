@@ -148,8 +148,8 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
         _ENGINE.retention_bytes,
         ge=0,
         description="Size of the messages of all topics without a size of their own, beyond which"
-        " the oldest segments lose these messages. Below feature level 2: size of the log. 0: no"
-        " limit.",
+        " the oldest segments lose these messages. Topics that keep messages for ever do not count."
+        " Below feature level 2: size of the log. 0: no limit.",
     )
     event_retention_ms: int = Field(
         _ENGINE.event_retention_ms,

@@ -397,6 +397,18 @@ def test_the_limit_of_the_broker_is_for_topics_without_their_own() -> None:
     assert 0 < world.first("a") < 50
 
 
+def test_the_limit_of_the_broker_spares_topics_that_keep_messages_for_ever() -> None:
+    world = RetainingWorld(retention_bytes=2 * MIB)
+    world.retain("audit", ms=-1)
+    for n in range(50):
+        for topic in ("audit", "a"):
+            world.send(f"{n}", topic=topic, size=50_000)
+    world.elapse(20 * SECOND_MS)
+    assert world.first("audit") == 0
+    assert world.first("a") > 0
+    assert 2 * MIB - SMALL.segment_bytes <= world.stored_bytes("a") <= 2 * MIB
+
+
 # ------------------------------------------------------------ acked: free
 
 

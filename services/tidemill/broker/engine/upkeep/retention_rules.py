@@ -388,6 +388,8 @@ class RetentionRules:
     def _bound_all(self, now_ms: int) -> Steps:
         """Trim the topics without a limit of their own if they have too many bytes together.
 
+        Topics that keep their messages for ever are not among them.
+
         The oldest segments lose their messages, because space returns by whole segments.
         """
         if not self._retention_bytes:
@@ -422,6 +424,7 @@ class RetentionRules:
             topic
             for topic in catalog.topics.values()
             if topic.retention.bytes is None
+            and catalog.retention_of(topic).ms != KEEP_FOREVER_MS
             and topic.name != TIMER_TOPIC
             and catalog.is_alive(topic.id)
         ]
