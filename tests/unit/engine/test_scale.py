@@ -26,11 +26,13 @@ from tests.support.disk.counted_work import Meter, SliceWork, WalkedDict, each_t
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
+from tidemill.broker.engine import queue_trims
 from tidemill.broker.engine.layout import ack, timer_record
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
+from tidemill.broker.engine.metadata.topic_retention import RetentionChange
 from tidemill.broker.engine.pop.acks import ENTRIES_A_RECORD
 from tidemill.broker.engine.pop.consumption import QUEUES_A_SLICE
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
@@ -40,6 +42,7 @@ from tidemill.broker.engine.pop.renewals import GIVEN_BACK_A_TURN, SILENT_GRACE_
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD
 from tidemill.broker.engine.queries.queue_reader import CANDIDATES_A_STEP, FOUND_BYTES_MAX
+from tidemill.broker.engine.queue_entries import read_entries
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import FILES_MAX, Mappings
 from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
@@ -53,8 +56,10 @@ from tidemill.broker.engine.timer.load import SLOTS_A_SCAN
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES, TimerTable
 from tidemill.broker.engine.timer.timer_log import TAIL_PIECE_BYTES, TimerLog
 from tidemill.broker.engine.timer.wheel import TimerWheel
+from tidemill.broker.engine.upkeep import retention_rules
 from tidemill.broker.engine.upkeep.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
 from tidemill.broker.engine.upkeep.retention import QUEUES_CUT_A_SLICE
+from tidemill.broker.engine.upkeep.retention_rules import QUEUES_A_SLICE as RULES_QUEUES_A_SLICE
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.message.stored_message import TYPE_DELAY
 
@@ -961,3 +966,75 @@ def test_simultaneous_renewals_are_recorded_in_bounded_slices() -> None:
     assert world.engine.state.counts["extended", group_id, topic_id] == count
     assert max(turn.items for turn in turns) <= DUE_SLOTS_A_TURN
     assert max(turn.records for turn in turns) <= 10, "one of each client"
+
+
+class LookedUpDict(dict[Any, Any]):
+    """A dictionary that counts look-ups."""
+
+    looks = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.looks += 1
+        return super().get(key, default)
+
+
+def slices_of_rules(world: World, count: Callable[[], int]) -> list[int]:
+    """Let the rules of retention look at all queues; return what `count` counts in each slice."""
+    engine = world.engine
+    world.checkpoint()
+    engine.retention.note(world.now_ms, world.now_ms)
+    for _ in engine.live_bytes.count():
+        pass
+    of_each, seen = [], count()
+    for _ in engine.retention.rules.look(world.now_ms):
+        of_each.append(count() - seen)
+        if has_pending(engine):
+            world.commit()
+        seen = count()
+    return of_each
+
+
+def test_the_limit_of_the_broker_looks_at_a_bounded_number_of_queues_at_once() -> None:
+    """Most queues are empty. Their look-ups count, too."""
+    world = World(segment_bytes=64 << 10, retention_bytes=64 << 10)
+    for n in range(300):
+        world.topic(f"t{n}", queues=32)
+        world.send("m", topic=f"t{n}", size=500)
+    queues = world.engine.catalog.queues = LookedUpDict(world.engine.catalog.queues)
+    of_each = slices_of_rules(world, lambda: queues.looks)
+    assert sum(world.engine.trims.messages.values()) > 100
+    assert sum(of_each) > 300 * 32
+    assert max(of_each) <= 3 * RULES_QUEUES_A_SLICE, "a few look-ups per visited queue"
+
+
+def test_the_limit_of_a_wide_topic_reads_a_bounded_number_of_queues_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, reads = World(), 0
+    topic_id, administration = world.topic("wide", queues=QUEUES_MAX), world.engine.administration
+    administration.put_topic(
+        "wide", type_=None, queues=0, retention=RetentionChange(bytes=1 << 20), now_ms=world.now_ms
+    )
+    data = blob("m", size=400)
+    for n in range(4 * QUEUES_MAX):
+        world.engine.commands.send(
+            topic_id,
+            QueueId(n % QUEUES_MAX),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
+        )
+    world.commit()
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read_entries(*arguments)
+
+    for module in (retention_rules, queue_trims):
+        monkeypatch.setattr(module, "read_entries", counted)
+    of_each = slices_of_rules(world, lambda: reads)
+    assert sum(world.engine.trims.messages.values()) > QUEUES_MAX
+    assert sum(of_each) >= 2 * QUEUES_MAX
+    assert max(of_each) <= 160

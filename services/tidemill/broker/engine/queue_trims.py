@@ -27,6 +27,7 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 GROUPS_A_SLICE = 1_024  # seen, to find the readers of topics
 EXPIRED_A_SLICE = 256  # queues of groups: a millisecond
+READ_COST = 112  # of a row, beside its entries, in entries
 
 # The groups that have begun each topic.
 Readers = Mapping[TopicId, Sequence[GroupId]]
@@ -70,9 +71,7 @@ class QueueTrims:
         """
         for begin in range(0, len(rows), trim.ROWS_MAX):
             part = rows[begin : begin + trim.ROWS_MAX]
-            sizes: dict[TrimmedQueue, int] = {}
-            for row in part:
-                sizes[row] = yield from self._size_of(row)
+            sizes = yield from self._sizes_of(part)
             yield from self._expire(part, readers, now_ms, is_wanted)
             # From here on without a slice: another trim must not come between count and record.
             found = [row for row in part if self._is_effective(row)]
@@ -97,24 +96,28 @@ class QueueTrims:
         queue = self._catalog.queues.get((row.topic_id, row.queue_id))
         return queue is not None and queue.min_offset < row.low <= queue.max_offset
 
-    def _size_of(self, row: TrimmedQueue) -> Generator[None, None, int]:
-        """Return the bytes that a row removes; messages with damaged entries add nothing."""
-        size_bytes, offset, left = 0, 0, ENTRIES_A_SLICE
-        while self._is_effective(row):
-            queue = self._queue(row)
-            offset = max(offset, queue.min_offset)
-            count = min(row.low - offset, ENTRIES_A_SLICE)
-            if count <= 0:
-                break
-            # A damaged file is rebuilt later. The count is for metrics.
-            with suppress(BlockFileDamaged):
-                size_bytes += size_of(read_entries(queue, offset, count))
-            offset += count
-            left -= count
-            if left <= 0:
-                left = ENTRIES_A_SLICE
-                yield
-        return size_bytes
+    def _sizes_of(
+        self, rows: Sequence[TrimmedQueue]
+    ) -> Generator[None, None, dict[TrimmedQueue, int]]:
+        """Return the bytes that rows remove; messages with damaged entries add nothing."""
+        sizes, left = dict.fromkeys(rows, 0), ENTRIES_A_SLICE
+        for row in rows:
+            offset = 0
+            while self._is_effective(row):
+                queue = self._queue(row)
+                offset = max(offset, int(queue.min_offset))
+                count = min(row.low - offset, ENTRIES_A_SLICE)
+                if count <= 0:
+                    break
+                # A damaged file is rebuilt later. The count is for metrics.
+                with suppress(BlockFileDamaged):
+                    sizes[row] += size_of(read_entries(queue, offset, count))
+                offset += count
+                left -= count + READ_COST
+                if left <= 0:
+                    left = ENTRIES_A_SLICE
+                    yield
+        return sizes
 
     def _expire(
         self,

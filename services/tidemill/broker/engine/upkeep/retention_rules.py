@@ -9,7 +9,7 @@ A start loses only the time of the next look.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple, TypeVar, cast, final
 
 import numpy as np
@@ -44,6 +44,7 @@ from tidemill.common.errors import Repairing
 LOOK_PERIOD_MS = 10_000  # between the begins of two looks
 QUEUES_A_SLICE = 256  # 1 to 2 ms if each checks a block that is not cached
 BISECT_COST = 16  # of a bisected queue, in queues: it verifies a block
+READ_COST = 4  # of the first entries of a queue, in queues
 TRIM_BYTES = 1 << 20  # a row that frees as much is written at once
 TRIM_PARTS = 64  # other rows wait until the oldest message is this part of `ms` older than `ms`
 ENTRIES_MIN = 16  # read from each queue of a topic with too many bytes
@@ -154,14 +155,13 @@ class RetentionRules:
         if self._looks_at_acked:
             self._acked_at_ms = self._now_ms
         self._gate.begin_look()
-        is_stuck = self._note_stuck(now_ms)
-        purged_count = self._trims.purged_count
+        is_stuck, is_unpurged = self._note_stuck(now_ms), self._until_purged()
         trimmed_bytes = self._trims.size_bytes.total() if is_stuck else 0
         try:
             yield from self._look_at_topics(now_ms)
             yield from self._bound_all(now_ms)
             if is_stuck and self._trims.size_bytes.total() - trimmed_bytes < TRIM_BYTES:
-                yield from self._trim_oldest(now_ms, purged_count)
+                yield from self._trim_oldest(now_ms, is_unpurged)
         except (BlockFileDamaged, Repairing):
             return  # The file is rebuilt first. The next look begins again.
         if self._gate.end_look():
@@ -177,10 +177,11 @@ class RetentionRules:
             if topic is None or not self._catalog.is_alive(topic_id) or topic.name == TIMER_TOPIC:
                 continue
             lows: _Lows = {}
+            is_wanted = self._until_purged()
             yield from self._find_old(topic, lows)
             yield from self._find_excess(topic, lows)
             yield from self._find_acked(topic, lows)
-            yield from self._trim(topic, lows, now_ms)
+            yield from self._trim(topic, lows, now_ms, is_wanted=is_wanted)
 
     def _forget_deleted(self) -> None:
         if len(self._quiet_until_ms) > 2 * len(self._catalog.topics) + 64:
@@ -195,13 +196,19 @@ class RetentionRules:
         self._left = QUEUES_A_SLICE
         return True
 
-    def _queues_of(self, topic: Topic) -> list[ConsumeQueue]:
-        """Return the queues of a topic with messages; none after its deletion."""
-        if not self._catalog.is_alive(topic.id):
-            return []
-        known = self._catalog.queues
-        found = [known.get((topic.id, QueueId(number))) for number in range(topic.queues)]
-        return [one for one in found if one is not None and one.min_offset < one.max_offset]
+    def _until_purged(self) -> Callable[[], bool]:
+        """Return whether no purge has come since: it makes room, so that messages may stay."""
+        purged_count = self._trims.purged_count
+        return lambda: purged_count == self._trims.purged_count
+
+    def _walk(self, topic: Topic) -> Iterator[ConsumeQueue | None]:
+        """Yield the queues of a topic with messages, and None when the slice is over."""
+        for number in range(topic.queues):
+            if self._is_spent(1):
+                yield None
+            queue = self._catalog.queues.get((topic.id, QueueId(number)))
+            if queue is not None and self._has_messages(queue):
+                yield queue
 
     # ------------------------------------------------------------ one topic
 
@@ -223,8 +230,11 @@ class RetentionRules:
             # The segment that is written to cannot go, so nothing in it makes room.
             segments = self._log.segments
             segment_end = segments[0].end if len(segments) > 1 else 0
+        retention = self._catalog.retention_of(topic)
         rows = []
-        for row in lows.values():
+        for row in list(lows.values()):
+            if self._is_spent(READ_COST):
+                yield []
             queue = self._catalog.queues.get((row.topic_id, row.queue_id))
             if queue is None:
                 return
@@ -234,7 +244,6 @@ class RetentionRules:
         if not rows:
             return
         readers: Readers = yield from _as_steps(self._readers_of(topic.id))
-        retention = self._catalog.retention_of(topic)
 
         def is_unchanged() -> bool:
             # After a change of the setting, the next look decides again.
@@ -264,10 +273,9 @@ class RetentionRules:
         if known_ms == ms and now_ms < until_ms:
             return
         until_ms = now_ms + ms
-        for queue in self._queues_of(topic):
-            if self._is_spent(1):
+        for queue in self._walk(topic):
+            if queue is None:
                 yield []
-            if not self._has_messages(queue):
                 continue
             stored_ms = self._head_ms(queue)
             if stored_ms is None or stored_ms + ms > now_ms:
@@ -327,26 +335,28 @@ class RetentionRules:
     def _has_messages(self, queue: ConsumeQueue) -> bool:
         """Whether a queue still exists, and has messages."""
         known = self._catalog.queues.get((queue.topic_id, queue.queue_id))
-        return known is queue and queue.min_offset < queue.max_offset
+        is_alive = known is queue and self._catalog.is_alive(queue.topic_id)
+        return is_alive and queue.min_offset < queue.max_offset
 
     # ------------------------------------------------------------ by size
 
     def _find_excess(self, topic: Topic, lows: _Lows) -> Steps:
         """Propose lows behind the oldest messages of a topic with too many bytes."""
         limit = self._catalog.retention_of(topic).bytes
-        if limit is None:
+        if limit is None or self._excess_of(topic, limit) < min(TRIM_BYTES, limit // TRIM_PARTS):
             return
-        purged_count = self._trims.purged_count
-        if not self._live_bytes.is_exact(self._queues_of(topic)):
-            return  # Messages died since the last count.
-        excess = self._live_bytes.bytes_of_topic(topic.id) - limit
-        if excess < min(TRIM_BYTES, limit // TRIM_PARTS):
-            return
+        begins: dict[QueueId, int] = {}
+        for queue in self._walk(topic):
+            if queue is None:
+                yield []
+            elif not self._live_bytes.is_exact([queue]):
+                return  # Messages died since the last count.
+            else:
+                begins[queue.queue_id] = int(queue.min_offset)
+        excess = self._excess_of(topic, limit)
         found: _Lows = {}
-        begins = {one.queue_id: int(one.min_offset) for one in self._queues_of(topic)}
         while excess > 0:
-            queues = [one for one in self._queues_of(topic) if one.queue_id in begins]
-            entries, until = self._oldest_of(queues, begins)
+            entries, until = yield from self._find_oldest(topic, begins)
             if not len(entries):
                 break
             sums = np.cumsum(entries["size"].astype(np.int64))
@@ -354,80 +364,97 @@ class RetentionRules:
             if number < len(sums):
                 until = int(entries["log_offset"][number]) + 1
             excess -= int(sums[min(number, len(sums) - 1)])
-            for queue in queues:
-                if self._is_spent(BISECT_COST):
+            for queue in self._walk(topic):
+                if queue is None or (queue.queue_id in begins and self._is_spent(BISECT_COST)):
                     yield []
-                if self._has_messages(queue):
+                if queue is not None and queue.queue_id in begins and self._has_messages(queue):
                     begins[queue.queue_id] = queue.offset_behind(until)
                     _raise_low(found, queue, TrimReason.BYTES, begins[queue.queue_id])
-        # A purge in between has made room, so that later messages may stay.
-        if purged_count == self._trims.purged_count:
-            for queue in self._queues_of(topic):
-                if queue.queue_id in found:
-                    _raise_low(lows, queue, TrimReason.BYTES, found[queue.queue_id].low)
+        for queue in self._walk(topic):
+            if queue is None:
+                yield []
+            elif queue.queue_id in found:
+                _raise_low(lows, queue, TrimReason.BYTES, found[queue.queue_id].low)
 
-    def _oldest_of(
-        self, queues: list[ConsumeQueue], begins: dict[QueueId, int]
-    ) -> tuple[Entries, int]:
+    def _excess_of(self, topic: Topic, limit: int) -> int:
+        return self._live_bytes.bytes_of_topic(topic.id) - limit
+
+    def _find_oldest(
+        self, topic: Topic, begins: dict[QueueId, int]
+    ) -> Generator[list[File], None, tuple[Entries, int]]:
         """Return the oldest entries of some queues, and the log offset up to which they are all."""
-        count = max(ENTRIES_A_SLICE // 4 // max(len(queues), 1), ENTRIES_MIN)
-        parts, until = [], int(self._log.log_end)
-        for queue in queues:
+        count = max(ENTRIES_A_SLICE // 4 // max(len(begins), 1), ENTRIES_MIN)
+        found, until = np.empty(count * len(begins), ENTRY_TYPE), int(self._log.log_end)
+        found_count = 0
+        for queue in self._walk(topic):
+            if queue is None or (queue.queue_id in begins and self._is_spent(READ_COST)):
+                yield []
+            if queue is None or queue.queue_id not in begins or not self._has_messages(queue):
+                continue
             begin = max(begins[queue.queue_id], int(queue.min_offset))
             end = min(begin + count, int(queue.max_offset))
             if end <= begin:
                 continue
             entries = read_entries(queue, begin, end - begin)
-            parts.append(entries)
+            found[found_count : found_count + len(entries)] = entries
+            found_count += len(entries)
             if end < queue.max_offset:
                 until = min(until, int(entries["log_offset"][-1]) + 1)
-        found = np.concatenate(parts) if parts else np.zeros(0, ENTRY_TYPE)
+        yield []  # The entries of all queues are a slice.
+        found = found[:found_count]
         found = found[found["log_offset"] < until]
         return found[np.argsort(found["log_offset"], kind="stable")], until
 
     def _bound_all(self, now_ms: int) -> Steps:
         """Trim the topics without a limit of their own if they have too many bytes together.
 
-        Topics that keep their messages for ever are not among them.
-
-        The oldest segments lose their messages, because space returns by whole segments.
+        Topics that keep their messages for ever are not among them. The oldest segments lose their
+        messages, because space returns by whole segments.
         """
         if not self._retention_bytes:
             return
-        purged_count, is_first = self._trims.purged_count, True
+        is_wanted, is_first = self._until_purged(), True
         for segment in self._log.segments[:-1]:
             if not is_first:
                 yield from self._live_bytes.count()
-            is_first = False
-            topics = self._topics_without_limit()
-            size_bytes = sum(self._live_bytes.bytes_of_topic(topic.id) for topic in topics)
+            is_first, topics, size_bytes = False, [], 0
+            for topic in list(self._catalog.topics.values()):
+                if self._is_spent(1):
+                    yield []
+                topic_bytes = self._live_bytes.bytes_of_topic(topic.id)
+                if topic_bytes and self._is_bounded(topic):
+                    topics.append(topic)
+                    size_bytes += topic_bytes
             if not self._live_bytes.is_complete or size_bytes <= self._retention_bytes:
                 return
             for topic in topics:
-                lows: _Lows = {}
-                for queue in self._queues_of(topic):
-                    if self._is_spent(1):
-                        yield []
-                    if not self._has_messages(queue):
-                        continue
-                    if queue.entry(queue.min_offset)[0] < segment.end:
-                        if self._is_spent(BISECT_COST):
-                            yield []
-                        _raise_low(lows, queue, TrimReason.BYTES, queue.offset_behind(segment.end))
-                if purged_count != self._trims.purged_count:
+                if self._is_spent(1):
+                    yield []
+                lows = yield from self._find_before(topic, segment.end, TrimReason.BYTES)
+                if not is_wanted():
                     return  # Enough may be gone now. The next look counts again.
-                yield from self._trim(topic, lows, now_ms)
+                yield from self._trim(topic, lows, now_ms, is_wanted=is_wanted)
 
-    def _topics_without_limit(self) -> list[Topic]:
-        catalog = self._catalog
-        return [
-            topic
-            for topic in catalog.topics.values()
-            if topic.retention.bytes is None
-            and catalog.retention_of(topic).ms != KEEP_FOREVER_MS
-            and topic.name != TIMER_TOPIC
-            and catalog.is_alive(topic.id)
-        ]
+    def _is_bounded(self, topic: Topic) -> bool:
+        """Whether the limit of the broker applies to a topic."""
+        retention = self._catalog.retention_of(topic)
+        is_limited = retention.bytes is None and retention.ms != KEEP_FOREVER_MS
+        return is_limited and topic.name != TIMER_TOPIC and self._catalog.is_alive(topic.id)
+
+    def _find_before(
+        self, topic: Topic, end: int, reason: TrimReason
+    ) -> Generator[list[File], None, _Lows]:
+        """Return lows behind all messages of a topic before a log offset."""
+        lows: _Lows = {}
+        for queue in self._walk(topic):
+            if queue is None:
+                yield []
+            elif queue.entry(queue.min_offset)[0] < end:
+                if self._is_spent(BISECT_COST):
+                    yield []
+                if self._has_messages(queue):
+                    _raise_low(lows, queue, reason, queue.offset_behind(end))
+        return lows
 
     # ------------------------------------------------------------ on a full disk
 
@@ -453,17 +480,17 @@ class RetentionRules:
             return False
         return all((one.start, one.file_size) != self._awaited for one in self._log.segments)
 
-    def _trim_oldest(self, now_ms: int, purged_count: int) -> Steps:
+    def _trim_oldest(self, now_ms: int, is_unpurged: Callable[[], bool]) -> Steps:
         """Trim the oldest segment that frees space without the messages that may die.
 
-        `purged_count` is that at the begin of the look.
+        `is_unpurged` tells whether no purge has come since the begin of the look.
         """
         segments = self._log.segments
         yield from self._live_bytes.count()
 
         def is_wanted() -> bool:
             # A purge makes room soon. Other processes may free space as well.
-            return self._room.is_full and purged_count == self._trims.purged_count
+            return self._room.is_full and is_unpurged()
 
         for number, segment in enumerate(segments[:-1]):
             # The two newest segments are not packed. Only the oldest segment is removed.
@@ -495,10 +522,10 @@ class RetentionRules:
         for topic in list(self._catalog.topics.values()):
             if self._is_spent(1):
                 yield []
-            for queue in self._queues_of(topic) if self._may_trim(topic) else []:
-                if self._is_spent(1):
+            for queue in self._walk(topic) if self._may_trim(topic) else []:
+                if queue is None:
                     yield []
-                if self._has_messages(queue) and queue.entry(queue.min_offset)[0] < segment.end:
+                elif queue.entry(queue.min_offset)[0] < segment.end:
                     if self._is_spent(2 * BISECT_COST):
                         yield []
                     begin, end = map(queue.offset_behind, (segment.start, segment.end))
@@ -522,14 +549,9 @@ class RetentionRules:
         self, topic: Topic, end: int, now_ms: int, is_wanted: Callable[[], bool]
     ) -> Steps:
         """Trim the messages of a topic before a log offset, unless it keeps them for ever."""
-        lows: _Lows = {}
-        for queue in self._queues_of(topic) if self._may_trim(topic) else []:
-            if self._is_spent(1):
-                yield []
-            if self._has_messages(queue) and queue.entry(queue.min_offset)[0] < end:
-                if self._is_spent(BISECT_COST):
-                    yield []
-                _raise_low(lows, queue, TrimReason.DISK, queue.offset_behind(end))
+        if not self._may_trim(topic):
+            return
+        lows = yield from self._find_before(topic, end, TrimReason.DISK)
         yield from self._trim(topic, lows, now_ms, segment_end=end, is_wanted=is_wanted)
 
     # ------------------------------------------------------------ by progress
@@ -546,7 +568,10 @@ class RetentionRules:
         group_ids = pulling | begun | set(readers[topic.id])
         if not group_ids:
             return
-        for queue in self._queues_of(topic):
+        for queue in self._walk(topic):
+            if queue is None:
+                yield []
+                continue
             low = int(queue.max_offset)
             for group_id in group_ids:
                 if self._is_spent(1):
