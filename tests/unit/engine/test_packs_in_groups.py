@@ -118,6 +118,24 @@ def test_a_replica_that_was_down_continues_inside_a_pack() -> None:
     assert replica.bodies() == TEXTS[55:]
 
 
+def test_a_replica_keeps_its_log_if_a_pack_of_the_master_ends_with_dead_messages() -> None:
+    """The digest of the master begins behind them, and the replica has whole messages there."""
+    group = group_of()
+    group.set_members(0, 1, 2)
+    group.send(*TEXTS, size=1_000)
+    group.settle()
+    master, replica = group.nodes[0], group.nodes[2]
+    log, queue = master.engine.log, master.engine.catalog.queues[TopicId(1), QueueId(0)]
+    purge(group, queue.offset_behind(log.segments[1].start))
+    assert pack_node(group, master) == 1
+    lose(group, 2)
+    disk = replica.disk
+    group.restart(2)
+    group.settle(2_000)
+    assert replica.log.log_end == master.log.log_end
+    assert replica.disk is disk, "it was not emptied"
+
+
 def test_a_replica_that_begins_empty_copies_packs() -> None:
     group = group_of()
     lose(group, 2)

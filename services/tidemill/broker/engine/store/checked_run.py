@@ -67,6 +67,8 @@ def _find_run(log: CommitLog, begin: int, end: int) -> tuple[CheckedRun | None, 
             run = run._replace(crc=crc32(data, run.crc))
             at += found.header.size
         elif run is not None and log.reader.is_pad(segment, at):
+            if run.begin == at:  # Another log finds no record there.
+                run = run._replace(begin=segment.end)
             at = segment.end
         else:
             has_gap = True
