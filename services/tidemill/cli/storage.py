@@ -38,7 +38,8 @@ def show_storage(
 
     The log has live messages, dead messages, what packs keep of dead messages (STUB), other records
     (CONTROL), and messages of pending timers (PINNED). FREED is about what a deletion of the topic
-    frees. JSON has all topics.
+    frees at most. The space of a segment returns when half of it is dead, on a full disk when 1 MiB
+    or a quarter is. JSON has all topics.
 
     Example: tidemill storage show --topics 50
     """

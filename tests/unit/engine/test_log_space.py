@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
 from zlib import crc32
 
 import pytest
 
+from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_world import World, blob
 from tests.support.worlds.packed_worlds import (
     SEGMENT,
@@ -222,6 +224,24 @@ def test_a_deletion_frees_about_what_it_says() -> None:
     count(world)
     assert pack_all(world)
     assert before - file_bytes(world) == pytest.approx(said, rel=0.05)
+
+
+def test_the_space_of_a_small_share_of_each_segment_returns_on_a_full_disk() -> None:
+    world = small_world(FaultyDisk(Random(0), capacity_bytes=64 << 20), disk_reserve_bytes=4 << 20)
+    for n in range(120):
+        world.send(f"{n}", topic="gone" if n % 5 < 2 else "kept", size=4_000)
+    world.checkpoint()
+    world.background()
+    said, before = find(world, "gone").freed_by_deletion_bytes, disk_bytes(world)
+    delete_topic(world, "gone")
+    for free_bytes in (8 << 20, 1 << 20):
+        is_full = free_bytes < 4 << 20
+        world.leave_room(free_bytes)
+        world.background()
+        world.advance(2_000)
+        world.background()
+        assert (disk_bytes(world) < before - said // 2) == is_full
+    assert before - disk_bytes(world) <= said
 
 
 def test_a_deletion_frees_the_retries_too() -> None:

@@ -70,8 +70,9 @@ class TopicStorageView(Schema):
     live_bytes: int | None = Field(None, description=f"{LIVE_BYTES} {COUNTED}")
     freed_by_deletion_bytes: int | None = Field(
         None,
-        description="About how much a deletion of the topic frees, with the retries of its"
-        f" messages. {COUNTED}",
+        description="About how much a deletion of the topic frees at most, with the retries of its"
+        " messages. The space of a segment returns when half of its bytes are dead, on a full disk"
+        f" when 1 MiB or a quarter is. {COUNTED}",
     )
     broker_groups: list[TopicAtBrokerView] = Field(description="Per broker group.")
 

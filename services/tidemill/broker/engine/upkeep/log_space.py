@@ -48,7 +48,9 @@ class TopicSpace(NamedTuple):
     name: str
     live_bytes: int
     log_bytes: int  # live ones, and known dead ones that no pack has freed yet
-    freed_by_deletion_bytes: int  # about; with the retry topics of all consumer groups
+    # About, and at most: a segment returns space when enough of it is dead. With the retry topics
+    # of all consumer groups.
+    freed_by_deletion_bytes: int
     retention: TopicRetention  # with the `ms` of the broker, if the topic has none
     waits_for_archive: bool  # its oldest messages are kept only for the archive
 
