@@ -144,6 +144,27 @@ def test_a_power_cut_at_any_operation_of_a_merge_loses_nothing(fails: bool) -> N
     assert at > 10
 
 
+def test_a_merge_waits_for_the_rebuild_of_a_damaged_file() -> None:
+    """A replica rebuilds nothing before it is the master. Its merge would fail again and again."""
+    world = growing_world(files_merged=1 << 20)
+    grow(world, 3)
+    world = growing_world(world.disk.after_kill(), files_merged=3)
+    file = world.engine.store.queue_files[1]
+    world.disk.damage(file.name, file.row(0).position)
+    merges = world.engine.background._merges
+    assert merges.is_due
+    for _ in range(2):  # The second time of the index files only.
+        for files in merges.merge():
+            sync(files)
+    assert world.engine.store.damaged_files
+    assert not world.engine.background._merges.is_due
+    world.background()
+    grow(world, 1)
+    world.background()
+    assert len(sizes(world, "queues")) < 4
+    assert_all_there(world)
+
+
 def test_rounds_and_deletions_between_the_slices_of_a_merge_are_seen() -> None:
     world = growing_world(files_merged=1 << 20)
     world.send("gone", topic="short-lived")

@@ -94,7 +94,10 @@ class Merges:
                 found.append(file)
             if len(wanted) >= self._files_merged:
                 # Smaller files between them are merged too.
-                return self._first_of(found[wanted[0] : wanted[-1] + 1][::-1])
+                chosen = self._first_of(found[wanted[0] : wanted[-1] + 1][::-1])
+                # A replica rebuilds damaged files only when it is the master.
+                damaged = self._store.damaged_files
+                return [] if any(one.name in damaged for one in chosen) else chosen
         return []
 
     def _first_of(self, files: list[BlockFile]) -> list[BlockFile]:
