@@ -110,6 +110,8 @@ class LogFrames:
         except LogDamaged as error:
             log.damage.request(error.log_offset, error.end)
             return memoryview(b"")
+        except RecordFreed:
+            return memoryview(b"")  # Inside a gap, which is larger than the record was.
         if found is None:
             return memoryview(b"")
         data, segment = found.data, found.segment

@@ -49,7 +49,8 @@ class Pack:
     def position(self, views: Mappings, name: str, log_offset: int) -> int:
         """Return the position of the record at a log offset in the file `name`.
 
-        If no record begins at the log offset, the bytes at the position do not state it.
+        If no record begins at the log offset, the bytes at the position do not state it. For a log
+        offset inside a stub or a gap, the position is at most the one of the next record.
         """
         directory, at, count = self._directory(views, name)
         target = log_offset - self.header.start
@@ -69,7 +70,10 @@ class Pack:
         if not count:
             return self.header.records_end
         first, position = _unpack_extent(directory, at + 8 * number)
-        return int(min(position + target - first, self.header.records_end))
+        end = self.header.records_end
+        if number + 1 < count:
+            _, end = _unpack_extent(directory, at + 8 * (number + 1))
+        return int(min(position + target - first, end))
 
     def extent(self, views: Mappings, name: str, log_offset: int) -> Extent:
         """Return the extent with a log offset."""

@@ -15,6 +15,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.mappings import READ_BYTES, Mappings, PageUnreadable
 from tidemill.broker.engine.store.segment import (
+    CorruptStore,
     Hole,
     Record,
     RecordFreed,
@@ -100,6 +101,21 @@ class SegmentReader:
         extent = segment.pack.extent(self.views, segment.name, log_offset)
         begin = extent.begin + extent.end_position - GAP_SIZE - extent.position
         return self.read_verified(segment, LogOffset(begin)), extent.end
+
+    def find_rest_of_gap(self, segment: Segment, log_offset: int) -> Record | None:
+        """Return a gap for the bytes of the log from a log offset inside a gap of a pack on.
+
+        None if no intact gap contains the log offset.
+        """
+        pack = segment.pack
+        if pack is None or not pack.is_freed(self.views, segment.name, log_offset):
+            return None
+        try:
+            gap, end = self.rest_of_gap(segment, log_offset)
+        except CorruptStore:
+            return None
+        size, offset = end - log_offset, LogOffset(log_offset)
+        return gap._replace(header=gap.header._replace(log_offset=offset, size=size))
 
     def gap_size(self, segment: Segment, log_offset: int) -> int:
         """Return the bytes of the log that a gap at `log_offset` covers; 0: no gap is there.
@@ -214,9 +230,14 @@ class SegmentReader:
     def walk_past_damage(self, segment: Segment, begin: int, stop: int) -> Iterator[Record | Hole]:
         """Yield the records between two log offsets of a segment, and a hole per damaged part.
 
-        Heads are checked and tails are not. Unreadable parts of tails are zeros.
+        Heads are checked and tails are not. Unreadable parts of tails are zeros. `begin` is the
+        begin of a record, or inside a gap, which has replaced the record.
         """
         offset = begin
+        rest = self.find_rest_of_gap(segment, begin)
+        if rest is not None:
+            yield rest
+            offset += rest.header.size
         while stop - offset >= HEADER_SIZE and not self.end_of_records(segment, offset):
             data = self._salvaged(segment, offset)
             room = segment.end - offset
