@@ -7,9 +7,11 @@ from zlib import crc32
 import pytest
 
 from tests.support.worlds.engine_world import World, blob
+from tests.support.worlds.packed_worlds import SEGMENT, floors, move_floor, pack_all, small_world
 from tidemill.broker.engine import message_store
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.message_store import RECENT_MS, RECENT_STEP_MS
+from tidemill.common.errors import BrokerTimeout
 
 DAY_MS = 86_400_000
 
@@ -103,3 +105,57 @@ def test_the_recent_messages_at_a_start_are_bounded(monkeypatch: pytest.MonkeyPa
     world.engine.store.note_time(0)
     assert found(world, topic_id, 0, sent) is None
     assert found(world, topic_id, 0, blob("x39", size=8_000)) == 40
+
+
+def freeing_world(data: bytes) -> tuple[World, TopicId]:
+    """Return a world in which a just sent message is dead, and later segments follow."""
+    world = small_world()
+    topic_id = world.topic("t")
+    world.engine.store.note_time(0)
+    world.send("unread", topic="other")
+    append(world, topic_id, 0, data)
+    world.commit()
+    world.engine.store.note_time(RECENT_STEP_MS)
+    while len(world.engine.log.segments) < 5:
+        world.send("filler", topic="t", size=4_000)
+    world.checkpoint()
+    world.purge("t")
+    return world, topic_id
+
+
+def test_a_message_is_found_by_its_stub() -> None:
+    """A stub has no body, but the id, the keys and the times of the message."""
+    sent, other = blob("m1", keys=("a",), size=2_000), blob("m1", keys=("b",), size=2_000)
+    world, topic_id = freeing_world(sent)
+    assert pack_all(world)
+    assert found(world, topic_id, 0, sent) == 0
+    assert found(world, topic_id, 1, sent) is None
+    assert found(world, topic_id, 0, other) is None
+    assert found(world, topic_id, 0, blob("m2")) is None
+    world.restart()
+    assert found(world, topic_id, 0, sent) == 0
+
+
+def test_a_repeated_send_of_a_message_in_a_gap_has_an_unknown_result() -> None:
+    """Its queue offset is unknown, and it must not be stored again."""
+    sent = blob("m1", size=2_000)
+    world, topic_id = freeing_world(sent)
+    world.checkpoint()
+    move_floor(world, floors(world)[0])
+    assert pack_all(world)
+    with pytest.raises(BrokerTimeout):
+        found(world, topic_id, 0, sent)
+    assert found(world, topic_id, 0, blob("m2")) is None
+
+
+def test_a_repeated_send_is_unknown_while_recent_messages_are_dropped() -> None:
+    sent = blob("m1", size=2_000)
+    world, topic_id = freeing_world(sent)
+    world.purge("other")
+    world.background()
+    assert world.engine.log.min_offset >= SEGMENT
+    with pytest.raises(BrokerTimeout):
+        found(world, topic_id, 0, sent)
+    for n in range(2, 16):
+        world.engine.store.note_time(RECENT_STEP_MS * n)
+    assert found(world, topic_id, 0, sent) is None

@@ -217,28 +217,34 @@ class MessageStore:
     def find_sent(self, topic_id: TopicId, queue_id: QueueId, blob: bytes) -> QueueOffset | None:
         """Return the queue offset of a message that a repeated send has stored before, or None.
 
-        Searches the recent messages by id and compares all bytes. Raises BrokerTimeout if the
-        result is unknown: a candidate is damaged, or there are too many candidates.
+        Searches the recent messages by id and compares all bytes, of a stub those that it has.
+        Raises BrokerTimeout if the result is unknown: a candidate is damaged or in a gap, there are
+        too many candidates, or retention has dropped recent messages.
         """
         begin = self._recent[0][1] if self._recent else self._recent_at_start()
+        # The first offset may be an estimate from the start, with messages of any age behind it.
+        noted = self._recent[1][1] if len(self._recent) > 1 else begin
         hash_ = int.from_bytes(blob[_KEYS_AT : _KEYS_AT + stored_message.KEY_HASH_SIZE], "big")
         try:
             matches = self.index.find_since(hash_, begin, count_max=SENT_MATCHES_MAX + 1)
         except BlockFileDamaged as error:
             raise BrokerTimeout(_SENT_UNKNOWN) from error
-        is_told = len(matches) <= SENT_MATCHES_MAX
+        is_known = len(matches) <= SENT_MATCHES_MAX
+        is_known &= noted >= self.log.min_offset
         for log_offset in matches:
             try:
                 head, stored = self.log.read(log_offset)
+                if head[record.KIND_POSITION] != record.RecordKind.MESSAGE:
+                    raise RecordFreed(log_offset)  # A gap begins here.
                 _, *place, queue_offset = _unpack_stored(head, _STORED_AT_MS_POSITION)
-            except RecordFreed:
-                continue  # Older than any repeated send.
+                is_stub = _has_flag(head, FLAG_STUB)
+                sent = stored_message.without_content(blob) if is_stub else blob
             except _UNREADABLE:
-                is_told = False
+                is_known = False
                 continue
-            if place == [topic_id, queue_id] and stored == blob:
+            if place == [topic_id, queue_id] and stored == sent:
                 return QueueOffset(queue_offset)
-        if not is_told:
+        if not is_known:
             raise BrokerTimeout(_SENT_UNKNOWN)
         return None
 
