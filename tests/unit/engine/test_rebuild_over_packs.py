@@ -38,6 +38,7 @@ from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
 from tidemill.broker.engine.time_search import TimeSearch
+from tidemill.broker.offline.check import check
 from tidemill.broker.server.replicas.mending import served
 
 TOPICS = ("a", "b", "c")
@@ -139,6 +140,16 @@ def note_damage(engine: Engine) -> None:
                     file.check_block(number, row.items * size)
 
 
+def is_sound(world: World) -> bool:
+    """Return whether `store check` has no finding."""
+    steps = check(world.disk, world.config.timer)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return not end.value.findings
+
+
 def check_deliveries(world: World, seen: Observed) -> None:
     for topic in TOPICS:
         if texts := texts_of(seen, topic):
@@ -218,6 +229,7 @@ def test_a_rebuild_over_gaps_finds_every_live_message(seed: int) -> None:
         check_order(world.engine)
         check_deliveries(world, before)
         assert world.engine.store.damaged_count == 0
+        assert is_sound(world)
 
 
 @pytest.mark.parametrize("seed", seeds("starts over packs", 12))
