@@ -298,8 +298,10 @@ def test_replicas_mend_and_rebuild_over_gaps_of_each_other(seed: int) -> None:
     group.kill(hurt.number)
     for name in names:
         damage_blocks(engine, hurt.disk, name, random)
+    disk = hurt.disk
     group.restart(hurt.number)
     group.settle(3_000)
+    assert hurt.disk is disk, "its log is whole, so it was not emptied"
     note_damage(hurt.engine)
     assert hurt.engine.store.damaged_files
     step_background(group, hurt)
