@@ -52,6 +52,7 @@ class BackgroundJobs:
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
         self._was_rebuild = False
+        self._was_look = False
 
     def step(
         self, now_ms: int, *, firing_ms: int, monotonic_ms: int | None = None
@@ -145,27 +146,36 @@ class BackgroundJobs:
             return steps
         if self._checkpoints.is_due or self._retention.wants_checkpoint_at_replica():
             return self._checkpoints.write()
-        steps = self._retention.find_passed_timers()
-        steps = steps or self._retention.find_look(now_ms, is_master=False)
+        steps = self._retention.find_passed_timers() or self._find_look(now_ms, is_master=False)
         if steps is not None:
             return steps
         if self._retention.is_due_at_replica(self._timers):
             return self._retention.give_up_oldest(now_ms)
-        return self._merges.merge() if self._merges.is_due else self._packing.find_work(now_ms)
+        steps = self._merges.merge() if self._merges.is_due else self._packing.find_work(now_ms)
+        return steps or self._find_look(now_ms, is_master=False)
 
     def _choose_other(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
         if steps is None:
             steps = self._retention.find_work(now_ms, self._timers)
         if steps is None:
-            steps = self._retention.find_passed_timers() or self._retention.find_look(now_ms)
+            steps = self._retention.find_passed_timers() or self._find_look(now_ms)
         if steps is None and self._retention.wants_checkpoint(now_ms, self._timers):
             return None if self._checkpoints.waits_for_room else self._checkpoints.write()
         if steps is None and self._merges.is_due:
             return self._merges.merge()
         if steps is None:
-            steps = self._packing.find_work(now_ms)
+            steps = self._packing.find_work(now_ms) or self._find_look(now_ms)
         return _nothing() if steps is None and self._retention.gate.is_searching else steps
+
+    def _find_look(self, now_ms: int, *, is_master: bool = True) -> Steps | None:
+        """Return the steps of a look at all queues, or None after a look.
+
+        While the log grows quickly, a look is always due. The other jobs get every second turn.
+        """
+        steps = None if self._was_look else self._retention.find_look(now_ms, is_master=is_master)
+        self._was_look = steps is not None
+        return steps
 
 
 def _nothing() -> Steps:

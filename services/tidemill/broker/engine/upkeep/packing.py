@@ -97,8 +97,12 @@ class Packing:
         return None if segment is None else self._pack_at_rate(segment, now_ms, is_full=is_full)
 
     def defer(self, now_ms: int) -> None:
-        """Look again later: the background has no job now, maybe because others wait."""
-        self._look_at_ms = max(self._look_at_ms, now_ms + LOOK_PERIOD_MS)
+        """Postpone a due look: the background has no job now, maybe because others wait.
+
+        A later look is not postponed. Under load the background has no job many times a second.
+        """
+        if self._look_at_ms <= now_ms:
+            self._look_at_ms = now_ms + LOOK_PERIOD_MS
 
     def next_ms(self) -> int | None:
         """Return the wall time of the next look; None: not before a message dies."""
