@@ -69,6 +69,7 @@ class BackgroundJobs:
         if self._job is None:
             self._job = self._choose(now_ms, firing_ms=firing_ms)
         if self._job is None:
+            self._was_look = False
             self._packing.defer(now_ms)
             return None
         self._timers.index.link_gathered()
