@@ -20,6 +20,7 @@ from tidemill.broker.engine.upkeep.rebuild import Rebuilds
 from tidemill.broker.engine.upkeep.retention import Retention
 
 PREPARE_SLICE_BYTES = 1 << 20
+LOOKS_MAX = 2  # one after the other
 ROOM_PERIOD_MS = 1_000  # between two checks of the disk for jobs that wait for room
 
 
@@ -52,7 +53,7 @@ class BackgroundJobs:
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
         self._was_rebuild = False
-        self._was_look = False
+        self._look_count = 0  # the last jobs that were looks
 
     def step(
         self, now_ms: int, *, firing_ms: int, monotonic_ms: int | None = None
@@ -69,7 +70,7 @@ class BackgroundJobs:
         if self._job is None:
             self._job = self._choose(now_ms, firing_ms=firing_ms)
         if self._job is None:
-            self._was_look = False
+            self._look_count = 0
             self._packing.defer(now_ms)
             return None
         self._timers.index.link_gathered()
@@ -170,12 +171,15 @@ class BackgroundJobs:
         return _nothing() if steps is None and self._retention.gate.is_searching else steps
 
     def _find_look(self, now_ms: int, *, is_master: bool = True) -> Steps | None:
-        """Return the steps of a look at all queues, or None after a look.
+        """Return the steps of a look at all queues, or None after two looks: count and rules.
 
-        While the log grows quickly, a look is always due. The other jobs get every second turn.
+        While the log grows quickly, a look is always due. Then the other jobs have a turn.
         """
-        steps = None if self._was_look else self._retention.find_look(now_ms, is_master=is_master)
-        self._was_look = steps is not None
+        if self._look_count >= LOOKS_MAX:
+            self._look_count = 0
+            return None
+        steps = self._retention.find_look(now_ms, is_master=is_master)
+        self._look_count = 0 if steps is None else self._look_count + 1
         return steps
 
 
