@@ -1,4 +1,4 @@
-"""A replay whose Python process of the stream starts too late for Spark, as on a busy machine."""
+"""A replay on a busy machine: the Python process of the stream starts too late for Spark."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill_pipeline.jobs.replay import STARTS_MAX
 
-RUNS_MAX = 10  # of one replay, on a machine whose Python processes are late by themselves
-RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
+RUNS_MAX = 10  # of one replay: on a busy machine more Python processes are late
+RUN_S = 600.0  # of a job on Spark; a test that passes ends earlier
 MESSAGES = 30
 # Spark's Python. Its first starts for a stream are later than the 10 s that Spark allows.
 LATE_PYTHON = """\

@@ -51,7 +51,7 @@ RETENTION_MS: Final = (20_000, 72 * 3600 * 1000)  # a broker removes by age afte
 PATIENCE_S: Final = (0.001, 0.01, 1.0, 1.0)  # of the operator
 LOOK_S: Final = 1.0
 ANSWER_S: Final = 2.0  # until the operator gives up a question
-# What the operator does, with weights.
+# Orders of the operator, with weights.
 ORDERS: Final = {"reset": 3, "purge": 1, "retention": 1, "question": 6}
 RETENTIONS: Final = (  # of a topic
     *[RetentionChange(frees_acked=True)] * 5,
@@ -102,7 +102,7 @@ class Gaps:
 
     @property
     def has_hoarders(self) -> bool:
-        """Whether some clients never settle what they receive."""
+        """Whether some clients never settle their messages."""
         return not self._has_gaps or self._retention_bytes > 0
 
     def begin_clients(self, new_client: Callable[[str], Client]) -> list[asyncio.Task[None]]:

@@ -35,6 +35,17 @@ def replay_from_floor(world: World) -> None:
     world.open()
 
 
+def bound_parts(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Let each slice and each record of a restatement have at most `size` items."""
+    for module, name in (
+        (restatement_module, "KEYS_SEEN_A_SLICE"),
+        (restatement_module, "ENDS_A_RECORD"),
+        (restatement_module, "PROGRESS_A_SECTION"),
+        (trim, "ROWS_MAX"),
+    ):
+        monkeypatch.setattr(module, name, size)
+
+
 def max_offset(world: World, name: str) -> int:
     topic = world.engine.catalog.find_topic(name)
     assert topic is not None
@@ -55,13 +66,7 @@ def test_dead_messages_before_the_floor_stay_dead_in_a_replay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also if the keys of the state need several slices and records."""
-    for module, name in (
-        (restatement_module, "KEYS_SEEN_A_SLICE"),
-        (restatement_module, "ENDS_A_RECORD"),
-        (restatement_module, "PROGRESS_A_SECTION"),
-        (trim, "ROWS_MAX"),
-    ):
-        monkeypatch.setattr(module, name, 2)
+    bound_parts(monkeypatch, 2)
     world = small_world()
     names = [f"quiet-{n}" for n in range(7)]
     for name in names:
@@ -126,13 +131,7 @@ def test_state_that_later_records_state_is_not_stated_again() -> None:
 def test_topics_and_groups_may_be_deleted_at_any_slice_of_a_restatement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module, name in (
-        (restatement_module, "KEYS_SEEN_A_SLICE"),
-        (restatement_module, "ENDS_A_RECORD"),
-        (restatement_module, "PROGRESS_A_SECTION"),
-        (trim, "ROWS_MAX"),
-    ):
-        monkeypatch.setattr(module, name, 1)
+    bound_parts(monkeypatch, 1)
     is_done = False
     step = 0
     while not is_done:

@@ -1,4 +1,4 @@
-"""Elections and late masters, as a link sees them: what is reported, and what is dialled when."""
+"""Elections and late masters: the reports of a link, its dials and its pauses."""
 
 from __future__ import annotations
 
