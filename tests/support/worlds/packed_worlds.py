@@ -8,6 +8,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.upkeep.parts import Steps
 
 SEGMENT = 64 << 10
 DAY_MS = 86_400_000
@@ -50,6 +51,34 @@ def pack_engine(engine: Engine, *, between: Callable[[], None] = lambda: None) -
                 file.sync()
             between()
     return count
+
+
+def drop_dead_entries(engine: Engine, *, between: Callable[[], None] = lambda: None) -> None:
+    """Merge the due derived files, and rewrite those with mostly dead entries.
+
+    `between` runs after each step, and commits the pending records at some time.
+    """
+    merges = engine.background._merges
+    while merges.is_due:
+        finish(merges.merge(), between)
+    finish(merges._drop_dead_entries(), between)
+
+
+def finish(steps: Steps, between: Callable[[], None] = lambda: None) -> None:
+    """Run all steps of a background job; `between` runs after each."""
+    for n, files in enumerate(steps):
+        for file in files:
+            file.sync()
+        between()
+        assert n < 10_000, "the merge waits for a quiet moment in vain"
+
+
+def derived_bytes(engine: Engine) -> tuple[int, int]:
+    """Return the sizes of the queue files and of the index files."""
+    store = engine.store
+    files = store.queue_files, store.index.files
+    queues, index = (sum(one.size_bytes for one in each) for each in files)
+    return queues, index
 
 
 def move_floor(world: World, floor: int) -> None:

@@ -13,6 +13,7 @@ from tests.support.worlds.engine_world import PoppedMessage, World
 from tests.support.worlds.packed_worlds import (
     DAY_MS,
     delete_topic,
+    drop_dead_entries,
     floors,
     forget_derived_files,
     move_floor,
@@ -27,7 +28,7 @@ from tidemill.broker.engine.layout import pack
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.store.segment import CorruptStore
-from tidemill.broker.engine.upkeep import packing
+from tidemill.broker.engine.upkeep import dead_entries, packing
 
 
 def names(world: World) -> list[str]:
@@ -403,8 +404,11 @@ def events_of(world: World, begin: int = 0) -> list[Event]:
 
 
 @pytest.mark.parametrize("seed", seeds("packs", 60))
-def test_packs_change_no_state_in_any_order_of_events(seed: int) -> None:
-    """The second engine has other packs than the first one, and the worlds compare both."""
+def test_packs_change_no_state_in_any_order_of_events(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second engine has other packs and derived files, and the worlds compare both."""
+    monkeypatch.setattr(dead_entries, "FREED_BYTES_MIN", 1)
     random = Random(seed)
     world = small_world(FaultyDisk(random), is_followed=random.random() < 0.7, files_merged=2)
     topics = [f"t{n}" for n in range(3)]
@@ -433,12 +437,16 @@ def test_packs_change_no_state_in_any_order_of_events(seed: int) -> None:
         world.checkpoint()
         if random.random() < 0.7:
             pack_all(world, between=disturb)
+        if random.random() < 0.5:
+            drop_dead_entries(world.engine, between=disturb)
         if world.follower is not None and random.random() < 0.7:
             follower = world.follower.engine
             for files in follower.checkpoints.write():
                 for file in files:
                     file.sync()
             pack_engine(follower)
+            if random.random() < 0.5:
+                drop_dead_entries(follower)
 
     def check(popped: PoppedMessage) -> None:
         topic, number = popped.body.split()

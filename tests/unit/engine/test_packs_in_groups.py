@@ -12,7 +12,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.seeds import seeds
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL, blob
-from tests.support.worlds.packed_worlds import pack_engine
+from tests.support.worlds.packed_worlds import drop_dead_entries, pack_engine
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout import pack
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
@@ -21,6 +21,7 @@ from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome
 from tidemill.broker.engine.store.segment import CorruptStore, Hole
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TIMER_TOPIC
+from tidemill.broker.engine.upkeep import dead_entries
 
 SEGMENT = 16 << 10
 CONFIG = replace(SMALL, segment_bytes=SEGMENT, checkpoint_log_bytes=SEGMENT)
@@ -479,8 +480,9 @@ def _is_sound(node: Node, log_offset: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", seeds("packs in groups", 40))
-def test_replicas_agree_with_any_packs(seed: int) -> None:
+def test_replicas_agree_with_any_packs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends, purges, packs at any replica, kills, power cuts, lost disks, an election (R-4)."""
+    monkeypatch.setattr(dead_entries, "FREED_BYTES_MIN", 1)
     random = Random(seed)
     group = group_of()
     group.set_members(0, 1, 2)
@@ -499,7 +501,10 @@ def test_replicas_agree_with_any_packs(seed: int) -> None:
                 if low:
                     purge(group, low)
             case 4 | 5:
-                pack_node(group, random.choice(up))
+                node = random.choice(up)
+                pack_node(group, node)
+                if random.random() < 0.5:
+                    drop_dead_entries(node.engine)
             case 7 if len(up) > 1:
                 move_floor(group, random.randrange(100))
             case 6:

@@ -196,7 +196,7 @@ class Engine:
             self.retention,
             self.packing,
             self.rebuilds,
-            Merges(parts, self.checkpoints),
+            Merges(parts, self.checkpoints, self.live_bytes),
             self.quiet,
             self.room,
         )

@@ -15,7 +15,8 @@ broker rebuilds it from the log. The magic and the folder tell the kind of file:
 
     queues/     "TMQ1"  one or more blocks per queue: consume queue entries; keys topic_id and
                         queue_id, first is the first queue offset
-    index/      "TMI1"  blocks of key hashes, sorted (u64 x items, then i64 log offsets x items)
+    index/      "TMI1"  blocks of key hashes, sorted (u64 x items, then i64 log offsets x items);
+                        first is the log offset of the first message; 0: unknown
     snapshots/  "TMS1"  sections of the pop state; key_1 is the section's kind, key_2 its slot or
                         queue number, first the log offset that the section covers
 """

@@ -6,6 +6,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill.broker.engine.layout import block_file
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, DirectoryRow
 from tidemill.broker.engine.store.disk import CachedFolder, Disk, File
@@ -94,6 +97,19 @@ def write_block_file(
     return new
 
 
+# The rows of a directory as an array.
+ROW_TYPE = np.dtype(
+    [
+        ("key_1", ">u4"),
+        ("key_2", ">u4"),
+        ("first", ">i8"),
+        ("items", ">u4"),
+        ("crc", ">u4"),
+        ("position", ">u8"),
+    ]
+)
+assert ROW_TYPE.itemsize == block_file.ROW_SIZE, "the same rows"
+
 # Knowledge about a block: its checksum was right, and then also that its pages were read.
 INTACT, PRESENT = 1, 2
 
@@ -135,6 +151,11 @@ class BlockFile:
         return DirectoryRow._make(
             block_file.ROW.unpack_from(self._directory, number * block_file.ROW_SIZE)
         )
+
+    @property
+    def directory(self) -> npt.NDArray[np.void]:
+        """The rows of the directory, as `ROW_TYPE`."""
+        return np.frombuffer(self._directory, dtype=ROW_TYPE)
 
     def rows(self, begin: int = 0, end: int | None = None) -> Iterator[DirectoryRow]:
         """Yield the rows of the directory from `begin` to `end`, or all."""

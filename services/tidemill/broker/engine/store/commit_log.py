@@ -105,6 +105,7 @@ class CommitLog:
         self._state_floor = 0  # committed
         # The newest state floor, and the log offset of its record; -1: it is surely committed.
         self._next_floor: tuple[int, int] = 0, -1
+        self.pack_count = 0  # packs that this process has installed
         self.written_bytes = 0  # all bytes written by this process, for the metrics
 
     @property
@@ -550,6 +551,7 @@ class CommitLog:
         self._disk.rename(packing_name(segment.start), pack_name(segment.start))
         # Readers of this process use the pack from here on. A crash may leave both files.
         segment.become_pack(pack)
+        self.pack_count += 1
         yield [self._disk.folder(FOLDER)]
         if before != segment.name:
             yield from drop_file(self._disk, before)

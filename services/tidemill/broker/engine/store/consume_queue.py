@@ -194,8 +194,14 @@ class ConsumeQueue:
         return range(self._firsts[numbers[0]], last.first + last.entry_count)
 
     def replace_runs(self, numbers: range, runs: list[QueueRun]) -> None:
-        """Replace runs by other runs with the same entries."""
-        at = slice(numbers.start, numbers.stop)
+        """Replace runs by other runs with the same entries, or without the first ones.
+
+        In the second case these entries are dead. So are all earlier runs, and they are dropped.
+        """
+        if not numbers:
+            return  # The queue began again later, and dropped the runs.
+        is_whole = bool(runs) and runs[0].first == self._firsts[numbers.start]
+        at = slice(numbers.start if is_whole else 0, numbers.stop)
         self._firsts[at] = array("q", [run.first for run in runs])
         self._files[at] = [run.file for run in runs]
         self._blocks[at] = array("I", [run.block for run in runs])
@@ -234,8 +240,9 @@ class ConsumeQueue:
     def trim(self, low: QueueOffset, log_offset: int = 0) -> None:
         """Let the queue begin at `low`, by a record at `log_offset`: earlier messages are dead.
 
-        The runs of the dead messages stay, because a merge may be reading them. In a replay, `low`
-        may lie behind the end of a queue whose messages the log has dropped.
+        The runs of the dead messages stay until a merge drops them: it may be reading them, and
+        their bytes are not counted yet. In a replay, `low` may lie behind the end of a queue whose
+        messages the log has dropped.
         """
         if low < self.low:
             return

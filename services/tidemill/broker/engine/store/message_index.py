@@ -54,7 +54,7 @@ class MessageIndex:
             offsets = np.array(self.offsets[begin:end], dtype=">i8")
             order = np.argsort(hashes, kind="stable")
             data = hashes[order].tobytes() + offsets[order].tobytes()
-            yield EncodedBlock(0, 0, 0, end - begin, data)
+            yield EncodedBlock(0, 0, self.offsets[begin], end - begin, data)
 
     def replace_tail(self, file: BlockFile, count: int) -> None:
         """Replace the oldest `count` pairs of the tail by `file`."""

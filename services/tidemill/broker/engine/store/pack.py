@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill.broker.engine.layout import pack, record
 from tidemill.broker.engine.layout.floor import GAP_SIZE
 from tidemill.broker.engine.layout.numbers import LogOffset
@@ -95,6 +98,28 @@ class Pack:
         extent = self.extent(views, name, log_offset)
         # A gap ends its extent, and no record begins in it.
         return extent.position + log_offset - extent.begin > extent.end_position - GAP_SIZE
+
+    def gaps(self, views: Mappings, name: str) -> npt.NDArray[np.int64]:
+        """Return the begins and ends of the gaps in the log, one row per gap, in their order.
+
+        A gap at the end of the records includes the rest of the segment.
+        """
+        header = self.header
+        if header.floor < header.end:
+            return np.zeros((0, 2), np.int64)
+        directory, at, count = self._directory(views, name)
+        extents = np.frombuffer(directory, ">u4", 2 * count, at).reshape(-1, 2).astype(np.int64)
+        begins, positions = extents[:, 0] + header.start, extents[:, 1]
+        ends = np.append(begins[1:], header.record_end)[:count]
+        end_positions = np.append(positions[1:], header.records_end)[:count]
+        # Only live messages and gaps are here, and only gaps cover more of the log than of the
+        # file.
+        is_gap = ends - begins > end_positions - positions
+        gap_begins = begins + end_positions - positions - GAP_SIZE
+        found = np.stack([gap_begins[is_gap], ends[is_gap]], axis=1)
+        if count and is_gap[-1]:
+            found[-1, 1] = header.end
+        return found
 
     def _directory(self, views: Mappings, name: str) -> tuple[memoryview, int, int]:
         """Return the bytes with the extents, their position there, and their number."""

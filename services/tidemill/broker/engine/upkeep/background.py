@@ -85,16 +85,21 @@ class BackgroundJobs:
             return False
         if self._job is not None:
             return True
-        pack_ms = self._packing.next_ms()
-        if self._checkpoints.is_requested or (pack_ms is not None and now_ms >= pack_ms):
+        if self._checkpoints.is_requested or any(now_ms >= due_ms for due_ms in self._after_deaths):
             return True
         return self._rebuilds.is_due or self._timers.wants_background(now_ms)
 
     def next_ms(self) -> int | None:
         """Return the wall time when a job is due; None: not before the next event."""
-        known = (self._timers.next_background_ms(), self._packing.next_ms())
-        due = [due_ms for due_ms in known if due_ms is not None]
+        timers_ms, due = self._timers.next_background_ms(), self._after_deaths
+        due += [] if timers_ms is None else [timers_ms]
         return max(min(due), self._room_check_at_ms) if due else None
+
+    @property
+    def _after_deaths(self) -> list[int]:
+        """The wall times of the next jobs that free the space of dead messages."""
+        known = self._packing.next_ms(), self._merges.next_ms()
+        return [due_ms for due_ms in known if due_ms is not None]
 
     @property
     def needs_quiet(self) -> bool:
@@ -135,6 +140,7 @@ class BackgroundJobs:
             return retention.give_up_oldest(now_ms) if is_due else None
         steps = retention.find_work(now_ms, self._timers) or retention.find_passed_timers()
         steps = steps or retention.find_look(now_ms) or self._packing.find_work(now_ms)
+        steps = steps or self._merges.find_dead_entries(now_ms)
         if steps is not None:
             return steps
         return _nothing() if retention.gate.is_searching else None
@@ -154,6 +160,7 @@ class BackgroundJobs:
         if self._retention.is_due_at_replica(self._timers):
             return self._retention.give_up_oldest(now_ms)
         steps = self._merges.merge() if self._merges.is_due else self._packing.find_work(now_ms)
+        steps = steps or self._merges.find_dead_entries(now_ms)
         return steps or self._find_look(now_ms, is_master=False)
 
     def _choose_other(self, now_ms: int, *, firing_ms: int) -> Steps | None:
@@ -167,7 +174,8 @@ class BackgroundJobs:
         if steps is None and self._merges.is_due:
             return self._merges.merge()
         if steps is None:
-            steps = self._packing.find_work(now_ms) or self._find_look(now_ms)
+            steps = self._packing.find_work(now_ms) or self._merges.find_dead_entries(now_ms)
+            steps = steps or self._find_look(now_ms)
         return _nothing() if steps is None and self._retention.gate.is_searching else steps
 
     def _find_look(self, now_ms: int, *, is_master: bool = True) -> Steps | None:

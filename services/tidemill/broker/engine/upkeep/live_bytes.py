@@ -104,6 +104,14 @@ class LiveBytes:
                 return False
         return True
 
+    def first_counted(self, queue: ConsumeQueue, *, at_most: int) -> int:
+        """Return the first counted queue offset of a queue, or `at_most` if that is earlier.
+
+        The counts subtract dead messages from there on by their entries.
+        """
+        one = self._find(queue)
+        return at_most if one is None or one.queue is not queue else min(one.begin, at_most)
+
     def is_due(self, monotonic_ms: int) -> bool:
         """Whether a look is due."""
         segments = self._log.segments

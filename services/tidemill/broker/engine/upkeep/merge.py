@@ -1,19 +1,22 @@
 """Merging adjacent queue or index files, so that a store of any size has few of them.
 
 A file is small, medium or large by its range of the log. `files_merged` adjacent files of one size
-become one file; large files stay. The new file has its name, durably, before the old ones are
-deleted (ADR 0015).
+become one file; large files stay until most of their entries are dead. A merge drops dead entries
+(ADR 0070). The new file has its name, durably, before the old ones are deleted (ADR 0015).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple, final
 
+import numpy as np
+
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import SIZE
-from tidemill.broker.engine.room import WHOLE_RESERVE
+from tidemill.broker.engine.room import COPY_RESERVE_PART, WHOLE_RESERVE
 from tidemill.broker.engine.store.block_file import (
     BlockFile,
     EncodedBlock,
@@ -24,11 +27,14 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue, QueueRun
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
 from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.upkeep.checkpoint import QUEUE_BLOCK_ENTRIES_MAX, Checkpoints
+from tidemill.broker.engine.upkeep.dead_entries import DeadEntries
+from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
 QUEUES_A_SLICE = 128  # read, or given a run
 RUNS_A_SLICE = 96  # verified and copied
+LOOK_PERIOD_MS = 30_000  # between two searches for files with mostly dead entries
 INDEX_BLOCKS_A_SLICE = 4  # 512 KiB: verified, copied and written
 
 
@@ -37,14 +43,14 @@ class _MergedQueue(NamedTuple):
 
     queue: ConsumeQueue
     run_count: int
-    entries: range
+    entries: range  # those that are kept
 
 
 @final
 class Merges:
     """The merges of queue and index files."""
 
-    def __init__(self, parts: UpkeepParts, checkpoints: Checkpoints) -> None:
+    def __init__(self, parts: UpkeepParts, checkpoints: Checkpoints, live_bytes: LiveBytes) -> None:
         config = parts.config
         self._checkpoints = checkpoints
         self._mappings = parts.mappings
@@ -52,6 +58,9 @@ class Merges:
         self._catalog = parts.catalog
         self._room = parts.room
         self._tally = parts.tally
+        self._quiet = parts.quiet
+        self._live_bytes = live_bytes
+        self._dead = DeadEntries(parts.store, parts.catalog, parts.mappings, live_bytes)
         self._files_merged = files_merged = config.files_merged
         log_bytes = config.checkpoint_log_bytes
         # The least log range of a medium and of a large file.
@@ -60,9 +69,48 @@ class Merges:
         self._bytes_max = config.disk_reserve_bytes // 4 or MERGED_BYTES_MAX
         self._checked_offset = -1  # the derived offset of the last check without a due merge
         self._needed_bytes = 0  # by the merge that waits for room
+        self._room_part = WHOLE_RESERVE  # of the reserve, which the current merge leaves free
+        self._look_at_ms = 0  # the next search for files with mostly dead entries
+        self._deaths = 0, 0, 0  # at the last search
 
     def _has_room(self, size: int) -> bool:
-        return self._room.has_room(size, reserve_part=WHOLE_RESERVE)
+        return self._room.has_room(size, reserve_part=self._room_part)
+
+    def next_ms(self) -> int | None:
+        """Return the wall time of the next search for dead entries; None: none can be found."""
+        return None if self._deaths == self._deaths_now else self._look_at_ms
+
+    def find_dead_entries(self, now_ms: int) -> Steps | None:
+        """Return the steps that rewrite files with mostly dead entries; None if none is due."""
+        if now_ms < self._look_at_ms or self._deaths == self._deaths_now:
+            return None
+        self._deaths, self._look_at_ms = self._deaths_now, now_ms + LOOK_PERIOD_MS
+        return self._drop_dead_entries()
+
+    @property
+    def _deaths_now(self) -> tuple[int, int, int]:
+        """A value that changes when a search may find more.
+
+        Messages have died, a pack was installed, or a lone file has got a neighbour.
+        """
+        derived = self._store.derived_offset if self._dead.lone_count else 0
+        return self._catalog.deaths, self._store.log.pack_count, derived
+
+    def _drop_dead_entries(self) -> Steps:
+        # A dead message is subtracted by its entry.
+        yield from self._live_bytes.count()
+        self._dead.lone_count = 0
+        self._room_part = COPY_RESERVE_PART  # As packs, these files free more than they take.
+        with suppress(BlockFileDamaged, InsufficientSpace):
+            while found := (yield from self._dead.find_sparse_queues(self._bytes_max // 2)):
+                self._check_room(found.kept_bytes)
+                yield from self._merge_queues(found.files)
+            while found := (yield from self._dead.find_sparse_index(self._bytes_max // 2)):
+                self._check_room(found.kept_bytes)
+                yield from self._merge_index(found.files)
+        self._room_part = WHOLE_RESERVE
+        if self._dead.lone_count:
+            self._checkpoints.request()  # It gives the lone file a neighbour.
 
     @property
     def is_due(self) -> bool:
@@ -129,12 +177,17 @@ class Merges:
             yield []
         from_offset, to_offset = files[0].from_offset, files[-1].to_offset
         queues: list[_MergedQueue] = []
+        block_count = 0
         known = list(self._catalog.queues.values())
         for first in range(0, len(known), QUEUES_A_SLICE):
             for queue in known[first : first + QUEUES_A_SLICE]:
                 runs = queue.runs_between(from_offset, to_offset)
                 if runs:
-                    queues.append(_MergedQueue(queue, len(runs), queue.entries_in(runs)))
+                    entries = queue.entries_in(runs)
+                    begin = max(entries.start, self._dead.first_kept(queue))
+                    kept = range(min(begin, entries.stop), entries.stop)
+                    queues.append(_MergedQueue(queue, len(runs), kept))
+                    block_count += -(-len(kept) // QUEUE_BLOCK_ENTRIES_MAX)
             self._tally.add(QUEUES_A_SLICE)
             yield []
         file = yield from write_block_file(
@@ -144,7 +197,7 @@ class Merges:
             self._queue_blocks(queues),
             self._tally,
             self._store.damaged_files,
-            block_count_max=sum(len(_cuts(one.entries)) for one in queues),
+            block_count_max=block_count,
             from_offset=from_offset,
             to_offset=to_offset,
         )
@@ -167,20 +220,30 @@ class Merges:
         blocks: list[EncodedBlock] = []
         allowance = Allowance(self._tally, items=RUNS_A_SLICE)
         for queue, run_count, entries in queues:
-            for part in _cuts(entries):
-                self._check_room()
-                # Verified again: bytes that rotted since would get a new checksum.
-                data = queue.data(part.start, len(part), recheck=True)
-                assert len(data) == len(part) * SIZE, "the runs join"
-                blocks.append(
-                    EncodedBlock(queue.topic_id, queue.queue_id, part.start, len(part), data)
-                )
-                self._tally.add(run_count, size_bytes=len(data))
+            for part in _cuts(entries) or [entries]:
+                if part:
+                    self._check_room()
+                    # Verified again: bytes that rotted since would get a new checksum.
+                    data = queue.data(part.start, len(part), recheck=True)
+                    assert len(data) == len(part) * SIZE, "the runs join"
+                    key = queue.topic_id, queue.queue_id
+                    blocks.append(EncodedBlock(*key, part.start, len(part), data))
+                self._tally.add(run_count, size_bytes=len(part) * SIZE)
                 if allowance.is_spent:
                     yield blocks
                     blocks = []
                     allowance = Allowance(self._tally, items=RUNS_A_SLICE)
         yield blocks
+        yield from self._when_committed()
+
+    def _when_committed(self) -> Iterator[list[EncodedBlock]]:
+        """Wait until the records are committed by which entries are dead.
+
+        A new master may lack them. Then this process reads its files again, and this one must not
+        be among them.
+        """
+        for _ in self._quiet():
+            yield []
 
     # ------------------------------------------------------------ index files
 
@@ -207,18 +270,25 @@ class Merges:
         blocks: list[EncodedBlock] = []
         for file in files:
             for number, row in enumerate(file.rows()):
-                data = bytes(file.check_block(number, row.items * PAIR_SIZE))
-                blocks.append(EncodedBlock(*row[:4], data))
-                if len(blocks) == INDEX_BLOCKS_A_SLICE:
+                data = self._dead.kept_pairs(file.check_block(number, row.items * PAIR_SIZE))
+                if data:
+                    first = _first_offset(data)
+                    blocks.append(EncodedBlock(0, 0, first, len(data) // PAIR_SIZE, data))
+                if number % INDEX_BLOCKS_A_SLICE == 0:
                     self._check_room()
                     yield blocks
                     blocks = []
         yield blocks
 
-    def _check_room(self) -> None:
-        """Raise InsufficientSpace if other writes have taken the room."""
-        if not self._has_room(0):
+    def _check_room(self, size: int = 0) -> None:
+        """Raise InsufficientSpace if there is no room for `size` bytes more."""
+        if not self._has_room(size):
             raise InsufficientSpace
+
+
+def _first_offset(pairs: bytes) -> int:
+    """Return the log offset of the first message of an index block."""
+    return int(np.frombuffer(pairs, ">i8", offset=len(pairs) // 2).min())
 
 
 def _cuts(stretch: range) -> list[range]:
