@@ -12,6 +12,8 @@ from tests.support.eventually import eventually
 from tests.support.processes.processes import ADMIN_S, Standalone, standalone
 
 MESSAGES = 12
+CHECKPOINT_BYTES = 1 << 20  # of the log; a checkpoint writes the first derived files
+BODY_BYTES = 3 * CHECKPOINT_BYTES // MESSAGES  # each broker group has half of the messages
 
 
 def send(running: Standalone, topic: str, body: str) -> None:
@@ -28,19 +30,37 @@ def is_counted(running: Standalone, topic: str) -> bool:
     return len(groups) == 2 and all(one.get("liveBytes") for one in groups)
 
 
+def shows_derived_files(running: Standalone, stores: dict[str, Path]) -> bool:
+    """Whether each broker group has queue and index files, and shows their sizes."""
+    shown = {one["broker"]: one["derivedBytes"] for one in running.get("storage")["brokerGroups"]}
+    sizes = {
+        broker: {
+            folder: sum(file.stat().st_size for file in (store / folder).iterdir())
+            for folder in ("queues", "index")
+        }
+        for broker, store in stores.items()
+    }
+    return shown == sizes and all(all(one.values()) for one in shown.values())
+
+
 def test_storage_shows_broker_groups_and_topics(tmp_path: Path) -> None:
-    with standalone(tmp_path / "data", "--groups=2") as running:
+    data = tmp_path / "data"
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(f"checkpoint_log_bytes: {CHECKPOINT_BYTES}\n")
+    with standalone(data, "--groups=2", f"--config={settings}") as running:
         eventually(lambda: len(running.get("broker-groups")["items"]) == 2)
         running.put("topics/orders", messageType="MIXED", queues=2)
         running.put("topics/kept", messageType="MIXED", queues=2, retention={"ms": -1})
         # Messages of one topic go to both broker groups in turn.
-        for n in range(MESSAGES):
-            send(running, "orders", f"m{n}" * 1_000)
+        for _ in range(MESSAGES):
+            send(running, "orders", "m" * BODY_BYTES)
         for n in range(MESSAGES):
             send(running, "kept", f"m{n}")
         # The brokers count at least every 10 s.
         eventually(lambda: is_counted(running, "orders"), within_ms=40_000)
         eventually(lambda: is_counted(running, "kept"), within_ms=40_000)
+        stores = {"broker-0": data, "broker-1": data / "broker-1"}
+        eventually(lambda: shows_derived_files(running, stores), within_ms=40_000)
         found = running.get("storage")
         assert [one["broker"] for one in found["brokerGroups"]] == ["broker-0", "broker-1"]
         for one in found["brokerGroups"]:

@@ -22,7 +22,12 @@ from tidemill.common.times import age
 
 TOPICS_SHOWN = 20  # default
 STATES = ("live", "dead", "stub", "control", "pinned")
-COLUMNS = ("BROKER GROUP", "DISK", "FREE", "RESERVE", *map(str.upper, STATES), "STATE FLOOR")
+DERIVED = ("queues", "index")
+COLUMNS = (
+    *("BROKER GROUP", "DISK", "FREE", "RESERVE"),
+    *map(str.upper, (*STATES, *DERIVED)),
+    "STATE FLOOR",
+)
 
 app = typer.Typer(no_args_is_help=True, help="Show what holds the space of the disks.")
 
@@ -37,9 +42,11 @@ def show_storage(
     """Show the disk and the log of each broker group, and the largest topics.
 
     The log has live messages, dead messages, what packs keep of dead messages (STUB), other records
-    (CONTROL), and messages of pending timers (PINNED). FREED is about what a deletion of the topic
-    frees at most. The space of a segment returns when half of it is dead, on a full disk when 1 MiB
-    or a quarter is. JSON has all topics.
+    (CONTROL), and messages of pending timers (PINNED). QUEUES and INDEX are the files that the
+    broker derives from the log: about 20 bytes per message, and 16 bytes per key or message id.
+
+    FREED is about what a deletion of the topic frees at most. The space of a segment returns when
+    half of it is dead, on a full disk when 1 MiB or a quarter is. JSON has all topics.
 
     Example: tidemill storage show --topics 50
     """
@@ -79,9 +86,10 @@ def _group_row(group: Json) -> list[str | None]:
     log, floor = group.get("log"), group["stateFloor"]
     disk = "FULL" if group["isFull"] else "ok"
     counts = ["counting" if log is None else _mib(log[state]) for state in STATES]
+    derived = [_mib(group["derivedBytes"][kind]) for kind in DERIVED]
     floor_age = age(floor.get("storedAtMs"), int(time.time() * 1_000))
     free, reserve = _mib(group["freeBytes"]), _mib(group["reserveBytes"])
-    return [group["broker"], disk, free, reserve, *counts, floor_age]
+    return [group["broker"], disk, free, reserve, *counts, *derived, floor_age]
 
 
 def _topic_rows(topic: Json, columns: list[str]) -> list[list[str | None]]:

@@ -1,4 +1,4 @@
-"""Metrics of the space of the log: bytes by state, freed bytes, and the state floor."""
+"""Metrics of the space of the log: bytes by state, derived and freed bytes, and the state floor."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def test_the_log_and_its_freed_bytes_are_shown_by_state() -> None:
         }
 
     world.world.send("a", size=1_000)
+    assert shown("derived_bytes", "kind") == {"queues": 0, "index": 0}
     assert shown("log_bytes", "state") == {}, "nothing is counted yet"
     world.world.background()
     states = shown("log_bytes", "state")
@@ -36,3 +37,7 @@ def test_the_log_and_its_freed_bytes_are_shown_by_state() -> None:
     first_ms = engine.log_space.floor_stored_at_ms()
     assert first_ms is not None
     assert age_s == max(world.rounds.now_ms - first_ms, 0) / 1_000
+    world.world.checkpoint()
+    derived = engine.log_space.derived_bytes
+    assert shown("derived_bytes", "kind") == {"queues": derived.queues, "index": derived.index}
+    assert 0 < derived.queues != derived.index > 0

@@ -48,6 +48,18 @@ def test_the_disk_and_the_log_are_those_of_the_engine() -> None:
     run(scenario)
 
 
+def test_the_derived_files_are_those_of_the_engine() -> None:
+    async def scenario(world: RoundWorld, admin: StorageAdmin) -> None:
+        world.world.send("a")
+        world.world.checkpoint()
+        found = (await admin.GetStorage(get())).derived_bytes
+        derived = world.world.engine.log_space.derived_bytes
+        assert (found.queues, found.index) == (derived.queues, derived.index)
+        assert 0 < found.queues != found.index > 0
+
+    run(scenario)
+
+
 def test_counts_are_missing_until_all_messages_are_counted() -> None:
     async def scenario(world: RoundWorld, admin: StorageAdmin) -> None:
         world.world.send("a")

@@ -23,6 +23,7 @@ def group(broker: str, **changes: Any) -> dict[str, Any]:
         "totalBytes": 1_000 * MIB,
         "reserveBytes": 512 * MIB,
         "log": log,
+        "derivedBytes": {"queues": 5 * MIB, "index": 4 * MIB},
         "stateFloor": {"offset": 7, "storedAtMs": 0},
     }
     return {**found, **changes}
@@ -76,6 +77,7 @@ def test_the_largest_topics_of_all_pages_come_first(monkeypatch: pytest.MonkeyPa
     shown = run("storage", "show", "--topics", "2")
     assert shown.exit_code == 0, shown.output
     lines = [cells(line) for line in shown.output.splitlines()]
+    assert lines[0][-3:] == ["QUEUES", "INDEX", "STATE FLOOR"]
     assert lines[1][:-1] == [
         "broker-0",
         "ok",
@@ -86,6 +88,8 @@ def test_the_largest_topics_of_all_pages_come_first(monkeypatch: pytest.MonkeyPa
         "3.0 MiB",
         "2.0 MiB",
         "1.0 MiB",
+        "5.0 MiB",
+        "4.0 MiB",
     ]
     assert lines[4:6] == [
         ["b", "20.0 MiB", "10.0 MiB", "5.0 MiB", "retention.ms 3d"],

@@ -23,6 +23,7 @@ from tidemill.broker.engine.upkeep.freed_bytes import Freeing
 from tidemill.broker.engine.upkeep.log_space import (
     QUEUES_A_SLICE,
     TOPICS_A_SLICE,
+    DerivedBytes,
     LogBytes,
     TopicSpace,
 )
@@ -51,6 +52,12 @@ def file_bytes(world: World) -> int:
 def disk_bytes(world: World) -> int:
     """Return the bytes of the files of the log."""
     return sum(one.file_size for one in world.engine.log.segments)
+
+
+def bytes_in(world: World, folder: str) -> int:
+    """Return the bytes of the files of a folder."""
+    disk = world.disk
+    return sum(len(disk.read(name) or b"") for name in disk.names(folder))
 
 
 def find(world: World, name: str) -> TopicSpace:
@@ -174,6 +181,24 @@ def test_a_start_counts_no_freed_bytes() -> None:
     world.restart()
     count(world)
     assert world.engine.live_bytes.freed.counts.total() == 0
+
+
+def test_derived_files_have_their_bytes_on_the_disk() -> None:
+    world = small_world()
+    space = world.engine.log_space
+    world.send("a", "b")
+    assert space.derived_bytes == DerivedBytes(queues=0, index=0), (
+        "a checkpoint writes the first files"
+    )
+    world.checkpoint()
+    first = space.derived_bytes
+    world.send("c")
+    world.checkpoint()
+    found = space.derived_bytes
+    assert 0 < first.queues < found.queues == bytes_in(world, "queues")
+    assert 0 < first.index < found.index == bytes_in(world, "index")
+    world.restart()
+    assert world.engine.log_space.derived_bytes == found
 
 
 def test_the_floor_has_the_age_of_its_record() -> None:

@@ -185,9 +185,10 @@ _DISK = Row(
             look=Look.BARS,
         ),
         panel(
-            "Log by state",
-            "Bytes of the log: messages that can still be read, dead messages, what packs keep of dead messages, other records, and pending delayed messages.",
+            "Log and derived files",
+            "Bytes of the log: messages that can still be read, dead messages, what packs keep of dead messages, other records, and pending delayed messages. Bytes of the queue and index files, which are derived from the log.",
             Query("sum by (state) (rocketmq_storage_log_bytes{HERE})", "{{state}}"),
+            Query("sum by (kind) (rocketmq_storage_derived_bytes{HERE})", "derived: {{kind}}"),
             unit="bytes",
             look=Look.STACKED,
             alerts=("DiskFull",),

@@ -28,6 +28,13 @@ class LogBytesView(Schema):
     pinned: int = Field(description="Messages of pending timers, and files kept for them.")
 
 
+class DerivedBytesView(Schema):
+    """Sizes of the queue and index files, which are derived from the log."""
+
+    queues: int = Field(description="Queue files: about 20 bytes per message of a queue.")
+    index: int = Field(description="Index files: about 16 bytes per key or message id.")
+
+
 class StateFloorView(Schema):
     """The begin of the records from which a start rebuilds the state of groups and timers."""
 
@@ -48,6 +55,9 @@ class BrokerGroupStorageView(Schema):
         description="With less free space, sends are rejected (`disk_reserve_bytes`)."
     )
     log: LogBytesView | None = Field(None, description=f"Bytes of the log by state. {COUNTED}")
+    derived_bytes: DerivedBytesView = Field(
+        description="Sizes of the derived files. Messages enter them with the next checkpoint."
+    )
     state_floor: StateFloorView = Field(description="The state floor.")
 
 

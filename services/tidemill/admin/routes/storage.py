@@ -11,6 +11,7 @@ from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.storage import (
     BrokerGroupStorageView,
+    DerivedBytesView,
     LogBytesView,
     StateFloorView,
     StorageView,
@@ -73,6 +74,9 @@ def _broker_group(broker: str, reply: pb.GetStorageReply) -> BrokerGroupStorageV
         )
         if reply.HasField("log")
         else None,
+        derived_bytes=DerivedBytesView(
+            queues=reply.derived_bytes.queues, index=reply.derived_bytes.index
+        ),
         state_floor=StateFloorView(
             offset=reply.floor_offset,
             stored_at_ms=reply.floor_stored_at_ms if reply.HasField("floor_stored_at_ms") else None,

@@ -148,7 +148,7 @@ class StoreMetrics:
             yield counter
 
     def _collect_log(self) -> Iterator[Metric]:
-        """Yield the bytes of the log by state, the freed bytes, and the state floor."""
+        """Yield the bytes of the log by state, derived and freed bytes, and the state floor."""
         engine = self._rounds.engine
         states = GaugeMetricFamily(
             "rocketmq_storage_log_bytes",
@@ -164,6 +164,16 @@ class StoreMetrics:
             for state, size_bytes in counts._asdict().items():
                 states.add_metric((*STORAGE, state), size_bytes)
         yield states
+        derived = GaugeMetricFamily(
+            "rocketmq_storage_derived_bytes",
+            "Sizes of the files that are derived from the log. queues: about 20 bytes per message"
+            " of a queue. index: about 16 bytes per key or message id.",
+            labels=(*STORAGE_LABELS, "kind"),
+        )
+        sizes = engine.log_space.derived_bytes
+        derived.add_metric((*STORAGE, "queues"), sizes.queues)
+        derived.add_metric((*STORAGE, "index"), sizes.index)
+        yield derived
         freed = CounterMetricFamily(
             "rocketmq_storage_freed_bytes_total",
             "Bytes of the log that returned to the disk. deleted: the oldest segments. packed: dead"

@@ -1,11 +1,12 @@
 """The space of the log: its bytes by state, the state floor, and the topics that hold the space.
 
-All values are those of the last count of live bytes.
+All values are those of the last count of live bytes, except the sizes of derived files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
@@ -40,6 +41,15 @@ class LogBytes(NamedTuple):
     # All other records, messages that are not counted yet, and dead messages that are not known.
     control: int
     pinned: int  # messages of pending timers, and files that are kept for them
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedBytes:
+    """The sizes of the queue and index files. Messages enter them with the next checkpoint."""
+
+    queues: int  # about 20 bytes per message of a queue
+    index: int  # about 16 bytes per key or message id
 
 
 class TopicSpace(NamedTuple):
@@ -99,6 +109,14 @@ class LogSpace:
         live, dead = live - hidden, dead + hidden - pinned
         pinned += sum(one.file_size for one in self._log.held)
         return LogBytes(live, dead, stub, control, pinned)
+
+    @property
+    def derived_bytes(self) -> DerivedBytes:
+        """The sizes of the queue and index files. The cost is O(files)."""
+        return DerivedBytes(
+            queues=sum(file.size_bytes for file in self._store.queue_files),
+            index=sum(file.size_bytes for file in self._store.index.files),
+        )
 
     @property
     def floor_offset(self) -> int:

@@ -50,12 +50,14 @@ class StorageAdmin:
 def _status(engine: Engine) -> pb.GetStorageReply:
     space = engine.log_space
     counts = space.find_bytes()
+    derived = space.derived_bytes
     return pb.GetStorageReply(
         is_full=engine.room.is_full,
         free_bytes=max(engine.room.free_bytes, 0),
         total_bytes=engine.disk.total_bytes(),
         reserve_bytes=engine.config.disk_reserve_bytes,
         log=None if counts is None else pb.LogBytes(**counts._asdict()),
+        derived_bytes=pb.DerivedBytes(queues=derived.queues, index=derived.index),
         floor_offset=space.floor_offset,
         floor_stored_at_ms=space.floor_stored_at_ms(),
     )
