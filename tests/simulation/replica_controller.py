@@ -358,8 +358,9 @@ class Controller:
                 self._world.reject_proposal(self, request)
             return
         after = self._changed(stored.record, request)
-        if after is not None:
-            await self._swap(stored, after)
+        is_written = after is not None and await self._swap(stored, after)
+        if is_written and isinstance(request, Proposal):
+            self._world.accept_proposal(self, request)
 
     def _changed(self, record: GroupRecord, request: Change) -> GroupRecord | None:
         sight = self._sessions.observe(rank=0, now_ms=self._world.now_ms())
@@ -412,14 +413,16 @@ class Controller:
         is_led = record.master in {one.member for one in live_of(record, sight, self._timing)}
         return with_min_in_sync(record, order.replicas, is_led=is_led)
 
-    async def _swap(self, base: StoredRecord, record: GroupRecord) -> None:
+    async def _swap(self, base: StoredRecord, record: GroupRecord) -> bool:
+        """Write a record; return whether it is surely written."""
         made = attempt_write(base, record, self._world.new_id())
         result = await self._world.store.swap(made)
         tries = 0
         while result is WriteFailure.UNKNOWN:
             found = await self._read()
-            if outcome_of(made, found) is not WriteOutcome.PENDING:
-                return
+            outcome = outcome_of(made, found)
+            if outcome is not WriteOutcome.PENDING:
+                return outcome is WriteOutcome.APPLIED
             tries += 1
             if tries > 1:
                 # The first swap may still arrive until another write changes the token.
@@ -428,6 +431,7 @@ class Controller:
                 )
         if isinstance(result, StoredRecord):
             self._learn(result)
+        return isinstance(result, StoredRecord) and result.record == record
 
     async def _lead(self) -> None:
         store, leadership, world = self._world.store, self._leadership, self._world

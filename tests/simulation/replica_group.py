@@ -179,6 +179,13 @@ class World:
 
         self.network.send(controller.name, replica.name, arrive)
 
+    def accept_proposal(self, controller: Controller, proposal: Proposal) -> None:
+        """Send the acceptance of a proposal to its master."""
+        replica = self.replicas[proposal.master.replica_id]
+        self.network.send(
+            controller.name, replica.name, lambda: replica.proposal_accepted(proposal)
+        )
+
     def reject_proposal(self, controller: Controller, proposal: Proposal) -> None:
         """Send the rejection of a proposal to its master."""
         replica = self.replicas[proposal.master.replica_id]

@@ -24,7 +24,7 @@ from tidemill.broker.engine.replication.messages import Ack, Hello
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.server.round.sync_pace import SyncPace
-from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.registration import Registration
 from tidemill.controller.election.sessions import Heartbeat, ReplicaHealth
 
@@ -111,6 +111,7 @@ class ReplicaProcess:
         self._waiting: list[tuple[int, Answer]] = []  # answers by the offset to be confirmed
         self._written = asyncio.Event()
         self._blocked_since_s: float | None = None
+        self._proposal: Proposal | None = None  # the last one
         self.deferred: list[Callable[[], object]] = []  # messages that came during a pause
 
     # ------------------------------------------------------------ life and death
@@ -227,6 +228,12 @@ class ReplicaProcess:
             self.machine.handle_connected(stream, self._now_ms())
             self._act()
 
+    def proposal_accepted(self, proposal: Proposal) -> None:
+        """Process the acceptance of a proposal; it matters only for the last one."""
+        if self.machine is not None and proposal is self._proposal:
+            self.machine.handle_acceptance(proposal.version, self._now_ms())
+            self._act()
+
     def proposal_rejected(self, version: int) -> None:
         """Process the rejection of a proposal."""
         if self.machine is not None:
@@ -291,6 +298,7 @@ class ReplicaProcess:
             case StreamClose(stream, _):
                 world.network.close(stream, self.name)
             case SetProposal(proposal):
+                self._proposal = proposal
                 for controller in world.controllers:
                     world.network.send(
                         self.name, controller.name, partial(controller.ask, proposal)

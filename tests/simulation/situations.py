@@ -472,6 +472,9 @@ async def replaced_while_paused(stage: Stage) -> None:
     master.sync_s = world.random.choice((0.0, BEHIND_REPLICAS_S))
     await asyncio.sleep(WORK_S)
     stage.join(third, master, second)
+    # The members may connect to each other before a controller reaches them.
+    silent = {(one.name, each.name) for one in world.controllers for each in (master, second)}
+    world.network.blocked |= silent
     for one in (master, second):
         world.freeze(one, is_whole_pod=True)
         await asyncio.sleep(world.random.uniform(0, 0.01))
@@ -486,6 +489,8 @@ async def replaced_while_paused(stage: Stage) -> None:
         world.thaw(one, runs[one])
     if not world.was_replaced:
         raise SituationNotReached
+    await asyncio.sleep(world.random.choice([0.0, NOTICE_S]))
+    world.network.blocked -= silent
     await asyncio.sleep(NOTICE_S)
 
 

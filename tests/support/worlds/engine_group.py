@@ -182,6 +182,9 @@ class Group:
         if (proposal.epoch, proposal.version) == (view.epoch, view.version):
             self.view = view._replace(version=view.version + 1, sss=proposal.sss)
             self.share_view()
+            node = self.nodes[proposal.master.replica_id]
+            node.replication.handle_acceptance(proposal.version, self.now_ms)
+            self._carry(node)
 
     def mend(self, number: int) -> list[MendOutcome]:
         """Mend a replica's recorded damage from the other replicas; return the outcomes.

@@ -6,7 +6,7 @@ import socket
 
 from tidemill.broker.controller_link.frames import FrameReader
 from tidemill.broker.controller_link.port import ReplicaIntroduction, ReplicaStatus, SupervisorPort
-from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 ME = ReplicaRun(ReplicaId(0), "run-1")
@@ -20,6 +20,9 @@ class Replica:
 
     def learn(self, view: ReplicationView) -> None:
         raise AssertionError("there is no view yet")
+
+    def note_acceptance(self, version: int) -> None:
+        raise AssertionError("there is no proposal")
 
     def note_rejection(self, version: int) -> None:
         raise AssertionError("there is no proposal")
@@ -54,3 +57,41 @@ def test_a_replica_reports_its_state_together_with_its_registration() -> None:
     register, beat = messages
     assert register.register.member.incarnation == ME.incarnation
     assert (beat.heartbeat.log_epoch, beat.heartbeat.log_end) == (3, 1_000)
+
+
+class Proposer(Replica):
+    """A replica that records the answers to its proposals."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+
+    def note_acceptance(self, version: int) -> None:
+        self.answers.append(f"accepted {version}")
+
+    def note_rejection(self, version: int) -> None:
+        self.answers.append(f"rejected {version}")
+
+
+def test_a_replica_learns_the_answer_to_its_last_proposal_only() -> None:
+    replica = Proposer()
+    ours, theirs = socket.socketpair()
+    with ours:
+        port = SupervisorPort(theirs.detach())
+        port.attach(replica)
+        for version in (7, 8, 9):
+            port.propose(Proposal(3, version, ME, frozenset({ME})))
+            port.propose(Proposal(3, version, ME, frozenset({ME})))
+            sent = [
+                wire.SessionUp.FromString(one) for one in FrameReader().receive(ours.recv(4096))
+            ]
+            for up in sent[-2:]:
+                answer = wire.Answer(number=up.number)
+                if version == 8:
+                    answer.refused = "another version"
+                elif version == 9:
+                    answer.unavailable = "later"
+                else:
+                    answer.done.SetInParent()
+                port._receive(wire.SessionDown(answer=answer))
+        port._socket.close()
+    assert replica.answers == ["accepted 7", "rejected 8"]

@@ -71,6 +71,9 @@ class ControlledReplica(Protocol):
     def learn(self, view: ReplicationView) -> None:
         """Take a view from the controllers."""
 
+    def note_acceptance(self, version: int) -> None:
+        """Note that the controllers accepted the last proposal, against `version`."""
+
     def note_rejection(self, version: int) -> None:
         """Note that the controllers rejected a proposal against `version`."""
 
@@ -120,7 +123,7 @@ class SupervisorPort:
 
     def propose(self, proposal: Proposal) -> None:
         """Propose a sync state set."""
-        # A rejection matters only for the last proposal.
+        # The answer matters only for the last proposal.
         self._proposed = {self._numbers + 1: proposal.version}
         self._send(wire.SessionUp(proposal=to_proposal(proposal)))
 
@@ -222,9 +225,13 @@ class SupervisorPort:
                 if self._replica is not None:
                     is_any = target == LEAST_LAG_TARGET
                     self._replica.hand_over(None if is_any else ReplicaId(target))
-            case "answer" if down.answer.WhichOneof("result") == "refused":
+            case "answer" if down.answer.WhichOneof("result") in ("done", "refused"):
                 version = self._proposed.pop(down.answer.number, None)
-                if self._replica is not None and version is not None:
+                if self._replica is None or version is None:
+                    return
+                if down.answer.HasField("done"):
+                    self._replica.note_acceptance(version)
+                else:
                     self._replica.note_rejection(version)
             case _:
                 pass

@@ -37,7 +37,7 @@ from tidemill.broker.engine.replication.messages import (
     Welcome,
 )
 from tidemill.broker.engine.replication.replication import Replication
-from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
 
 def run(replica_id: int, number: int = 0) -> ReplicaRun:
@@ -603,8 +603,10 @@ def test_an_ack_from_before_a_pause_confirms_nothing_if_a_new_hello_is_read_firs
     pair.master.handle_hello(2, hello, pair.now_ms)
     pair.sync(0)
     assert pair.logs[0].confirm_offset == 1
-    # The replica has seen no later epoch: it follows, and its next ack counts.
+    # The replica has seen no later epoch: it follows, and its next ack counts in the end.
     pair.master.handle_ack(2, Ack(1, run(1), log.log_end, log.log_end, 0), pair.now_ms)
+    assert pair.logs[0].confirm_offset == 1
+    assert accept_proposal(pair).sss == {run(0), run(1)}
     assert pair.logs[0].confirm_offset == 2
 
 
@@ -623,7 +625,49 @@ def test_an_ack_from_before_a_pause_confirms_nothing_if_a_view_is_learned_first(
     pair.master.handle_hello(2, hello, pair.now_ms)
     assert pair.logs[0].confirm_offset == 0
     pair.master.handle_ack(2, Ack(1, run(1), log.log_end, log.log_end, 0), pair.now_ms)
+    accept_proposal(pair)
     assert pair.logs[0].confirm_offset == 1
+
+
+def accept_proposal(pair: Pair) -> Proposal:
+    """Let the controllers accept the next proposal of the master."""
+    pair.master.tick(pair.now_ms)
+    (proposal,) = (a.proposal for a in pair.master.take_actions() if isinstance(a, SetProposal))
+    pair.master.handle_acceptance(proposal.version, pair.now_ms)
+    return proposal
+
+
+def test_a_master_that_stood_still_confirms_nothing_until_the_controllers_accept_a_proposal() -> (
+    None
+):
+    """Its replica stood still, too, and does not know that an operator has replaced both."""
+    pair = acked_pair()
+    pair.now_ms += 301
+    pair.master.handle_closed(1, pair.now_ms)
+    pair.now_ms += 301
+    pair.master.tick(pair.now_ms)
+    assert any(isinstance(action, SetProposal) for action in pair.master.take_actions())
+    pair.now_ms += 1_001
+    log = pair.logs[1]
+    hello = Hello("g", run(1), "store 1", 1, 1, LogExtent(log.journal, 0, log.log_end), log.log_end)
+    pair.master.handle_hello(2, hello, pair.now_ms)
+    pair.sync(0)
+    pair.master.handle_ack(2, Ack(1, run(1), log.log_end, log.log_end, 0), pair.now_ms)
+    pair.master.handle_acceptance(1, pair.now_ms)
+    assert pair.logs[0].confirm_offset == 1, "the proposal was sent before the standstill"
+    pair.master.handle_rejection(1, pair.now_ms)
+    assert pair.logs[0].confirm_offset == 1
+    pair.now_ms += 101
+    accept_proposal(pair)
+    assert pair.logs[0].confirm_offset == 2
+    pair.now_ms += 900
+    pair.master.handle_ack(2, Ack(1, run(1), log.log_end, log.log_end, 0), pair.now_ms)
+    pair.logs[0].data += b"y"
+    pair.master.handle_progress(pair.now_ms)
+    pair.sync(0)
+    end = pair.logs[0].log_end
+    pair.master.handle_ack(2, Ack(1, run(1), end, end, 0), pair.now_ms)
+    assert pair.logs[0].confirm_offset == end, "it was awake since"
 
 
 def test_an_ack_confirms_although_its_stream_has_just_ended() -> None:

@@ -27,6 +27,9 @@ class Commitment(NamedTuple):
     joiners: frozenset[ReplicaRun] = frozenset()
     # Runs that were silent. Their acks confirm nothing more until they ack again.
     silent: frozenset[ReplicaRun] = frozenset()
+    # The master's process stood still, and its epoch may have ended. Acks confirm nothing until the
+    # controllers accept a proposal of this epoch.
+    is_doubtful: bool = False
 
 
 def confirm_offset(
@@ -97,6 +100,11 @@ def with_silent(commitment: Commitment, member: ReplicaRun) -> Commitment:
     return commitment._replace(silent=commitment.silent | {member})
 
 
+def with_doubt(commitment: Commitment, *, is_doubtful: bool) -> Commitment:
+    """Return the commitment after a standstill of the master, or after the end of the doubt."""
+    return _confirmed(commitment._replace(is_doubtful=is_doubtful))
+
+
 def with_joiners(commitment: Commitment, joiners: frozenset[ReplicaRun]) -> Commitment:
     """Return the commitment that also waits for `joiners`.
 
@@ -114,6 +122,8 @@ def has_caught_up(commitment: Commitment, member: ReplicaRun) -> bool:
 
 
 def _confirmed(commitment: Commitment) -> Commitment:
+    if commitment.is_doubtful:
+        return commitment
     confirm = confirm_offset(
         confirmed=commitment.view.sss,
         proposed=commitment.proposed | commitment.joiners,

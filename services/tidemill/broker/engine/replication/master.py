@@ -106,6 +106,7 @@ class Master:
         # Replicas with a log that differs from this log.
         self.diverged_replicas: frozenset[ReplicaId] = frozenset()
         self._transfer_from_ms = now_ms
+        self._awake_at_ms = now_ms  # the last event
         self._streams: dict[Stream, _Follower] = {}
         self._actions: list[Action] = []
 
@@ -121,6 +122,11 @@ class Master:
         return commitment.confirm >= commitment.epoch_start_end
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether nothing can be confirmed: too few members, or doubt after a standstill."""
+        return self.sync_state.is_short or self.sync_state.commitment.is_doubtful
+
+    @property
     def accepts_sends(self) -> bool:
         """Whether messages may be appended. False during a hand-over."""
         return self.transfer is None
@@ -129,7 +135,7 @@ class Master:
 
     def handle_progress(self, now_ms: int) -> None:
         """Update the acks after the log has grown or after more of it is durable here."""
-        self._close_silent(now_ms)
+        self._note_time(now_ms)
         log, is_durable = self._log, self._config.ack_mode is AckMode.SYNC_FSYNC
         self.sync_state.record_own_end(log.durable_offset if is_durable else log.log_end)
         self._advance(now_ms)
@@ -253,7 +259,7 @@ class Master:
         follower = self._streams.get(stream)
         if follower is None:
             return
-        self._close_silent(now_ms)
+        self._note_time(now_ms)
         if stream not in self._streams:
             return
         is_durable = self._config.ack_mode is AckMode.SYNC_FSYNC
@@ -279,8 +285,15 @@ class Master:
             if self.transfer is not None and self.transfer.target == follower.member:
                 self._cancel_transfer(now_ms)
 
-    def _close_silent(self, now_ms: int) -> None:
-        """Close silent streams. Earlier acks of silent replicas must not confirm either."""
+    def _note_time(self, now_ms: int) -> None:
+        """Doubt the epoch after a standstill, and close silent streams.
+
+        Earlier acks of silent replicas must not confirm either.
+        """
+        if is_late(now_ms - self._awake_at_ms, silence_ms=self._config.stream_silence_ms):
+            # The replicas that paused with it may connect again, and ack, before a view arrives.
+            self.sync_state.doubt(now_ms)
+        self._awake_at_ms = now_ms
         self.sync_state.note_silence(now_ms)
         for stream, follower in list(self._streams.items()):
             if is_late(now_ms - follower.heard_at_ms, silence_ms=self._config.stream_silence_ms):
@@ -294,7 +307,7 @@ class Master:
 
     def learn(self, view: ReplicationView, now_ms: int) -> None:
         """Apply a newer view of this epoch."""
-        self._close_silent(now_ms)
+        self._note_time(now_ms)
         self.sync_state.learn(view, now_ms)
         for stream, follower in list(self._streams.items()):
             if follower.feature_level < view.feature_level:
@@ -304,13 +317,19 @@ class Master:
                 )
         self._advance(now_ms)
 
+    def handle_acceptance(self, version: int, now_ms: int) -> None:
+        """Handle the acceptance of the last proposal, which was made against `version`."""
+        self._note_time(now_ms)
+        self.sync_state.handle_acceptance(version)
+        self._advance(now_ms)
+
     def handle_rejection(self, version: int, now_ms: int) -> None:
         """Handle a rejected proposal that was made against `version`."""
         self.sync_state.handle_rejection(version, now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Send heartbeats, close silent streams, propose a set, and cancel a late transfer."""
-        self._close_silent(now_ms)
+        self._note_time(now_ms)
         for stream, follower in self._streams.items():
             if now_ms - follower.sent_at_ms >= self._config.heartbeat_ms:
                 self._send(stream, MasterHeartbeat(self.epoch, self.sync_state.confirm), now_ms)

@@ -251,6 +251,11 @@ class Replication:
         if role is not None:
             role.tick(now_ms)
 
+    def handle_acceptance(self, version: int, now_ms: int) -> None:
+        """Handle the acceptance of the last proposal, which was made against `version`."""
+        if self.master is not None:
+            self.master.handle_acceptance(version, now_ms)
+
     def handle_rejection(self, version: int, now_ms: int) -> None:
         """Handle a rejected proposal that was made against `version`."""
         if self.master is not None:

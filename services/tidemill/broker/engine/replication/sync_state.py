@@ -16,6 +16,7 @@ from tidemill.broker.engine.replication.confirm import (
     Commitment,
     has_caught_up,
     with_ack,
+    with_doubt,
     with_joiners,
     with_proposal,
     with_silent,
@@ -77,6 +78,7 @@ class SyncState:
         self._me = me
         self._config = config
         self._propose_at_ms = now_ms  # earliest time of the next proposal
+        self._doubts_version: int | None = None  # that of a proposal which ends the doubt
         self._log_ends: deque[tuple[int, int]] = deque()  # (time, log end), one per SAMPLE_MS
         self._removals: dict[int, deque[int]] = {}  # replica id: times of its removals
 
@@ -155,6 +157,14 @@ class SyncState:
             if is_late(silent_ms, silence_ms=self._config.stream_silence_ms):
                 self.commitment = with_silent(self.commitment, member)
 
+    def doubt(self, now_ms: int) -> None:
+        """Confirm nothing until a proposal from now on is accepted: the epoch may have ended.
+
+        Only the record of the group tells, because its other members may have paused, too.
+        """
+        self.commitment = with_doubt(self.commitment, is_doubtful=True)
+        self._doubts_version, self._propose_at_ms = None, now_ms
+
     # ------------------------------------------------------------ proposals
 
     def tick(self, log_end: int, now_ms: int) -> Proposal | None:
@@ -163,7 +173,8 @@ class SyncState:
         self._update_peers(now_ms)
         self._hold_for_joiners(log_end, now_ms)
         members = self.desired_set(now_ms)
-        if members == self.view.sss and not self.commitment.proposed:
+        is_same = members == self.view.sss and not self.commitment.proposed
+        if is_same and not self.commitment.is_doubtful:
             return None
         if now_ms < self._propose_at_ms:
             return None
@@ -172,8 +183,14 @@ class SyncState:
     def propose(self, members: frozenset[ReplicaRun], now_ms: int) -> Proposal:
         """Propose a set. From now on its members must ack, even if the proposal is rejected."""
         self.commitment, proposal = with_proposal(self.commitment, members)
+        self._doubts_version = proposal.version
         self._propose_at_ms = now_ms + self._config.proposal_again_ms
         return proposal
+
+    def handle_acceptance(self, version: int) -> None:
+        """Handle the acceptance of the last proposal, against `version`: the epoch lasts."""
+        if version == self._doubts_version:
+            self.commitment = with_doubt(self.commitment, is_doubtful=False)
 
     def handle_rejection(self, version: int, now_ms: int) -> None:
         """Handle a rejected proposal against `version`: allow another one soon.

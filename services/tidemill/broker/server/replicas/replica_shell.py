@@ -181,7 +181,8 @@ class ReplicaShell:
             self._replica_engine,
             self._clock.monotonic_ms(),
         )
-        is_blocked = self.is_master and view is not None and len(view.sss) < view.min_in_sync
+        master = self._machine.master
+        is_blocked = master is not None and master.is_blocked
         if not is_blocked:
             self._blocked_since_ms = now_ms
         return ReplicaStatus(
@@ -324,6 +325,10 @@ class ReplicaShell:
             self._do(
                 lambda _now_ms: save_addresses(self._replica_engine.engine.disk, view.addresses)
             )
+
+    def note_acceptance(self, version: int) -> None:
+        """Note that the controllers accepted the last proposal, against `version`."""
+        self._do(functools.partial(self._machine.handle_acceptance, version))
 
     def note_rejection(self, version: int) -> None:
         """Note that the controllers rejected a proposal against `version`."""
