@@ -297,7 +297,7 @@ def test_files_are_merged_only_with_room_above_the_reserve(capacity_kib: int) ->
 
 def test_a_merge_without_disk_space_leaves_no_file_and_restarts() -> None:
     world = world_of_small_messages(UNBOUNDED)
-    merges = world.engine.background._merges
+    merges = world.engine.merges
     while not merges.is_due:
         for n in range(20):
             world.send(*["m"] * 5, topic=TOPIC if n == 0 else f"topic-{n}")

@@ -8,13 +8,14 @@ from random import Random
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
-from tests.support.worlds.engine_world import World
+from tests.support.worlds.engine_world import World, blob
 from tests.support.worlds.packed_worlds import (
     delete_topic,
     derived_bytes,
     drop_dead_entries,
     finish,
     floors,
+    forget_recent,
     move_floor,
     pack_all,
     small_world,
@@ -26,6 +27,7 @@ from tidemill.broker.engine.store import message_index
 from tidemill.broker.engine.store.block_file import EncodedBlock
 from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
 from tidemill.broker.engine.upkeep import checkpoint, dead_entries, packing
+from tidemill.common.errors import BrokerTimeout
 
 KEPT = ["kept first", "kept last"]
 DEAD_COUNT = 600
@@ -93,6 +95,7 @@ def test_the_background_rewrites_files_after_a_deletion() -> None:
     world = world_with_dead_messages()
     delete_topic(world, "gone")
     before = derived_bytes(world.engine)
+    forget_recent(world.engine)
     for _ in range(10):
         world.advance(31_000)
         world.background()
@@ -129,7 +132,8 @@ def test_blocks_of_an_earlier_version_stay_until_a_merge(monkeypatch: pytest.Mon
     move_floor(world, floors(world)[-1])
     pack_all(world)
     _, before = derived_bytes(world.engine)
-    merges = world.engine.background._merges
+    merges = world.engine.merges
+    forget_recent(world.engine)
     finish(merges._drop_dead_entries())
     _, index = derived_bytes(world.engine)
     assert index == before
@@ -220,7 +224,7 @@ def test_a_record_that_is_not_durable_kills_no_entry(*, is_deleted: bool) -> Non
             Trim([TrimmedQueue(queue.topic_id, QueueId(0), TrimReason.PURGE, queue.max_offset)]),
             world.now_ms,
         )
-    merges = world.engine.background._merges
+    merges = world.engine.merges
     assert merges.is_due
     for steps in (merges.merge(), merges._drop_dead_entries()):
         for _ in range(200):
@@ -229,3 +233,117 @@ def test_a_record_that_is_not_durable_kills_no_entry(*, is_deleted: bool) -> Non
     world.disk = world.disk.after_kill()
     world.open()
     assert world.drain(topic="stays", group="late") == texts
+
+
+def run_background(world: World, looks: int = 8) -> None:
+    forget_recent(world.engine)
+    for _ in range(looks):
+        world.advance(11_000)
+        world.background()
+
+
+@pytest.mark.parametrize("delay", ["restart", "full disk", "damage"])
+def test_a_search_without_success_is_repeated(delay: str) -> None:
+    """No message dies afterwards."""
+    world = small_world(files_merged=100, event_retention_ms=60_000, disk_reserve_bytes=8 << 20)
+    world.send(KEPT[0], topic="kept")
+    for n in range(DEAD_COUNT):
+        world.send(f"gone {n}", topic="gone", size=1_000)
+        if n % 50 == 0:
+            world.checkpoint()
+    world.send(KEPT[1], topic="kept")
+    delete_topic(world, "gone")
+    world.checkpoint()
+    move_floor(world, floors(world)[-1])
+    pack_all(world)
+    world.checkpoint()
+    before = derived_bytes(world.engine)
+    if delay == "restart":
+        world.restart()
+    elif delay == "full disk":
+        world.leave_room(1 << 20)  # below a quarter of the reserve
+        run_background(world)
+        assert derived_bytes(world.engine) == before
+        world.leave_room(1 << 30)
+    else:
+        store = world.engine.store
+        for files in (store.queue_files, store.index.files):
+            # As a reader notes it; the background finds its bytes intact.
+            store.damaged_files[files[3].name] = files[3]
+        world.advance(11_000)
+        steps = world.engine.merges.find_dead_entries(world.now_ms)
+        assert steps is not None
+        finish(steps)
+    run_background(world)
+    queues, index = derived_bytes(world.engine)
+    assert queues < before[0] // 5
+    assert index < before[1] // 2
+    assert world.drain(topic="kept", group="late") == KEPT
+
+
+def test_the_pairs_of_recent_messages_go_when_they_are_not_recent_any_longer() -> None:
+    world = world_with_dead_messages()
+    world.engine.store.note_time(0)
+    world.checkpoint()
+    move_floor(world, floors(world)[-1])
+    pack_all(world)
+    _, before = derived_bytes(world.engine)
+    world.background()
+    assert derived_bytes(world.engine)[1] > before // 2
+    run_background(world)
+    assert derived_bytes(world.engine)[1] < before // 2
+
+
+def test_a_due_search_does_not_keep_an_idle_broker_awake() -> None:
+    """The disk has room for no checkpoint, so the background has no job."""
+    world = small_world(files_merged=100, disk_reserve_bytes=64 << 20)
+    for n in range(300):
+        world.send(f"gone {n}", topic="gone", size=1_000)
+    world.leave_room(world.config.disk_reserve_bytes // 32 + 3_000)
+    world.purge("gone")
+    for _ in range(20):
+        world.advance(1_000)
+        world.background()
+        next_ms = world.engine.background.next_ms()
+        assert next_ms is None or next_ms > world.now_ms
+
+
+def test_half_dead_files_do_not_keep_the_dead_ones_behind_them() -> None:
+    world = small_world(
+        files_merged=4,
+        disk_reserve_bytes=64 << 10,
+        segment_bytes=1 << 20,
+        checkpoint_log_bytes=64 << 10,
+    )
+    for kept, gone in [(300, 340)] * 2 + [(0, 420)] * 6:
+        for topic, count in (("kept", kept), ("gone", gone)):
+            for n in range(count):
+                world.send(f"{topic} {n}", topic=topic)
+        world.checkpoint()
+    delete_topic(world, "gone")
+    finish(world.engine.merges._drop_dead_entries())
+    kept_id = world.topic("kept")
+    rows = [row for file in world.engine.store.queue_files for row in file.rows()]
+    assert sum(row.key_1 != kept_id for row in rows) <= 2, "those in the half dead files"
+
+
+def test_a_message_in_a_recent_gap_is_still_found_by_a_repeated_send() -> None:
+    """The result of the send is unknown then, and the message is not stored again."""
+    world = small_world(files_merged=4)
+    world.engine.store.note_time(0)
+    world.send("unread", topic="other")
+    data = blob("sent twice", size=2_000)
+    world.send("sent twice", topic="gone", size=2_000)
+    for n in range(60):
+        world.send(f"gone {n}", topic="gone", size=4_000)
+        if n % 10 == 0:
+            world.checkpoint()
+    world.purge("gone")
+    world.checkpoint()
+    move_floor(world, floors(world)[-1])
+    pack_all(world)
+    for _ in range(2):
+        with pytest.raises(BrokerTimeout):
+            world.engine.store.find_sent(world.topic("gone"), QueueId(0), data)
+        finish(world.engine.merges._merge_index(world.engine.store.index.files))
+        finish(world.engine.merges._drop_dead_entries())

@@ -54,8 +54,8 @@ def queue_of(world: World, topic: str) -> ConsumeQueue:
 
 
 def merge(world: World) -> None:
-    while world.engine.background._merges.is_due:
-        for files in world.engine.background._merges.merge():
+    while world.engine.merges.is_due:
+        for files in world.engine.merges.merge():
             sync(files)
 
 
@@ -122,7 +122,7 @@ def test_a_power_cut_at_any_operation_of_a_merge_loses_nothing(fails: bool) -> N
         world = growing_world(FaultyDisk(Random(at)), files_merged=1 << 20)
         grow(world, 3)
         world = growing_world(world.disk.after_kill(), files_merged=3)
-        assert world.engine.background._merges.is_due
+        assert world.engine.merges.is_due
         world.disk.cut_at = len(world.disk.operations) + at
         try:
             merge(world)
@@ -151,13 +151,13 @@ def test_a_merge_waits_for_the_rebuild_of_a_damaged_file() -> None:
     world = growing_world(world.disk.after_kill(), files_merged=3)
     file = world.engine.store.queue_files[1]
     world.disk.damage(file.name, file.row(0).position)
-    merges = world.engine.background._merges
+    merges = world.engine.merges
     assert merges.is_due
     for _ in range(2):  # The second time of the index files only.
         for files in merges.merge():
             sync(files)
     assert world.engine.store.damaged_files
-    assert not world.engine.background._merges.is_due
+    assert not world.engine.merges.is_due
     world.background()
     grow(world, 1)
     world.background()
@@ -170,7 +170,7 @@ def test_rounds_and_deletions_between_the_slices_of_a_merge_are_seen() -> None:
     world.send("gone", topic="short-lived")
     grow(world, 3)
     world = growing_world(world.disk.after_kill(), files_merged=3)
-    steps = world.engine.background._merges.merge()
+    steps = world.engine.merges.merge()
     for n, files in enumerate(steps):
         sync(files)
         world.send(f"orders-{len(sent(world, 'orders'))}", topic="orders")
@@ -320,7 +320,7 @@ def test_slices_of_a_merge_are_bounded() -> None:
         world.checkpoint()
     world = growing_world(world.disk.after_kill(), files_merged=3, checkpoint_log_bytes=1 << 30)
     meter = Meter(world.engine)
-    for files in world.engine.background._merges.merge():
+    for files in world.engine.merges.merge():
         sync(files)
         spent = meter.take()
         assert spent.items <= 2 * RUNS_A_SLICE

@@ -452,6 +452,37 @@ def test_an_unclean_cut_behind_which_a_pack_has_its_reasons_empties_the_replica(
     assert all(one.pack is None for one in group.nodes[1].engine.log.segments)
 
 
+def test_an_unclean_cut_of_a_trim_empties_a_replica_whose_files_lost_entries() -> None:
+    """The messages are live again, and the queue files of the replica do not have them."""
+    group = group_of()
+    group.set_members(0, 1, 2)
+    for n in range(0, 60, 10):
+        group.send(*TEXTS[n : n + 10], size=1_000)
+        group.settle()
+        checkpoint(group, group.nodes[1])
+    lose(group, 2)
+    purge(group, 50)
+    drop_dead_entries(group.nodes[1].engine)
+    for number in (0, 1):
+        group.kill(number)
+    group.restart(2)
+    epoch, me = group.view.epoch + 1, group.nodes[2].me
+    group.view = group.view._replace(
+        epoch=epoch,
+        version=group.view.version + 1,
+        master=me,
+        sss=frozenset({me}),
+        unclean_since=epoch,
+        min_in_sync=1,
+    )
+    group.share_view()
+    group.settle(2_000)
+    group.restart(1)
+    group.settle(3_000)
+    for node in group.nodes[1:]:
+        assert node.bodies() == TEXTS, f"replica {node.number}"
+
+
 def test_logs_with_other_records_have_other_digests() -> None:
     """No record of the second log begins where the digest of the first one begins."""
     logs = []

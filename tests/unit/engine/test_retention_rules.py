@@ -749,7 +749,7 @@ def test_a_topic_that_is_deleted_before_a_merge_is_subtracted() -> None:
     count_live(world)
     world.engine.administration.delete_topic("deleted", world.now_ms)
     world.commit()
-    merges = world.engine.background._merges
+    merges = world.engine.merges
     assert merges.is_due
     for files in merges.merge():
         for file in files:

@@ -616,7 +616,7 @@ def test_ten_thousand_checkpoints_leave_few_files_and_few_runs() -> None:
         files_merged=16,
     )
     topic_id, data = world.topic(), blob("m", size=400)
-    engine, merges = world.engine, world.engine.background._merges
+    engine, merges = world.engine, world.engine.merges
     for _ in range(CHECKPOINTS):
         engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
         engine.commit(world.now_ms)

@@ -10,6 +10,7 @@ from tests.support.disk.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.worlds.engine_world import World
 from tests.support.worlds.packed_worlds import (
     delete_topic,
+    drop_dead_entries,
     floors,
     move_floor,
     pack_all,
@@ -249,3 +250,30 @@ def test_a_backup_with_gaps_does_not_mend_a_log_that_ends_before_they_were_state
     report = mended(before, backup)
     assert not [one for one in report.mended if "taken from the backup" in one]
     assert "the backup is newer" in report.left[0]
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_copy_misses_no_entries_that_a_merge_drops_beside_it(*, is_deleted: bool) -> None:
+    """The record by which they are dead is behind the end of the copy."""
+    world = small_world(files_merged=4)
+    texts = [f"m{n}" for n in range(200)]
+    for n, text in enumerate(texts):
+        world.send(text, topic="stays", size=1_000)
+        world.send(f"x{n}", topic="other")
+        if n % 20 == 0:
+            world.checkpoint()
+    world.checkpoint()
+    target = FaultyDisk(Random(1))
+    is_copied = False
+    for progress in copy(world.disk, target):
+        if progress.what == "verified" and not is_copied:
+            is_copied = True
+            if is_deleted:
+                delete_topic(world, "stays")
+            else:
+                world.purge("stays")
+            assert world.engine.merges.is_due
+            drop_dead_entries(world.engine)
+    assert is_copied
+    restored = World(target.after_kill(), config=world.config)
+    assert restored.drain(topic="stays", group="g") == texts

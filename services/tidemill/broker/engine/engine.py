@@ -189,14 +189,15 @@ class Engine:
         self.retention.rules.may_free_space = self._may_free_space
         self.retention.rules.may_pack = self.packing.may_pack
         self.rebuilds = Rebuilds(parts, self.checkpoints, ended=self._resume)
+        self.merges = Merges(parts, self.checkpoints, self.live_bytes)
         self.background = BackgroundJobs(
-            self.log,
+            self.store,
             self.checkpoints,
             self.timers,
             self.retention,
             self.packing,
             self.rebuilds,
-            Merges(parts, self.checkpoints, self.live_bytes),
+            self.merges,
             self.quiet,
             self.room,
         )
@@ -206,10 +207,10 @@ class Engine:
         return self.broker_groups.find_below(level)
 
     def _may_free_space(self, now_ms: int) -> bool:
-        """Return whether packing, or the removal of the oldest segment, may free space now."""
-        return self.packing.next_ms() is not None or self.retention.wants_checkpoint(
-            now_ms, self.timers
-        )
+        """Return whether a pack, fewer entries, or the oldest segment may free space now."""
+        if self.packing.next_ms() is not None or self.merges.may_free_space:
+            return True
+        return self.retention.wants_checkpoint(now_ms, self.timers)
 
     def _resume(self) -> None:
         """Continue the work that waited for the rebuild of a queue file."""

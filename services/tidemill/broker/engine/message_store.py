@@ -207,6 +207,11 @@ class MessageStore:
         while len(recent) > 1 and recent[1][0] <= monotonic_ms - RECENT_MS:
             recent.popleft()
 
+    @property
+    def recent_begin(self) -> LogOffset:
+        """The log offset from which on a repeated send may find its message."""
+        return self._recent[0][1] if self._recent else self._recent_at_start()
+
     def _recent_at_start(self) -> LogOffset:
         """Return a log offset before which no message is recent, after a start.
 
@@ -221,7 +226,7 @@ class MessageStore:
         Raises BrokerTimeout if the result is unknown: a candidate is damaged or in a gap, there are
         too many candidates, or retention has dropped recent messages.
         """
-        begin = self._recent[0][1] if self._recent else self._recent_at_start()
+        begin = self.recent_begin
         # The first offset may be an estimate from the start, with messages of any age behind it.
         noted = self._recent[1][1] if len(self._recent) > 1 else begin
         hash_ = int.from_bytes(blob[_KEYS_AT : _KEYS_AT + stored_message.KEY_HASH_SIZE], "big")

@@ -227,6 +227,7 @@ class _Recovery:
         self._derived_offset = checkpoint.derived_offset if checkpoint else 0
         self._min_offset = checkpoint.min_offset if checkpoint else None
         self._epoch = checkpoint.epoch if checkpoint else 0
+        engine.log.checkpoint_end = LogOffset(self.proofs.durable_offset)
 
     def run(self, now_ms: int) -> dict[str, Any]:
         """Recover; return a report. Raises CorruptStore."""

@@ -2,15 +2,17 @@
 
 The copy is a prefix of the log, with derived files that state nothing beyond it:
 
-1. List the segments, then find the end E: behind the last intact record from the durable offset of
-   the checkpoint file on. Everything that was acknowledged before is in front of E.
-2. Copy the log up to E. The last segment has zeros behind it: records that the broker writes behind
-   E meanwhile would look like damage before durable records.
+1. Copy the queue and index files, and the snapshots. The records by which entries are missing there
+   are committed, so they will be in front of the end of the copy.
+2. List the segments, then find the end E: behind the last intact record from the durable offset of
+   the checkpoint file on. Everything that was acknowledged before is in front of E. Copy the log up
+   to E. The last segment has zeros behind it: records that the broker writes behind E meanwhile
+   would look like damage before durable records.
 3. If the broker drops a segment before it is copied, begin with the next one and find E again: the
    live state of the dropped segment was stated again, behind the old E. The same holds for segments
    that were set aside (ADR 0016), which are copied too.
-4. Copy the queue and index files that join up to one offset, and a snapshot that states nothing
-   from behind E. A file that does not fit only makes the first start of the copy longer.
+4. Keep the queue and index files that join up to one offset, and a snapshot that states nothing
+   from behind E. Without them, only the first start of the copy is longer.
 5. Sync everything, write the checkpoint file, and then give the segments their names. No broker
    starts in a folder with a segment without its name.
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 from tidemill.broker.engine.layout import message, store_checkpoint
 from tidemill.broker.engine.layout.message import FLAG_REMAINS
@@ -82,6 +84,14 @@ def copy(source: Source, target: Disk, *, slice_bytes: int = SLICE_BYTES) -> Ste
     return (yield from _Copy(source, target, slice_bytes).run())
 
 
+class _DerivedFiles(NamedTuple):
+    """The derived files in the target."""
+
+    queues: list[FileRange]
+    indexes: list[FileRange]
+    snapshots: list[FileRange]
+
+
 @final
 class _Copy:
     """One copy."""
@@ -101,11 +111,12 @@ class _Copy:
         self._folders = {LOG_FOLDER}
 
     def run(self) -> Steps[CopyReport]:
+        derived = yield from self._copy_derived()
         segments, held, end = yield from self._copy_log()
         self._report.log_from, self._report.log_end = segments[0].start, end
         yield from self._verify_log(segments, end)
         held = self._delete_unneeded(held)
-        yield from self._copy_derived()
+        self._keep_fitting(derived)
         for folder in sorted(self._folders):
             self._target.folder(folder).sync()
         self._write_checkpoint()
@@ -292,31 +303,48 @@ class _Copy:
 
     # ------------------------------------------------------------ derived files
 
-    def _copy_derived(self) -> Steps[None]:
-        """Copy the derived files that fit the copied log; retry for files that are replaced."""
-        report = self._report
-        queues: list[FileRange] = []
-        index: list[FileRange] = []
+    def _copy_derived(self) -> Steps[_DerivedFiles]:
+        """Copy the derived files; retry for files that are replaced. Raises NoStore."""
+        folder = list_segments(self._source)
+        self._check_gaps(folder)
+        segments = folder.segments
+        self._check_room(segments, list_held(self._source), segments[-1].start)
+        copied = _DerivedFiles([], [], [])
         for _ in range(ATTEMPTS_MAX):
             wanted = block_files.best_chains(
                 block_files.list_files(self._source, block_files.QUEUES),
                 block_files.list_files(self._source, block_files.INDEX),
-                min_offset=report.log_from,
-                end=report.log_end,
+                min_offset=segments[0].start,
+                end=segments[-1].end,
             )
-            have_all = yield from self._copy_files(block_files.QUEUES, wanted[0], queues)
-            have_all &= yield from self._copy_files(block_files.INDEX, wanted[1], index)
+            have_all = yield from self._copy_files(block_files.QUEUES, wanted[0], copied.queues)
+            have_all &= yield from self._copy_files(block_files.INDEX, wanted[1], copied.indexes)
             if have_all:
                 break
-        chosen_queues, chosen_index, derived = block_files.best_chains(
-            queues, index, min_offset=report.log_from, end=report.log_end
+        snapshots = block_files.list_files(self._source, block_files.SNAPSHOTS)
+        yield from self._copy_files(block_files.SNAPSHOTS, snapshots, copied.snapshots)
+        return copied
+
+    def _keep_fitting(self, copied: _DerivedFiles) -> None:
+        """Delete the copied files that do not fit the copied log."""
+        report = self._report
+        queues, index, derived = block_files.best_chains(
+            copied.queues, copied.indexes, min_offset=report.log_from, end=report.log_end
         )
         report.derived_offset = derived
-        kept = {file.name for file in [*chosen_queues, *chosen_index]}
+        snapshots = [one for one in copied.snapshots if self._is_fitting(one, derived)]
+        kept = {file.name for file in [*queues, *index, *snapshots[-1:]]}
         for name in self._files - kept:
             self._target.delete(name)
         self._files &= kept
-        yield from self._copy_snapshot(derived)
+
+    def _is_fitting(self, snapshot: FileRange, derived: int) -> bool:
+        """Whether the slices of a copied snapshot state nothing behind the end of the copy."""
+        if not self._report.log_from <= snapshot.from_offset <= derived:
+            return False
+        blocks = block_files.walk(self._target, block_files.SNAPSHOTS, snapshot)
+        covered = [one.row.first for one in blocks if not isinstance(one, BlockDamage)]
+        return max(covered, default=0) <= self._report.log_end
 
     def _copy_files(
         self, kind: block_files.BlockFileKind, wanted: list[FileRange], copied: list[FileRange]
@@ -353,24 +381,6 @@ class _Copy:
                 else:
                     copied.append(file)
         return have_all
-
-    def _copy_snapshot(self, derived: int) -> Steps[None]:
-        """Copy the newest snapshot whose slices state nothing behind the end of the copy."""
-        report = self._report
-        files = block_files.list_files(self._source, block_files.SNAPSHOTS)
-        for file in reversed(files):
-            if not report.log_from <= file.from_offset <= derived:
-                continue
-            copied: list[FileRange] = []
-            yield from self._copy_files(block_files.SNAPSHOTS, [file], copied)
-            if not copied:
-                continue
-            blocks = block_files.walk(self._target, block_files.SNAPSHOTS, file)
-            covered = [one.row.first for one in blocks if not isinstance(one, BlockDamage)]
-            if max(covered, default=0) <= report.log_end:
-                return
-            self._target.delete(file.name)
-            self._files.discard(file.name)
 
     def _write_checkpoint(self) -> None:
         target, report = self._target, self._report

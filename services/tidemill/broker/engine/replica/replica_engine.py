@@ -232,11 +232,12 @@ class ReplicaEngine:
         """Cut the log at `cut_offset`, durably and atomically.
 
         Raises MustBeEmptied if an unclean election removes records that were applied, or that a
-        pack relies on.
+        pack or a derived file relies on.
         """
-        cut = self._describe_cut(cut_offset)
-        # The stubs of a pack are final, also if the records that made messages dead are cut.
-        if cut_offset < max(self._log.folded_offset, self._log.packed_until):
+        cut, log = self._describe_cut(cut_offset), self._log
+        # Stubs, and the loss of entries, are final, also if the records that made messages dead are
+        # cut.
+        if cut_offset < max(log.folded_offset, log.packed_until, log.checkpoint_end):
             # For the next process of the store, which reports what its master does not have.
             self.files.note_cut(cut)
             raise MustBeEmptied(0)

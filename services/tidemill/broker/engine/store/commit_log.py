@@ -105,6 +105,8 @@ class CommitLog:
         self._state_floor = 0  # committed
         # The newest state floor, and the log offset of its record; -1: it is surely committed.
         self._next_floor: tuple[int, int] = 0, -1
+        # Derived files need the log before this offset: a record there may have made entries dead.
+        self.checkpoint_end = LogOffset(0)
         self.pack_count = 0  # packs that this process has installed
         self.written_bytes = 0  # all bytes written by this process, for the metrics
 

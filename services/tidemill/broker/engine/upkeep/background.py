@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import final
 
+from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.room import DERIVED_RESERVE_PART, DiskRoom
-from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints
@@ -30,7 +30,7 @@ class BackgroundJobs:
 
     def __init__(
         self,
-        log: CommitLog,
+        store: MessageStore,
         checkpoints: Checkpoints,
         timers: DelayedMessages,
         retention: Retention,
@@ -40,7 +40,8 @@ class BackgroundJobs:
         quiet: QuietMoment,
         room: DiskRoom,
     ) -> None:
-        self._log = log
+        self._store = store
+        self._log = store.log
         self._checkpoints = checkpoints
         self._timers = timers
         self._retention = retention
@@ -64,6 +65,8 @@ class BackgroundJobs:
         """
         # By the clock that follows when the machine's clock is set back.
         self._retention.note(firing_ms, monotonic_ms)
+        if self._log.applied_offset is not None:  # A replica has no rounds that note it.
+            self._store.note_time(firing_ms if monotonic_ms is None else monotonic_ms)
         if self._quiet.is_now and self._checkpoints.may_begin:
             # Timers gathered by rounds. Linking them between busy rounds would delay answers.
             self._timers.index.link_gathered()
@@ -72,6 +75,7 @@ class BackgroundJobs:
         if self._job is None:
             self._look_count = 0
             self._packing.defer(now_ms)
+            self._merges.defer(now_ms)
             return None
         self._timers.index.link_gathered()
         files = next(self._job, None)

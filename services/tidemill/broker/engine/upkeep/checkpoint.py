@@ -417,10 +417,10 @@ class Checkpoints:
 
     def write_file(self, derived_offset: int, *, min_offset: int) -> Steps:
         """Replace the checkpoint file."""
-        disk = self._disk
+        disk, committed = self._disk, self._log.committed_offset
         checkpoint = StoreCheckpoint(
             derived_offset=derived_offset,
-            durable_offset=self._log.committed_offset,
+            durable_offset=committed,
             min_offset=min_offset,
             epoch=self._log.epoch,
         )
@@ -433,6 +433,7 @@ class Checkpoints:
         file.close()
         disk.rename(temporary, CHECKPOINT_FILE)
         yield [disk.folder(".")]
+        self._log.checkpoint_end = max(self._log.checkpoint_end, committed)
 
 
 def _index_bytes(pair_count: int) -> int:

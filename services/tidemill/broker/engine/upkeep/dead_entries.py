@@ -6,8 +6,8 @@ pair of an index file is dead if it points into a gap of a pack: a stub keeps it
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from itertools import accumulate, islice
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple, final
 
 import numpy as np
@@ -30,7 +30,8 @@ from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 FREED_BYTES_MIN: Final = 64 << 10  # of one rewrite: fewer dead bytes stay
 FILES_MIN: Final = 2  # of one rewrite
 QUEUES_A_SLICE: Final = 256
-BLOCKS_A_SLICE: Final = 32  # of index files: each may read the directories of some packs
+ROWS_A_SLICE: Final = 16_384  # of a directory of a queue file
+BLOCKS_A_SLICE: Final = 16  # of index files: each may read the directories of some packs
 
 
 class SparseFiles(NamedTuple):
@@ -47,6 +48,15 @@ class _FileContent(NamedTuple):
     kept_bytes: int
     freed_bytes: int
 
+    def plus(
+        self, kept: npt.NDArray[np.int64], items: npt.NDArray[np.int64], item_size: int
+    ) -> _FileContent:
+        """Return the content with more blocks; a rewrite keeps `kept` of the `items` of each."""
+        kept_bytes = int(np.count_nonzero(kept)) * block_file.ROW_SIZE + int(kept.sum()) * item_size
+        all_bytes = len(kept) * block_file.ROW_SIZE + int(items.sum()) * item_size
+        freed_bytes = self.freed_bytes + all_bytes - kept_bytes
+        return _FileContent(self.file, self.kept_bytes + kept_bytes, freed_bytes)
+
 
 @final
 class DeadEntries:
@@ -61,6 +71,8 @@ class DeadEntries:
         self._gaps = _Gaps(store, mappings)
         # Files with mostly dead entries that were the only ones of their kind at the last search.
         self.lone_count = 0
+        # Blocks in gaps that were too recent at the last search.
+        self.recent_count = 0
 
     def first_kept(self, queue: ConsumeQueue) -> int:
         """Return the queue offset of the first entry that a merge keeps.
@@ -73,6 +85,8 @@ class DeadEntries:
         """Return the pairs of an index block that do not point into gaps."""
         offsets = np.frombuffer(data, ">i8", offset=len(data) // 2)
         is_kept = ~self._gaps.contain(offsets.astype(np.int64))
+        if is_kept.all():
+            return bytes(data)
         hashes = np.frombuffer(data, ">u8", len(offsets))
         return hashes[is_kept].tobytes() + offsets[is_kept].tobytes()
 
@@ -83,32 +97,30 @@ class DeadEntries:
         keys, lows = yield from self._find_lows()
         found: list[_FileContent] = []
         for file in list(self._store.queue_files):
-            rows = file.directory
-            row_keys = _keys_of(rows["key_1"], rows["key_2"])
-            firsts, items = rows["first"].astype(np.int64), rows["items"].astype(np.int64)
-            kept = np.zeros(len(rows), np.int64)
-            if len(keys):
-                places = np.minimum(np.searchsorted(keys, row_keys), len(keys) - 1)
-                # Entries of other queues belong to deleted topics.
-                is_known = keys[places] == row_keys
-                kept[is_known] = (firsts + items - np.maximum(firsts, lows[places]))[is_known]
-            found.append(_content_of(file, np.clip(kept, 0, items), items, SIZE))
-            yield []
+            directory, content = file.directory, _FileContent(file, 0, 0)
+            for begin in range(0, len(directory), ROWS_A_SLICE):
+                rows = directory[begin : begin + ROWS_A_SLICE]
+                content = content.plus(*_kept_entries(rows, keys, lows), SIZE)
+                yield []
+            found.append(content)
         return self._choose(found, bytes_max)
 
     def _find_lows(
         self,
     ) -> Generator[list[File], None, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Return the keys of all queues, in order, and the first entries that they keep."""
-        keys: list[int] = []
-        lows: list[int] = []
+        keys, lows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         queues = iter(list(self._catalog.queues.values()))
         while part := list(islice(queues, QUEUES_A_SLICE)):
-            keys += [queue.topic_id << 32 | queue.queue_id for queue in part]
-            lows += [self.first_kept(queue) if queue.low else 0 for queue in part]
+            found = [queue.topic_id << 32 | queue.queue_id for queue in part]
+            keys.append(np.array(found, np.int64))
+            found = [self.first_kept(queue) if queue.low else 0 for queue in part]
+            lows.append(np.array(found, np.int64))
             yield []
-        order = np.argsort(np.array(keys, np.int64))
-        return np.array(keys, np.int64)[order], np.array(lows, np.int64)[order]
+        all_keys, all_lows = np.concatenate(keys), np.concatenate(lows)
+        # Stable sorting is fast here: most topics have higher ids than the topics before them.
+        order = np.argsort(all_keys, kind="stable")
+        return all_keys[order], all_lows[order]
 
     def find_sparse_index(self, bytes_max: int) -> Generator[list[File], None, SparseFiles | None]:
         """Return adjacent index files that may become one file of at most `bytes_max` bytes."""
@@ -120,10 +132,12 @@ class DeadEntries:
             ends = np.append(firsts[1:], file.to_offset)[: len(firsts)]
             for number, (begin, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
                 if begin and self._gaps.cover(begin, end):
-                    kept[number] = 0
+                    is_recent = end > self._store.recent_begin
+                    self.recent_count += is_recent
+                    kept[number] = items[number] if is_recent else 0
                 if number % BLOCKS_A_SLICE == 0:
                     yield []
-            found.append(_content_of(file, kept, items, PAIR_SIZE))
+            found.append(_FileContent(file, 0, 0).plus(kept, items, PAIR_SIZE))
             yield []
         return self._choose(found, bytes_max)
 
@@ -136,36 +150,41 @@ class DeadEntries:
         if len(files) == 1:
             self.lone_count += _frees_enough(files)
             return None
-        for begin, end in _stretches([one.kept_bytes <= one.freed_bytes for one in files]):
+        # A replica rebuilds a damaged file only when it is the master.
+        damaged = self._store.damaged_files
+        is_usable = [one.file.name not in damaged for one in files]
+        is_sparse = [
+            usable and one.kept_bytes <= one.freed_bytes
+            for usable, one in zip(is_usable, files, strict=True)
+        ]
+        for begin, end in _parts(files, is_sparse, bytes_max):
             wider = [(begin, end)]
             if end - begin == 1:
                 wider = [(begin - 1, end), (begin, end + 1)]
-            groups = [
-                _within(files[a:b], bytes_max) for a, b in wider if a >= 0 and b <= len(files)
-            ]
+            groups = [files[a:b] for a, b in wider if a >= 0 and all(is_usable[a:b])]
             for group in sorted(groups, key=_kept_of):
-                if self._is_worthwhile(group):
+                is_pair = len(group) >= FILES_MIN and _kept_of(group) <= bytes_max
+                if is_pair and _frees_enough(group):
                     return SparseFiles([one.file for one in group], _kept_of(group))
         return None
 
-    def _is_worthwhile(self, group: Sequence[_FileContent]) -> bool:
-        # A replica rebuilds a damaged file only when it is the master.
-        damaged = self._store.damaged_files
-        if len(group) < FILES_MIN or any(one.file.name in damaged for one in group):
-            return False
-        return _frees_enough(group)
 
-
-def _stretches(is_sparse: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return the begin and the end of each run of adjacent True values."""
-    edges = np.flatnonzero(np.diff([False, *is_sparse, False])).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def _within(group: Sequence[_FileContent], bytes_max: int) -> Sequence[_FileContent]:
-    """Return the first files of a group that together keep at most `bytes_max` bytes."""
-    ends = accumulate(one.kept_bytes for one in group)
-    return [one for one, end in zip(group, ends, strict=True) if end <= bytes_max]
+def _parts(
+    files: Sequence[_FileContent], is_sparse: Sequence[bool], bytes_max: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the begin and the end of each run of sparse files that keep at most `bytes_max`."""
+    begin = kept_bytes = 0
+    for number, one in enumerate(files):
+        is_full = kept_bytes + one.kept_bytes > bytes_max
+        if (is_full or not is_sparse[number]) and begin < number:
+            yield begin, number
+            begin, kept_bytes = number, 0
+        if is_sparse[number]:
+            kept_bytes += one.kept_bytes
+        else:
+            begin, kept_bytes = number + 1, 0
+    if begin < len(files):
+        yield begin, len(files)
 
 
 def _frees_enough(group: Iterable[_FileContent]) -> bool:
@@ -177,26 +196,29 @@ def _kept_of(group: Iterable[_FileContent]) -> int:
     return sum(one.kept_bytes for one in group)
 
 
-def _content_of(
-    file: BlockFile, kept: npt.NDArray[np.int64], items: npt.NDArray[np.int64], item_size: int
-) -> _FileContent:
-    rows = int(np.count_nonzero(kept)) * block_file.ROW_SIZE
-    kept_bytes = rows + int(kept.sum()) * item_size
-    all_bytes = len(kept) * block_file.ROW_SIZE + int(items.sum()) * item_size
-    return _FileContent(file, kept_bytes, all_bytes - kept_bytes)
-
-
-def _keys_of(
-    topic_ids: npt.NDArray[np.uint32], queue_ids: npt.NDArray[np.uint32]
-) -> npt.NDArray[np.int64]:
-    return topic_ids.astype(np.int64) << 32 | queue_ids.astype(np.int64)
+def _kept_entries(
+    rows: npt.NDArray[np.void], keys: npt.NDArray[np.int64], lows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the number of entries that a rewrite keeps of each block, and of all its entries."""
+    row_keys = rows["key_1"].astype(np.int64) << 32 | rows["key_2"].astype(np.int64)
+    firsts, items = rows["first"].astype(np.int64), rows["items"].astype(np.int64)
+    kept = np.zeros(len(rows), np.int64)
+    if len(keys):
+        places = np.minimum(np.searchsorted(keys, row_keys), len(keys) - 1)
+        is_known = keys[places] == row_keys  # Other entries belong to deleted topics.
+        kept[is_known] = (firsts + items - np.maximum(firsts, lows[places]))[is_known]
+    return np.clip(kept, 0, items), items
 
 
 @final
 class _Gaps:
-    """The gaps of the log, for look-ups in log order."""
+    """The old gaps of the log, for look-ups in log order.
+
+    A repeated send must find its message in a recent gap, so that it is not stored again.
+    """
 
     def __init__(self, store: MessageStore, mappings: Mappings) -> None:
+        self._store = store
         self._log = store.log
         self._mappings = mappings
         self._known: tuple[Pack, npt.NDArray[np.int64]] | None = None  # the last pack
@@ -224,7 +246,8 @@ class _Gaps:
     def contain(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return for each log offset whether it is in a gap."""
         found = np.zeros(len(offsets), np.bool_)
-        left = np.flatnonzero(offsets >= self._log.min_offset)
+        is_old = offsets < self._store.recent_begin
+        left = np.flatnonzero((offsets >= self._log.min_offset) & is_old)
         left = left[np.argsort(offsets[left], kind="stable")]
         while len(left):
             segment = self._log.segment_of(LogOffset(int(offsets[left[0]])))

@@ -8,7 +8,6 @@ become one file; large files stay until most of their entries are dead. A merge 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple, final
 
@@ -34,8 +33,8 @@ from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
 QUEUES_A_SLICE = 128  # read, or given a run
 RUNS_A_SLICE = 96  # verified and copied
-LOOK_PERIOD_MS = 30_000  # between two searches for files with mostly dead entries
-INDEX_BLOCKS_A_SLICE = 4  # 512 KiB: verified, copied and written
+LOOK_PERIOD_MS = 10_000  # between two searches for files with mostly dead entries
+NEVER = -1, -1, -1, -1  # no search yet, or one that could not rewrite what it found
 
 
 class _MergedQueue(NamedTuple):
@@ -71,7 +70,7 @@ class Merges:
         self._needed_bytes = 0  # by the merge that waits for room
         self._room_part = WHOLE_RESERVE  # of the reserve, which the current merge leaves free
         self._look_at_ms = 0  # the next search for files with mostly dead entries
-        self._deaths = 0, 0, 0  # at the last search
+        self._deaths = NEVER  # at the last search
 
     def _has_room(self, size: int) -> bool:
         return self._room.has_room(size, reserve_part=self._room_part)
@@ -87,27 +86,43 @@ class Merges:
         self._deaths, self._look_at_ms = self._deaths_now, now_ms + LOOK_PERIOD_MS
         return self._drop_dead_entries()
 
+    def defer(self, now_ms: int) -> None:
+        """Postpone a due search: the background has no job now, maybe because others wait."""
+        if self._look_at_ms <= now_ms:
+            self._look_at_ms = now_ms + LOOK_PERIOD_MS
+
     @property
-    def _deaths_now(self) -> tuple[int, int, int]:
+    def may_free_space(self) -> bool:
+        """Whether messages have died since the last search. A failed search does not count."""
+        return self._deaths not in (NEVER, self._deaths_now)
+
+    @property
+    def _deaths_now(self) -> tuple[int, int, int, int]:
         """A value that changes when a search may find more.
 
-        Messages have died, a pack was installed, or a lone file has got a neighbour.
+        Messages have died, a pack was installed, a lone file has got a neighbour, or messages in
+        gaps are not recent any longer.
         """
         derived = self._store.derived_offset if self._dead.lone_count else 0
-        return self._catalog.deaths, self._store.log.pack_count, derived
+        recent = self._store.recent_begin if self._dead.recent_count else 0
+        return self._catalog.deaths, self._store.log.pack_count, derived, recent
 
     def _drop_dead_entries(self) -> Steps:
         # A dead message is subtracted by its entry.
         yield from self._live_bytes.count()
-        self._dead.lone_count = 0
+        self._dead.lone_count = self._dead.recent_count = 0
         self._room_part = COPY_RESERVE_PART  # As packs, these files free more than they take.
-        with suppress(BlockFileDamaged, InsufficientSpace):
+        try:
             while found := (yield from self._dead.find_sparse_queues(self._bytes_max // 2)):
                 self._check_room(found.kept_bytes)
                 yield from self._merge_queues(found.files)
             while found := (yield from self._dead.find_sparse_index(self._bytes_max // 2)):
                 self._check_room(found.kept_bytes)
                 yield from self._merge_index(found.files)
+        except (BlockFileDamaged, InsufficientSpace):
+            self._deaths = NEVER  # Search again later.
+        if self._store.damaged_files:
+            self._deaths = NEVER  # They were left out.
         self._room_part = WHOLE_RESERVE
         if self._dead.lone_count:
             self._checkpoints.request()  # It gives the lone file a neighbour.
@@ -177,7 +192,9 @@ class Merges:
             yield []
         from_offset, to_offset = files[0].from_offset, files[-1].to_offset
         queues: list[_MergedQueue] = []
-        block_count = 0
+        block_count = dead_count = 0
+        for file in files:
+            dead_count += int(file.directory["items"].sum(dtype=np.int64))
         known = list(self._catalog.queues.values())
         for first in range(0, len(known), QUEUES_A_SLICE):
             for queue in known[first : first + QUEUES_A_SLICE]:
@@ -186,10 +203,18 @@ class Merges:
                     entries = queue.entries_in(runs)
                     begin = max(entries.start, self._dead.first_kept(queue))
                     kept = range(min(begin, entries.stop), entries.stop)
+                    dead_count -= len(kept)
                     queues.append(_MergedQueue(queue, len(runs), kept))
                     block_count += -(-len(kept) // QUEUE_BLOCK_ENTRIES_MAX)
             self._tally.add(QUEUES_A_SLICE)
             yield []
+        # The records must be committed by which entries are dead, deletions of topics included: a
+        # new master may lack others, and this process then reads its files again.
+        yield from self._quiet()
+        if dead_count:
+            # An unclean election may take back committed records. The checkpoint names their end.
+            low = self._store.log.min_offset
+            yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=low)
         file = yield from write_block_file(
             self._checkpoints.queues_folder,
             self._mappings,
@@ -234,16 +259,6 @@ class Merges:
                     blocks = []
                     allowance = Allowance(self._tally, items=RUNS_A_SLICE)
         yield blocks
-        yield from self._when_committed()
-
-    def _when_committed(self) -> Iterator[list[EncodedBlock]]:
-        """Wait until the records are committed by which entries are dead.
-
-        A new master may lack them. Then this process reads its files again, and this one must not
-        be among them.
-        """
-        for _ in self._quiet():
-            yield []
 
     # ------------------------------------------------------------ index files
 
@@ -267,18 +282,13 @@ class Merges:
             yield from self._checkpoints.drop(one)
 
     def _index_blocks(self, files: list[BlockFile]) -> Iterator[list[EncodedBlock]]:
-        blocks: list[EncodedBlock] = []
         for file in files:
             for number, row in enumerate(file.rows()):
+                self._check_room()
                 data = self._dead.kept_pairs(file.check_block(number, row.items * PAIR_SIZE))
-                if data:
-                    first = _first_offset(data)
-                    blocks.append(EncodedBlock(0, 0, first, len(data) // PAIR_SIZE, data))
-                if number % INDEX_BLOCKS_A_SLICE == 0:
-                    self._check_room()
-                    yield blocks
-                    blocks = []
-        yield blocks
+                pair_count = len(data) // PAIR_SIZE
+                blocks = [EncodedBlock(0, 0, _first_offset(data), pair_count, data)]
+                yield blocks if data else []
 
     def _check_room(self, size: int = 0) -> None:
         """Raise InsufficientSpace if there is no room for `size` bytes more."""
@@ -287,8 +297,8 @@ class Merges:
 
 
 def _first_offset(pairs: bytes) -> int:
-    """Return the log offset of the first message of an index block."""
-    return int(np.frombuffer(pairs, ">i8", offset=len(pairs) // 2).min())
+    """Return the log offset of the first message of an index block; 0 without pairs."""
+    return int(np.frombuffer(pairs, ">i8", offset=len(pairs) // 2).min()) if pairs else 0
 
 
 def _cuts(stretch: range) -> list[range]:
