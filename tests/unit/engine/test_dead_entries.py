@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import World, blob
 from tests.support.worlds.packed_worlds import (
     delete_topic,
@@ -21,11 +24,13 @@ from tests.support.worlds.packed_worlds import (
     small_world,
 )
 from tidemill.broker.engine.layout.block_file import ROW_SIZE
-from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.trim import Trim, TrimmedQueue, TrimReason
 from tidemill.broker.engine.store import message_index
 from tidemill.broker.engine.store.block_file import EncodedBlock
 from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
+from tidemill.broker.engine.store.segment import RecordFreed
 from tidemill.broker.engine.upkeep import checkpoint, dead_entries, packing
 from tidemill.common.errors import BrokerTimeout
 
@@ -166,6 +171,8 @@ def test_entries_that_are_not_counted_as_dead_stay() -> None:
     counted = live_bytes._queues[topic_id][QueueId(0)]
     world.purge("gone")
     drop_dead_entries(world.engine)
+    for _ in live_bytes.count():
+        pass
     assert live_bytes._queues[topic_id][QueueId(0)] is counted, "the count began again"
     assert live_bytes.bytes_of_topic(topic_id) == 0
 
@@ -347,3 +354,70 @@ def test_a_message_in_a_recent_gap_is_still_found_by_a_repeated_send() -> None:
             world.engine.store.find_sent(world.topic("gone"), QueueId(0), data)
         finish(world.engine.merges._merge_index(world.engine.store.index.files))
         finish(world.engine.merges._drop_dead_entries())
+
+
+@pytest.mark.parametrize("seed", seeds("dead-entries", 20))
+def test_the_index_loses_exactly_the_pairs_of_gaps(seed: int) -> None:
+    """Live messages and stubs keep their pairs, wherever a block or a gap begins."""
+    random = Random(seed)
+    world = small_world(files_merged=4, event_retention_ms=60_000)
+    for n in range(random.randrange(200, 600)):
+        topic = random.choice(("kept", "gone", "gone", "gone"))
+        world.send(f"{topic} {n}", topic=topic, size=random.choice((0, 900, 4_000)))
+        if random.random() < 0.05:
+            world.checkpoint()
+    world.checkpoint()
+    pairs = sorted(pairs_of(world))
+    offsets = np.array([offset for offset, _ in pairs], np.int64)
+    for _ in range(2):
+        queue = world.engine.catalog.queues[world.topic("gone"), QueueId(0)]
+        world.purge("gone", low=random.randrange(queue.min_offset, queue.max_offset + 1))
+        world.checkpoint()
+        if ends := floors(world):
+            move_floor(world, random.choice(ends))
+        pack_all(world)
+        forget_recent(world.engine)
+        gaps = dead_entries._Gaps(world.engine.store, world.engine.mappings)
+        is_freed = np.array([not is_stored(world, offset) for offset, _ in pairs])
+        assert gaps.contain(offsets).tolist() == is_freed.tolist()
+        for _ in range(50):
+            begin, end = sorted(random.sample(range(len(pairs)), 2))
+            is_covered = gaps.cover(int(offsets[begin]), int(offsets[end]))
+            assert not is_covered or is_freed[begin:end].all()
+        drop_dead_entries(world.engine)
+        if len(world.engine.store.index.files) == 1:
+            continue  # It waits for a neighbour.
+        finish(world.engine.merges._merge_index(world.engine.store.index.files))
+        expected = [pair for pair, freed in zip(pairs, is_freed, strict=True) if not freed]
+        assert sorted(pairs_of(world)) == expected
+        for first, block in index_blocks(world):
+            assert first == offsets_of(block).min()
+
+
+def pairs_of(world: World) -> list[tuple[int, int]]:
+    """Return the log offsets and the hashes of all pairs in index files."""
+    found: list[tuple[int, int]] = []
+    for _, block in index_blocks(world):
+        hashes = np.frombuffer(block, ">u8", len(block) // PAIR_SIZE).tolist()
+        found += zip(offsets_of(block).tolist(), hashes, strict=True)
+    return found
+
+
+def index_blocks(world: World) -> Iterator[tuple[int, bytes]]:
+    """Yield each block of the index files, with the first log offset in the directory."""
+    for file in world.engine.store.index.files:
+        for number, row in enumerate(file.rows()):
+            yield row.first, bytes(file.block(number, row.items * PAIR_SIZE))
+
+
+def offsets_of(block: bytes) -> npt.NDArray[np.int64]:
+    return np.frombuffer(block, ">i8", offset=len(block) // 2)
+
+
+def is_stored(world: World, log_offset: int) -> bool:
+    """Return whether a message, or its stub, begins at a log offset."""
+    try:
+        found = world.engine.log.record_at(LogOffset(log_offset))
+    except RecordFreed:
+        return False
+    return found.header.kind == RecordKind.MESSAGE and found.log_offset == log_offset

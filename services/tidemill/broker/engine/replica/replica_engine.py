@@ -235,8 +235,7 @@ class ReplicaEngine:
         pack or a derived file relies on.
         """
         cut, log = self._describe_cut(cut_offset), self._log
-        # Stubs, and the loss of entries, are final, also if the records that made messages dead are
-        # cut.
+        # Stubs and lost entries are final, also if the records that made messages dead are cut.
         if cut_offset < max(log.folded_offset, log.packed_until, log.checkpoint_end):
             # For the next process of the store, which reports what its master does not have.
             self.files.note_cut(cut)

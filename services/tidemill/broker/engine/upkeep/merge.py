@@ -58,7 +58,6 @@ class Merges:
         self._room = parts.room
         self._tally = parts.tally
         self._quiet = parts.quiet
-        self._live_bytes = live_bytes
         self._dead = DeadEntries(parts.store, parts.catalog, parts.mappings, live_bytes)
         self._files_merged = files_merged = config.files_merged
         log_bytes = config.checkpoint_log_bytes
@@ -108,8 +107,6 @@ class Merges:
         return self._catalog.deaths, self._store.log.pack_count, derived, recent
 
     def _drop_dead_entries(self) -> Steps:
-        # A dead message is subtracted by its entry.
-        yield from self._live_bytes.count()
         self._dead.lone_count = self._dead.recent_count = 0
         self._room_part = COPY_RESERVE_PART  # As packs, these files free more than they take.
         try:
