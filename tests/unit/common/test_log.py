@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
-from tidemill.common.log import LogFormat, LogStream, TextRenderer, configure_logging
+from tidemill.common.log import LogFormat, LogStream, TextRenderer
 
 
 def test_a_line_to_a_closed_pipe_is_lost_and_counted() -> None:
@@ -68,15 +67,30 @@ def test_a_trace_follows_its_line() -> None:
     ]
 
 
+# In a process of its own: the log keeps its descriptor, and pytest closes those that it captures.
+# Later tests would write log lines into any file that gets the same descriptor.
+PROGRAM = """
+import structlog
+from tidemill.common.log import configure_logging
+configure_logging(process="broker-0", level="info", log_format="{log_format}")
+structlog.get_logger().warning("store recovered", records=3)
+"""
+
+
+def program(log_format: LogFormat) -> list[str]:
+    return [sys.executable, "-c", PROGRAM.format(log_format=log_format)]
+
+
 @pytest.mark.parametrize(
     ("log_format", "is_json"), [("auto", True), ("json", True), ("text", False)]
 )
 def test_without_a_terminal_lines_are_json_unless_text_is_configured(
-    log_format: LogFormat, is_json: bool, capfd: pytest.CaptureFixture[str]
+    log_format: LogFormat, is_json: bool
 ) -> None:
-    configure_logging(process="broker-0", level="info", log_format=log_format)
-    structlog.get_logger().bind().info("store recovered", records=3)
-    [line] = capfd.readouterr().err.splitlines()
+    done = subprocess.run(
+        program(log_format), stderr=subprocess.PIPE, check=True, timeout=30, text=True
+    )
+    [line] = done.stderr.splitlines()
     assert line.startswith("{") == is_json
     assert "store recovered" in line
     assert "broker-0" in line
@@ -84,14 +98,8 @@ def test_without_a_terminal_lines_are_json_unless_text_is_configured(
 
 def test_on_a_terminal_lines_are_text() -> None:
     ours, terminal = os.openpty()
-    program = (
-        "import structlog\n"
-        "from tidemill.common.log import configure_logging\n"
-        "configure_logging(process='admin', level='info')\n"
-        "structlog.get_logger().warning('it heals', n=1)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], stderr=terminal, check=True, timeout=30)
+    subprocess.run(program("auto"), stderr=terminal, check=True, timeout=30)
     os.close(terminal)
     text = os.read(ours, 4096).decode()
     os.close(ours)
-    assert "\x1b[33mwarning \x1b[0m admin      it heals" in text
+    assert "\x1b[33mwarning \x1b[0m broker-0   store recovered" in text
