@@ -123,12 +123,16 @@ def test_the_pairs_of_stubs_stay_until_a_gap_replaces_them() -> None:
     assert index < before // 2
 
 
-def test_blocks_of_an_earlier_version_stay_until_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unknown", [range(4), range(1, 2)])
+def test_blocks_of_an_earlier_version_stay_until_a_merge(
+    unknown: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Version 0.1.0 does not name the first message of an index block."""
     blocks = MessageIndex.blocks
 
     def blocks_of_0_1(index: MessageIndex, count: int) -> Iterator[EncodedBlock]:
-        return (block._replace(first=0) for block in blocks(index, count))
+        for number, block in enumerate(blocks(index, count)):
+            yield block._replace(first=0) if number in unknown else block
 
     with monkeypatch.context() as patch:
         patch.setattr(MessageIndex, "blocks", blocks_of_0_1)

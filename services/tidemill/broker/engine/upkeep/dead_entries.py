@@ -131,7 +131,8 @@ class DeadEntries:
             kept = items.copy()
             ends = np.append(firsts[1:], file.to_offset)[: len(firsts)]
             for number, (begin, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
-                if begin and self._gaps.cover(begin, end):
+                # 0: unknown, of an earlier version. The block before it has no known end.
+                if 0 < begin < end and self._gaps.cover(begin, end):
                     is_recent = end > self._store.recent_begin
                     self.recent_count += is_recent
                     kept[number] = items[number] if is_recent else 0
