@@ -78,7 +78,7 @@ class SyncState:
         self._me = me
         self._config = config
         self._propose_at_ms = now_ms  # earliest time of the next proposal
-        self._doubts_version: int | None = None  # that of a proposal which ends the doubt
+        self._proof_version: int | None = None  # of the proposal that ends the doubt
         self._log_ends: deque[tuple[int, int]] = deque()  # (time, log end), one per SAMPLE_MS
         self._removals: dict[int, deque[int]] = {}  # replica id: times of its removals
 
@@ -163,7 +163,7 @@ class SyncState:
         Only the record of the group tells, because its other members may have paused, too.
         """
         self.commitment = with_doubt(self.commitment, is_doubtful=True)
-        self._doubts_version, self._propose_at_ms = None, now_ms
+        self._proof_version, self._propose_at_ms = None, now_ms
 
     # ------------------------------------------------------------ proposals
 
@@ -183,13 +183,13 @@ class SyncState:
     def propose(self, members: frozenset[ReplicaRun], now_ms: int) -> Proposal:
         """Propose a set. From now on its members must ack, even if the proposal is rejected."""
         self.commitment, proposal = with_proposal(self.commitment, members)
-        self._doubts_version = proposal.version
+        self._proof_version = proposal.version
         self._propose_at_ms = now_ms + self._config.proposal_again_ms
         return proposal
 
     def handle_acceptance(self, version: int) -> None:
         """Handle the acceptance of the last proposal, against `version`: the epoch lasts."""
-        if version == self._doubts_version:
+        if version == self._proof_version:
             self.commitment = with_doubt(self.commitment, is_doubtful=False)
 
     def handle_rejection(self, version: int, now_ms: int) -> None:
