@@ -5,9 +5,9 @@ than a topic of MIB mebibytes, which is deleted:
 
     quiet    nothing else happens
     busy     h2load sends to a third topic at full rate meanwhile
-    packing  between the messages of the deleted topic are those of a topic that stays, with two
-             thirds of their bytes: a pack must free more than it keeps. One client sends a message
-             every 5 ms: its P99 before the deletion, and during the packing
+    packing  between the messages of the deleted topics are those of a topic that stays, with two
+             thirds of their bytes: a pack must free more than it keeps. A client process sends a
+             message every 5 ms: its P99 before the deletions, and during the packing
 
     python -m tests.perf.bench_freeing --mib 600
 """
@@ -17,14 +17,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 
@@ -40,9 +43,12 @@ UNREAD = 200
 SEGMENT_BYTES = 16 * MIB
 FREED_PART = 0.9  # of the deleted bytes; the two newest segments are not packed
 GIVE_UP_S = 300.0
-LOOK_S = 0.1
+LOOK_S = 0.5  # reading metrics costs the broker time
 PROBE_PERIOD_S = 0.005
-PROBE_S = 20.0  # before the deletion
+WARM_UP_S = 3.0
+PARTS = 4  # topics, deleted one after the other
+PROBE_S = 5.0  # before each deletion
+Window: TypeAlias = tuple[float, float]  # monotonic begin and end, seconds
 SEND_PATH = "/apache.rocketmq.v2.MessagingService/SendMessage"
 
 
@@ -59,49 +65,66 @@ async def fill(client: Api, name: str, size_bytes: int, *, kept: str = "") -> No
             await send(client, kept, f"{kept} {number}", KEPT_BODY)
 
 
-async def freed_bytes(running: Standalone) -> float:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        text = (await client.get(running.processes["broker-0"].metrics)).text
+async def freed_bytes(http: httpx.AsyncClient, running: Standalone) -> float:
+    text = (await http.get(running.processes["broker-0"].metrics)).text
     found = re.findall(r"^rocketmq_storage_freed_bytes_total\{.*\} (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
 
 
 async def delete(running: Standalone, name: str, size_bytes: int) -> list[tuple[float, float]]:
     """Delete a topic; return the times in seconds at which space returned, with all freed bytes."""
-    before = await freed_bytes(running)
-    began = time.monotonic()
-    await asyncio.to_thread(running.delete, f"topics/{name}")
-    steps: list[tuple[float, float]] = []
-    async with asyncio.timeout(GIVE_UP_S):
-        while not steps or steps[-1][1] < FREED_PART * size_bytes:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        before = await freed_bytes(http, running)
+        began = time.monotonic()
+        await asyncio.to_thread(running.delete, f"topics/{name}")
+        steps: list[tuple[float, float]] = []
+        async with asyncio.timeout(GIVE_UP_S):
+            while not steps or steps[-1][1] < FREED_PART * size_bytes:
+                await asyncio.sleep(LOOK_S)
+                freed = await freed_bytes(http, running) - before
+                if freed > (steps[-1][1] if steps else 0):
+                    steps.append((time.monotonic() - began, freed))
+        return steps
+
+
+async def look_without_deletion(running: Standalone, duration_s: float) -> None:
+    """Read the metrics as `delete` does, which costs the broker and this machine time."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        end = time.monotonic() + duration_s
+        while time.monotonic() < end:
             await asyncio.sleep(LOOK_S)
-            freed = await freed_bytes(running) - before
-            if freed > (steps[-1][1] if steps else 0):
-                steps.append((time.monotonic() - began, freed))
-    return steps
+            await freed_bytes(http, running)
 
 
-class Probe:
-    """A client that sends a message every few milliseconds, and measures each answer."""
+async def send_probes(address: str, pipe: Connection) -> None:
+    """Send a message every few milliseconds until the other end of `pipe` closes or writes.
 
-    def __init__(self, client: Api) -> None:
-        self._client = client
-        self._number = 0
-        self.latencies_ms: list[float] = []
-
-    async def run(self) -> None:
-        while True:
-            began = time.perf_counter()
-            self._number += 1
-            await send(self._client, "probe", f"probe {self._number}", b"x" * 100)
-            took_s = time.perf_counter() - began
-            self.latencies_ms.append(1000 * took_s)
+    Then write (begin, seconds until the answer) of each message.
+    """
+    measured: list[tuple[float, float]] = []
+    async with api(address, call_s=30) as client:
+        while not pipe.poll():
+            began = time.monotonic()
+            await send(client, "probe", f"probe {len(measured)}", b"x" * 100)
+            took_s = time.monotonic() - began
+            measured.append((began, took_s))
             await asyncio.sleep(max(PROBE_PERIOD_S - took_s, 0))
+    pipe.send(measured)
 
-    def take_p99_ms(self) -> float:
-        found = sorted(self.latencies_ms)
-        self.latencies_ms.clear()
-        return round(found[len(found) * 99 // 100], 2)
+
+def run_probe(address: str, pipe: Connection) -> None:
+    asyncio.run(send_probes(address, pipe))
+
+
+def percentiles(measured: list[tuple[float, float]], windows: list[Window]) -> dict[str, float]:
+    """Return the number of the messages sent in time windows, and P50 and P99 in milliseconds."""
+    found = sorted(
+        1000 * took_s
+        for began, took_s in measured
+        if any(begin <= began < end for begin, end in windows)
+    )
+    parts = {f"p{part}_ms": round(found[len(found) * part // 100], 2) for part in (50, 99)}
+    return {"count": len(found), **parts}
 
 
 async def measure_quiet(running: Standalone, client: Api, size_bytes: int) -> dict[str, float]:
@@ -131,42 +154,62 @@ async def measure_busy(
     return {"freed_after_s": round(steps[-1][0], 1)}
 
 
-async def measure_packing(running: Standalone, client: Api, size_bytes: int) -> dict[str, float]:
-    await fill(client, "dropped", size_bytes, kept="kept")
-    probe = Probe(client)
-    probing = asyncio.create_task(probe.run())
-    await asyncio.sleep(PROBE_S)
-    before_ms = probe.take_p99_ms()
-    steps = await delete(running, "dropped", size_bytes)
-    beside_ms = probe.take_p99_ms()
-    probing.cancel()
-    (first_s, first), (last_s, last) = steps[0], steps[-1]
-    kept_bytes = (last - first) * len(KEPT_BODY) / len(BODY)
-    kept_mib = kept_bytes / (last_s - first_s) / MIB if last_s > first_s else 0.0
+async def measure_packing(running: Standalone, client: Api, size_bytes: int) -> dict[str, Any]:
+    part_bytes = size_bytes // PARTS
+    for part in range(PARTS):
+        await fill(client, f"dropped-{part}", part_bytes, kept="kept")
+    # A process of its own: this one reads metrics, in which it could not measure.
+    context = multiprocessing.get_context("spawn")
+    pipe, probe_pipe = context.Pipe()
+    probe = context.Process(target=run_probe, args=(running.grpc, probe_pipe), daemon=True)
+    probe.start()
+    await asyncio.sleep(WARM_UP_S)
+    before: list[Window] = []
+    beside: list[Window] = []
+    kept_bytes = packing_s = 0.0
+    # In turns, because the load of the machine changes.
+    for part in range(PARTS):
+        began = time.monotonic()
+        await look_without_deletion(running, PROBE_S)
+        deleted = time.monotonic()
+        before.append((began, deleted))
+        steps = await delete(running, f"dropped-{part}", part_bytes)
+        beside.append((deleted, time.monotonic()))
+        (first_s, first), (last_s, last) = steps[0], steps[-1]
+        kept_bytes += (last - first) * len(KEPT_BODY) / len(BODY)
+        packing_s += last_s - first_s
+    pipe.send("end")
+    measured = await asyncio.to_thread(pipe.recv)
+    probe.join()
     return {
-        "freed_after_s": round(last_s, 1),
-        "kept_mib_per_s": round(kept_mib, 1),
-        "p99_before_ms": before_ms,
-        "p99_beside_ms": beside_ms,
+        "kept_mib_per_s": round(kept_bytes / packing_s / MIB, 1),
+        "before": percentiles(measured, before),
+        "beside": percentiles(measured, beside),
     }
 
 
-async def measure(running: Standalone, size_bytes: int, folder: Path) -> dict[str, Any]:
+async def measure(
+    running: Standalone, size_bytes: int, folder: Path, only: list[str]
+) -> dict[str, Any]:
     async with api(running.grpc, call_s=30) as client:
         for number in range(UNREAD):
             await send(client, "unread", f"unread {number}", b"x" * 100)
         result: dict[str, Any] = {}
-        result["quiet"] = await measure_quiet(running, client, size_bytes)
-        sys.stderr.write(f"{result}\n")
-        result["busy"] = await measure_busy(running, client, size_bytes, folder)
-        sys.stderr.write(f"{result}\n")
-        result["packing"] = await measure_packing(running, client, size_bytes)
+        states: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
+            "quiet": lambda: measure_quiet(running, client, size_bytes),
+            "busy": lambda: measure_busy(running, client, size_bytes, folder),
+            "packing": lambda: measure_packing(running, client, size_bytes),
+        }
+        for name in only or states:
+            result[name] = await states[name]()
+            sys.stderr.write(f"{result}\n")
         return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=600, help="size of each deleted topic")
+    parser.add_argument("--only", nargs="+", choices=("quiet", "busy", "packing"), default=[])
     parser.add_argument("--data", type=Path, help="parent of the data directory")
     arguments = parser.parse_args()
     if shutil.which("h2load") is None:
@@ -175,7 +218,7 @@ def main() -> None:
         settings = Path(name) / "settings.yaml"
         settings.write_text(f"segment_bytes: {SEGMENT_BYTES}\n")
         with standalone(Path(name) / "data", f"--config={settings}") as running:
-            result = asyncio.run(measure(running, arguments.mib * MIB, Path(name)))
+            result = asyncio.run(measure(running, arguments.mib * MIB, Path(name), arguments.only))
     sys.stdout.write(json.dumps(result) + "\n")
 
 

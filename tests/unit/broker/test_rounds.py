@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 
 from tests.support.bodies import body_of
 from tests.support.disk.quiet import has_pending
+from tests.support.worlds.packed_worlds import SEGMENT, two_topics
 from tests.support.worlds.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine import message_store
 from tidemill.broker.engine.engine import Engine
@@ -23,6 +25,7 @@ from tidemill.broker.metrics.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.link import pops, proxy_link
 from tidemill.broker.server.link.pops import ROOM_WAIT_MS
+from tidemill.broker.server.round import background_work
 from tidemill.broker.server.round.rounds import REFRESH_MS
 from tidemill.broker.server.round.turn import Turn
 from tidemill.broker.sync_process import SyncFailed
@@ -299,6 +302,53 @@ def test_background_work_continues_under_constant_load() -> None:
     in_world(
         scenario, pending_bytes_max=60_000, checkpoint_log_bytes=4 << 20, retention_bytes=1 << 20
     )
+
+
+def test_at_most_one_slice_is_done_during_a_sync() -> None:
+    """Without a break between slices, the sync process and the receivers of replies lack CPU."""
+
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        log, operations = world.world.engine.log, world.world.disk.operations
+        world.background_syncs.gate.clear()
+        await proxy.send(world.append_frame(*["x" * 60_000] * 60))
+        await proxy.reply()
+        await idle()
+        assert log.needs_preparation, "the first slice is written, and waits for its sync"
+        world.syncs.gate.clear()
+        began = len(operations)
+        await proxy.send(world.append_frame("more", first_id=100))
+        world.background_syncs.gate.set()
+        await idle()
+        written = [one for one in operations[began:] if one.startswith("write log/prepared")]
+        assert len(written) <= 1
+        assert log.needs_preparation, "nine slices remain"
+        world.syncs.gate.set()
+        await proxy.reply()
+        await idle()
+        assert not log.needs_preparation
+
+    in_world(
+        scenario, segment_bytes=10 << 20, pending_bytes_max=16 << 20, checkpoint_log_bytes=1 << 30
+    )
+
+
+def test_packs_are_written_at_the_configured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_work, "MADE_UP_S_MAX", 0.0)
+    rate_bytes = 400_000
+
+    async def scenario(world: RoundWorld, _: Proxy) -> None:
+        packing = world.world.engine.packing
+        two_topics(world.world, count=200, kept_size=10_000)
+        world.world.purge("gone")
+        began_s = time.monotonic()
+        async with asyncio.timeout(20):
+            while packing.copied_bytes < rate_bytes // 2:
+                world.advance(1_000)
+                await asyncio.sleep(0.001)
+        # The time for the last part follows it.
+        assert time.monotonic() - began_s >= (packing.copied_bytes - SEGMENT) / rate_bytes
+
+    in_world(scenario, segment_bytes=SEGMENT, pack_rate_bytes=rate_bytes)
 
 
 FIRST_MESSAGES = 50

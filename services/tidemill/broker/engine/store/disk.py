@@ -71,7 +71,7 @@ class File(Protocol):
 
 
 DROPPED = "dropped"  # name of a file during its deletion, in any folder
-_DROP_SLICE_BYTES = 4 << 20  # freeing more at once takes the file system over a millisecond
+_DROP_SLICE_BYTES = 1 << 20  # freeing 4 MiB at once takes the file system 2 ms
 
 
 class Disk(Protocol):

@@ -105,6 +105,14 @@ class BackgroundJobs:
         known = self._packing.next_ms(), self._merges.next_ms()
         return [due_ms for due_ms in known if due_ms is not None]
 
+    def take_pace_s(self) -> float:
+        """Return the seconds that the last slices must take because of their writes.
+
+        Nothing limits them while a checkpoint is requested, which comes after the current job.
+        """
+        pace_s = self._packing.take_pace_s()
+        return 0.0 if self._checkpoints.is_requested else pace_s
+
     @property
     def needs_quiet(self) -> bool:
         """Whether the current job waits for a moment without a pending round."""

@@ -31,8 +31,9 @@ from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
 PACKS_LEVEL: Final = 2  # feature level of stubs
-RECORDS_A_SLICE: Final = 128  # 3 to 9 us each
-SLICE_BYTES: Final = 1 << 20  # copied
+# Sends wait for a slice and for its sync, so both are short: 0.1 to 0.5 ms, and about 0.4 ms.
+RECORDS_A_SLICE: Final = 64  # 3 to 9 us each
+SLICE_BYTES: Final = 128 << 10  # read or copied
 LOOK_PERIOD_MS: Final = 1_000
 PAUSE_MS: Final = 30_000  # after an attempt that met damage, or a disk that became full
 # The active segment and the one before it stay: followers compare and copy their records.
@@ -67,7 +68,7 @@ class Packing:
         self._live_bytes = live_bytes
         self._rate_bytes = parts.config.pack_rate_bytes
         self._look_at_ms = 0
-        self._not_before_ms = 0  # the rate allows no copy earlier
+        self._pace_s = 0.0  # see `take_pace_s`
         self._deaths = 0  # of messages, at the last look
         self._is_searching = False  # from such a look until no segment is due
         # By the begin of a segment, if it was not packed.
@@ -89,12 +90,17 @@ class Packing:
             self._is_searching = True
             return iter(())
         is_full = self._room.is_full
-        if now_ms < self._not_before_ms and not is_full:
-            self._look_at_ms = self._not_before_ms
-            return None
         segment = self._choose(now_ms, is_full=is_full)
         self._is_searching = segment is not None
-        return None if segment is None else self._pack_at_rate(segment, now_ms, is_full=is_full)
+        return None if segment is None else self._pack_chosen(segment, now_ms, is_full=is_full)
+
+    def take_pace_s(self) -> float:
+        """Return the seconds that the bytes copied since the last call take at the allowed rate.
+
+        On a full disk nothing limits the rate.
+        """
+        pace_s, self._pace_s = self._pace_s, 0.0
+        return 0.0 if self._room.is_full else pace_s
 
     def defer(self, now_ms: int) -> None:
         """Postpone a due look: the background has no job now, maybe because others wait.
@@ -148,9 +154,7 @@ class Packing:
             return live
         return live if self._is_before_floor(segment) and not known.is_before_floor else known.size
 
-    def _pack_at_rate(self, segment: Segment, now_ms: int, *, is_full: bool) -> Steps:
-        """Pack a segment. The next one may begin when the rate of copied bytes allows it."""
-        before = self.copied_bytes
+    def _pack_chosen(self, segment: Segment, now_ms: int, *, is_full: bool) -> Steps:
         freed_min = _freed_min(segment, is_full=is_full)
         is_packed = yield from self.pack(segment, freed_min=freed_min, is_full=is_full)
         if is_packed is None:
@@ -159,8 +163,6 @@ class Packing:
         for known in (self._estimates, self._paused):
             for start in [start for start in known if start < self._log.min_offset]:
                 del known[start]
-        copied = self.copied_bytes - before
-        self._not_before_ms = now_ms + copied * 1_000 // self._rate_bytes
 
     # ------------------------------------------------------------ one segment
 
@@ -261,6 +263,7 @@ class Packing:
         if not self._room.has_room_for_pack(pack_size, part=part_size):
             raise DiskHasNoSpace(f"writing {file.name}: other files have taken the space")
         self.copied_bytes += part_size
+        self._pace_s += part_size / self._rate_bytes
         file.write_at(at, parts)
 
     def _begin_content(self, segment: Segment) -> _PackContent:

@@ -1,7 +1,8 @@
 """The engine's background work: when a slice is due, and the syncs that slices ask for.
 
 The round loop does a slice between two rounds. A separate sync process syncs the files that a slice
-names, in parallel to the rounds. The next slice waits for these syncs.
+names, in parallel to the rounds. The next slice waits for these syncs, and longer if its job has a
+limited rate.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # Period of a slice without other work: retention has work when enough time has passed.
 IDLE_PERIOD_MS = 10_000
+# Slices with a limited rate make up for a delay of at most this.
+MADE_UP_S_MAX = 0.5
 
 
 @final
@@ -32,6 +35,7 @@ class BackgroundWork:
         self._files: list[HasFileno] = []  # being synced
         self._has_files = asyncio.Event()
         self._has_stepped = asyncio.Event()
+        self._paced_until_s = 0.0  # loop time at which the limited rate allows the last slices
         # The last time that a slice found no work: monotonic, and the committed offset then.
         self._idle_at_ms = 0
         self._idle_offset = -1
@@ -92,5 +96,14 @@ class BackgroundWork:
             await self._has_files.wait()
             self._has_files.clear()
             await self._syncs.sync(self._files)
+            await self._keep_pace()
             self._files = []
             wake()
+
+    async def _keep_pace(self) -> None:
+        """Wait until the limited rate allows another slice."""
+        pace_s = self._background.take_pace_s()
+        if pace_s:
+            now_s = asyncio.get_running_loop().time()
+            self._paced_until_s = max(self._paced_until_s, now_s - MADE_UP_S_MAX) + pace_s
+            await asyncio.sleep(max(self._paced_until_s - now_s, pace_s / 4))

@@ -106,6 +106,8 @@ class Durability:
         self.is_held: Callable[[], bool] = lambda: False
         self.sync_times_us: Histogram[tuple[()]] = Histogram(DISK_BUCKETS_US)
         self._pace = SyncPace()
+        self.is_syncing = False
+        self.sync_count = 0  # that have ended
 
     @property
     def has_room(self) -> bool:
@@ -189,7 +191,10 @@ class Durability:
             if files:
                 began_s = time.monotonic()
                 self._pace.note_begin(_now_ms())
+                self.is_syncing = True
                 await self._syncs.sync(files)
+                self.is_syncing = False
+                self.sync_count += 1
                 self._pace.note_end(_now_ms())
                 self.sync_times_us.observe((), (time.monotonic() - began_s) * US_PER_S)
             self.synced(log_offset)

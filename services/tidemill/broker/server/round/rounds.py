@@ -98,6 +98,7 @@ class Rounds:
         self._engine = engine
         self._durability = durability
         self._background = BackgroundWork(engine, background_syncs)
+        self._sync_count_at_slice = -1
         self._clock = clock
         self._polls = polls
         self._receivers: dict[ConfigReceiver, None] = {}
@@ -393,16 +394,23 @@ class Rounds:
             await run_in_turns(self._polls.wake(changes.deleted_topic_ids, keys))
 
     async def _do_background(self) -> bool:
-        """Do one slice of background work; return True if more can be done at once."""
-        background = self._background
+        """Do one slice of background work; return True if more can be done at once.
+
+        Do at most one slice per sync of the log: the sync process, and then everybody with a reply,
+        need the CPU. On two cores, slices without a break made a sync of 0.6 ms one of 4 ms.
+        """
+        background, durability = self._background, self._durability
         if self._is_stopped or not background.is_due(self.turn):
             return False
         if background.needs_quiet:
             # A busy broker has no other quiet moment: no round begins until those in flight are
             # committed. That takes the remaining part of the current sync, and one more sync.
-            await self._wait_until(lambda: self._durability.is_caught_up or self._is_stopped)
-        elif not self._durability.is_caught_up:
+            await self._wait_until(lambda: durability.is_caught_up or self._is_stopped)
+        elif not durability.is_caught_up:
             await asyncio.sleep(0)  # Lets the sync of the round begin before the slice.
+            if durability.is_syncing and durability.sync_count == self._sync_count_at_slice:
+                return False  # The end of the sync wakes the loop.
+        self._sync_count_at_slice = durability.sync_count
         return background.step(self.turn)
 
     async def _wait_until(self, holds: Callable[[], bool]) -> None:
