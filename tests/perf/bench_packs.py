@@ -1,11 +1,13 @@
 """What do packs cost a start and a receive, and how soon are 1,000 segments empty?
 
 One engine on a real disk, without any process around it. Its log has SEGMENTS segments of 1 MiB;
-two fifths of their messages of 1 KiB belong to a topic that stays, the others to one that goes.
+two fifths of their messages of 1 KiB (--kept) belong to a topic that stays, the others to one that
+goes.
 
     start    opening the store again, with segments and with packs
     receive  popping and acking every message of the topic that stays, from segments and from packs
-    empty    from the deletion of the second topic until its log has no segment but the last two
+    pack     from the deletion of the other topic until its space is back, without a limited rate
+    empty    from the deletion of the topic that stays until its log has no segment but the last two
     derived  bytes of the queue and index files, with all messages and after that
 
     python -m tests.perf.bench_packs
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from tests.support.worlds.engine_world import ENTROPY, blob
@@ -33,20 +36,20 @@ from tidemill.broker.posix_disk import PosixDisk
 
 MIB = 1 << 20
 BODY_BYTES = 1_024
-PARTS, PARTS_KEPT = 5, 2
+PARTS = 5
 ROUND = 256
 WANT = 32
 LOOK_MS = 10_001  # between two looks of the background
 SETTLE_LOOKS = 18
-STEP_MS = 20
 CONFIG = EngineConfig(segment_bytes=MIB, disk_reserve_bytes=0, retention_ms=400 * 86_400_000)
 
 
 class Bench:
     """One engine, and a clock that runs faster than the machine's while the engine is idle."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, parts_kept: int) -> None:
         self._folder = folder
+        self._parts_kept = parts_kept
         self._ahead_ms = 0
         self.engine: Engine
         self.open()
@@ -90,25 +93,11 @@ class Bench:
             while self.step():
                 pass
 
-    def pack(self) -> float:
-        """Run the background until it packs nothing more; return the seconds that it took.
-
-        It waits between two packs because of their rate. The clock skips these times.
-        """
-        began, packed, idle_ms = time.perf_counter(), -1, 0
-        while idle_ms < 2 * LOOK_MS:
-            idle_ms = 0 if packed != self.pack_count else idle_ms + STEP_MS
-            packed = self.pack_count
-            self._ahead_ms += STEP_MS
-            while self.step():
-                pass
-        return time.perf_counter() - began
-
     def fill(self, segments: int) -> None:
         data = blob("x", message_id="01" * 17, size=BODY_BYTES)
         crc, number = crc32(data), 0
         while len(self.engine.log.segments) <= segments:
-            topic = self.topics[number % PARTS >= PARTS_KEPT]
+            topic = self.topics[number % PARTS >= self._parts_kept]
             now = self.now_ms()
             self.engine.commands.send(topic.id, QueueId(0), data, crc, now_ms=now, firing_ms=now)
             number += 1
@@ -164,11 +153,12 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--segments", type=int, default=1_000)
+    parser.add_argument("--kept", type=int, default=2, help=f"of {PARTS} messages, 1 to {PARTS}")
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
     arguments = parser.parse_args()
-    result: dict[str, float | int | list[int]] = {}
+    result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        bench = Bench(Path(folder))
+        bench = Bench(Path(folder), parts_kept=arguments.kept)
         bench.fill(arguments.segments)
         bench.settle()
         result["derived_bytes_full"] = list(derived_bytes(bench.engine))
@@ -176,12 +166,11 @@ def main() -> None:
         bench.settle()
         result["receive_per_s_segments"] = bench.receive("from segments")
         log_bytes = sum(one.file_size for one in bench.engine.log.segments)
-        bench.delete("goes")
-        result["pack_s"] = bench.pack()
+        result["pack_s"] = bench.delete("goes")
         bench.settle()
         result["packs"] = bench.pack_count
         left_bytes = sum(one.file_size for one in bench.engine.log.segments)
-        result["freed_mib"] = (log_bytes - left_bytes) / MIB
+        result["freed_mib_per_s"] = (log_bytes - left_bytes) / MIB / result["pack_s"]
         result["start_s_packs"] = bench.reopen()
         bench.settle()
         result["receive_per_s_packs"] = bench.receive("from packs")

@@ -315,14 +315,15 @@ class CommitLog:
         if log_offset >= self._written_offset:
             return self._pending_records[log_offset]
         segment = self.segment_of(log_offset)
-        at = log_offset - segment.start
         if segment.pack is not None:
-            view, at = self.reader.find_in_pack(segment, log_offset)
-        elif log_offset >= self.read_from:
-            view = self._views[segment.name]
+            view, at, header = self.reader.find_in_pack(segment, log_offset)
         else:
-            view = self.reader.readable_record(segment, log_offset)
-        header = record.HEADER.unpack_from(view, at)
+            at = log_offset - segment.start
+            if log_offset >= self.read_from:
+                view = self._views[segment.name]
+            else:
+                view = self.reader.readable_record(segment, log_offset)
+            header = record.HEADER.unpack_from(view, at)
         if header[0] != record.MAGIC or header[record.LOG_OFFSET] != log_offset:
             raise damaged(segment, log_offset, "no record begins here")
         head_end, size = at + header[record.HEAD_SIZE], header[record.SIZE]

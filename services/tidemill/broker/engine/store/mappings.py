@@ -40,7 +40,8 @@ class Mappings(dict[str, memoryview]):
         super().__init__()
         self._disk = disk
         self._files_max = files_max
-        self._read: dict[str, bytearray] = {}  # per mapped file: which pages were read
+        # Per mapped file: which pages were read; empty if all were.
+        self._read: dict[str, bytearray] = {}
         # Number of mappings and forgotten names. While it is unchanged, readable bytes stay
         # readable.
         self.changes = 0
@@ -64,6 +65,8 @@ class Mappings(dict[str, memoryview]):
         pages = self._read.get(name)
         if pages is None:
             pages = self._read[name] = bytearray(-(-len(view) // PAGE_BYTES))
+        if not pages:
+            return view
         end = min(begin + size, len(view))
         at, stop = begin // PAGE_BYTES, -(-end // PAGE_BYTES)
         if end > begin and (at := pages.find(0, at, stop)) >= 0:
@@ -108,6 +111,8 @@ class Mappings(dict[str, memoryview]):
                     for page in range(first, min(last, stop)):
                         self._read_piece(file, name, pages, page, page + 1)
                 first = pages.find(0, last, stop)
+            if pages.find(0) < 0:
+                self._read[name] = bytearray()
         finally:
             file.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from bisect import bisect_right
@@ -20,6 +21,7 @@ from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 
 _unpack_extent = EXTENT.unpack_from
 SEARCH_BYTES = 1 << 20  # bytes per search for the next record
+WINDOW_EXTENTS = 128
 # Returns bytes of a pack from a position on, with zeros for unreadable pages.
 PackReader: TypeAlias = Callable[[int, int], memoryview]
 
@@ -34,6 +36,34 @@ class Extent(NamedTuple):
 
 
 @final
+class Window(NamedTuple):
+    """Consecutive extents of a pack: their log offsets, and their positions in its file.
+
+    The last ones are where the next extent, or the end of the records, would be.
+    """
+
+    pack: Pack | None
+    begins: list[int]
+    positions: list[int]
+
+    def position(self, log_offset: int) -> int:
+        """Return the position of a log offset, at most the one of the next extent."""
+        extent = self.extent(log_offset)
+        at = min(extent.position + log_offset - extent.begin, extent.end_position)
+        # A derived directory may lack the first records.
+        return max(at, pack.HEADER_SIZE)
+
+    def extent(self, log_offset: int) -> Extent:
+        """Return the extent with a log offset; an empty one if no extent has it."""
+        number = bisect_right(self.begins, log_offset)
+        last = min(number, len(self.begins) - 1)
+        first = number - 1 if 0 < number == last else last
+        return Extent(
+            self.begins[first], self.positions[first], self.begins[last], self.positions[last]
+        )
+
+
+@final
 class Pack:
     """The header of one pack, and the way from a log offset to a position in its file.
 
@@ -41,61 +71,38 @@ class Pack:
     states its log offset.
     """
 
-    __slots__ = ("_derived", "_is_checked", "_near", "header")
+    __slots__ = ("_derived", "_is_checked", "header")
 
     def __init__(self, header: PackHeader) -> None:
         self.header = header
         self._is_checked = False
         self._derived: memoryview | None = None  # the directory, if the one in the file is damaged
-        self._near = 0  # the extent of the last look-up: readers move forward
 
-    def position(self, views: Mappings, name: str, log_offset: int) -> int:
-        """Return the position of the record at a log offset in the file `name`.
-
-        If no record begins at the log offset, the bytes at the position do not state it. For a log
-        offset inside a stub or a gap, the position is at most the one of the next record.
-        """
+    def window(self, views: Mappings, name: str, log_offset: int) -> Window:
+        """Return the extents from the one with a log offset on; the last one if it is behind."""
         directory, at, count = self._directory(views, name)
-        target = log_offset - self.header.start
-        number = self._near
-        for _ in range(2):
-            if number < count and _unpack_extent(directory, at + 8 * number)[0] <= target:
-                following = at + 8 * (number + 1)
-                if number + 1 == count or target < _unpack_extent(directory, following)[0]:
-                    break
-            number += 1
+        header, size = self.header, EXTENT.size
+        number = bisect_right(
+            range(count),
+            log_offset - header.start,
+            key=lambda n: int(_unpack_extent(directory, at + size * n)[0]),
+        )
+        first = max(number - 1, 0)
+        last = min(first + WINDOW_EXTENTS, count)
+        fields = struct.unpack_from(f">{2 * (last - first)}I", directory, at + size * first)
+        begins, positions = [header.start + one for one in fields[::2]], list(fields[1::2])
+        if last < count:
+            end, end_position = _unpack_extent(directory, at + size * last)
+            end += header.start
         else:
-            number = bisect_right(
-                range(count), target, key=lambda n: int(_unpack_extent(directory, at + 8 * n)[0])
-            )
-            number = max(number - 1, 0)
-        self._near = number
-        if not count:
-            return self.header.records_end
-        first, position = _unpack_extent(directory, at + 8 * number)
-        end = self.header.records_end
-        if number + 1 < count:
-            _, end = _unpack_extent(directory, at + 8 * (number + 1))
-        return int(min(position + target - first, end))
-
-    def extent(self, views: Mappings, name: str, log_offset: int) -> Extent:
-        """Return the extent with a log offset."""
-        directory, at, count = self._directory(views, name)
-
-        def begin(number: int) -> tuple[int, int]:
-            first, position = _unpack_extent(directory, at + 8 * number)
-            return self.header.start + int(first), int(position)
-
-        number = bisect_right(range(count), log_offset, key=lambda n: begin(n)[0])
-        is_last = number >= count
-        end = (self.header.record_end, self.header.records_end) if is_last else begin(number)
-        return Extent(*(begin(number - 1) if number else end), *end)
+            end, end_position = header.record_end, header.records_end
+        return Window(self, [*begins, end], [*positions, end_position])
 
     def is_freed(self, views: Mappings, name: str, log_offset: int) -> bool:
         """Whether a gap of the pack contains a log offset."""
         if log_offset >= min(self.header.floor, self.header.record_end):
             return False
-        extent = self.extent(views, name, log_offset)
+        extent = self.window(views, name, log_offset).extent(log_offset)
         # A gap ends its extent, and no record begins in it.
         return extent.position + log_offset - extent.begin > extent.end_position - GAP_SIZE
 

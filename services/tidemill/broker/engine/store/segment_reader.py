@@ -6,6 +6,7 @@ counts as damage.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import final
 
@@ -13,7 +14,8 @@ from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.floor import GAP_SIZE
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
-from tidemill.broker.engine.store.mappings import READ_BYTES, Mappings, PageUnreadable
+from tidemill.broker.engine.store.mappings import PAGE_BYTES, READ_BYTES, Mappings, PageUnreadable
+from tidemill.broker.engine.store.pack import Pack, Window
 from tidemill.broker.engine.store.segment import (
     CorruptStore,
     Hole,
@@ -35,6 +37,7 @@ class SegmentReader:
         """`is_cold` returns whether a read of a log offset may have to go to the disk."""
         self.views = views
         self._is_cold = is_cold
+        self._window = Window(None, [0], [0])  # of the last look-up: readers move forward
 
     def is_warm(self, log_offset: int) -> bool:
         """Return whether this process wrote or read these bytes, and memory still has them."""
@@ -46,9 +49,23 @@ class SegmentReader:
 
     def position(self, segment: Segment, log_offset: int) -> int:
         """Return the byte in the file of a segment at which the record at `log_offset` begins."""
-        if segment.pack is None:
+        pack = segment.pack
+        if pack is None:
             return log_offset - segment.start
-        return segment.pack.position(self.views, segment.name, log_offset)
+        of_pack, begins, positions = self._window
+        number = bisect_right(begins, log_offset)
+        if of_pack is pack and 0 < number < len(begins):
+            # As `Window.position`, without a call: every receive passes here.
+            at, limit = positions[number - 1] + log_offset - begins[number - 1], positions[number]
+            return min(limit, at)
+        return self._window_of(segment, pack, log_offset).position(log_offset)
+
+    def _window_of(self, segment: Segment, pack: Pack, log_offset: int) -> Window:
+        """Return a part of the directory of a pack with a log offset."""
+        window = self._window
+        if window.pack is not pack or not window.begins[0] <= log_offset < window.begins[-1]:
+            window = self._window = pack.window(self.views, segment.name, log_offset)
+        return window
 
     def end_of_records(self, segment: Segment, log_offset: int) -> bool:
         """Return whether a segment has no room for a record at `log_offset`, or no more records."""
@@ -68,20 +85,24 @@ class SegmentReader:
             raise damaged(segment, log_offset, str(error)) from error
         return self.views[segment.name]
 
-    def find_in_pack(self, segment: Segment, log_offset: int) -> tuple[memoryview, int]:
-        """Return the view of a pack, and the position of a record that was read.
+    def find_in_pack(
+        self, segment: Segment, log_offset: int
+    ) -> tuple[memoryview, int, tuple[int, ...]]:
+        """Return the view of a pack, the position of a record that was read, and its header.
 
         Its checksums are unchecked. Raises RecordFreed, and CorruptStore if no record begins there
         or the disk cannot read it.
         """
-        at, name = self.position(segment, log_offset), segment.name
+        views, name = self.views, segment.name
+        at = self.position(segment, log_offset)
         try:
-            view = self.views.readable(name, at, HEADER_SIZE)
+            view = views.readable(name, at, HEADER_SIZE)
             if len(view) - at >= HEADER_SIZE:
-                fields = record.HEADER.unpack_from(view, at)
-                if fields[record.LOG_OFFSET] == log_offset:
-                    self.views.readable(name, at, fields[record.SIZE])
-                    return view, at
+                header = record.HEADER.unpack_from(view, at)
+                if header[record.LOG_OFFSET] == log_offset:
+                    if at % PAGE_BYTES + header[record.SIZE] > PAGE_BYTES:
+                        views.readable(name, at, header[record.SIZE])
+                    return view, at, header
         except PageUnreadable as error:
             raise damaged(segment, log_offset, str(error)) from error
         raise self._missing(segment, log_offset, "no record begins here")
@@ -98,7 +119,7 @@ class SegmentReader:
         Raises CorruptStore if the gap is damaged.
         """
         assert segment.pack is not None, "only packs have gaps that their directory tells"
-        extent = segment.pack.extent(self.views, segment.name, log_offset)
+        extent = self._window_of(segment, segment.pack, log_offset).extent(log_offset)
         begin = extent.begin + extent.end_position - GAP_SIZE - extent.position
         return self.read_verified(segment, LogOffset(begin)), extent.end
 
@@ -125,7 +146,7 @@ class SegmentReader:
         pack = segment.pack
         if pack is None or log_offset >= pack.header.floor:
             return 0
-        extent = pack.extent(self.views, segment.name, log_offset)
+        extent = self._window_of(segment, pack, log_offset).extent(log_offset)
         is_gap = extent.end_position - self.position(segment, log_offset) == GAP_SIZE
         return extent.end - log_offset if is_gap else 0
 
