@@ -669,6 +669,23 @@ def test_a_master_that_stood_still_confirms_nothing_until_the_controllers_accept
     assert pair.logs[0].confirm_offset == end, "it was awake since"
 
 
+def test_a_master_in_doubt_proposes_the_recorded_set() -> None:
+    """The controllers refuse a replica that would join while they cannot reach it.
+
+    If each proposal contained it, one standstill would end all sends for that time.
+    """
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0,))._replace(min_in_sync=1))
+    pair.now_ms += 1_001
+    log = pair.logs[1]
+    hello = Hello("g", run(1), "store 1", 1, 1, LogExtent(log.journal, 0, log.log_end), log.log_end)
+    pair.master.handle_hello(2, hello, pair.now_ms)
+    pair.master.handle_ack(2, Ack(1, run(1), log.log_end, log.log_end, 0), pair.now_ms)
+    assert accept_proposal(pair).sss == {run(0)}
+    pair.now_ms += 50
+    assert accept_proposal(pair).sss == {run(0), run(1)}, "without doubt"
+
+
 def test_an_ack_confirms_although_its_stream_has_just_ended() -> None:
     pair = acked_pair()
     pair.master.handle_closed(1, pair.now_ms)

@@ -172,9 +172,11 @@ class SyncState:
         self._sample_log_end(log_end, now_ms)
         self._update_peers(now_ms)
         self._hold_for_joiners(log_end, now_ms)
-        members = self.desired_set(now_ms)
+        is_doubtful = self.commitment.is_doubtful
+        # In doubt, propose the recorded set, which the controllers never refuse in this epoch.
+        members = self.view.sss if is_doubtful else self.desired_set(now_ms)
         is_same = members == self.view.sss and not self.commitment.proposed
-        if is_same and not self.commitment.is_doubtful:
+        if is_same and not is_doubtful:
             return None
         if now_ms < self._propose_at_ms:
             return None
@@ -189,8 +191,9 @@ class SyncState:
 
     def handle_acceptance(self, version: int) -> None:
         """Handle the acceptance of the last proposal, against `version`: the epoch lasts."""
-        if version == self._proof_version:
+        if version == self._proof_version and self.commitment.is_doubtful:
             self.commitment = with_doubt(self.commitment, is_doubtful=False)
+            self._propose_at_ms = 0  # Another set may be desired.
 
     def handle_rejection(self, version: int, now_ms: int) -> None:
         """Handle a rejected proposal against `version`: allow another one soon.
