@@ -19,6 +19,7 @@ from tidemill.broker.engine import message_store
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
+from tidemill.broker.engine.upkeep import packing
 from tidemill.broker.metrics.lag import Lag
 from tidemill.broker.metrics.pop_metrics import PopMetrics
 from tidemill.broker.metrics.store_metrics import StoreMetrics, TopicSizes
@@ -337,18 +338,43 @@ def test_packs_are_written_at_the_configured_rate(monkeypatch: pytest.MonkeyPatc
     rate_bytes = 400_000
 
     async def scenario(world: RoundWorld, _: Proxy) -> None:
-        packing = world.world.engine.packing
+        engine = world.world.engine
         two_topics(world.world, count=200, kept_size=10_000)
         world.world.purge("gone")
         began_s = time.monotonic()
         async with asyncio.timeout(20):
-            while packing.copied_bytes < rate_bytes // 2:
+            while engine.packing.copied_bytes < rate_bytes // 2:
                 world.advance(1_000)
                 await asyncio.sleep(0.001)
         # The time for the last part follows it.
-        assert time.monotonic() - began_s >= (packing.copied_bytes - SEGMENT) / rate_bytes
+        copied = engine.packing.copied_bytes
+        assert time.monotonic() - began_s >= (copied - SEGMENT) / rate_bytes
 
     in_world(scenario, segment_bytes=SEGMENT, pack_rate_bytes=rate_bytes)
+
+
+def test_a_pack_does_not_delay_the_rebuild_of_a_damaged_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Consumers wait for a rebuild. It comes after the pack, whose pauses end."""
+    monkeypatch.setattr(packing, "SLICE_BYTES", 1_000)
+    rate_bytes = 300  # with all pauses the pack takes 40 seconds
+
+    async def scenario(world: RoundWorld, _: Proxy) -> None:
+        engine = world.world.engine
+        two_topics(world.world, count=300)
+        world.world.purge("gone")
+        async with asyncio.timeout(20):
+            while not engine.packing.copied_bytes:
+                world.advance(1_000)
+                await asyncio.sleep(0.001)
+            damaged = engine.store.queue_files[0]
+            engine.store.damaged_files[damaged.name] = damaged
+            while engine.store.damaged_files:
+                world.advance(1_000)
+                await asyncio.sleep(0.001)
+
+    in_world(scenario, segment_bytes=4 * SEGMENT, pack_rate_bytes=rate_bytes)
 
 
 FIRST_MESSAGES = 50

@@ -105,13 +105,24 @@ class BackgroundJobs:
         known = self._packing.next_ms(), self._merges.next_ms()
         return [due_ms for due_ms in known if due_ms is not None]
 
-    def take_pace_s(self) -> float:
+    def take_pace_s(self, now_ms: int) -> float:
         """Return the seconds that the last slices must take because of their writes.
 
-        Nothing limits them while a checkpoint is requested, which comes after the current job.
+        Nothing limits them while another job waits for the end of the current one.
         """
         pace_s = self._packing.take_pace_s()
-        return 0.0 if self._checkpoints.is_requested else pace_s
+        return 0.0 if pace_s and self._is_urgent(now_ms) else pace_s
+
+    def _is_urgent(self, now_ms: int) -> bool:
+        """Whether a job that should not wait for a pack is due."""
+        is_master = self._log.applied_offset is None
+        return (
+            self._checkpoints.is_requested
+            or self._checkpoints.is_due
+            or (is_master and self._rebuilds.is_due)
+            or (self._log.needs_preparation and self._room.may_prepare_segment)
+            or self._timers.wants_background(now_ms)
+        )
 
     @property
     def needs_quiet(self) -> bool:

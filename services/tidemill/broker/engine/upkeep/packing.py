@@ -69,6 +69,7 @@ class Packing:
         self._rate_bytes = parts.config.pack_rate_bytes
         self._look_at_ms = 0
         self._pace_s = 0.0  # see `take_pace_s`
+        self._not_before_ms = 0  # the rate allows no other pack earlier
         self._deaths = 0  # of messages, at the last look
         self._is_searching = False  # from such a look until no segment is due
         # By the begin of a segment, if it was not packed.
@@ -90,6 +91,9 @@ class Packing:
             self._is_searching = True
             return iter(())
         is_full = self._room.is_full
+        if now_ms < self._not_before_ms and not is_full:
+            self._look_at_ms = self._not_before_ms
+            return None
         segment = self._choose(now_ms, is_full=is_full)
         self._is_searching = segment is not None
         return None if segment is None else self._pack_chosen(segment, now_ms, is_full=is_full)
@@ -155,6 +159,7 @@ class Packing:
         return live if self._is_before_floor(segment) and not known.is_before_floor else known.size
 
     def _pack_chosen(self, segment: Segment, now_ms: int, *, is_full: bool) -> Steps:
+        before = self.copied_bytes
         freed_min = _freed_min(segment, is_full=is_full)
         is_packed = yield from self.pack(segment, freed_min=freed_min, is_full=is_full)
         if is_packed is None:
@@ -163,6 +168,9 @@ class Packing:
         for known in (self._estimates, self._paused):
             for start in [start for start in known if start < self._log.min_offset]:
                 del known[start]
+        # The pauses in a pack end when another job is due.
+        copied = self.copied_bytes - before
+        self._not_before_ms = now_ms + copied * 1_000 // self._rate_bytes
 
     # ------------------------------------------------------------ one segment
 

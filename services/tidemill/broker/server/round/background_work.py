@@ -35,6 +35,7 @@ class BackgroundWork:
         self._files: list[HasFileno] = []  # being synced
         self._has_files = asyncio.Event()
         self._has_stepped = asyncio.Event()
+        self._now_ms = 0  # wall time of the last slice
         self._paced_until_s = 0.0  # loop time at which the limited rate allows the last slices
         # The last time that a slice found no work: monotonic, and the committed offset then.
         self._idle_at_ms = 0
@@ -62,6 +63,7 @@ class BackgroundWork:
     def step(self, turn: Turn) -> bool:
         """Do one slice; return True if more can be done at once."""
         self._has_stepped.set()
+        self._now_ms = turn.now_ms
         files = self._background.step(
             turn.now_ms, firing_ms=turn.firing_ms, monotonic_ms=turn.monotonic_ms
         )
@@ -102,7 +104,7 @@ class BackgroundWork:
 
     async def _keep_pace(self) -> None:
         """Wait until the limited rate allows another slice."""
-        pace_s = self._background.take_pace_s()
+        pace_s = self._background.take_pace_s(self._now_ms)
         if pace_s:
             now_s = asyncio.get_running_loop().time()
             self._paced_until_s = max(self._paced_until_s, now_s - MADE_UP_S_MAX) + pace_s
