@@ -25,6 +25,7 @@ from tests.support.worlds.packed_worlds import (
 )
 from tidemill.broker.engine.layout.block_file import ROW_SIZE
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
+from tidemill.broker.engine.layout.pack import EXTENT
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.trim import Trim, TrimmedQueue, TrimReason
 from tidemill.broker.engine.store import message_index
@@ -425,3 +426,36 @@ def is_stored(world: World, log_offset: int) -> bool:
     except RecordFreed:
         return False
     return found.header.kind == RecordKind.MESSAGE and found.log_offset == log_offset
+
+
+@pytest.mark.parametrize("which", range(8))
+def test_a_flipped_bit_in_the_directory_of_a_pack_costs_no_index_pair(which: int) -> None:
+    """The directory was checked when it was first read; a rewrite would drop pairs for ever."""
+    world = small_world(files_merged=100, event_retention_ms=60_000)
+    for n in range(300):
+        world.send(f"gone {n}", topic="gone", size=1_000)
+        if n % 50 == 0:
+            world.send(f"kept {n}", topic="kept", size=500)
+            world.checkpoint()
+    world.purge("gone")
+    world.checkpoint()
+    move_floor(world, floors(world)[-1])
+    pack_all(world)
+    world.restart()
+    topic = world.engine.catalog.find_topic("kept")
+    assert topic is not None
+
+    def missing() -> list[int]:
+        return [n for n in range(0, 300, 50) if not world.find(topic, message_id=f"id-kept {n}")]
+
+    assert missing() == []
+    rows = [
+        (one.name, one.pack.header.records_end + EXTENT.size * number + 5)
+        for one in world.engine.log.segments
+        if one.pack is not None
+        for number in range(one.pack.header.extent_count)
+    ]
+    world.disk.damage(*rows[which * len(rows) // 8], bits=1 << which)
+    drop_dead_entries(world.engine)
+    world.restart()
+    assert missing() == []

@@ -24,10 +24,11 @@ from tidemill.broker.engine.store.segment import (
     PREPARED,
     SUFFIX,
 )
-from tidemill.broker.offline.packed_file import open_segment, read_header
+from tidemill.broker.offline.packed_file import find_segment, open_segment, read_header
 from tidemill.broker.offline.source import FileWindow, Source, SourceFile
 
 SEARCH_BYTES = 1 << 20  # searched at once for the next record
+LISTINGS_MAX = 100  # in each of them, the log enters another segment
 REMAINS_BYTES_MAX = 4 << 20  # of a damaged range, for its properties: a message of a usual size
 
 
@@ -102,10 +103,28 @@ class LogFolder(NamedTuple):
 
 
 def list_segments(source: Source) -> LogFolder:
-    """List the files of the log, without those that a start deletes or has set aside."""
+    """List the files of the log, without those that a start deletes or has set aside.
+
+    The segments contain the records that each pack relies on, also beside a running broker.
+    """
+    names = source.names(FOLDER)
+    for _ in range(LISTINGS_MAX):
+        folder = _list_segments(source, names)
+        before, names = names, source.names(FOLDER)
+        # A pack that was opened may rely on records of a newer segment.
+        if _newest(names) == _newest(before):
+            break
+    return folder
+
+
+def _newest(names: list[str]) -> str:
+    return max((name for name in names if name.endswith(SUFFIX)), default="")
+
+
+def _list_segments(source: Source, names: list[str]) -> LogFolder:
     segments: list[LogSegment] = []
     strange = []
-    for listed in source.names(FOLDER):
+    for listed in names:
         name = listed
         stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX).removesuffix(PACK_SUFFIX)
         if stem in (PREPARED, DROPPED) or name.endswith((HELD, PACKING_SUFFIX)):
@@ -114,7 +133,7 @@ def list_segments(source: Source) -> LogFolder:
             strange.append(name)
             continue
         try:
-            name, file = _open(source, listed)
+            name, file = find_segment(source, listed)
         except FileNotFoundError:
             continue  # The broker has deleted it meanwhile.
         size, packed_bytes = _sizes_of(file, is_pack=name.endswith(PACK_SUFFIX))
@@ -125,15 +144,6 @@ def list_segments(source: Source) -> LogFolder:
         if size and not is_inside:
             segments.append(LogSegment(name, int(stem), size, packed_bytes))
     return LogFolder(segments, strange)
-
-
-def _open(source: Source, name: str) -> tuple[str, SourceFile]:
-    """Open a segment, or the pack that has replaced it meanwhile. Raises FileNotFoundError."""
-    try:
-        return name, source.open(name)
-    except FileNotFoundError:
-        packed = name.removesuffix(SUFFIX) + PACK_SUFFIX
-        return packed, source.open(packed)
 
 
 def _sizes_of(file: SourceFile, *, is_pack: bool) -> tuple[int, int]:

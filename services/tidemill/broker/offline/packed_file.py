@@ -15,6 +15,7 @@ from tidemill.broker.engine.layout.pack import EXTENT, PackHeader
 from tidemill.broker.engine.layout.record import MAGIC_BYTES, PAD, PAD_MAGIC
 from tidemill.broker.engine.store.disk import ReadFailed
 from tidemill.broker.engine.store.pack import derive_directory
+from tidemill.broker.engine.store.segment import PACK_SUFFIX, SUFFIX
 from tidemill.broker.offline.source import Source, SourceFile
 
 
@@ -85,8 +86,23 @@ class PackedFile:
         self._file.close()
 
 
+def find_segment(source: Source, name: str) -> tuple[str, SourceFile]:
+    """Open a segment, or the pack that has replaced it; return its name and the file.
+
+    Raises FileNotFoundError.
+    """
+    try:
+        return name, source.open(name)
+    except FileNotFoundError:
+        packed = name.removesuffix(SUFFIX) + PACK_SUFFIX
+        return packed, source.open(packed)
+
+
 def open_segment(source: Source, name: str) -> SourceFile:
-    """Open a file of the log, a pack as the segment that it was. Raises FileNotFoundError."""
-    file = source.open(name)
+    """Open a file of the log, a pack as the segment that it was. Raises FileNotFoundError.
+
+    If a pack has replaced the file meanwhile, open the pack.
+    """
+    _, file = find_segment(source, name)
     header = read_header(file)
     return file if header is None else PackedFile(file, header)

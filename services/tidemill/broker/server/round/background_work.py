@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 IDLE_PERIOD_MS = 10_000
 # Slices with a limited rate make up for a delay of at most this.
 MADE_UP_S_MAX = 0.5
+# A slice waits for a sync of the log for at most this. A slow disk must not stop the slices.
+BREAK_MS_MAX = 2
 
 
 @final
@@ -35,7 +37,7 @@ class BackgroundWork:
         self._files: list[HasFileno] = []  # being synced
         self._has_files = asyncio.Event()
         self._has_stepped = asyncio.Event()
-        self._now_ms = 0  # wall time of the last slice
+        self._now_ms = self._stepped_at_ms = 0  # wall and monotonic time of the last slice
         self._paced_until_s = 0.0  # loop time at which the limited rate allows the last slices
         # The last time that a slice found no work: monotonic, and the committed offset then.
         self._idle_at_ms = 0
@@ -56,6 +58,11 @@ class BackgroundWork:
             or self._background.is_due(turn.now_ms)
         )
 
+    def may_wait(self, turn: Turn) -> bool:
+        """Whether a slice may wait for the end of a sync of the log."""
+        has_waited = turn.monotonic_ms - self._stepped_at_ms >= BREAK_MS_MAX
+        return not has_waited and not self._engine.checkpoints.is_requested
+
     def next_ms(self) -> int | None:
         """Return when a slice is due, by wall time; None if only an event makes one due."""
         return None if self._files else self._background.next_ms()
@@ -63,7 +70,7 @@ class BackgroundWork:
     def step(self, turn: Turn) -> bool:
         """Do one slice; return True if more can be done at once."""
         self._has_stepped.set()
-        self._now_ms = turn.now_ms
+        self._now_ms, self._stepped_at_ms = turn.now_ms, turn.monotonic_ms
         files = self._background.step(
             turn.now_ms, firing_ms=turn.firing_ms, monotonic_ms=turn.monotonic_ms
         )
