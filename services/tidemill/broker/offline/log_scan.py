@@ -9,10 +9,12 @@ Everything that was durable at the begin of the walk is before that end.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias, final
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.pack import PackHeader
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.disk import DROPPED
 from tidemill.broker.engine.store.segment import (
@@ -28,7 +30,7 @@ from tidemill.broker.offline.packed_file import find_segment, open_segment, read
 from tidemill.broker.offline.source import FileWindow, Source, SourceFile
 
 SEARCH_BYTES = 1 << 20  # searched at once for the next record
-LISTINGS_MAX = 100  # in each of them, the log enters another segment
+LISTINGS_MAX = 10  # during each but the last, a segment was entered, and a pack relies on it
 REMAINS_BYTES_MAX = 4 << 20  # of a damaged range, for its properties: a message of a usual size
 
 
@@ -107,24 +109,19 @@ def list_segments(source: Source) -> LogFolder:
 
     The segments contain the records that each pack relies on, also beside a running broker.
     """
-    names = source.names(FOLDER)
     for _ in range(LISTINGS_MAX):
-        folder = _list_segments(source, names)
-        before, names = names, source.names(FOLDER)
-        # A pack that was opened may rely on records of a newer segment.
-        if _newest(names) == _newest(before):
+        folder, relied_until = _list_segments(source)
+        if not folder.segments or relied_until <= folder.segments[-1].end:
             break
     return folder
 
 
-def _newest(names: list[str]) -> str:
-    return max((name for name in names if name.endswith(SUFFIX)), default="")
-
-
-def _list_segments(source: Source, names: list[str]) -> LogFolder:
+def _list_segments(source: Source) -> tuple[LogFolder, int]:
+    """List the files; also return the log offset before which the packs rely on records."""
     segments: list[LogSegment] = []
     strange = []
-    for listed in names:
+    relied_until = 0
+    for listed in source.names(FOLDER):
         name = listed
         stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX).removesuffix(PACK_SUFFIX)
         if stem in (PREPARED, DROPPED) or name.endswith((HELD, PACKING_SUFFIX)):
@@ -133,25 +130,40 @@ def _list_segments(source: Source, names: list[str]) -> LogFolder:
             strange.append(name)
             continue
         try:
-            name, file = find_segment(source, listed)
+            name, header, (size, packed_bytes) = _measure(source, listed)
         except FileNotFoundError:
             continue  # The broker has deleted it meanwhile.
-        size, packed_bytes = _sizes_of(file, is_pack=name.endswith(PACK_SUFFIX))
-        file.close()
+        relied_until = max(relied_until, header.decided_at if header else 0)
         if segments and name.endswith(PACK_SUFFIX) and segments[-1].start == int(stem):
             segments.pop()  # A start deletes the segment of a complete pack.
         is_inside = bool(segments) and int(stem) < segments[-1].end
         if size and not is_inside:
             segments.append(LogSegment(name, int(stem), size, packed_bytes))
-    return LogFolder(segments, strange)
+    return LogFolder(segments, strange), relied_until
 
 
-def _sizes_of(file: SourceFile, *, is_pack: bool) -> tuple[int, int]:
+def _measure(source: Source, listed: str) -> tuple[str, PackHeader | None, tuple[int, int]]:
+    """Return the name of a segment or of its pack, the header of the pack, and `_sizes_of` it.
+
+    Raises FileNotFoundError.
+    """
+    for _ in range(LISTINGS_MAX):
+        name, file = find_segment(source, listed)
+        header = read_header(file)
+        sizes = _sizes_of(file, header, is_pack=name.endswith(PACK_SUFFIX))
+        file.close()
+        # A file loses its name before it is cut and deleted.
+        with suppress(FileNotFoundError):
+            source.open(name).close()
+            return name, header, sizes
+    raise FileNotFoundError(listed)
+
+
+def _sizes_of(file: SourceFile, header: PackHeader | None, *, is_pack: bool) -> tuple[int, int]:
     """Return the bytes of the log in a file, and the size of the file if it is a pack.
 
     A cut pack, or one without a header, has a size that no segment has.
     """
-    header = read_header(file)
     if header is not None:
         return header.end - header.start, header.file_size
     return (file.size() | 1 if is_pack else file.size()), 0
@@ -168,7 +180,7 @@ def list_held(source: Source) -> list[LogSegment]:
             file = source.open(name)
         except FileNotFoundError:
             continue  # The broker has deleted it meanwhile.
-        held.append(LogSegment(name, int(stem), *_sizes_of(file, is_pack=False)))
+        held.append(LogSegment(name, int(stem), *_sizes_of(file, read_header(file), is_pack=False)))
         file.close()
     return held
 
