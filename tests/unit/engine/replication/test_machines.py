@@ -686,6 +686,26 @@ def test_a_master_in_doubt_proposes_the_recorded_set() -> None:
     assert accept_proposal(pair).sss == {run(0), run(1)}, "without doubt"
 
 
+def test_slow_controllers_end_the_doubt_of_a_master() -> None:
+    """Only the answer to its last proposal counts, and the new view comes before the answer."""
+    pair = acked_pair()
+    pair.now_ms += 1_001
+    begin_ms = pair.now_ms
+    log = pair.logs[1]
+    hello = Hello("g", run(1), "store 1", 1, 1, LogExtent(log.journal, 0, log.log_end), log.log_end)
+    pair.master.handle_hello(2, hello, pair.now_ms)
+    proposed: list[int] = []
+    while len(proposed) < 5:
+        pair.master.handle_ack(2, Ack(1, run(1), log.log_end, log.log_end, 0), pair.now_ms)
+        pair.master.tick(pair.now_ms)
+        if any(isinstance(action, SetProposal) for action in pair.master.take_actions()):
+            proposed.append(pair.now_ms - begin_ms)
+            # The result of an earlier proposal.
+            pair.master.learn(view(version=1 + len(proposed), sss=(0, 1)), pair.now_ms)
+        pair.now_ms += 50
+    assert proposed == [0, 500, 1_500, 3_500, 5_500]
+
+
 def test_an_ack_confirms_although_its_stream_has_just_ended() -> None:
     pair = acked_pair()
     pair.master.handle_closed(1, pair.now_ms)

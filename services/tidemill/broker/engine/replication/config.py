@@ -32,6 +32,8 @@ class ReplicationConfig:
     lag_longest_ms: int = 1_500
     # The master repeats a proposal without a result after this time.
     proposal_again_ms: int = 500
+    # In doubt it waits longer each time. The controllers wait a second for their store.
+    proof_again_ms_max: int = 2_000
     # After a rejection it repeats sooner: often the newer view is about to arrive.
     refused_again_ms: int = 100
     # A replica that was removed this often within the window must keep up this long before it

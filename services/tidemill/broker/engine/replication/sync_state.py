@@ -79,6 +79,7 @@ class SyncState:
         self._config = config
         self._propose_at_ms = now_ms  # earliest time of the next proposal
         self._proof_version: int | None = None  # of the proposal that ends the doubt
+        self._proof_again_ms = config.proposal_again_ms  # wait for its answer
         self._log_ends: deque[tuple[int, int]] = deque()  # (time, log end), one per SAMPLE_MS
         self._removals: dict[int, deque[int]] = {}  # replica id: times of its removals
 
@@ -109,7 +110,9 @@ class SyncState:
         self.commitment = with_view(before, view)
         if self.commitment.view is before.view:
             return
-        self._propose_at_ms = now_ms
+        if not before.is_doubtful:
+            self._propose_at_ms = now_ms
+        # In doubt, the answer to the proposal under way follows. Another one would forget it.
         for member in before.view.sss - view.sss:
             times = deque[int](maxlen=self._config.removals_max)
             self._removals.setdefault(member.replica_id, times).append(now_ms)
@@ -164,6 +167,7 @@ class SyncState:
         """
         self.commitment = with_doubt(self.commitment, is_doubtful=True)
         self._proof_version, self._propose_at_ms = None, now_ms
+        self._proof_again_ms = self._config.proposal_again_ms
 
     # ------------------------------------------------------------ proposals
 
@@ -186,7 +190,12 @@ class SyncState:
         """Propose a set. From now on its members must ack, even if the proposal is rejected."""
         self.commitment, proposal = with_proposal(self.commitment, members)
         self._proof_version = proposal.version
-        self._propose_at_ms = now_ms + self._config.proposal_again_ms
+        again_ms = self._config.proposal_again_ms
+        if self.commitment.is_doubtful:
+            # Only the answer to the last proposal counts, and controllers may be slow.
+            again_ms = self._proof_again_ms
+            self._proof_again_ms = min(2 * again_ms, self._config.proof_again_ms_max)
+        self._propose_at_ms = now_ms + again_ms
         return proposal
 
     def handle_acceptance(self, version: int) -> None:
@@ -200,7 +209,7 @@ class SyncState:
 
         The proposed members stay in force (see the module docstring).
         """
-        if version == self.view.version:
+        if version == self.view.version or self.commitment.is_doubtful:
             self._propose_at_ms = now_ms + self._config.refused_again_ms
 
     def desired_set(self, now_ms: int) -> frozenset[ReplicaRun]:
