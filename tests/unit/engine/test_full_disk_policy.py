@@ -154,11 +154,25 @@ def test_messages_die_only_while_nothing_may_free_space() -> None:
     asked = rules.may_free_space
     assert not asked(world.now_ms)
     rules.may_free_space = lambda _now_ms: True
-    world.elapse(300 * SECOND_MS)
+    world.elapse(50 * SECOND_MS)
     assert world.first("a") == 0
     rules.may_free_space = asked
     world.elapse(30 * SECOND_MS)
     assert world.first("a") > 0
+
+
+def test_messages_die_although_others_die_all_the_time() -> None:
+    """Each death may free space, until a search has found none."""
+    world = full_world()
+    world.send(*["tick"] * 200, topic="b")
+    send_segments(world, 6)
+    fill(world)
+    for low in range(1, 100):
+        world.purge("b", low=low)
+        world.elapse(3 * SECOND_MS, step_ms=SECOND_MS)
+        if world.first("a"):
+            break
+    assert 60 < 3 * low < 200
 
 
 def test_a_death_makes_the_rule_wait_for_packing() -> None:

@@ -42,6 +42,7 @@ from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 from tidemill.common.errors import Repairing
 
 LOOK_PERIOD_MS = 10_000  # between the begins of two looks
+FREES_WITHIN_MS = 60_000  # on a full disk, packing and other work that may free space
 QUEUES_A_SLICE = 256  # 1 to 2 ms if each checks a block that is not cached
 BISECT_COST = 16  # of a bisected queue, in queues: it verifies a block
 READ_COST = 4  # of the first entries of a queue, in queues
@@ -97,6 +98,8 @@ class RetentionRules:
         # Whether a pack of a segment frees space on the full disk, if messages of so many bytes die
         # in it. The engine connects it.
         self.may_pack: Callable[[Segment, int, int], bool] = lambda _segment, _bytes, _now_ms: False
+        # On a full disk: bytes of the log at the last look, and since when they have not shrunk.
+        self._full: tuple[int, int] | None = None
         self._stuck_at_ms: int | None = None  # monotonic: since a look, the disk is full in vain
         # The last segment that was trimmed on a full disk: its begin, and its size then. No other
         # one is trimmed before its space returns.
@@ -469,9 +472,15 @@ class RetentionRules:
         Packing searches for work on the full disk between two looks.
         """
         if not self._trims_oldest or not self._room.is_full:
-            self._stuck_at_ms = self._awaited = None
+            self._stuck_at_ms = self._awaited = self._full = None
             return False
-        if self.may_free_space(now_ms):
+        log_bytes = sum(one.file_size for one in self._log.segments)
+        before_bytes, since_ms = self._full or (log_bytes, self._now_ms)
+        if log_bytes < before_bytes:
+            since_ms = self._now_ms
+        self._full = log_bytes, since_ms
+        # While messages die all the time, something may always free space.
+        if self.may_free_space(now_ms) and self._now_ms < since_ms + FREES_WITHIN_MS:
             self._stuck_at_ms = None
             return False
         if self._stuck_at_ms is None:
