@@ -262,25 +262,28 @@ def encode_stub(whole: bytes | memoryview) -> bytes:
     Its log offset, size, body, key hashes and message id stay, so it produces the same state.
     Raises ValueError if the tail is not a stored message.
     """
-    header = record.RecordHeader._make(record.HEADER.unpack_from(whole))
-    tail = stored_message.without_content(whole[header.head_size : header.size])
-    body = bytes(whole[record.HEADER_SIZE : header.head_size]) + record.STUB_TAIL.pack(len(tail))
-    head_size = record.HEADER_SIZE + len(body)
-    covered = (
-        record.COVERED.pack(
-            header.size,
-            crc32(tail),
-            header.version,
-            header.kind,
-            header.flags | FLAG_STUB,
-            header.epoch,
-            header.stored_at_ms,
-            header.log_offset,
-            header.unsynced,
-            head_size,
-        )
-        + body
-    )
-    if head_size + len(tail) > header.size:
+    fields = record.HEADER.unpack_from(whole)
+    _, _, size, _, version, kind, flags, epoch, stored_at_ms, log_offset, unsynced, of_head = fields
+    tail = stored_message.without_content(whole[of_head:size])
+    head_size = of_head + record.STUB_TAIL.size
+    if head_size + len(tail) > size:
         raise ValueError("the message is smaller than its stub")
-    return record.PREFIX.pack(record.MAGIC, crc32(covered)) + covered + tail
+    covered = b"".join(
+        (
+            record.COVERED.pack(
+                size,
+                crc32(tail),
+                version,
+                kind,
+                flags | FLAG_STUB,
+                epoch,
+                stored_at_ms,
+                log_offset,
+                unsynced,
+                head_size,
+            ),
+            whole[record.HEADER_SIZE : of_head],
+            record.STUB_TAIL.pack(len(tail)),
+        )
+    )
+    return b"".join((record.PREFIX.pack(record.MAGIC, crc32(covered)), covered, tail))

@@ -156,10 +156,15 @@ class SegmentReader:
         All checksums are checked. Raises CorruptStore.
         """
         offset, at = segment.start, self.position(segment, segment.start)
-        while not self.end_of_records(segment, offset):
+        is_pack = segment.pack is not None
+        end = segment.pack.header.record_end if segment.pack else segment.end - HEADER_SIZE + 1
+        read = view = memoryview(b"")  # the part of the view that was read, and all of it
+        while offset < end:
             try:
-                view = self.views.readable(segment.name, at, READ_BYTES)
-                found = intact_at(view, at, offset)
+                if len(read) - at < PAGE_BYTES:
+                    view = self.views.readable(segment.name, at, READ_BYTES)
+                    read = view[: at + READ_BYTES]
+                found = intact_at(read, at, offset)
                 if found is None:
                     self.read_record(segment, offset)
                     found = intact_at(view, at, offset)
@@ -172,7 +177,7 @@ class SegmentReader:
             stored = HEADER_SIZE + len(found.body) + len(found.tail)
             yield found, view[at : at + stored]
             offset = LogOffset(offset + found.header.size)
-            at += stored if segment.pack is not None else found.header.size
+            at += stored if is_pack else found.header.size
 
     def readable_record(self, segment: Segment, log_offset: int) -> memoryview:
         """Return the view of a segment after reading the record at `log_offset`.

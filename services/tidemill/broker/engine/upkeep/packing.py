@@ -42,9 +42,11 @@ FREED_BYTES_MIN: Final = 16 << 10  # fewer are not worth a file operation
 # On a full disk a pack need not free more than it keeps.
 FREED_ON_FULL_DISK_MIN: Final = 1 << 20
 STUBS_A_SAMPLE: Final = 17  # one of so many stubs is made to estimate the size of all
-# An estimate may end after this part of a segment, if a pack seems half as large as allowed.
+# An estimate may end after this part of a segment, if a pack seems to have 3/4 of the size allowed.
 ESTIMATED_PART: Final = 8
 _MESSAGE = int(RecordKind.MESSAGE)
+_NEVER_DEAD = FLAG_SCHEDULE | FLAG_STUB  # A timer may need its message.
+_ALL_DEAD = 1 << 63
 
 
 class _Estimate(NamedTuple):
@@ -215,7 +217,7 @@ class Packing:
         for _ in self._fill(content, segment, stubs_a_sample=STUBS_A_SAMPLE):
             done = content.record_end - segment.start
             size = content.file_size * log_bytes // done
-            is_small = done >= log_bytes // ESTIMATED_PART and size <= size_max // 2
+            is_small = done >= log_bytes // ESTIMATED_PART and size <= size_max * 3 // 4
             if is_small and is_roomy:
                 return size
             if content.position > size_max:
@@ -287,8 +289,15 @@ class Packing:
         """
         stub: bytes | None = None
         count = dead_count = read_bytes = 0
+        lows: dict[tuple[int, int], int] = {}  # by topic and queue: messages before it are dead
         for found, data in self._log.reader.walk_intact(segment):
-            is_dead = self._is_dead(found)
+            is_dead, header = False, found.header
+            if header.kind == _MESSAGE and not header.flags & _NEVER_DEAD:
+                topic_id, queue_id, _, queue_offset = PLACE.unpack_from(found.body)
+                low = lows.get((topic_id, queue_id))
+                if low is None:
+                    low = lows[topic_id, queue_id] = self._find_low(topic_id, queue_id)
+                is_dead = queue_offset < low
             kept: bytes | memoryview = data
             if is_dead and not content.is_before_floor:
                 if dead_count % stubs_a_sample == 0:
@@ -311,15 +320,12 @@ class Packing:
     def _is_before_floor(self, segment: Segment) -> bool:
         return segment.end <= self._log.state_floor
 
-    def _is_dead(self, found: Record) -> bool:
-        header = found.header
-        if header.kind != _MESSAGE or header.flags & FLAG_SCHEDULE or record.is_stub(header):
-            return False  # A timer may need its message.
-        topic_id, queue_id, _, queue_offset = PLACE.unpack_from(found.body)
+    def _find_low(self, topic_id: int, queue_id: int) -> int:
+        """Return the queue offset before which the messages of a queue are dead."""
         if not self._catalog.is_alive(TopicId(topic_id)):
-            return True
+            return _ALL_DEAD
         queue = self._catalog.queues.get((TopicId(topic_id), QueueId(queue_id)))
-        return queue is not None and queue_offset < queue.low
+        return 0 if queue is None else queue.low
 
 
 def _stub_of(data: memoryview) -> bytes | None:
@@ -364,9 +370,10 @@ class _PackContent:
         """Add the next record: its bytes, and those that the pack keeps of it."""
         header = found.header
         self.record_end = header.log_offset + header.size
-        is_message = header.kind == _MESSAGE and not header.flags & (FLAG_SCHEDULE | FLAG_STUB)
+        is_message = header.kind == _MESSAGE and not header.flags & _NEVER_DEAD
         if not self.is_before_floor or (is_message and not is_dead):
-            self.end()
+            if self._first is not None:
+                self.end()
             is_copied = kept is data and not record.is_stub(header)
             self._put(header.log_offset, kept, is_copied=is_copied)
             return
