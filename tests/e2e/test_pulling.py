@@ -189,9 +189,9 @@ def test_a_delayed_message_has_its_due_and_fire_times(
     running: Standalone, client: PullClient
 ) -> None:
     running.put("topics/delayed", queues=1, messageType="DELAY")
+    client.send("delayed", b"late already", due_at_ms=1_000)
     due_at_ms = int(time.time() * 1000) + 300
     client.send("delayed", b"late", due_at_ms=due_at_ms)
-    client.send("delayed", b"late already", due_at_ms=1_000)
     found = client.pull("delayed", 1, wait_s=20).messages
     properties = found[0].system_properties
     assert properties.delivery_timestamp.ToMilliseconds() == due_at_ms
