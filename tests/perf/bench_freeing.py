@@ -72,7 +72,7 @@ async def freed_bytes(http: httpx.AsyncClient, running: Standalone) -> float:
 
 
 async def delete(running: Standalone, name: str, size_bytes: int) -> list[tuple[float, float]]:
-    """Delete a topic; return the times in seconds at which space returned, with all freed bytes."""
+    """Delete a topic; return (seconds since then, freed bytes) after each return of space."""
     async with httpx.AsyncClient(trust_env=False) as http:
         before = await freed_bytes(http, running)
         began = time.monotonic()
@@ -158,7 +158,7 @@ async def measure_packing(running: Standalone, client: Api, size_bytes: int) -> 
     part_bytes = size_bytes // PARTS
     for part in range(PARTS):
         await fill(client, f"dropped-{part}", part_bytes, kept="kept")
-    # A process of its own: this one reads metrics, in which it could not measure.
+    # The probe is a process, because reading metrics blocks this one and would add to a latency.
     context = multiprocessing.get_context("spawn")
     pipe, probe_pipe = context.Pipe()
     probe = context.Process(target=run_probe, args=(running.grpc, probe_pipe), daemon=True)

@@ -21,7 +21,7 @@ from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 
 _unpack_extent = EXTENT.unpack_from
 SEARCH_BYTES = 1 << 20  # bytes per search for the next record
-WINDOW_EXTENTS = 128
+WINDOW_EXTENTS = 128  # decoded at once: 10 KiB of memory in one window per log
 # Returns bytes of a pack from a position on, with zeros for unreadable pages.
 PackReader: TypeAlias = Callable[[int, int], memoryview]
 

@@ -31,7 +31,7 @@ from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
 PACKS_LEVEL: Final = 2  # feature level of stubs
-# Sends wait for a slice and for its sync, so both are short: 0.1 to 0.5 ms, and about 0.4 ms.
+# Sends wait for a slice and for its sync, so both are short: 0.1 to 0.5 ms, and about 0.7 ms.
 RECORDS_A_SLICE: Final = 64  # 3 to 9 us each
 SLICE_BYTES: Final = 128 << 10  # read or copied
 LOOK_PERIOD_MS: Final = 1_000
