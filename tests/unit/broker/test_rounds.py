@@ -82,7 +82,7 @@ def test_requests_during_a_hold_are_applied_after_it() -> None:
 
 def test_sends_are_rejected_while_too_few_replicas_are_in_sync() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        world.world.engine.commands.lacks_replicas = True
+        world.world.engine.commands.why_unconfirmed = "too few replicas are in sync"
         log_end = world.world.engine.log.log_end
         await proxy.send(world.append_frame("a"))
         [failure] = (await proxy.reply()).failures

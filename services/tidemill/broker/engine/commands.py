@@ -76,7 +76,7 @@ class Commands:
         # The copy for a retry must fit into a segment, too. Otherwise no revive could make it.
         self._blob_bytes_max = segment_bytes - HEADER_SIZE - HEAD_BYTES_MAX
         # Whether too few replicas are in sync to confirm a message. Replication sets it.
-        self.lacks_replicas = False
+        self.why_unconfirmed = ""  # Why no message can be confirmed; empty if one can.
 
     # ------------------------------------------------------------ send
 
@@ -107,7 +107,7 @@ class Commands:
             raise self._draining()
         if queue_id >= len(queues):
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
-        if self._log.log_end > self._room.send_limit or self.lacks_replicas:
+        if self._log.log_end > self._room.send_limit or self.why_unconfirmed:
             self.check_sends()
         if len(blob) > self._blob_bytes_max:
             raise MessageBodyTooLarge(
@@ -144,11 +144,11 @@ class Commands:
         """Raise DiskFull or TooFewInSync if the broker accepts no messages at present."""
         if self._room.is_full:
             raise self._room.sends_rejected()
-        if self.lacks_replicas:
+        if self.why_unconfirmed:
             raise TooFewInSync(
-                f"broker group {self._catalog.broker_name} has too few replicas in sync to confirm "
-                f"a message; nothing was stored, so repeat when a replica is back (see `tidemill "
-                f"cluster status`)"
+                f"broker group {self._catalog.broker_name} cannot confirm a message: "
+                f"{self.why_unconfirmed}; nothing was stored, so send it again later (see "
+                f"`tidemill cluster status`)"
             )
 
     def _no_such_topic(self, topic_id: TopicId) -> TopicNotFound | Forbidden:

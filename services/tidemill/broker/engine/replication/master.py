@@ -122,11 +122,6 @@ class Master:
         return commitment.confirm >= commitment.epoch_start_end
 
     @property
-    def is_blocked(self) -> bool:
-        """Whether nothing can be confirmed: too few members, or doubt after a standstill."""
-        return self.sync_state.is_short or self.sync_state.commitment.is_doubtful
-
-    @property
     def accepts_sends(self) -> bool:
         """Whether messages may be appended. False during a hand-over."""
         return self.transfer is None

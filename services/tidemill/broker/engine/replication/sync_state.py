@@ -100,6 +100,11 @@ class SyncState:
         """Whether the recorded set is too small to confirm anything."""
         return len(self.view.sss) < self.view.min_in_sync
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the epoch may have ended during a standstill. Then nothing is confirmed."""
+        return self.commitment.is_doubtful
+
     def acked(self, member: ReplicaRun) -> int:
         """Return the acked end of a member."""
         return dict(self.commitment.acked).get(member, 0)
@@ -176,11 +181,10 @@ class SyncState:
         self._sample_log_end(log_end, now_ms)
         self._update_peers(now_ms)
         self._hold_for_joiners(log_end, now_ms)
-        is_doubtful = self.commitment.is_doubtful
         # In doubt, propose the recorded set, which the controllers never refuse in this epoch.
-        members = self.view.sss if is_doubtful else self.desired_set(now_ms)
+        members = self.view.sss if self.is_doubtful else self.desired_set(now_ms)
         is_same = members == self.view.sss and not self.commitment.proposed
-        if is_same and not is_doubtful:
+        if is_same and not self.is_doubtful:
             return None
         if now_ms < self._propose_at_ms:
             return None
@@ -191,7 +195,7 @@ class SyncState:
         self.commitment, proposal = with_proposal(self.commitment, members)
         self._proof_version = proposal.version
         again_ms = self._config.proposal_again_ms
-        if self.commitment.is_doubtful:
+        if self.is_doubtful:
             # Only the answer to the last proposal counts, and controllers may be slow.
             again_ms = self._proof_again_ms
             self._proof_again_ms = min(2 * again_ms, self._config.proof_again_ms_max)
@@ -200,7 +204,7 @@ class SyncState:
 
     def handle_acceptance(self, version: int) -> None:
         """Handle the acceptance of the last proposal, against `version`: the epoch lasts."""
-        if version == self._proof_version and self.commitment.is_doubtful:
+        if version == self._proof_version and self.is_doubtful:
             self.commitment = with_doubt(self.commitment, is_doubtful=False)
             self._propose_at_ms = 0  # Another set may be desired.
 
@@ -209,7 +213,7 @@ class SyncState:
 
         The proposed members stay in force (see the module docstring).
         """
-        if version == self.view.version or self.commitment.is_doubtful:
+        if version == self.view.version or self.is_doubtful:
             self._propose_at_ms = now_ms + self._config.refused_again_ms
 
     def desired_set(self, now_ms: int) -> frozenset[ReplicaRun]:

@@ -182,8 +182,7 @@ class ReplicaShell:
             self._clock.monotonic_ms(),
         )
         master = self._machine.master
-        is_blocked = master is not None and master.is_blocked
-        if not is_blocked:
+        if master is None or not master.sync_state.is_short:
             self._blocked_since_ms = now_ms
         return ReplicaStatus(
             is_master=self.is_master,
