@@ -126,7 +126,7 @@ def run_load(program: Path, mode: str, address: str, **flags: object) -> dict[st
     arguments = [f"-{name.replace('_', '-')}={value}" for name, value in flags.items()]
     output = subprocess.run(
         [str(program), mode, f"-address={address}", *arguments],
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
     ).stdout

@@ -119,16 +119,19 @@ func receiveRequest(o options, batch int) *pb.ReceiveMessageRequest {
 	}
 }
 
-// poll makes one receive and returns its messages.
+// poll makes one receive and returns its messages. Of a canceled ctx it returns what it has.
 func poll(client pb.MessagingServiceClient, ctx context.Context, request *pb.ReceiveMessageRequest) []*pb.Message {
 	stream, err := client.ReceiveMessage(ctx, request)
+	if ctx.Err() == context.Canceled {
+		return nil
+	}
 	if err != nil {
 		fail(err)
 	}
 	var messages []*pb.Message
 	for {
 		response, err := stream.Recv()
-		if err == io.EOF {
+		if err == io.EOF || ctx.Err() == context.Canceled {
 			return messages
 		}
 		if err != nil {
@@ -294,7 +297,7 @@ func latency(o options) map[string]any {
 	arrived := make(chan time.Time)
 	go func() {
 		request := receiveRequest(o, 1)
-		for {
+		for ctx.Err() == nil {
 			for _, message := range poll(consumer, ctx, request) {
 				now := time.Now()
 				properties := message.GetSystemProperties()
