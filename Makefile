@@ -262,7 +262,7 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 		--no-emit-package tidemill --universal --no-header --no-annotate --generate-hashes
 	$(call lock_image,build,deploy/image/build.in)
 	$(call lock_image,broker,pyproject.toml --extra cli)
-	$(call lock_image,proxy,pyproject.toml --extra cli --no-emit-package numpy)
+	$(call lock_image,proxy,pyproject.toml --extra cli --extra secrets --no-emit-package numpy)
 	$(call lock_image,admin,pyproject.toml --extra admin --extra release --no-emit-package numpy)
 	$(call lock_image,tidemill,pyproject.toml --extra standalone --extra release)
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet tests/fuzz/requirements.in \

@@ -149,6 +149,10 @@ class BrokerGroupNotFound(RequestError):
     """The broker group does not exist."""
 
 
+class Unauthorized(RequestError):
+    """The call shows no valid credentials, or its user lacks a right."""
+
+
 class LogChanged(RequestError):
     """A position belongs to a different log than the broker group has now."""
 
@@ -278,6 +282,7 @@ CODES: dict[type[ServiceError], Codes] = {
     ClientIdRequired: Codes(40017, HTTPStatus.BAD_REQUEST),
     IllegalPollingTime: Codes(40018, HTTPStatus.BAD_REQUEST),
     IllegalOffset: Codes(40019, HTTPStatus.BAD_REQUEST),
+    Unauthorized: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Forbidden: Codes(40300, HTTPStatus.FORBIDDEN),
     MessageNotFound: Codes(40401, HTTPStatus.NOT_FOUND),
     ConnectionBufferFull: Codes(40401, HTTPStatus.NOT_FOUND),

@@ -1,0 +1,380 @@
+"""Decisions about rights: one action of a user on one resource, from one address.
+
+An entry allows or denies actions on the resources of a pattern. For one action on one resource, the
+entries of a user and of its roles are ranked together:
+
+    Topic:orders           a literal name of this type
+    Topic:ord*             a prefix; a longer one first
+    Topic:*                every name of this type
+    *                      everything
+
+The first rank with an entry for the action and the address decides; in it, DENY wins. If no entry
+matches, the action is refused. Source: RocketMQ's ACL 2.0, where the default policies of a user are
+examined after its own; here they are a role.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, final
+
+from tidemill.common.errors import BadRequest
+from tidemill.message.resource_names import (
+    DEAD_LETTER_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    TIMER_DEAD_LETTER_TOPIC,
+)
+
+ENTRIES_MAX: Final = 256  # of one user or role
+SOURCES_MAX: Final = 16  # source ranges of one entry
+RESOURCE_CHARS_MAX: Final = 255
+ANYTHING: Final = "*"
+ALLOW: Final = "ALLOW"
+DENY: Final = "DENY"
+ALL_ACTIONS: Final = "All"
+
+
+class Action(IntEnum):
+    """An action of a call on a resource. A listing needs Get or List."""
+
+    PUB = 0
+    SUB = 1
+    CREATE = 2
+    UPDATE = 3
+    DELETE = 4
+    GET = 5
+    LIST = 6
+
+    @property
+    def text(self) -> str:
+        """Return the name that users write: Pub."""
+        return self.name.capitalize()
+
+
+class ResourceType(IntEnum):
+    """The types of resources. `Cluster` resources are areas of the operators' interface."""
+
+    TOPIC = 0
+    GROUP = 1
+    CLUSTER = 2
+
+    @property
+    def text(self) -> str:
+        """Return the name that users write: Topic."""
+        return self.name.capitalize()
+
+
+AREAS: Final = (
+    "audit",
+    "broker-groups",
+    "clients",
+    "pipeline",
+    "processes",
+    "quotas",
+    "replicas",
+    "security",
+)
+
+_ACTIONS: Final = {action.text: action for action in Action}
+_TYPES: Final = {type_.text: type_ for type_ in ResourceType}
+
+
+class Resource(NamedTuple):
+    """One topic, consumer group or area."""
+
+    type: ResourceType
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.type.text}:{self.name}"
+
+
+def topic_resource(topic: str) -> Resource:
+    """Return the resource that decides about a topic.
+
+    A retry or dead-letter topic belongs to its consumer group, whatever patterns match its name.
+    """
+    if topic.startswith(RETRY_TOPIC_PREFIX):
+        group = topic.removeprefix(RETRY_TOPIC_PREFIX).partition("+")[0]
+        return Resource(ResourceType.GROUP, group)
+    if topic.startswith(DEAD_LETTER_TOPIC_PREFIX) and topic != TIMER_DEAD_LETTER_TOPIC:
+        return Resource(ResourceType.GROUP, topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX))
+    return Resource(ResourceType.TOPIC, topic)
+
+
+def group_resource(group: str) -> Resource:
+    """Return the resource of a consumer group."""
+    return Resource(ResourceType.GROUP, group)
+
+
+# ---------------------------------------------------------------- addresses
+
+
+class SourceAddress(NamedTuple):
+    """The address of a connection. An IPv4-mapped IPv6 address is an IPv4 address."""
+
+    version: int
+    number: int
+
+    def __str__(self) -> str:
+        address = ipaddress.IPv4Address if self.version == 4 else ipaddress.IPv6Address
+        return str(address(self.number))
+
+
+class AddressRange(NamedTuple):
+    """Addresses from `low` to `high`, both included, of one version of IP."""
+
+    version: int
+    low: int
+    high: int
+
+    def has(self, address: SourceAddress) -> bool:
+        """Whether the range has the address."""
+        return self.version == address.version and self.low <= address.number <= self.high
+
+
+@lru_cache(maxsize=4_096)
+def parse_address(text: str) -> SourceAddress | None:
+    """Read the address of a peer, without its port; None for other text."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    address = mapped or address
+    return SourceAddress(address.version, int(address))
+
+
+def parse_range(text: str) -> AddressRange:
+    """Read an address or a range in CIDR notation. Raises BadRequest."""
+    try:
+        network = ipaddress.ip_network(text)
+    except ValueError as error:
+        raise BadRequest(
+            f"{text!r} is neither an address nor a range such as 10.1.0.0/16: {error}"
+        ) from None
+    if isinstance(network, ipaddress.IPv6Network):
+        low = network.network_address.ipv4_mapped
+        high = network.broadcast_address.ipv4_mapped
+        if low is not None and high is not None:
+            return AddressRange(4, int(low), int(high))
+    return AddressRange(
+        network.version, int(network.network_address), int(network.broadcast_address)
+    )
+
+
+# ---------------------------------------------------------------- entries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One rule of a user or a role."""
+
+    type: ResourceType | None  # None: of every type
+    name: str  # a literal name, or the text before `*`
+    is_prefix: bool
+    actions: frozenset[Action]
+    sources: tuple[str, ...] = ()  # as given; empty: from everywhere
+    is_allowed: bool = True
+
+    @property
+    def resource(self) -> str:
+        """The pattern as users write it."""
+        if self.type is None:
+            return ANYTHING
+        return f"{self.type.text}:{self.name}{ANYTHING if self.is_prefix else ''}"
+
+    def to_item(self) -> dict[str, Any]:
+        """Return the entry as it is stored."""
+        item: dict[str, Any] = {
+            "resource": self.resource,
+            "actions": action_texts(self.actions),
+            "decision": ALLOW if self.is_allowed else DENY,
+        }
+        return {**item, "sources": list(self.sources)} if self.sources else item
+
+
+def action_texts(actions: frozenset[Action]) -> list[str]:
+    """Return the names of actions; `All` stands for all of them."""
+    if len(actions) == len(Action):
+        return [ALL_ACTIONS]
+    return [action.text for action in sorted(actions)]
+
+
+def parse_actions(texts: Iterable[str]) -> frozenset[Action]:
+    """Read the names of actions. Raises BadRequest."""
+    found: set[Action] = set()
+    for text in texts:
+        name = text.capitalize()
+        if name == ALL_ACTIONS:
+            return frozenset(Action)
+        if name not in _ACTIONS:
+            known = ", ".join([ALL_ACTIONS, *_ACTIONS])
+            raise BadRequest(f"there is no action {text!r}; the actions are {known}")
+        found.add(_ACTIONS[name])
+    if not found:
+        raise BadRequest("an entry has at least one action")
+    return frozenset(found)
+
+
+def parse_entry(
+    resource: str, actions: Iterable[str], *, sources: Sequence[str] = (), is_allowed: bool = True
+) -> Entry:
+    """Read an entry as users write it. Raises BadRequest."""
+    type_, name, is_prefix = _parse_pattern(resource)
+    if len(sources) > SOURCES_MAX:
+        raise BadRequest(f"an entry has at most {SOURCES_MAX} source ranges, not {len(sources)}")
+    for source in sources:
+        parse_range(source)
+    return Entry(
+        type=type_,
+        name=name,
+        is_prefix=is_prefix,
+        actions=parse_actions(actions),
+        sources=tuple(sources),
+        is_allowed=is_allowed,
+    )
+
+
+def entry_of(item: dict[str, Any]) -> Entry:
+    """Read a stored entry."""
+    return parse_entry(
+        item["resource"],
+        item["actions"],
+        sources=item.get("sources", ()),
+        is_allowed=item["decision"] == ALLOW,
+    )
+
+
+def parse_resource(text: str) -> Resource:
+    """Read one resource, such as Topic:orders. Raises BadRequest."""
+    type_, name, is_prefix = _parse_pattern(text)
+    if type_ is None or is_prefix:
+        raise BadRequest(f"name one resource, such as Topic:orders, not {text!r}")
+    return topic_resource(name) if type_ is ResourceType.TOPIC else Resource(type_, name)
+
+
+def _parse_pattern(text: str) -> tuple[ResourceType | None, str, bool]:
+    if text == ANYTHING:
+        return None, "", True
+    type_text, separator, name = text.partition(":")
+    type_ = _TYPES.get(type_text.capitalize())
+    if type_ is None or not separator:
+        raise BadRequest(
+            f"{text!r} is no resource; write Topic:NAME, Group:NAME, Cluster:AREA or *, where the"
+            f" name may be * or end with *"
+        )
+    is_prefix = name.endswith(ANYTHING)
+    name = name.removesuffix(ANYTHING)
+    if ANYTHING in name or (not name and not is_prefix) or len(name) > RESOURCE_CHARS_MAX:
+        raise BadRequest(
+            f"the name of {text!r} has 1 to {RESOURCE_CHARS_MAX} characters, and * only at its end"
+        )
+    if type_ is ResourceType.CLUSTER and not is_prefix and name not in AREAS:
+        raise BadRequest(f"there is no area {name!r}; the areas are {', '.join(AREAS)}")
+    return type_, name, is_prefix
+
+
+# ---------------------------------------------------------------- decisions
+
+
+class Subject(NamedTuple):
+    """A user or a role with its entries."""
+
+    name: str  # User:NAME or Role:NAME
+    entries: Sequence[Entry]
+
+
+class Verdict(NamedTuple):
+    """A decision, with the entry that made it; None if no entry matches or no entry is needed."""
+
+    is_allowed: bool
+    entry: Entry | None = None
+    subject: str = ""
+
+
+class _Rule(NamedTuple):
+    entry: Entry
+    subject: str
+    sources: tuple[AddressRange, ...]
+
+
+class _Ranks:
+    """The rules for one action on resources of one type, by rank."""
+
+    __slots__ = ("any_name", "any_type", "literals", "prefixes")
+
+    def __init__(self) -> None:
+        self.literals: dict[str, list[_Rule]] = {}
+        self.prefixes: list[tuple[str, list[_Rule]]] = []  # longest first
+        self.any_name: list[_Rule] = []
+        self.any_type: list[_Rule] = []
+
+
+_REFUSED: Final = Verdict(is_allowed=False)
+
+
+@final
+class Rights:
+    """The entries of one user and its roles, indexed for decisions."""
+
+    __slots__ = ("_by_action", "_subjects")
+
+    def __init__(self, subjects: Sequence[Subject]) -> None:
+        self._subjects = subjects
+        self._by_action: dict[tuple[ResourceType, Action], _Ranks] = {}
+
+    def decide(self, action: Action, resource: Resource, address: SourceAddress | None) -> Verdict:
+        """Decide about one action on one resource.
+
+        Without an address, only entries without source ranges match.
+        """
+        type_, name = resource
+        ranks = self._by_action.get((type_, action))
+        if ranks is None:
+            ranks = self._by_action[type_, action] = self._rank(type_, action)
+        if (rules := ranks.literals.get(name)) and (verdict := _decide(rules, address)):
+            return verdict
+        for prefix, rules in ranks.prefixes:
+            if name.startswith(prefix) and (verdict := _decide(rules, address)):
+                return verdict
+        return _decide(ranks.any_name, address) or _decide(ranks.any_type, address) or _REFUSED
+
+    def _rank(self, type_: ResourceType, action: Action) -> _Ranks:
+        ranks = _Ranks()
+        prefixes: dict[str, list[_Rule]] = {}
+        for subject in self._subjects:
+            for entry in subject.entries:
+                if action not in entry.actions or entry.type not in {type_, None}:
+                    continue
+                rule = _Rule(entry, subject.name, tuple(map(parse_range, entry.sources)))
+                if entry.type is None:
+                    ranks.any_type.append(rule)
+                elif not entry.is_prefix:
+                    ranks.literals.setdefault(entry.name, []).append(rule)
+                elif entry.name:
+                    prefixes.setdefault(entry.name, []).append(rule)
+                else:
+                    ranks.any_name.append(rule)
+        ranks.prefixes = sorted(prefixes.items(), key=lambda item: -len(item[0]))
+        return ranks
+
+
+def _decide(rules: list[_Rule], address: SourceAddress | None) -> Verdict | None:
+    """Return the decision of one rank; None if no rule matches the address."""
+    allowing: _Rule | None = None
+    for rule in rules:
+        if rule.sources and not (
+            address is not None and any(range_.has(address) for range_ in rule.sources)
+        ):
+            continue
+        if not rule.entry.is_allowed:
+            return Verdict(is_allowed=False, entry=rule.entry, subject=rule.subject)
+        allowing = allowing or rule
+    if allowing is None:
+        return None
+    return Verdict(is_allowed=True, entry=allowing.entry, subject=allowing.subject)

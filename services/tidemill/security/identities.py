@@ -1,0 +1,238 @@
+"""Users and roles, as the configuration items of a cluster store them.
+
+A secret is stored encrypted (`secret_keys.py`). The items are JSON objects; `docs/formats.md` lists
+their fields.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from tidemill.common.errors import BadRequest
+from tidemill.security.acl import ENTRIES_MAX, Entry, Subject, entry_of, parse_entry
+
+USER_NAME_CHARS_MAX: Final = 64
+SECRETS_MAX: Final = 2
+SECRET_CHARS_MIN: Final = 16
+SECRET_CHARS_MAX: Final = 128
+
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_SECRET = re.compile(r"[!-~]{16,128}")
+
+
+class UserType(StrEnum):
+    """Whether a user needs rights."""
+
+    SUPER = "SUPER"  # may do everything
+    NORMAL = "NORMAL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedSecret:
+    """A secret of a user, encrypted."""
+
+    id: int  # counts the secrets of the user
+    key_id: str  # of the key that encrypts it
+    sealed: bytes  # nonce and ciphertext
+    created_at_ms: int
+    not_after_ms: int = 0  # 0: it does not end
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether the secret has ended."""
+        return 0 < self.not_after_ms < now_ms
+
+    def to_item(self) -> dict[str, Any]:
+        """Return the secret as it is stored."""
+        return {
+            "id": self.id,
+            "keyId": self.key_id,
+            "sealed": base64.b64encode(self.sealed).decode(),
+            "createdAtMs": self.created_at_ms,
+            "notAfterMs": self.not_after_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """One identity. Its name is the access key of the clients."""
+
+    name: str
+    id: int  # never used again; owner of clients and deliveries
+    type: UserType = UserType.NORMAL
+    is_enabled: bool = True
+    secrets: tuple[SealedSecret, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    roles: tuple[str, ...] = ()
+    created_at_ms: int = 0
+    changed_at_ms: int = 0
+    changed_by: str = ""
+
+    @property
+    def subject(self) -> str:
+        """Its name among the subjects of entries."""
+        return f"User:{self.name}"
+
+    @property
+    def next_secret_id(self) -> int:
+        """The id of its next secret."""
+        return max((secret.id for secret in self.secrets), default=0) + 1
+
+    def to_item(self) -> dict[str, Any]:
+        """Return the configuration item that puts this user."""
+        fields = {
+            "id": self.id,
+            "type": self.type.value,
+            "enabled": self.is_enabled,
+            "secrets": [secret.to_item() for secret in self.secrets],
+            "entries": [entry.to_item() for entry in self.entries],
+            "roles": list(self.roles),
+            "createdAtMs": self.created_at_ms,
+            "changedAtMs": self.changed_at_ms,
+            "changedBy": self.changed_by,
+        }
+        return {"op": "user", "name": self.name, "user": fields}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRole:
+    """A named list of entries."""
+
+    name: str
+    entries: tuple[Entry, ...] = ()
+    changed_at_ms: int = 0
+    changed_by: str = ""
+
+    @property
+    def subject(self) -> Subject:
+        """The role with its entries, as a subject of decisions."""
+        return Subject(f"Role:{self.name}", self.entries)
+
+    def to_item(self) -> dict[str, Any]:
+        """Return the configuration item that puts this role."""
+        fields = {
+            "entries": [entry.to_item() for entry in self.entries],
+            "changedAtMs": self.changed_at_ms,
+            "changedBy": self.changed_by,
+        }
+        return {"op": "role", "name": self.name, "role": fields}
+
+
+def user_of(encoded: bytes) -> User:
+    """Read the stored item of a user."""
+    item = json.loads(encoded)
+    fields = item["user"]
+    return User(
+        name=item["name"],
+        id=fields["id"],
+        type=UserType(fields["type"]),
+        is_enabled=fields["enabled"],
+        secrets=tuple([_secret_of(secret) for secret in fields["secrets"]]),
+        entries=tuple([entry_of(entry) for entry in fields["entries"]]),
+        roles=tuple(fields["roles"]),
+        created_at_ms=fields["createdAtMs"],
+        changed_at_ms=fields["changedAtMs"],
+        changed_by=fields["changedBy"],
+    )
+
+
+def _secret_of(item: dict[str, Any]) -> SealedSecret:
+    return SealedSecret(
+        id=item["id"],
+        key_id=item["keyId"],
+        sealed=base64.b64decode(item["sealed"]),
+        created_at_ms=item["createdAtMs"],
+        not_after_ms=item["notAfterMs"],
+    )
+
+
+def role_of(encoded: bytes) -> AccessRole:
+    """Read the stored item of a role."""
+    item = json.loads(encoded)
+    fields = item["role"]
+    return AccessRole(
+        name=item["name"],
+        entries=tuple([entry_of(entry) for entry in fields["entries"]]),
+        changed_at_ms=fields["changedAtMs"],
+        changed_by=fields["changedBy"],
+    )
+
+
+def check_user_name(name: str) -> str:
+    """Return the name of a user or a role. Raises BadRequest."""
+    if not _NAME.fullmatch(name):
+        raise BadRequest(
+            f"{name!r} is no name of a user or a role: it has 1 to {USER_NAME_CHARS_MAX} characters"
+            f" of A-Z a-z 0-9 . _ @ -"
+        )
+    return name
+
+
+def check_secret(secret: str) -> str:
+    """Return a secret that a user chose. Raises BadRequest, without the secret in the text."""
+    if not _SECRET.fullmatch(secret):
+        raise BadRequest(
+            f"a secret has {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} printable ASCII characters"
+            f" without blanks, and this one has {len(secret)} characters"
+        )
+    return secret
+
+
+def check_entries(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Return the entries of one subject. Raises BadRequest."""
+    if len(entries) > ENTRIES_MAX:
+        raise BadRequest(
+            f"a user or a role has at most {ENTRIES_MAX} entries, not {len(entries)}; use a prefix"
+            f" such as Topic:orders*, or more roles"
+        )
+    return entries
+
+
+# ---------------------------------------------------------------- ready-made roles and templates
+
+_AREAS_OF_OPERATION = ("broker-groups", "replicas", "clients", "quotas")
+
+
+def _entries(resources: tuple[str, ...], *actions: str) -> tuple[Entry, ...]:
+    return tuple([parse_entry(resource, actions) for resource in resources])
+
+
+_NAMED = ("Topic:*", "Group:*", *(f"Cluster:{area}" for area in _AREAS_OF_OPERATION))
+
+READY_MADE_ROLES: Final[Mapping[str, AccessRole]] = {
+    role.name: role
+    for role in (
+        AccessRole(name="viewer", entries=_entries(_NAMED, "Get", "List")),
+        AccessRole(
+            name="operator",
+            entries=(
+                *_entries(_NAMED, "Get", "List", "Update"),
+                *_entries(("Cluster:audit", "Cluster:processes"), "Get"),
+            ),
+        ),
+        AccessRole(name="admin", entries=_entries(("Topic:*", "Group:*", "Cluster:*"), "All")),
+    )
+}
+
+
+def producer_entries(topic: str) -> tuple[Entry, ...]:
+    """Return the entries of a producer to a topic."""
+    return _entries((f"Topic:{topic}",), "Pub")
+
+
+def consumer_entries(group: str, topic: str) -> tuple[Entry, ...]:
+    """Return the entries of a consumer of a topic in a consumer group."""
+    return _entries((f"Group:{group}", f"Topic:{topic}"), "Sub")
+
+
+def pipeline_entries(group: str, topic: str) -> tuple[Entry, ...]:
+    """Return the entries of a pipeline that reads a topic in a consumer group."""
+    return (
+        *_entries((f"Group:{group}", f"Topic:{topic}"), "Get", "Sub"),
+        *_entries(("Cluster:pipeline",), "Get"),
+    )
