@@ -7,10 +7,15 @@ from typing import ClassVar
 from pydantic import Field
 
 from tidemill.common.setting_types import Addresses, Port
-from tidemill.common.shared_settings import AdminFrontSettings, ClusterTlsSettings, MessageSettings
+from tidemill.common.shared_settings import (
+    AdminFrontSettings,
+    ClusterTlsSettings,
+    MessageSettings,
+    SecuritySettings,
+)
 
 
-class AdminSettings(AdminFrontSettings, MessageSettings, ClusterTlsSettings):
+class AdminSettings(AdminFrontSettings, MessageSettings, SecuritySettings, ClusterTlsSettings):
     """Serve the REST API for topics, consumer groups and messages."""
 
     command: ClassVar[str] = "admin"

@@ -201,6 +201,10 @@ class Overloaded(UnavailableError):
     """A named limit is reached; the request was not started."""
 
 
+class KeyMissing(UnavailableError):
+    """The process cannot decrypt the secrets of users."""
+
+
 class Draining(UnavailableError):
     """The process is stopping."""
 
@@ -303,6 +307,7 @@ CODES: dict[type[ServiceError], Codes] = {
     PropertiesTooLarge: Codes(43101, HTTPStatus.BAD_REQUEST),
     DiskFull: Codes(50001, HTTPStatus.INSUFFICIENT_STORAGE),
     TooFewInSync: Codes(50002, HTTPStatus.SERVICE_UNAVAILABLE),
+    KeyMissing: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     Draining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     NotMaster: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     GroupDraining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),

@@ -105,6 +105,8 @@ KNOWN_KEYS = frozenset(
         "scaler_tls_key_file",
         "segment_bytes",
         "session_timeout_ms",
+        "security_floor",
+        "security_key_file",
         "stall_limit_ms",
         "stop_timeout_ms",
         "supervisor_fd",

@@ -134,6 +134,26 @@ class AdminFrontSettings(ProcessSettings):
         return self
 
 
+class SecuritySettings(ProcessSettings):
+    """Users and rights, in the processes that check them: proxies and admin."""
+
+    panels: ClassVar[dict[str, str]] = {"security_": "Users and rights"}
+
+    security_key_file: str = Field(
+        "",
+        description="File with the keys of the users' secrets, one line `KEYID HEX64` each; the"
+        " first one encrypts. It is read again when it changes. No other user of the machine may"
+        " read it. Without it, no signature is verified and no secret is made. `tidemill standalone` makes"
+        " `security.key` in data_dir.",
+    )
+    security_floor: Literal["off", "permissive", "on"] = Field(
+        "off",
+        description="The least mode of this process, whatever `tidemill security` sets. off: calls"
+        " need no credentials; permissive: refusals are counted, and the calls pass; on: a call"
+        " needs a user with the right.",
+    )
+
+
 class FeatureLevelSettings(ProcessSettings):
     """The cap of the feature level, in brokers and controllers."""
 

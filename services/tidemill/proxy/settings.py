@@ -9,10 +9,15 @@ from pydantic import Field
 from pydantic_settings import CliSuppress
 
 from tidemill.common.setting_types import Address, Addresses, Flag, Port
-from tidemill.common.shared_settings import ClusterTlsSettings, FrontSettings, MessageSettings
+from tidemill.common.shared_settings import (
+    ClusterTlsSettings,
+    FrontSettings,
+    MessageSettings,
+    SecuritySettings,
+)
 
 
-class ProxySettings(FrontSettings, MessageSettings, ClusterTlsSettings):
+class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTlsSettings):
     """Settings of the proxy: its addresses, its brokers and its limits."""
 
     command: ClassVar[str] = "proxy"

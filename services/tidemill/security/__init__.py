@@ -1,1 +1,4 @@
-"""Users, roles and rights: what proxies, brokers, admin and the command line share, without I/O."""
+"""Users, roles and rights: what proxies, brokers, admin and the command line share.
+
+Only `key_file` reads a file.
+"""

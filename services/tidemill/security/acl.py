@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, NamedTuple, final
 
 from tidemill.common.errors import BadRequest
@@ -334,15 +335,30 @@ class Rights:
         Without an address, only entries without source ranges match.
         """
         type_, name = resource
-        ranks = self._by_action.get((type_, action))
-        if ranks is None:
-            ranks = self._by_action[type_, action] = self._rank(type_, action)
+        ranks = self._ranks_of(type_, action)
         if (rules := ranks.literals.get(name)) and (verdict := _decide(rules, address)):
             return verdict
         for prefix, rules in ranks.prefixes:
             if name.startswith(prefix) and (verdict := _decide(rules, address)):
                 return verdict
         return _decide(ranks.any_name, address) or _decide(ranks.any_type, address) or _REFUSED
+
+    def allows_all(
+        self, action: Action, type_: ResourceType, address: SourceAddress | None
+    ) -> bool:
+        """Whether one action is allowed on each resource of a type, also on future ones."""
+        ranks = self._ranks_of(type_, action)
+        narrow = chain(ranks.literals.values(), (rules for _, rules in ranks.prefixes))
+        if any(not rule.entry.is_allowed for rules in narrow for rule in rules):
+            return False
+        verdict = _decide(ranks.any_name, address) or _decide(ranks.any_type, address)
+        return verdict is not None and verdict.is_allowed
+
+    def _ranks_of(self, type_: ResourceType, action: Action) -> _Ranks:
+        ranks = self._by_action.get((type_, action))
+        if ranks is None:
+            ranks = self._by_action[type_, action] = self._rank(type_, action)
+        return ranks
 
     def _rank(self, type_: ResourceType, action: Action) -> _Ranks:
         ranks = _Ranks()

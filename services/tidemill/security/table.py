@@ -6,11 +6,19 @@ Items stay encoded until a user makes a call, because most of ten thousand users
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final, final
 
-from tidemill.security.acl import Action, Resource, Rights, SourceAddress, Subject, Verdict
+from tidemill.security.acl import (
+    Action,
+    Resource,
+    ResourceType,
+    Rights,
+    SourceAddress,
+    Subject,
+    Verdict,
+)
 from tidemill.security.identities import (
     READY_MADE_ROLES,
     AccessRole,
@@ -73,17 +81,27 @@ class KnownUser:
             return _ALLOWED
         return self._rights.decide(action, resource, address)
 
+    def allows_all(
+        self, action: Action, type_: ResourceType, address: SourceAddress | None
+    ) -> bool:
+        """Whether one action is allowed on each resource of a type."""
+        if self.user.type is UserType.SUPER:
+            return True
+        return self._rights.allows_all(action, type_, address)
+
 
 @final
 class SecurityTable:
     """Users, roles and the mode, read from encoded items."""
 
-    def __init__(self, items: Mapping[tuple[str, str], bytes], *, floor: Mode = Mode.OFF) -> None:
-        """`items` are the items of the home by kind and name; `floor` is the least mode.
+    def __init__(
+        self, find_item: Callable[[str, str], bytes | None], *, floor: Mode = Mode.OFF
+    ) -> None:
+        """`find_item` returns an item by kind and name; `floor` is the least mode.
 
-        The owner of `items` calls `note_change` after each change.
+        The owner of the items calls `note_change` after each change of one.
         """
-        self._items = items
+        self._find_item = find_item
         self._floor = floor
         self._users: dict[str, KnownUser] = {}
         self._roles: dict[str, AccessRole] = {}
@@ -112,7 +130,7 @@ class SecurityTable:
     def recorded_mode(self) -> Mode:
         """The mode of the configuration."""
         if self._recorded_mode is None:
-            encoded = self._items.get((MODE, ""))
+            encoded = self._find_item(MODE, "")
             text = json.loads(encoded)["security"]["mode"] if encoded else Mode.OFF.text
             self._recorded_mode = parse_mode(text)
         return self._recorded_mode
@@ -125,7 +143,7 @@ class SecurityTable:
     def user(self, name: str) -> KnownUser | None:
         """Return a user by its name; None if there is none."""
         known = self._users.get(name)
-        if known is None and (encoded := self._items.get((USER, name))) is not None:
+        if known is None and (encoded := self._find_item(USER, name)) is not None:
             known = self._read_user(encoded)
             if len(self._users) >= DECODED_USERS_MAX:
                 del self._users[next(iter(self._users))]  # the oldest one
@@ -137,7 +155,7 @@ class SecurityTable:
         if (ready := READY_MADE_ROLES.get(name)) is not None:
             return ready
         role = self._roles.get(name)
-        if role is None and (encoded := self._items.get((ROLE, name))) is not None:
+        if role is None and (encoded := self._find_item(ROLE, name)) is not None:
             role = self._roles[name] = role_of(encoded)
         return role
 

@@ -17,6 +17,7 @@ from tidemill.standalone.broker_stores import CONTROLLER, brokers_of
 from tidemill.standalone.child import Child, ChildFailure
 from tidemill.standalone.child_plan import planned_children
 from tidemill.standalone.command_lines import MIN_IN_SYNC
+from tidemill.standalone.key_file import ensure_key_file
 from tidemill.standalone.settings import StandaloneSettings
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ async def serve(settings: StandaloneSettings) -> int:
             replicas=settings.replicas,
             min_in_sync=MIN_IN_SYNC,
         )
+    ensure_key_file(settings)
     with planned_children(settings) as children:
         stages = stages_of(children, settings)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.common.addresses import HostPort
 from tidemill.standalone.broker_stores import CONTROLLER, group_store_of
+from tidemill.standalone.key_file import key_file_of
 
 if TYPE_CHECKING:
     from tidemill.standalone.broker_stores import StandaloneBroker
@@ -94,6 +95,7 @@ class CommandLines:
             f"--tls-key-file={settings.tls_key_file}",
             f"--tls-client-ca-file={settings.tls_client_ca_file}",
             *(f"--proxy-protocol-from={network}" for network in settings.proxy_protocol_from),
+            *self._security_flags(),
         ]
 
     def admin(self, addresses: Addresses) -> list[str]:
@@ -114,6 +116,14 @@ class CommandLines:
             f"--admin-tls-certificate-file={settings.admin_tls_certificate_file}",
             f"--admin-tls-key-file={settings.admin_tls_key_file}",
             *self._scaler_flags(addresses),
+            *self._security_flags(),
+        ]
+
+    def _security_flags(self) -> list[str]:
+        settings = self._settings
+        return [
+            f"--security-key-file={key_file_of(settings)}",
+            f"--security-floor={settings.security_floor}",
         ]
 
     def _scaler_flags(self, addresses: Addresses) -> list[str]:

@@ -8,13 +8,18 @@ from typing import ClassVar
 from pydantic import Field
 
 from tidemill.common.setting_types import Flag, Folder, Port
-from tidemill.common.shared_settings import AdminFrontSettings, FrontSettings, MessageSettings
+from tidemill.common.shared_settings import (
+    AdminFrontSettings,
+    FrontSettings,
+    MessageSettings,
+    SecuritySettings,
+)
 
 GROUPS_MAX = 64  # the limit of a cluster
 REPLICAS_MAX = 5  # allows the loss of two; each further replica is one more copy to wait for
 
 
-class StandaloneSettings(FrontSettings, AdminFrontSettings, MessageSettings):
+class StandaloneSettings(FrontSettings, AdminFrontSettings, MessageSettings, SecuritySettings):
     """Run a broker, proxies and the admin process on this machine, with their data in one folder.
 
     When all serve, standard output gets one line of JSON with the addresses. SIGTERM stops them

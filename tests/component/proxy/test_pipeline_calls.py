@@ -61,7 +61,12 @@ ROUND_TRIPS = 50  # of other calls; enough time to make many pages
 @contextlib.asynccontextmanager
 async def served(source: Source) -> AsyncIterator[Stub]:
     methods = pipeline_methods(
-        {"GetQueues": PipelineMethod(pb.GetQueuesRequest, source.answer)}, source.metrics
+        {
+            "GetQueues": PipelineMethod(
+                pb.GetQueuesRequest, source.answer, lambda _call, _request: None
+            )
+        },
+        source.metrics,
     )
     server = RpcServer(
         methods, Limits(), ListenSettings(host="127.0.0.1", port=0), message_bytes_max=1 << 20

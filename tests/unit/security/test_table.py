@@ -34,7 +34,7 @@ class World:
 
     def __init__(self, floor: Mode = Mode.OFF) -> None:
         self.items: dict[tuple[str, str], bytes] = {}
-        self.table = SecurityTable(self.items, floor=floor)
+        self.table = SecurityTable(lambda *key: self.items.get(key), floor=floor)
 
     def put(self, item: dict[str, Any]) -> None:
         key = item["op"], item.get("name", "")

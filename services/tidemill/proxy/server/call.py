@@ -20,17 +20,28 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import structlog
 from google.protobuf.message import DecodeError
 
+from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import (
     BadRequest,
     ClientIdRequired,
     InvalidReceiptHandle,
     ServiceError,
+    Unauthorized,
     codes_of,
 )
 from tidemill.common.log import is_debug
 from tidemill.message import limits
 from tidemill.message.resources import ResourceName, resource_name
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
+from tidemill.security.acl import (
+    Action,
+    Resource,
+    ResourceType,
+    SourceAddress,
+    group_resource,
+    parse_address,
+    topic_resource,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.call import DisconnectError
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -38,6 +49,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.metrics import ProxyMetrics
+    from tidemill.proxy.server.access import AccessGate, Caller
 
 log = structlog.get_logger()
 
@@ -49,8 +61,12 @@ _CODE_TEXTS: dict[int, str] = {code: str(code) for code in v2.Code.values()}
 # Codes of successful calls. An empty poll is a success.
 _GOOD = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})
 
+_GO = "GO"  # Its client polls again 20 ms after a refusal.
+
 # Label of each streaming method in the gauge of streams.
 _STREAM_KINDS = {"receive_message": "receive", "pull_message": "pull"}
+
+_SUB = (Action.SUB,)
 
 CLIENT_ID = "x-mq-client-id"
 CLIENT_ID_LOGGED_CHARS_MAX = 256
@@ -108,12 +124,15 @@ class Call:
 
     __slots__ = (
         "_deadline_at",
+        "_gate",
+        "caller",
         "client_id",
         "connection",
         "group",
         "is_long_polling",
         "is_short_polling_hit",
         "metadata",
+        "method",
         "peer",
         "response_code",
         "started_at",
@@ -127,7 +146,12 @@ class Call:
         peer: Callable[[], str],
         connection: Hashable,
         time_remaining_s: float | None,
+        gate: AccessGate | None = None,
     ) -> None:
+        """Without a `gate`, the call needs no rights."""
+        self._gate = gate
+        self.caller: Caller | None = None  # the gate's; of the last check
+        self.method = ""  # label in metrics; the boundary sets it
         self.metadata = metadata
         self.connection = connection  # key of the connection: equal for all its calls
         self.client_id = _last_of(metadata, CLIENT_ID)  # of the client instance
@@ -141,10 +165,57 @@ class Call:
         self.is_short_polling_hit = ""
 
     def check(self) -> None:
-        """Raise ClientIdRequired for a call without the id of its client."""
+        """Check the client's id and the credentials.
+
+        Raises ClientIdRequired, BadRequest, Unauthorized, KeyMissing.
+        """
         if not self.client_id.strip():
             raise ClientIdRequired(f"the header {CLIENT_ID} is missing")
         limits.CLIENT_ID.check_text(self.client_id)
+        self.authenticate()
+
+    def authenticate(self) -> None:
+        """Check the credentials. Raises Unauthorized, KeyMissing."""
+        if self._gate is not None:
+            self._gate.authenticate(self)
+
+    @property
+    def address(self) -> SourceAddress | None:
+        """The address of the connection; None if it has none."""
+        return parse_address(host_of_peer(self.peer()))
+
+    def require(self, resource: Resource, *actions: Action) -> None:
+        """Check that the user has one of the rights on a resource.
+
+        Raises Unauthorized, KeyMissing; IllegalTopic or IllegalGroup for a malformed name.
+        """
+        if self._gate is not None:
+            self._gate.require(self, actions, resource)
+
+    def require_all(self, type_: ResourceType, action: Action) -> None:
+        """Check a right on each resource of a type. Raises as `require`."""
+        if self._gate is not None:
+            self._gate.require_all(self, action, type_)
+
+    def require_topic(self, topic: str, *actions: Action) -> None:
+        """Check one of the rights on a topic. Raises as `require`."""
+        if self._gate is not None:
+            self._gate.require(self, actions, topic_resource(topic))
+
+    def require_consumer(self, group: str, topic: str) -> None:
+        """Check the rights of a consumer of a topic in a group. Raises as `require`."""
+        if self._gate is not None:
+            self._gate.require(self, _SUB, group_resource(group))
+            self._gate.require(self, _SUB, topic_resource(topic))
+
+    async def delay_refusal(self) -> None:
+        """Delay the answer to a client that would repeat a refused call at once."""
+        if self._gate is not None:
+            await self._gate.delay_refusal()
+
+    def may_create(self, resource: Resource) -> bool:
+        """Whether the first use of a name creates it. Raises as `check`."""
+        return self._gate is None or self._gate.allows(self, Action.CREATE, resource)
 
     @property
     def language(self) -> str:
@@ -210,7 +281,7 @@ class Boundary:
 
     async def unary(self, name: str, method: UnaryMethod, call: Call, request: bytes) -> bytes:
         """Answer a call that has one response."""
-        result = "cancelled"
+        result, call.method = "cancelled", name
         try:
             call.check()
             answering = method(call, request)
@@ -236,7 +307,7 @@ class Boundary:
         The method sends its status itself. If it fails before, the boundary sends the status. A
         receive always ends with a delivery timestamp.
         """
-        result, kind = "cancelled", _STREAM_KINDS[name]
+        result, kind, call.method = "cancelled", _STREAM_KINDS[name], name
         self._metrics.streams[kind] += 1
         try:
             try:
@@ -248,6 +319,8 @@ class Boundary:
                 raise
             except Exception as error:  # noqa: BLE001 - the process's error boundary
                 answer = [self._status(name, call, error).encode()]
+                if isinstance(error, Unauthorized) and call.language == _GO:
+                    await call.delay_refusal()
                 if kind == "receive":
                     answer.append(encode_delivery_timestamp(self._clock.wall_ms()))
                 await responses.send_all(answer)
@@ -272,6 +345,7 @@ class Boundary:
     ) -> None:
         """Serve a stream in both directions; end it with INTERNAL after an unexpected error."""
         self._metrics.streams["telemetry"] += 1
+        call.method = name
         try:
             call.check()
             await method(call, requests, responses)
@@ -281,6 +355,8 @@ class Boundary:
             outcome = self._status(name, call, error)
             if outcome.code == v2.INTERNAL_SERVER_ERROR:
                 raise RpcError(RpcCode.INTERNAL, outcome.message) from None
+            if isinstance(error, Unauthorized):
+                await call.delay_refusal()
             await responses.send(outcome.encode())
         finally:
             self._metrics.streams["telemetry"] -= 1

@@ -11,6 +11,7 @@ from tidemill.message.resource_names import check_group
 from tidemill.proxy.clients.clients import Client
 from tidemill.proxy.clients.settings import check_client_type
 from tidemill.proxy.message_codec import OK_STATUS
+from tidemill.security.acl import Action, group_resource
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
@@ -56,6 +57,8 @@ class ClientLifecycle:
         group = call.name_of(parsed.group)
         if group:
             check_group(group)
+        if parsed.client_type != v2.PRODUCER:
+            call.require(group_resource(group), Action.SUB)
         now_ms = self._clock.monotonic_ms()
         if parsed.client_type != v2.PRODUCER:
             self._cluster.report_alive(call.client_id, now_ms)
@@ -116,7 +119,9 @@ class ClientLifecycle:
         Only a connection that presented the id of a client can end it. Other connections get OK
         and change nothing: ids are no secrets. Silence then ends the client.
         """
-        service.NotifyClientTerminationRequest.FromString(request)
+        group = call.name_of(service.NotifyClientTerminationRequest.FromString(request).group)
+        if group:
+            call.require(group_resource(group), Action.SUB)
         if not self._clients.has_presented(call.client_id, call.connection):
             return OK_STATUS
         self._clients.forget(call.client_id)

@@ -16,7 +16,7 @@ from collections.abc import (
 )
 from typing import TYPE_CHECKING, Final
 
-from tidemill.common.errors import BadRequest, MessageBodyTooLarge, Overloaded
+from tidemill.common.errors import BadRequest, MessageBodyTooLarge, Overloaded, ServiceError
 from tidemill.message import limits
 from tidemill.proxy.link.batching import FRAMES_MAX
 from tidemill.proxy.link.commands import FRAME_BYTES
@@ -30,11 +30,13 @@ from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.reflection import reflection_methods
 from tidemill.transport.aio.server import RpcServer
 from tidemill.transport.grpc.server_call import RequestPolicy
+from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from tidemill.proxy.server.access import AccessGate
     from tidemill.proxy.settings import ProxySettings
 
 
@@ -60,11 +62,13 @@ class GrpcServer:
         listening: Sequence[int] = (),
         *,
         on_lost: Callable[[Hashable], object],
+        gate: AccessGate | None = None,
     ) -> None:
         """Serve `methods`, the metrics of clients if there is a `receiver`, and `pipeline` by path.
 
         `listening`: descriptors of listening sockets. If empty, the server binds its own.
-        `on_lost` is called with the key of each connection that ends.
+        `on_lost` is called with the key of each connection that ends. `gate` checks the rights of
+        calls; None checks none.
         """
         self.address = ""
         self._methods = methods
@@ -74,6 +78,7 @@ class GrpcServer:
         self._pipeline = pipeline or {}
         self._listening = tuple(listening)
         self._on_lost = on_lost
+        self._gate = gate
         # Health checks of a pipeline name the pipeline's service.
         self._services = (SERVICE, PIPELINE_SERVICE) if pipeline else (SERVICE,)
         self._health = health.HealthService(self._services)
@@ -87,7 +92,7 @@ class GrpcServer:
             **self._table(),
             **self._health.methods(),
             **self._pipeline,
-            **reflection_methods((*self._services, health.SERVICE)),
+            **reflection_methods((*self._services, health.SERVICE), self._admit),
         }
         self._server = RpcServer(
             table,
@@ -135,14 +140,39 @@ class GrpcServer:
         }
         table = {f"/{SERVICE}/{name}": method for name, method in served.items()}
         if self._receiver is not None:
-            table[EXPORT] = _export(self._receiver)
+            table[EXPORT] = self._export(self._receiver)
         return table
+
+    def _admit(self, rpc: RpcCall) -> None:
+        """Raise RpcError if a user is required, and the call has none."""
+        call = self._call(rpc)
+        call.method = "reflection"
+        try:
+            call.authenticate()
+        except ServiceError as error:
+            raise RpcError(RpcCode.UNAUTHENTICATED, error.message) from error
+
+    def _call(self, rpc: RpcCall) -> Call:
+        return Call(
+            rpc.metadata,
+            peer=rpc.peer,
+            connection=rpc.connection,
+            time_remaining_s=rpc.time_remaining_s,
+            gate=self._gate,
+        )
+
+    def _export(self, receiver: MetricsReceiver) -> RpcMethod:
+        def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
+            return receiver.export(self._call(rpc), request)
+
+        # Rejections are gRPC statuses, because the responses have no status field.
+        return unary(handle, RequestPolicy(limits.OTHER_REQUESTS_BYTES))
 
     def _unary(self, name: str) -> RpcMethod:
         method, code, answer = self._methods.unary[name], request_code(name), self._boundary.unary
 
         def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
-            return answer(code, method, _call(rpc), request)
+            return answer(code, method, self._call(rpc), request)
 
         return unary(handle, _policy_of(name))
 
@@ -151,7 +181,7 @@ class GrpcServer:
         answer = self._boundary.streaming
 
         def handle(rpc: RpcCall, request: bytes) -> Awaitable[None]:
-            return answer(code, method, _call(rpc), request, rpc)
+            return answer(code, method, self._call(rpc), request, rpc)
 
         return server_streaming(handle, _policy_of(name))
 
@@ -160,21 +190,13 @@ class GrpcServer:
         answer = self._boundary.bidirectional
 
         def handle(rpc: RpcCall) -> Awaitable[None]:
-            return answer(code, method, _call(rpc), rpc, rpc)
+            return answer(code, method, self._call(rpc), rpc, rpc)
 
         # The stream ends with a gRPC status: a response would not end it.
         policy = RequestPolicy(
             limits.request_bytes_max(name), skipped_bytes_max=limits.TELEMETRY_SKIPPED_BYTES
         )
         return bidirectional(handle, policy)
-
-
-def _export(receiver: MetricsReceiver) -> RpcMethod:
-    def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
-        return receiver.export(_call(rpc), request)
-
-    # Rejections are gRPC statuses, because the responses have no status field.
-    return unary(handle, RequestPolicy(limits.OTHER_REQUESTS_BYTES))
 
 
 def _policy_of(name: str) -> RequestPolicy:
@@ -202,13 +224,4 @@ def _listen_settings(
         proxy_protocol_from=tuple(map(ipaddress.ip_network, settings.proxy_protocol_from)),
         connections_max=settings.connections_max,
         connections_per_address_max=settings.connections_per_address_max,
-    )
-
-
-def _call(rpc: RpcCall) -> Call:
-    return Call(
-        rpc.metadata,
-        peer=rpc.peer,
-        connection=rpc.connection,
-        time_remaining_s=rpc.time_remaining_s,
     )

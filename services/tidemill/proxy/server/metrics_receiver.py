@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as collector
 
 from tidemill.common.addresses import host_of_peer
-from tidemill.common.errors import ServiceError
+from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized
 from tidemill.common.slices import run_slices
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.outline import MalformedWire
@@ -37,8 +37,11 @@ class MetricsReceiver:
     async def export(self, call: Call, request: bytes) -> bytes:
         """Process one export. Raises RpcError for a call without a client id."""
         try:
+            call.method = "export"
             call.check()
             check_namespace(call.namespace)
+        except (Unauthorized, KeyMissing) as error:
+            raise RpcError(RpcCode.UNAUTHENTICATED, error.message) from error
         except ServiceError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
         address = address_of(call)

@@ -20,15 +20,18 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from tidemill.common.addresses import host_of_peer
-from tidemill.common.errors import Overloaded, RequestError, ServiceError, codes_of
+from tidemill.common.errors import Overloaded, RequestError, ServiceError, Unauthorized, codes_of
 from tidemill.proxy.cluster.broker_calls import ERROR_KEY
+from tidemill.proxy.server.call import Call
 from tidemill.proxy.shares import AddressShares
+from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcMethod, server_streaming
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.proxy.metrics import ProxyMetrics
+    from tidemill.proxy.server.access import AccessGate
 
 log = structlog.get_logger()
 
@@ -45,28 +48,39 @@ Answer: TypeAlias = Callable[
 ]
 
 
+# Checks the rights that a parsed request needs. Raises Unauthorized, KeyMissing.
+RightsCheck: TypeAlias = Callable[[Call, Any], None]
+
+PIPELINE: Final = Resource(ResourceType.CLUSTER, "pipeline")
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PipelineMethod:
-    """One method."""
+    """One method. Every call also needs Get on Cluster:pipeline."""
 
     request: type[Message]
     answer: Answer
+    check_rights: RightsCheck
 
 
 def pipeline_methods(
-    rows: Mapping[str, PipelineMethod], metrics: ProxyMetrics
+    rows: Mapping[str, PipelineMethod], metrics: ProxyMetrics, gate: AccessGate | None = None
 ) -> Mapping[str, RpcMethod]:
-    """Return the methods of the service, by path."""
+    """Return the methods of the service, by path. Without a `gate`, no call needs rights."""
     under_way = AddressShares(CALLS_MAX)
     return {
-        f"/{SERVICE}/{name}": _streaming(name, row, metrics, under_way)
+        f"/{SERVICE}/{name}": _streaming(name, row, metrics, under_way, gate)
         for name, row in rows.items()
     }
 
 
 def _streaming(
-    name: str, row: PipelineMethod, metrics: ProxyMetrics, under_way: AddressShares
+    name: str,
+    row: PipelineMethod,
+    metrics: ProxyMetrics,
+    under_way: AddressShares,
+    gate: AccessGate | None,
 ) -> RpcMethod:
     code = _code(name)
 
@@ -75,7 +89,9 @@ def _streaming(
         address = host_of_peer(call.peer())
         try:
             with _place(under_way, address):
-                await _answer(call, row, request, address)
+                parsed = row.request.FromString(request)
+                check_pipeline_rights(_call(call, code, gate), row, parsed)
+                await _answer(call, row, parsed, address)
             result = "success"
         except ServiceError as error:
             outcome, result = str(codes_of(error).rocketmq), "process_request_failed"
@@ -116,8 +132,25 @@ def _place(under_way: AddressShares, address: str) -> Iterator[None]:
         under_way.give_back(address)
 
 
-async def _answer(call: RpcCall, row: PipelineMethod, request: bytes, address: str) -> None:
-    parsed = row.request.FromString(request)
+def _call(rpc: RpcCall, method: str, gate: AccessGate | None) -> Call:
+    call = Call(
+        rpc.metadata,
+        peer=rpc.peer,
+        connection=rpc.connection,
+        time_remaining_s=rpc.time_remaining_s,
+        gate=gate,
+    )
+    call.method = method
+    return call
+
+
+def check_pipeline_rights(call: Call, row: PipelineMethod, parsed: Message) -> None:
+    """Check the rights of a call. Raises Unauthorized, KeyMissing."""
+    call.require(PIPELINE, Action.GET)
+    row.check_rights(call, parsed)
+
+
+async def _answer(call: RpcCall, row: PipelineMethod, parsed: Message, address: str) -> None:
     # If the client disconnects, the function stops at once.
     async with contextlib.aclosing(row.answer(parsed, address)) as replies:
         async for reply in replies:
@@ -132,7 +165,12 @@ async def _answer(call: RpcCall, row: PipelineMethod, request: bytes, address: s
 
 def _refusal(error: ServiceError) -> RpcError:
     """Return the gRPC status for `error`, with its class name in the metadata as brokers do."""
-    code = RpcCode.FAILED_PRECONDITION if isinstance(error, RequestError) else RpcCode.UNAVAILABLE
+    if isinstance(error, Unauthorized):
+        code = RpcCode.PERMISSION_DENIED
+    elif isinstance(error, RequestError):
+        code = RpcCode.FAILED_PRECONDITION
+    else:
+        code = RpcCode.UNAVAILABLE
     return RpcError(code, error.message, ((ERROR_KEY, type(error).__name__),))
 
 

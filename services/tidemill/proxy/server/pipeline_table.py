@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tidemill.common.errors import ServiceError
 from tidemill.message import limits
+from tidemill.message.namespaces import full_name
 from tidemill.proxy.server.broker_pages import BrokerPages
 from tidemill.proxy.server.broker_queue import find_broker
 from tidemill.proxy.server.pipeline_events import EventPageRelay
 from tidemill.proxy.server.pipeline_source import PipelineMethod
 from tidemill.proxy.server.range_reader import RangeReader
+from tidemill.security.acl import Action, ResourceType, group_resource
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
     from tidemill.proxy.cluster.cluster import BrokerCluster
     from tidemill.proxy.cluster.linked_group import LinkedGroup
+    from tidemill.proxy.server.call import Call
     from tidemill.proxy.server.pull_pages import PullPages
 
 # Per page: some thousands of items in slices between the broker's other work.
@@ -37,21 +40,61 @@ def pipeline_table(
     queues = ClusterQueues(cluster, calls)
     events = EventPageRelay(cluster, calls)
     return {
-        "ReadEvents": PipelineMethod(pb.ReadEventsRequest, events.read_events),
-        "GetQueues": PipelineMethod(pb.GetQueuesRequest, queues.get_queues),
+        "ReadEvents": PipelineMethod(
+            pb.ReadEventsRequest, events.read_events, _check_listed_topics
+        ),
+        "GetQueues": PipelineMethod(pb.GetQueuesRequest, queues.get_queues, _check_queues),
         "ReadMessages": PipelineMethod(
-            pb.ReadMessagesRequest, RangeReader(cluster, pull_pages).read_messages
+            pb.ReadMessagesRequest, RangeReader(cluster, pull_pages).read_messages, _check_messages
         ),
         "ListPending": PipelineMethod(
-            pb.ListPendingRequest, pages.method("ListPending", pb.ListPendingReply, "topics")
+            pb.ListPendingRequest,
+            pages.method("ListPending", pb.ListPendingReply, "topics"),
+            _check_listed_topics,
         ),
         "ListInFlight": PipelineMethod(
-            pb.ListInFlightRequest, pages.method("ListInFlight", pb.ListInFlightReply, "groups")
+            pb.ListInFlightRequest,
+            pages.method("ListInFlight", pb.ListInFlightReply, "groups"),
+            _check_listed_groups,
         ),
         "ListProgress": PipelineMethod(
-            pb.ListProgressRequest, pages.method("ListProgress", pb.ListProgressReply, "groups")
+            pb.ListProgressRequest,
+            pages.method("ListProgress", pb.ListProgressReply, "groups"),
+            _check_listed_groups,
         ),
     }
+
+
+def _check_listed_topics(call: Call, request: Any) -> None:
+    """Check the topics of a request. An empty list means all."""
+    if not request.topics:
+        call.require_all(ResourceType.TOPIC, Action.GET)
+    for topic in request.topics:
+        call.require_topic(topic, Action.GET)
+
+
+def _check_listed_groups(call: Call, request: Any) -> None:
+    """Check the consumer groups of a request. An empty list means all."""
+    if not request.groups:
+        call.require_all(ResourceType.GROUP, Action.GET)
+    for group in request.groups:
+        call.require(group_resource(group), Action.GET)
+
+
+def _check_queues(call: Call, request: pb.GetQueuesRequest) -> None:
+    """Check the topics of a request. Without them it is about the broker groups alone."""
+    if request.topic_pattern:
+        call.require_all(ResourceType.TOPIC, Action.GET)
+    if request.with_groups:
+        call.require_all(ResourceType.GROUP, Action.GET)
+    for topic in request.topics:
+        call.require_topic(topic, Action.GET)
+
+
+def _check_messages(call: Call, request: pb.ReadMessagesRequest) -> None:
+    topic = full_name(request.namespace, request.topic)
+    call.require_topic(topic, Action.GET)
+    call.require_topic(topic, Action.SUB)
 
 
 class ListingPages:

@@ -31,6 +31,7 @@ from tidemill.message.wire import bytes_field, bytes_header, varint, varint_fiel
 from tidemill.proxy.link.commands import CANCEL_TIMER
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import CallStatus, status_of
+from tidemill.security.acl import Action
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -95,7 +96,9 @@ class Producer:
     async def recall_message(self, call: Call, request: bytes) -> bytes:
         """Cancel a delayed message; OK means that it will never be delivered."""
         recall = service.RecallMessageRequest.FromString(request)
-        topic = self._cluster.find_topic(call.name_of(recall.topic))
+        name = call.name_of(recall.topic)
+        call.require_topic(name, Action.PUB)
+        topic = self._cluster.find_topic(name)
         if v2.DELAY not in accepted_types(topic.type):
             raise BadRequest(f"the topic {topic.name} does not accept delayed messages")
         broker, recalled = self._cluster.open_recall(recall.recall_handle, topic.name)
@@ -118,6 +121,7 @@ class Producer:
             if len(messages) != 1:
                 _check_batch(call, messages)
             call.topic = name = call.name_of(messages[0].topic)
+            call.require_topic(name, Action.PUB)
             topic = self._cluster.known_topic(name)
             if topic is None or topic.is_system:
                 topic = await self._use_topic(name, call)

@@ -23,6 +23,7 @@ from tidemill.proxy.server.broker_queue import PULL_BYTES_MAX, PULL_MAX, READER,
 from tidemill.proxy.server.call import status_of
 from tidemill.proxy.server.metrics_receiver import address_of
 from tidemill.proxy.shares import AddressShares
+from tidemill.security.acl import Action
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -87,6 +88,7 @@ class Puller:
             max_bytes=PULL_BYTES_MAX,
             tags=tags_of(parsed.filter_expression),
         )
+        call.require_consumer(call.name_of(parsed.group), call.name_of(parsed.message_queue.topic))
         queue = self._find_queue(call, parsed.message_queue)
         self._check_group(call, parsed.group)
         if parsed.offset < 0:
@@ -223,6 +225,7 @@ class Puller:
     async def query_offset(self, call: Call, request: bytes) -> bytes:
         """Return the first or end offset of a queue, or the offset of a timestamp."""
         parsed = service.QueryOffsetRequest.FromString(request)
+        call.require_topic(call.name_of(parsed.message_queue.topic), Action.SUB, Action.GET)
         queue = self._find_queue(call, parsed.message_queue)
         query = link_pb2.QueryOffsetRequest(topic_id=queue.topic_id, queue_id=queue.queue_id)
         policy = parsed.query_offset_policy
@@ -274,6 +277,7 @@ class Puller:
         self, call: Call, message_queue: v2.MessageQueue, resource: v2.Resource
     ) -> tuple[BrokerQueue, int]:
         """Return the queue, and the id of the consumer group at the queue's broker."""
+        call.require_consumer(call.name_of(resource), call.name_of(message_queue.topic))
         queue = self._find_queue(call, message_queue)
         group = self._cluster.find_group(call.name_of(resource))
         call.group = group.name

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.proxy.cluster import routing
 from tidemill.proxy.filters import check_filters
+from tidemill.security.acl import Action
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -32,6 +33,7 @@ class Routes:
         """Return the queues of a topic, all with the client's own access point."""
         parsed = service.QueryRouteRequest.FromString(request)
         name = call.resource_name(parsed.topic)
+        call.require_topic(name.full, Action.PUB, Action.SUB)
         topic = await self._cluster.use_topic(name.full, call)
         readables = self._cluster.route_queues(topic)
         queues = self._queues(topic, name.resource(), parsed.endpoints, readables)
@@ -48,10 +50,12 @@ class Routes:
         """
         parsed = service.QueryAssignmentRequest.FromString(request)
         name = call.resource_name(parsed.topic)
+        group_name = call.name_of(parsed.group)
+        call.require_consumer(group_name, name.full)
         client = self._clients.find(call.client_id)
         if client is not None and client.settings:
             check_filters(v2.Settings.FromString(client.settings), name.full)
-        group = await self._cluster.use_group(call.name_of(parsed.group), call)
+        group = await self._cluster.use_group(group_name, call)
         topic = await self._cluster.use_topic(name.full, call)
         # If an entry changes, clients drop the queue and its cached messages. A draining broker
         # group still has messages, so its queues stay writable here.

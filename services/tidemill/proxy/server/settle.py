@@ -67,6 +67,7 @@ class Settler:
         entries = parsed.entries
         limits.ACK_ENTRIES.check_count(len(entries))
         topic_name, group_name = call.name_of(parsed.topic), call.name_of(parsed.group)
+        call.require_consumer(group_name, topic_name)
         handles = self._cluster.deliveries(group_name, topic_name)
         found = self._find(
             topic_name, group_name, handles, (entry.receipt_handle for entry in entries)
@@ -176,6 +177,7 @@ class Settler:
         Raises as `_find`, and InvalidReceiptHandle if the cluster did not issue the handle.
         """
         topic_name, group_name = call.name_of(parsed.topic), call.name_of(parsed.group)
+        call.require_consumer(group_name, topic_name)
         handles = self._cluster.deliveries(group_name, topic_name)
         found = self._find(topic_name, group_name, handles, [parsed.receipt_handle])
         if found is None:

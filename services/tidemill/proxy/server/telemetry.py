@@ -28,6 +28,7 @@ from tidemill.proxy.clients.settings import (
 from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.clients.telemetry_streams import ClientAnswer
 from tidemill.proxy.filters import check_filters
+from tidemill.security.acl import Action, group_resource
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import DisconnectError, RequestTooLarge
@@ -172,6 +173,7 @@ class Telemetry:
         except RequestError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
         group_name = call.name_of(settings.subscription.group)
+        _check_rights(call, settings, group_name)
         now_ms = self._clock.monotonic_ms()
         if not settings.HasField("publishing"):
             self._cluster.report_alive(call.client_id, now_ms)
@@ -258,6 +260,17 @@ class Telemetry:
                 event="client settings for an unknown group",
             )
             return DEFAULT_GROUP
+
+
+def _check_rights(call: Call, settings: v2.Settings, group: str) -> None:
+    """Check the rights on all topics that a client announces. Raises Unauthorized."""
+    if settings.HasField("publishing"):
+        for topic in settings.publishing.topics:
+            call.require_topic(call.name_of(topic), Action.PUB)
+        return
+    call.require(group_resource(group), Action.SUB)
+    for entry in settings.subscription.subscriptions:
+        call.require_topic(call.name_of(entry.topic), Action.SUB)
 
 
 def _parse(request: bytes) -> service.TelemetryCommand:

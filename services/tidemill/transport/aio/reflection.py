@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import descriptor_pool
@@ -23,10 +23,16 @@ _OURS: Final = "tidemill."  # prefix of the names of public packages, see tools/
 SERVICE: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
 
 
-def reflection_methods(services: Sequence[str]) -> Mapping[str, RpcMethod]:
-    """Return the methods, by path, that describe `services` and reflection itself."""
+def reflection_methods(
+    services: Sequence[str], admit: Callable[[RpcCall], None] = lambda _call: None
+) -> Mapping[str, RpcMethod]:
+    """Return the methods, by path, that describe `services` and reflection itself.
+
+    `admit` raises RpcError for a call that gets no answer.
+    """
 
     async def server_reflection_info(call: RpcCall) -> None:
+        admit(call)
         servicer = _servicer((*services, SERVICE))
         # The stub declares a coroutine; it is a generator.
         answers: Any = servicer.ServerReflectionInfo(_parsed(call), None)

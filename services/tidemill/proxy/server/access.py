@@ -1,0 +1,294 @@
+"""The user of a call and its rights, by the current users and roles (ADR 0071).
+
+No decision is cached: each check reads the current table. The gate remembers only that a header
+matches a secret, because a client sends the same header for a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized
+from tidemill.message.resource_names import check_group, check_topic
+from tidemill.security.acl import Action, Resource, ResourceType
+from tidemill.security.identities import SECRETS_MAX, SealedSecret
+from tidemill.security.secret_keys import SecretKeys, UnknownKey
+from tidemill.security.signatures import (
+    AUTHORIZATION,
+    DATE_TIME,
+    SignedHeader,
+    find_secret,
+    parse_header,
+)
+from tidemill.security.table import KnownUser, Mode, SecurityTable
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from tidemill.proxy.server.call import Call
+
+# Headers with a verified signature. A client changes its header every second.
+VERIFIED_MAX: Final = 16_384
+VERIFIED_HEADER_CHARS_MAX: Final = 1_024
+# C++ and Go clients repeat some refused calls at once.
+REFUSAL_DELAY_S: Final = 1.0
+DELAYED_MAX: Final = 1_000
+
+_WRONG: Final = "the access key or the signature is wrong"
+
+
+class Caller(NamedTuple):
+    """The user of a call, as of one state of the table."""
+
+    known: KnownUser
+    not_after_ms: int  # end of the secret that signed the call; 0: none
+    generation: int
+
+
+class _Verified(NamedTuple):
+    """A header that matches a secret of a user."""
+
+    name: str
+    user_id: int
+    sealed: bytes  # the secret, encrypted; a later secret may have the same id
+
+
+@final
+class AccessGate:
+    """The checks of all calls of the process."""
+
+    def __init__(
+        self,
+        table: SecurityTable,
+        keys: Callable[[], SecretKeys | None],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        """`keys` returns the keys of the secrets; None without a key file."""
+        self._table = table
+        self._keys = keys
+        self._wall_ms = wall_ms
+        self._generation = 0  # of the table
+        self._mode = table.mode
+        table.on_change = self._note_change
+        # The newer half and the older half of the verified headers.
+        self._verified: dict[tuple[str, str], _Verified] = {}
+        self._verified_before: dict[tuple[str, str], _Verified] = {}
+        self._random_secrets = [secrets.token_bytes(32) for _ in range(SECRETS_MAX)]
+        self._delayed_count = 0
+        self._undecryptable: set[tuple[int, int]] = set()  # (user id, secret id)
+        self.authentications: Counter[str] = Counter()  # by result
+        self.accesses: Counter[tuple[str, str]] = Counter()  # by method and result
+
+    @property
+    def mode(self) -> Mode:
+        """The mode in force."""
+        return self._mode
+
+    def _note_change(self) -> None:
+        self._generation += 1
+        self._mode = self._table.mode
+        self._undecryptable.clear()
+
+    # ------------------------------------------------------------ checks
+
+    def authenticate(self, call: Call) -> None:
+        """Check the credentials of a call. Raises Unauthorized, KeyMissing."""
+        if self._mode is not Mode.OFF:
+            self._find_caller(call)
+
+    def require(self, call: Call, actions: tuple[Action, ...], resource: Resource) -> None:
+        """Check that the user has one of the rights on a resource.
+
+        Raises Unauthorized, KeyMissing; IllegalTopic or IllegalGroup for a malformed name.
+        """
+        if self._mode is not Mode.OFF:
+            self._require(call, actions, resource)
+
+    def require_all(self, call: Call, action: Action, type_: ResourceType) -> None:
+        """Check that the user has a right on each resource of a type. Raises as `require`."""
+        if self._mode is Mode.OFF or (caller := self._find_caller(call)) is None:
+            return
+        if caller.known.allows_all(action, type_, call.address):
+            self.accesses[call.method, "allowed"] += 1
+            return
+        name = caller.known.user.name
+        text = f"user {name} may not {action.text} on {type_.text}:* from {call.address}"
+        self._refuse(call, Unauthorized(text))
+
+    def allows(self, call: Call, action: Action, resource: Resource) -> bool:
+        """Whether the user has a right that the call can do without. Raises as `authenticate`."""
+        if self._mode is not Mode.ON:
+            return True
+        caller = self._find_caller(call)
+        return caller is not None and self._decides(caller, call, action, resource)
+
+    def _require(self, call: Call, actions: tuple[Action, ...], resource: Resource) -> None:
+        caller = self._find_caller(call)
+        if caller is None:
+            return  # The missing credentials were counted, and the mode lets the call pass.
+        for action in actions:
+            if self._decides(caller, call, action, resource):
+                self.accesses[call.method, "allowed"] += 1
+                return
+        _check_name(resource)
+        wanted = " or ".join(action.text for action in actions)
+        name = caller.known.user.name
+        text = f"user {name} may not {wanted} on {resource} from {call.address}"
+        self._refuse(call, Unauthorized(text))
+
+    def _decides(self, caller: Caller, call: Call, action: Action, resource: Resource) -> bool:
+        return caller.known.decide(action, resource, call.address).is_allowed
+
+    def _refuse(self, call: Call, error: ServiceError) -> None:
+        """Raise the error, or count it if the mode lets the call pass."""
+        if self._mode is Mode.PERMISSIVE:
+            self.accesses[call.method, "would_refuse"] += 1
+            return
+        self.accesses[call.method, "refused"] += 1
+        raise error
+
+    # ------------------------------------------------------------ credentials
+
+    def _find_caller(self, call: Call) -> Caller | None:
+        """Return the user of a call; None if the mode lets a call without one pass.
+
+        The order of the checks is: signature, end of the secret, enabled. A text names the user
+        only after a correct signature.
+        """
+        caller = call.caller
+        now_ms = self._wall_ms()
+        if (
+            caller is not None
+            and caller.generation == self._generation
+            and not 0 < caller.not_after_ms < now_ms
+        ):
+            return caller
+        try:
+            call.caller = caller = self._authenticate(call, now_ms)
+        except (Unauthorized, KeyMissing) as error:
+            self.authentications["refused"] += 1
+            self._refuse(call, error)
+            return None
+        if caller is None:
+            self._refuse(call, Unauthorized("no credentials"))
+        return caller
+
+    def _authenticate(self, call: Call, now_ms: int) -> Caller | None:
+        authorization = call.metadata.get(AUTHORIZATION, "")
+        if not authorization:
+            return None
+        key = authorization, call.metadata.get(DATE_TIME, "")
+        found = self._find_verified(key)
+        if found is None:
+            header = parse_header(*key)
+            if header is None:
+                return None
+            found = self._verify(header)
+            known, secret = found
+            self._remember(key, _Verified(header.access_key, known.user.id, secret.sealed))
+            self.authentications["verified"] += 1
+        known, secret = found
+        user = known.user
+        if secret.is_over(now_ms):
+            raise Unauthorized(f"the secret of user {user.name} has ended; use the newer one")
+        if not user.is_enabled:
+            raise Unauthorized(f"user {user.name} is disabled")
+        return Caller(known, secret.not_after_ms, self._generation)
+
+    def _find_verified(self, key: tuple[str, str]) -> tuple[KnownUser, SealedSecret] | None:
+        """Return the user and the secret of a header that was verified, if both still exist."""
+        found = self._verified.get(key) or self._verified_before.get(key)
+        if found is None:
+            return None
+        known = self._table.user(found.name)
+        if known is None or known.user.id != found.user_id:
+            return None
+        for secret in known.user.secrets:
+            if secret.sealed == found.sealed:
+                return known, secret
+        return None
+
+    def _verify(self, header: SignedHeader) -> tuple[KnownUser, SealedSecret]:
+        """Return the user and the secret that signed. Raises Unauthorized, KeyMissing.
+
+        An unknown user costs the same time as a wrong signature.
+        """
+        known = self._table.user(header.access_key)
+        opened = [] if known is None else self._open(known)
+        index = find_secret(header, [*opened, *self._random_secrets][:SECRETS_MAX])
+        if known is None or index is None or index >= len(opened):
+            raise Unauthorized(_WRONG)
+        return known, known.user.secrets[index]
+
+    def _open(self, known: KnownUser) -> tuple[bytes, ...]:
+        if known.secrets is None:
+            keys, user = self._keys(), known.user
+            if keys is None:
+                raise KeyMissing("this proxy has no security_key_file, so it verifies no signature")
+            opened = []
+            for secret in user.secrets:
+                try:
+                    opened.append(keys.open(secret, user_id=user.id))
+                except UnknownKey as error:
+                    self._undecryptable.add((user.id, secret.id))
+                    raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
+            known.secrets = tuple(opened)
+        return known.secrets
+
+    def _remember(self, key: tuple[str, str], verified: _Verified) -> None:
+        if len(key[0]) + len(key[1]) > VERIFIED_HEADER_CHARS_MAX:
+            return
+        if len(self._verified) >= VERIFIED_MAX // 2:
+            self._verified_before, self._verified = self._verified, {}
+        self._verified[key] = verified
+
+    # ------------------------------------------------------------ answers
+
+    async def delay_refusal(self) -> None:
+        """Wait before the answer to a client that would repeat its call at once."""
+        if self._delayed_count >= DELAYED_MAX:
+            return
+        self._delayed_count += 1
+        try:
+            await asyncio.sleep(REFUSAL_DELAY_S)
+        finally:
+            self._delayed_count -= 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of credentials and rights."""
+        logins = CounterMetricFamily(
+            "rocketmq_auth", "Checks of credentials.", labels=("method", "result")
+        )
+        for result, count in self.authentications.items():
+            logins.add_metric(("signature", result), count)
+        yield logins
+        accesses = CounterMetricFamily(
+            "rocketmq_access", "Checks of rights.", labels=("call", "result")
+        )
+        for labels, count in self.accesses.items():
+            accesses.add_metric(labels, count)
+        yield accesses
+        undecryptable = GaugeMetricFamily(
+            "rocketmq_auth_undecryptable_secrets", "Secrets that no key of the key file decrypts."
+        )
+        undecryptable.add_metric((), len(self._undecryptable))
+        yield undecryptable
+        mode = GaugeMetricFamily(
+            "rocketmq_security_mode", "The mode in force: 0 off, 1 permissive, 2 on."
+        )
+        mode.add_metric((), self._mode)
+        yield mode
+
+
+def _check_name(resource: Resource) -> None:
+    """Raise IllegalTopic or IllegalGroup for a malformed name, which is reported first."""
+    if resource.type is ResourceType.TOPIC:
+        check_topic(resource.name)
+    elif resource.type is ResourceType.GROUP:
+        check_group(resource.name)

@@ -1,0 +1,65 @@
+"""The key file of a process, read again when it changes."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, final
+
+from tidemill.common.file_changes import FileChanges
+from tidemill.security.secret_keys import FILE_BYTES_MAX, SecretKeys, parse_keys
+
+CHECK_PERIOD_MS: Final = 5_000
+OTHERS: Final = stat.S_IRWXO  # permissions of users that are not the owner and not of its group
+
+
+@final
+class KeyFile:
+    """The keys of the file. A malformed change is reported, and the former keys stay."""
+
+    def __init__(
+        self,
+        file: str,
+        monotonic_ms: Callable[[], int],
+        on_change: Callable[[str], None] = lambda _error: None,
+    ) -> None:
+        """Read the file. Raises OSError, ValueError.
+
+        `on_change` gets the reason why a changed file was not read, or "".
+        """
+        self._file = file
+        self._monotonic_ms = monotonic_ms
+        self._on_change = on_change
+        self._changes = FileChanges([file])
+        self._checked_at_ms = monotonic_ms()
+        self._keys = read_keys(file)
+
+    def keys(self) -> SecretKeys:
+        """Return the keys, as of at most CHECK_PERIOD_MS ago."""
+        now_ms = self._monotonic_ms()
+        if now_ms - self._checked_at_ms >= CHECK_PERIOD_MS:
+            self._checked_at_ms = now_ms
+            if self._changes.detect():
+                self._read_again()
+        return self._keys
+
+    def _read_again(self) -> None:
+        try:
+            self._keys = read_keys(self._file)
+        except (OSError, ValueError) as error:
+            self._on_change(str(error))
+        else:
+            self._on_change("")
+
+
+def read_keys(file: str) -> SecretKeys:
+    """Read a key file. Raises OSError; raises ValueError if it is malformed or too open."""
+    with Path(file).open("rb") as opened:
+        mode = stat.S_IMODE(Path(file).stat().st_mode)
+        content = opened.read(FILE_BYTES_MAX + 1)
+    if mode & OTHERS:
+        raise ValueError(f"every user of this machine can open it: run `chmod o= {file}`")
+    if len(content) > FILE_BYTES_MAX:
+        raise ValueError(f"it is longer than {FILE_BYTES_MAX} bytes")
+    return parse_keys(content.decode("ascii", errors="replace"))

@@ -1,0 +1,141 @@
+"""Refused calls over a real gRPC server: the answers that the clients see."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import grpc
+import pytest
+
+from tests.support.clients.grpcio_client import reflected_services
+from tests.support.worlds.access_world import AccessWorld, signed
+from tests.support.worlds.memory_broker import MemoryBroker
+from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, message, receive_request
+from tidemill.common.metrics import Registry
+from tidemill.proxy.clients.metrics import ClientMetrics
+from tidemill.proxy.cluster.broker_calls import BrokerCalls
+from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.proxy.server import access
+from tidemill.proxy.server.grpc_server import GrpcServer
+from tidemill.proxy.server.metrics_receiver import EXPORT, MetricsReceiver
+from tidemill.proxy.server.pipeline_source import pipeline_methods
+from tidemill.proxy.server.pipeline_table import pipeline_table
+from tidemill.proxy.server.pull_pages import PullPages
+from tidemill.proxy.settings import ProxySettings
+from tidemill.security.acl import parse_entry
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pipeline
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
+
+Scenario = Callable[[AccessWorld, grpc.aio.Channel], Awaitable[None]]
+
+
+def metadata(user: str = "") -> tuple[tuple[str, str], ...]:
+    return tuple({**HEADERS, **(signed(user) if user else {})}.items())
+
+
+def run(scenario: Scenario) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            MemoryBroker().serving() as broker,
+            ProxyWorld.open(broker) as world,
+        ):
+            await world.put_topic()
+            users, calls = AccessWorld(), BrokerCalls()
+            measures = ClientMetrics(
+                Registry(cluster="c", node_type="proxy", node_id="p"),
+                lambda: 0,
+                knows_topic=world.cluster.knows_topic,
+                knows=world.cluster.knows,
+            )
+            table = pipeline_table(world.cluster, calls, PullPages(calls))
+            server = GrpcServer(
+                world.methods,
+                world.boundary,
+                MetricsReceiver(measures),
+                pipeline_methods(table, ProxyMetrics(), users.gate),
+                on_lost=world.client_life.forget_connection,
+                gate=users.gate,
+            )
+            async with (
+                server.serving(ProxySettings(grpc_port=0)),
+                grpc.aio.insecure_channel(server.address) as channel,
+            ):
+                await scenario(users, channel)
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def _short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "REFUSAL_DELAY_S", 0)
+
+
+def test_clients_see_a_status_and_never_a_grpc_error() -> None:
+    """The clients would take the proxy for broken and isolate it."""
+
+    async def scenario(users: AccessWorld, channel: grpc.aio.Channel) -> None:
+        stub = service_pb2_grpc.MessagingServiceStub(channel)
+        sent = await stub.SendMessage(
+            service.SendMessageRequest(messages=[message()]), metadata=metadata()
+        )
+        assert sent.status.code == v2.UNAUTHORIZED
+        items = [item async for item in stub.ReceiveMessage(receive_request(), metadata=metadata())]
+        assert items[0].status.code == v2.UNAUTHORIZED
+        assert items[-1].WhichOneof("content") == "delivery_timestamp"
+
+        def commands() -> Iterator[service.TelemetryCommand]:
+            yield service.TelemetryCommand(
+                settings=v2.Settings(client_type=v2.PRODUCER, publishing=v2.Publishing())
+            )
+
+        stream = stub.Telemetry(commands(), metadata=metadata())
+        answers = [command async for command in stream]
+        assert [(answer.status.code, answer.WhichOneof("command")) for answer in answers] == [
+            (v2.UNAUTHORIZED, None)
+        ]
+        assert await stream.code() == grpc.StatusCode.OK
+
+    run(scenario)
+
+
+def test_other_services_refuse_with_a_grpc_status() -> None:
+    async def scenario(users: AccessWorld, channel: grpc.aio.Channel) -> None:
+        source = pipeline_pb2_grpc.PipelineSourceStub(channel)
+        users.put_user("spark")
+        for user in ("", "spark"):
+            call = source.GetQueues(pipeline.GetQueuesRequest(), metadata=metadata(user))
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await anext(aiter(call))
+            assert refusal.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        export = channel.unary_unary(EXPORT)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await export(b"", metadata=metadata())
+        assert refusal.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        await export(b"", metadata=metadata("spark"))
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await reflected_services(channel)
+        assert refusal.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+    run(scenario)
+
+
+def test_a_signed_call_of_a_user_with_the_right_is_served() -> None:
+    async def scenario(users: AccessWorld, channel: grpc.aio.Channel) -> None:
+        users.put_user("orders", parse_entry("Topic:topic", ["Pub"], sources=["127.0.0.0/8"]))
+        stub = service_pb2_grpc.MessagingServiceStub(channel)
+        sent = await stub.SendMessage(
+            service.SendMessageRequest(messages=[message()]), metadata=metadata("orders")
+        )
+        assert sent.status.code == v2.OK
+        users.put_user("orders", parse_entry("Topic:topic", ["Pub"], sources=["10.0.0.0/8"]))
+        sent = await stub.SendMessage(
+            service.SendMessageRequest(messages=[message()]), metadata=metadata("orders")
+        )
+        assert sent.status.message == "user orders may not Pub on Topic:topic from 127.0.0.1"
+
+    run(scenario)

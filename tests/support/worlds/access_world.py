@@ -1,0 +1,85 @@
+"""Users and a gate in memory, whose clients sign their calls."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tidemill.proxy.server.access import AccessGate
+from tidemill.security.acl import Entry
+from tidemill.security.identities import User, UserType
+from tidemill.security.secret_keys import SecretKeys, new_key_line, parse_keys
+from tidemill.security.table import Mode, SecurityTable, mode_item
+
+DATE = "20261129T140552Z"
+SECRET = "a secret of sixteen"
+
+
+def signed(user: str, secret: str = SECRET, date: str = DATE) -> dict[str, str]:
+    """Return the headers of a call as the clients sign it."""
+    digits = hmac.new(secret.encode(), date.encode(), hashlib.sha1).hexdigest()
+    return {
+        "authorization": (
+            f"MQv2-HMAC-SHA1 Credential={user}//RocketMQ, SignedHeaders=x-mq-date-time,"
+            f" Signature={digits}"
+        ),
+        "x-mq-date-time": date,
+    }
+
+
+class AccessWorld:
+    """The table, the keys and the gate of one proxy."""
+
+    def __init__(self, mode: Mode = Mode.ON) -> None:
+        self.items: dict[tuple[str, str], bytes] = {}
+        self.table = SecurityTable(lambda *key: self.items.get(key))
+        self.keys: SecretKeys | None = parse_keys(new_key_line("k1"))
+        self.now_ms = 1_000_000
+        self.gate = AccessGate(self.table, lambda: self.keys, lambda: self.now_ms)
+        self._last_id = 0
+        self.set_mode(mode)
+
+    def set_mode(self, mode: Mode) -> None:
+        self.put_item(mode_item(mode))
+
+    def put_item(self, item: dict[str, Any]) -> None:
+        key = item["op"], item.get("name", "")
+        self.items[key] = json.dumps(item).encode()
+        self.table.note_change(*key)
+
+    def put_user(
+        self,
+        name: str,
+        *entries: Entry,
+        secrets: Sequence[str] = (SECRET,),
+        not_after_ms: int = 0,
+        is_super: bool = False,
+        is_enabled: bool = True,
+        is_same: bool = False,
+    ) -> User:
+        """Put a user, or change it if it `is_same`; its secrets end at `not_after_ms` or never."""
+        self._last_id += not is_same
+        keys = self.keys
+        assert keys is not None
+        sealed = [
+            keys.seal(secret.encode(), user_id=self._last_id, secret_id=number, created_at_ms=0)
+            for number, secret in enumerate(secrets, 1)
+        ]
+        user = User(
+            name=name,
+            id=self._last_id,
+            type=UserType.SUPER if is_super else UserType.NORMAL,
+            is_enabled=is_enabled,
+            secrets=tuple([replace(each, not_after_ms=not_after_ms) for each in sealed]),
+            entries=entries,
+        )
+        self.put_item(user.to_item())
+        return user
+
+    def delete_user(self, name: str) -> None:
+        del self.items["user", name]
+        self.table.note_change("user", name)
