@@ -145,6 +145,7 @@ def _catalog(engine: Engine) -> dict[str, Any]:
         "name": (catalog.broker_name, catalog.handle_secret),
         "next": catalog.next_id,
         "handles": catalog.ended_handles.of_group,
+        "security": (catalog.security.version, catalog.security.items),
         "pulled": {
             key: offset for key, offset in catalog.pull_offsets.all.items() if is_alive(key[1])
         },

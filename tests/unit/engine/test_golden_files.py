@@ -19,6 +19,7 @@ from tests.support.bodies import body_of
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.log_checker import check_log
 from tests.support.disk.timer_log_fold import CANCELLED, DROPPED, PENDING
+from tests.support.security_items import MODE_ON, change, delete, put, table_of
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
 from tests.support.worlds.packed_worlds import move_floor, pack_all
 from tests.support.worlds.timer_world import TIMERS, TimerWorld
@@ -312,9 +313,29 @@ def purged_history() -> dict[str, bytes]:
     }
 
 
+def secured_history() -> dict[str, bytes]:
+    """Write a log of feature level 3 with security items, and a snapshot with them."""
+    world = World(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=3, segment_bytes=SECURED_SEGMENT
+    )
+    kinds = "user", "role", "token", "quota", "ban"
+    change(world, *(put("kept", "a text", kind=kind) for kind in kinds), MODE_ON)
+    change(world, *(put("gone", kind=kind) for kind in kinds))
+    change(world, *(delete("gone", kind=kind) for kind in kinds))
+    world.checkpoint()
+    disk = world.disk
+    [snapshot] = disk.names("snapshots")
+    return {
+        "secured_log.bin": disk.read(disk.names("log")[0]) or b"",
+        "secured_snapshot.bin": disk.read(snapshot) or b"",
+    }
+
+
 def packed_history() -> dict[str, bytes]:
     """Write a log with a pack: three stubs, a kept message between them, and deliveries."""
-    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PACKED_SEGMENT)
+    world = World(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=2, segment_bytes=PACKED_SEGMENT
+    )
     for n in range(4):
         world.send(f"gone {n}", topic="gone", size=3_000)
         if n == 1:
@@ -334,6 +355,7 @@ def packed_history() -> dict[str, bytes]:
 
 
 PULLED_SEGMENT = PURGED_SEGMENT = 4_096
+SECURED_SEGMENT = 8_192
 PACKED_SEGMENT = 16_384
 RELEASED_SEGMENT = RENEWED_SEGMENT = 4_096
 FIRST_LIFE_SEGMENT, SECOND_LIFE_SEGMENT = 32_768, 8_192
@@ -570,6 +592,27 @@ def test_an_engine_continues_with_the_golden_log_of_a_purge() -> None:
     assert world.bodies() == ["m3"]
 
 
+def test_the_encoders_write_the_golden_bytes_of_security_items() -> None:
+    names = "secured_log.bin", "secured_snapshot.bin"
+    assert secured_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_log_of_security_items() -> None:
+    disk = golden_log_disk("secured_log.bin")
+    world = World(disk, segment_bytes=SECURED_SEGMENT, now_ms=START_MS + 1_000)
+    version, items = table_of(world.engine)
+    assert version == 16
+    kinds = "ban", "quota", "role", "token", "user"
+    assert sorted(items) == [
+        *((kind, "kept") for kind in kinds[:3]),
+        ("security", ""),
+        *((kind, "kept") for kind in kinds[3:]),
+    ]
+    assert items["user", "kept"] == (
+        b'{"name":"kept","op":"user","user":{"text":"a text"},"version":1}'
+    )
+
+
 def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
     names = "packed_segment.bin", "packed_rest.bin"
     assert packed_history() == {name: golden(name) for name in names}
@@ -598,7 +641,9 @@ def test_an_engine_continues_with_the_golden_pack() -> None:
 
 def floored_history() -> dict[str, bytes]:
     """Write a log with a state floor, and a pack before it: a kept message between two gaps."""
-    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PACKED_SEGMENT)
+    world = World(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=2, segment_bytes=PACKED_SEGMENT
+    )
     for n in range(4):
         world.send(f"gone {n}", topic="gone", size=3_000)
         if n == 1:
@@ -744,7 +789,7 @@ def make_missing() -> None:
     FOLDER.mkdir(exist_ok=True)
     made = history() | timer_history() | two_lives_history() | released_history()
     made |= renewed_history() | pulled_history() | forgotten_history() | purged_history()
-    made |= packed_history() | floored_history()
+    made |= packed_history() | floored_history() | secured_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

@@ -25,6 +25,7 @@ from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.configuration.broker_groups import BrokerGroups
 from tidemill.broker.engine.configuration.following import Following
 from tidemill.broker.engine.configuration.purge import Purge
+from tidemill.broker.engine.configuration.security import SecurityAdministration
 from tidemill.broker.engine.events.history import EventHistory
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.config import ConfigItem
@@ -125,9 +126,13 @@ class Engine:
         )
         self.purge = Purge(self.catalog, self.trims)
         self.broker_groups = BrokerGroups(self.catalog, self.administration)
+        self.security = SecurityAdministration(
+            self.catalog, self.administration, groups_below=self._groups_below
+        )
         self.following = Following(
             self.catalog,
             self.administration,
+            self.security,
             self.inspection,
             timer_index,
             archive_group=config.archive_gate_group,

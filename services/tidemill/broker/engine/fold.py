@@ -317,7 +317,7 @@ class Fold:
         self, entry: StatedConfig, log_offset: LogOffset, _stored_at_ms: int
     ) -> None:
         if log_offset >= self.catalog_from:
-            self._catalog.apply(entry.item, log_offset)
+            self._catalog.apply(entry.item, log_offset, is_stated=True)
 
     def _stated_queues(
         self, entry: StatedQueues, log_offset: LogOffset, _stored_at_ms: int

@@ -418,7 +418,7 @@ class _Recovery:
                         engine.log.note_floor(item["at"])
                         continue
                     # The record that states the item is unknown: the next retirement restates it.
-                    engine.catalog.apply(item, LogOffset(0))
+                    engine.catalog.apply(item, LogOffset(0), is_stated=True)
                 engine.fold.catalog_from = covered
             case SnapshotSection.QUEUES:
                 for end in snapshot.decode_ends(data):

@@ -142,7 +142,7 @@ class Administration:
             if self._is_blocked(deleted_at_ms, now_ms):
                 raise GroupNotFound(self._deleted_text("group", group, deleted_at_ms, now_ms))
         if is_new_topic or is_new_group:
-            self._check_home()
+            self.check_home()
         if is_new_topic:
             self._quota.take(now_ms)
             self.put_topic(topic, type_=None, queues=0, now_ms=now_ms)
@@ -187,7 +187,7 @@ class Administration:
             )
         if not 0 <= queues <= QUEUES_MAX:
             raise BadRequest(f"a topic has 1 to {QUEUES_MAX} queues, not {queues}")
-        self._check_home()
+        self.check_home()
         old = self._catalog.find_topic(name)
         if old is None:
             self._quota.check_topics(len(self._catalog.topics))
@@ -292,12 +292,13 @@ class Administration:
         """
         return now_ms if self._catalog.membership.home is not None else 0
 
-    def _check_home(self) -> None:
+    def check_home(self, subject: str = "topics and consumer groups") -> None:
+        """Raise Forbidden if another broker group is the home, where `subject` is changed."""
         home = self._catalog.membership.home
         if home is not None and home.name != self._catalog.broker_name:
             raise Forbidden(
-                f"topics and consumer groups are changed at their home, the broker group "
-                f"{home.name} at {home.address}"
+                f"{subject} are changed at their home, the broker group {home.name} at "
+                f"{home.address}"
             )
 
     def record(self, item: dict[str, Any], now_ms: int) -> None:
@@ -316,7 +317,7 @@ class Administration:
         """
         topic = self.find_deletable(name)
         if not topic.is_system:
-            self._check_home()
+            self.check_home()
         self.forget_topic(topic.id, now_ms)
 
     def forget_topic(self, topic_id: TopicId, now_ms: int) -> None:
@@ -355,7 +356,7 @@ class Administration:
         Raises Conflict, BadRequest.
         """
         _check_retry(max_attempts, exponential, customized_ms)
-        self._check_home()
+        self.check_home()
         old = self._catalog.find_group(name)
         if old is not None and is_ordered is not None and is_ordered != old.is_ordered:
             raise Conflict(
@@ -398,7 +399,7 @@ class Administration:
         group = self._catalog.find_group(name)
         if group is None:
             raise GroupNotFound(f"there is no consumer group {name!r}")
-        self._check_home()
+        self.check_home()
         self.forget_group(group.id, now_ms)
 
     def forget_group(self, group_id: GroupId, now_ms: int) -> None:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import final
 
 from tidemill.broker.engine.configuration.administration import Administration
+from tidemill.broker.engine.configuration.security import SecurityAdministration
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.metadata.beginnings import merge_beginnings
 from tidemill.broker.engine.metadata.catalog import (
@@ -41,6 +42,7 @@ class Following:
         self,
         catalog: Catalog,
         administration: Administration,
+        security: SecurityAdministration,
         inspection: Inspection,
         timer_index: TimerIndex,
         *,
@@ -49,6 +51,7 @@ class Following:
         """`archive_group` is the group that retention waits for; "": none."""
         self._catalog = catalog
         self._administration = administration
+        self._security = security
         self._inspection = inspection
         self._timer_index = timer_index
         self._archive_group = archive_group
@@ -76,8 +79,9 @@ class Following:
             )
         elif self.has_own():
             raise Conflict(
-                f"{self._catalog.broker_name} has topics or consumer groups of its own, which "
-                f"joining another would delete: delete them first, or begin with an empty store"
+                f"{self._catalog.broker_name} has topics, consumer groups or users of its own, "
+                f"which joining another would delete: delete them first, or begin with an empty"
+                f" store"
             )
         self._administration.record(home_item(home), now_ms)
 
@@ -91,8 +95,10 @@ class Following:
             raise Forbidden(f"{home.name} is the home of its cluster itself")
 
     def has_own(self) -> bool:
-        """Whether there are topics or consumer groups that no home has sent."""
+        """Whether there are topics, consumer groups or users that no home has sent."""
         catalog = self._catalog
+        if catalog.membership.home is None and catalog.security.items:
+            return True
         return any(not one.is_system and not one.home_id for one in catalog.topics.values()) or any(
             not one.home_id for one in catalog.groups.values()
         )
@@ -226,7 +232,7 @@ class Following:
         yield from count.run()
 
     def leave(self, cluster_id: str, now_ms: int) -> Iterator[None]:
-        """Forget the home, its topics and its consumer groups.
+        """Forget the home, its topics, its consumer groups and its security items.
 
         Invariant: the caller has seen in the same round that the backlog is empty. Another home
         would have other topics under the same ids. Raises Conflict unless the home drains this
@@ -242,6 +248,7 @@ class Following:
         yield from self.follow(
             (), (), deleted_topic_ids=topic_ids, deleted_group_ids=group_ids, now_ms=now_ms
         )
+        yield from self._security.forget_all(now_ms)
         self._administration.record(home_item(None, left_cluster_id=cluster_id), now_ms)
 
 

@@ -26,9 +26,23 @@
                                                            reported pull offset of a group;
                                                            2**63 - 1 deletes it
     {"op": "reset", "group_id": n, "offsets": [[topic_id, queue_id, offset], ...]}
+    {"op": "user", "name": ..., "version": n, "user": {...}}
+                                                           new state of a user (level 3, as all
+                                                           below); the same form for `role`,
+                                                           `token`, `quota` and `ban`. In CONFIG,
+                                                           n is the version of the whole table
+                                                           after this item
+    {"op": "security", "version": n, "security": {...} or null}
+                                                           the security mode; null deletes it
+    {"op": "deleteUser", "name": ..., "version": n}        the same form for `deleteRole`,
+                                                           `deleteToken`, `deleteQuota` and
+                                                           `deleteBan`
+    {"op": "securityVersion", "version": n}                the version of the whole table; in STATE
+                                                           and snapshots, and at a follower
 
 UTF-8, keys sorted, no spaces. `metadata.catalog` defines the fields of topics and groups,
-`metadata.membership` those of the home and of broker groups.
+`metadata.membership` those of the home and of broker groups. The content of security items is
+defined outside of the broker (`tidemill.security`).
 """
 
 from __future__ import annotations

@@ -55,9 +55,10 @@ class QueueEnd(NamedTuple):
     low: int = 0  # messages before it are dead
 
 
-def encode_items(items: list[dict[str, Any]]) -> bytes:
-    """Encode a CATALOG section."""
-    return json.dumps(items).encode()
+def encode_items(items: Sequence[dict[str, Any] | bytes]) -> bytes:
+    """Encode a CATALOG section; items may be encoded already."""
+    encoded = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in items]
+    return b"[" + b", ".join(encoded) + b"]"
 
 
 def decode_items(data: bytes | memoryview) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from enum import IntEnum
 from itertools import chain
 from typing import Any, TypeVar, final
 
+from tidemill.broker.engine.layout.config import decode_item, encode_item
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.metadata.deleted_names import DeletedName, DeletedNames
@@ -32,6 +33,17 @@ from tidemill.broker.engine.metadata.membership import (
 )
 from tidemill.broker.engine.metadata.pull_offsets import ITEM_PREFIX as PULL_PREFIX
 from tidemill.broker.engine.metadata.pull_offsets import PullOffsets, key_of, pull_offset_item
+from tidemill.broker.engine.metadata.security_items import ITEM_PREFIX as SECURITY_PREFIX
+from tidemill.broker.engine.metadata.security_items import (
+    SECURITY_OPS,
+    VERSION_OP,
+    ItemKey,
+    SecurityItems,
+    catalog_key,
+    parse_key,
+    version_item,
+)
+from tidemill.broker.engine.metadata.security_items import key_of as security_key_of
 from tidemill.broker.engine.metadata.topic_retention import (
     BROKER_DEFAULT,
     TopicRetention,
@@ -50,6 +62,7 @@ BROKER_ITEMS = (
     "clockBack",
     "featureLevel",
     "home",
+    VERSION_OP,
 )  # one item of each
 MINUTE_MS = 60_000
 DEFAULT_RETRY_MS = (
@@ -136,8 +149,13 @@ class ConfigChanges:
     deleted_topic_ids: set[TopicId] = field(default_factory=set)
     deleted_group_ids: set[GroupId] = field(default_factory=set)
     membership: Membership | None = None  # the new membership, if it changed
+    # Encoded items and deletions, in the order of their versions.
+    security_items: dict[ItemKey, bytes] = field(default_factory=dict)
+    security_version: int | None = None  # the new version of the table, if it changed
 
-    def __bool__(self) -> bool:
+    @property
+    def has_config(self) -> bool:
+        """Whether topics, groups or the membership changed."""
         return bool(
             self.topics
             or self.groups
@@ -146,10 +164,22 @@ class ConfigChanges:
             or self.membership
         )
 
+    @property
+    def has_security(self) -> bool:
+        """Whether security items or their version changed."""
+        return bool(self.security_items) or self.security_version is not None
+
+    def __bool__(self) -> bool:
+        return self.has_config or self.has_security
+
 
 @final
 class Catalog:
-    """All topics and groups by id and by name."""
+    """All topics and groups by id and by name, and the other items.
+
+    It is one class, because all items share `stated_at` and `changes`, and a deletion removes items
+    of several kinds.
+    """
 
     def __init__(self) -> None:
         self.topics: dict[TopicId, Topic] = {}
@@ -186,6 +216,7 @@ class Catalog:
         self.feature_level = FIRST_LEVEL
         self.ended_handles = EndedHandles()
         self.pull_offsets = PullOffsets()
+        self.security = SecurityItems()
         # Log offsets at which the times of records fall, ascending.
         self.clock_falls: tuple[int, ...] = ()
         self.stated_at: dict[str, int] = {}  # log offset of the newest record of each item
@@ -253,8 +284,13 @@ class Catalog:
 
     # ------------------------------------------------------------ fold
 
-    def apply(self, config: dict[str, Any], log_offset: LogOffset) -> None:
-        """Apply one configuration item of a CONFIG or STATE record."""
+    def apply(
+        self, config: dict[str, Any], log_offset: LogOffset, *, is_stated: bool = False
+    ) -> None:
+        """Apply one configuration item of a CONFIG record.
+
+        `is_stated`: of a STATE record or of a snapshot, which repeat items of earlier records.
+        """
         match config["op"]:
             case "broker":
                 self.broker_name = config["name"]
@@ -301,8 +337,28 @@ class Catalog:
                 self._delete_group(config["id"])
             case "gone":
                 self.deleted_names.apply(config, log_offset)
+            case op if op in SECURITY_OPS:
+                self._apply_security(config, log_offset, is_stated=is_stated)
             case other:
                 raise UnknownRecord(f"configuration item {other!r} at log offset {log_offset}")
+
+    def _apply_security(
+        self, config: dict[str, Any], log_offset: LogOffset, *, is_stated: bool
+    ) -> None:
+        if not is_stated or config["op"] == VERSION_OP:
+            # A stated item has the version of its own change, which may be an old one.
+            if config["version"] != self.security.version:
+                self.security.version = self.changes.security_version = config["version"]
+            self.stated_at[VERSION_OP] = log_offset
+        key, is_changed = security_key_of(config), self.security.apply(config)
+        if is_changed:
+            # The newest change comes last.
+            self.changes.security_items.pop(key, None)
+            self.changes.security_items[key] = encode_item(config)
+        if self.security.find(key) is not None:
+            self.stated_at[catalog_key(key)] = log_offset
+        else:
+            self.stated_at.pop(catalog_key(key), None)
 
     def _apply_membership(self, config: dict[str, Any]) -> None:
         self.membership.apply(config)
@@ -442,16 +498,22 @@ class Catalog:
         """Number of items."""
         return len(self.stated_at) + len(self.deleted_names.topics) + len(self.deleted_names.groups)
 
-    def items(self) -> Iterator[dict[str, Any]]:
-        """Return all items for a snapshot, as of this call, even if they are read later."""
+    def items(self) -> Iterator[dict[str, Any] | bytes]:
+        """Return all items for a snapshot, as of this call, even if they are read later.
+
+        Security items are encoded already.
+        """
         keys = *BROKER_ITEMS, *self.ended_handles.keys()
         keys += tuple([ITEM_PREFIX + name for name in self.membership.groups])
         own = {key: self._item(key) for key in keys if key in self.stated_at}
         # Each change puts a new object, so copies of the references stay unchanged.
         topics, groups = dict(self.topics), dict(self.groups)
         pulled = dict(self.pull_offsets.all)
+        secured = dict(self.security.items)
 
-        def item(key: str) -> dict[str, Any]:
+        def item(key: str) -> dict[str, Any] | bytes:
+            if key.startswith(SECURITY_PREFIX):
+                return secured[parse_key(key)]
             kind, _, number = key.partition(" ")
             if kind == "topic":
                 return topic_item(topics[TopicId(int(number))])
@@ -485,6 +547,10 @@ class Catalog:
             return pull_offset_item(key_of(key), self.pull_offsets.all[key_of(key)])
         if kind == "handles":
             return self.ended_handles.item(key)
+        if kind == VERSION_OP:
+            return version_item(self.security.version)
+        if key.startswith(SECURITY_PREFIX):
+            return decode_item(self.security.items[parse_key(key)])
         return group_item(self.groups[GroupId(int(number))])
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Generator, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, final
 
 import numpy as np
@@ -56,6 +56,7 @@ QUEUE_BLOCK_ENTRIES_MAX = 32_768  # 640 KiB: copied, summed and written in a mil
 QUEUES_A_SLICE = 512  # queues measured, or given a run
 BLOCKS_A_SLICE = 128  # blocks of different queues; each is copied, summed and listed
 CATALOG_ITEMS_A_SECTION = 128  # a group's JSON takes up to ten microseconds
+SECURITY_BYTES_A_SECTION = 256 << 10  # of encoded items, which are only copied and summed
 ENDS_A_SECTION = 1024
 # Each ordered queue has its own section, which takes 20 microseconds.
 PROGRESS_A_SECTION = 64
@@ -119,6 +120,7 @@ class SnapshotSize:
             self._pops.table.used_count * delivery_rows.ROW_SIZE
             + len(self._pops.progress) * PROGRESS_BYTES
             + self._catalog.item_count * CATALOG_ITEM_BYTES
+            + self._catalog.security.size_bytes
         )
         return max(known, self.last_bytes)
 
@@ -281,6 +283,7 @@ class Checkpoints:
 
         block_count_max = (
             -(-item_count // CATALOG_ITEMS_A_SECTION)
+            + self._catalog.security.size_bytes // SECURITY_BYTES_A_SECTION
             + (-(-len(ends) // ENDS_A_SECTION) or 1)
             + len(progresses)
             + slices_max
@@ -331,10 +334,10 @@ class Checkpoints:
     # ------------------------------------------------------------ sections of a snapshot
 
     def _catalog_sections(
-        self, items: Iterator[dict[str, Any]], covered: int
+        self, items: Iterator[dict[str, Any] | bytes], covered: int
     ) -> Iterator[list[EncodedBlock]]:
         number = 0
-        while chunk := list(islice(items, CATALOG_ITEMS_A_SECTION)):
+        while chunk := _take_section(items):
             self._tally.add(len(chunk))
             data = snapshot.encode_items(chunk)
             yield [EncodedBlock(SnapshotSection.CATALOG, number, covered, len(data), data)]
@@ -434,6 +437,19 @@ class Checkpoints:
         disk.rename(temporary, CHECKPOINT_FILE)
         yield [disk.folder(".")]
         self._log.checkpoint_end = max(self._log.checkpoint_end, committed)
+
+
+def _take_section(items: Iterator[dict[str, Any] | bytes]) -> list[dict[str, Any] | bytes]:
+    """Take the items of the next section; none at the end."""
+    section: list[dict[str, Any] | bytes] = []
+    size = 0
+    for item in items:
+        section.append(item)
+        if isinstance(item, bytes):
+            size += len(item)
+        if len(section) == CATALOG_ITEMS_A_SECTION or size >= SECURITY_BYTES_A_SECTION:
+            break
+    return section
 
 
 def _index_bytes(pair_count: int) -> int:
