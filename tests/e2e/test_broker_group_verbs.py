@@ -21,6 +21,7 @@ from tests.support.clients.commands import tidemill
 from tests.support.clients.pulling import PullClient
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, broker, standalone
+from tidemill.common.feature_level import FEATURE_LEVEL
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NAMES = ["broker-0", "broker-1", "broker-2"]
@@ -152,7 +153,7 @@ def test_queries_cover_all_broker_groups(running: Standalone, rest: httpx.Client
         "reachable": True,
         "master": "broker-0",
         "epoch": 1,
-        "featureLevel": 2,
+        "featureLevel": FEATURE_LEVEL,
         "replicas": [{"name": "broker-0", "role": "master", "inSync": True, "behindBytes": 0}],
     }
     sent = send_all(rest)

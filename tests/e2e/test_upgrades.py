@@ -21,6 +21,7 @@ from tests.support.processes.controlled_group import (
 )
 from tests.support.processes.earlier_release import build_release
 from tests.support.processes.processes import STOP_S
+from tidemill.common.feature_level import FEATURE_LEVEL
 
 LIMIT_S = 300.0
 PATIENT_S = 30.0  # Timeout of a client on a slow machine.
@@ -128,13 +129,13 @@ def test_an_upgrade_with_failovers_raises_the_level_at_its_end(
         await_sends()
         assert mixed.level() == 1
         mixed.replace_replica(0, is_old=False)
-        mixed.group.await_group(lambda found: found.view.feature_level == 2)
+        mixed.group.await_group(lambda found: found.view.feature_level == FEATURE_LEVEL)
         await_sends()
         refuse_the_old(mixed, 1)
         await_sends()
         # The master learns the level from its log, whatever the record says.
         mixed.kill_master()
-        assert mixed.level() == 2
+        assert mixed.level() == FEATURE_LEVEL
 
     load = play(tmp_path, release_0_1_0, upgrade)
     verdict = load.history.judge()
@@ -160,7 +161,7 @@ def test_while_a_cap_holds_the_level_the_way_back_is_open(
         mixed.replace_controller()
         for number in range(3):
             mixed.replace_replica(number, is_old=False)
-        mixed.group.await_group(lambda found: found.view.feature_level == 2)
+        mixed.group.await_group(lambda found: found.view.feature_level == FEATURE_LEVEL)
         await_sends()
 
     load = play(tmp_path, release_0_1_0, upgrade)
