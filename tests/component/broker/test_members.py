@@ -17,6 +17,7 @@ from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.members.home_service import BrokerHomeService
 from tidemill.broker.server.members.member_connection import MemberConnection
 from tidemill.common.errors import BrokerUnreachable, Conflict
+from tidemill.common.feature_level import FEATURE_LEVEL
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
@@ -96,9 +97,10 @@ class Channel:
 
 
 class Cluster:
-    def __init__(self) -> None:
+    def __init__(self, *, level: int = FEATURE_LEVEL) -> None:
+        """Make a home, and a member with a log of a feature level."""
         self.home = RoundWorld(broker_name="broker-0")
-        self.follower = RoundWorld(broker_name="broker-1")
+        self.follower = RoundWorld(broker_name="broker-1", feature_level=level)
         world = self.follower.world
         world.engine.administration.delete_topic(TOPIC, world.now_ms)
         world.engine.administration.delete_group(GROUP, world.now_ms)

@@ -22,6 +22,7 @@ from tidemill.broker.server.link.proxy_link import ProxyLink
 from tidemill.broker.server.round.durability import RoundEffect
 from tidemill.broker.server.round.long_polling import LongPolling
 from tidemill.broker.server.wire.config_frames import group_config, topic_config
+from tidemill.broker.server.wire.security_frames import PAGE_BYTES
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -93,8 +94,6 @@ class MemoryRounds:
 class Stream:
     """One proxy's stream, as the broker's link sees it."""
 
-    unsent_bytes = 0
-
     def __init__(self, broker: MemoryBroker, requests: AsyncIterator[bytes]) -> None:
         self.replies: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._broker = broker
@@ -104,8 +103,12 @@ class Stream:
         if not self._broker.is_mute:
             self.replies.put_nowait(message)
 
+    @property
+    def unsent_bytes(self) -> int:
+        return 0 if self._broker.may_page.is_set() else PAGE_BYTES
+
     async def wait_drained(self) -> None:
-        pass
+        await self._broker.may_page.wait()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         broker = self._broker
@@ -169,6 +172,8 @@ class MemoryBroker:
         self.is_mute = False  # replies are lost
         self.is_up = asyncio.Event()  # clear: a new connection waits for its configuration
         self.is_up.set()
+        self.may_page = asyncio.Event()  # clear: pages of security items wait
+        self.may_page.set()
         self.arrived = asyncio.Condition()
         self.address = ""
         self._rounds = MemoryRounds(self.engine)
@@ -224,6 +229,12 @@ class MemoryBroker:
         topic = self.engine.put_topic(name, **fields)
         self._rounds.do()
         return topic_config(topic)
+
+    def put_security_items(self, *items: dict[str, Any]) -> None:
+        """Put or delete security items, each as the next version."""
+        for item in items:
+            self.engine.put_security_item(item)
+        self._rounds.do()
 
     def put_group(self, name: str, **fields: bool) -> pb.GroupConfig:
         group = self.engine.put_group(name, **fields)

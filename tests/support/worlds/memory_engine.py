@@ -10,9 +10,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidemill.broker.engine.commands import Sent
+from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.metadata.catalog import (
@@ -23,6 +24,7 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.broker.engine.metadata.membership import Membership
+from tidemill.broker.engine.metadata.security_items import SecurityItems, key_of
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, ReadyMessages
 from tidemill.broker.engine.tally import Tally
@@ -80,6 +82,7 @@ class MemoryCatalog:
         self.handle_secret = SECRET
         self.broker_name = "broker-0"
         self.membership = Membership()
+        self.security = SecurityItems()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, ConsumerGroup] = {}
         # The names are the keys, as in the catalog of the engine.
@@ -159,6 +162,15 @@ class MemoryEngine:
         )
         self._changes.groups[group.id] = group
         return group
+
+    def put_security_item(self, item: dict[str, Any]) -> None:
+        """Put or delete a security item, or set the mode, as the next version."""
+        security = self.catalog.security
+        security.version += 1
+        numbered = {**item, "version": security.version}
+        security.apply(numbered)
+        self._changes.security_items[key_of(numbered)] = encode_item(numbered)
+        self._changes.security_version = security.version
 
     def delete_topic(self, name: str) -> None:
         self._changes.deleted_topic_ids.add(self.catalog.topics.pop(name).id)

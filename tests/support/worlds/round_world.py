@@ -126,11 +126,13 @@ class RoundWorld:
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(proxy.link.read(proxy.frames()))
             offering = tasks.create_task(proxy.link.pops.offer_room())
+            paging = tasks.create_task(proxy.link.security.send_pages())
             proxy.config = (await proxy.reply()).config
             assert proxy.config.is_complete
             yield proxy
             reading.cancel()
             offering.cancel()
+            paging.cancel()
             proxy.link.end()
 
     def advance(self, by_ms: int) -> None:

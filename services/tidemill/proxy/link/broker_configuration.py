@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tidemill.message.recall_handle import RecallSigner
 from tidemill.message.receipt_handle import HandleSigner
+from tidemill.proxy.link.security_copy import SecurityCopy
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 
@@ -18,6 +19,7 @@ class BrokerConfiguration:
         self.auto_create_topics = False
         self.auto_create_groups = False
         self.handle_secret = b""  # created once per store
+        self.security = SecurityCopy()
         self._signer: HandleSigner | None = None
         self._recall_signer: RecallSigner | None = None
 
@@ -36,6 +38,8 @@ class BrokerConfiguration:
     def apply(self, update: link_pb2.ConfigUpdate) -> None:
         """Fold one update."""
         if update.is_complete:
+            if self.handle_secret not in {b"", update.handle_secret}:
+                self.security.reset()  # Another store may belong to another cluster.
             self.topics, self.groups = {}, {}
             self.broker_name = update.broker_name
             self.membership = link_pb2.Membership()
@@ -48,6 +52,7 @@ class BrokerConfiguration:
         if update.HasField("membership"):
             self.membership = link_pb2.Membership()
             self.membership.CopyFrom(update.membership)
+        self.security.apply(update)
         # Deletions first: the same update may have the next incarnation of a deleted name.
         for topic_id in update.deleted_topic_ids:
             self._forget_topic(topic_id)

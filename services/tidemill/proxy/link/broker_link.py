@@ -83,7 +83,9 @@ class BrokerLink:
         self.on_change: Callable[[], None] = lambda: None  # of the configuration
         self._is_debug = is_debug()
         self.configuration = BrokerConfiguration()
-        self.configured = asyncio.Event()  # set once the first configuration has been applied
+        # Set once the first configuration has been applied, with all security items.
+        self.configured = asyncio.Event()
+        self._is_greeted = False  # the configuration has arrived on this stream
         self._metrics = metrics
         self._stream = LinkStream(
             address, receive=self._receive, on_end=self._close, connect=connect, routes=routes
@@ -350,24 +352,35 @@ class BrokerLink:
                 self.batching.clear()
                 self._pops.clear()
                 self._reports.forget_store()
-            self._pops.shorten_waits()
-            self.pending.open()
-            self.batching.open()
-            self.configured.set()
-            log.info(
-                "broker connected",
-                address=self.address,
-                broker=config.broker_name,
-                topics=len(config.topics),
-                groups=len(config.groups),
-            )
-            for observer in self._observers:
-                observer.on_connected()
+            self._is_greeted = True
+        if self._is_greeted and not self.is_connected and self.configuration.security.is_complete:
+            self._open()
         self.on_change()
+
+    def _open(self) -> None:
+        """Send requests from here on: the configuration has arrived.
+
+        The first stream waits for all security items. A later one begins with those from before.
+        """
+        self._pops.shorten_waits()
+        self.pending.open()
+        self.batching.open()
+        self.configured.set()
+        configuration = self.configuration
+        log.info(
+            "broker connected",
+            address=self.address,
+            broker=configuration.broker_name,
+            topics=len(configuration.topics),
+            groups=len(configuration.groups),
+        )
+        for observer in self._observers:
+            observer.on_connected()
 
     def _close(self, reason: str) -> bool:
         """Keep requests that can wait and fail the others; return whether there was a link."""
         was_connected = self.is_connected
+        self._is_greeted = False
         if was_connected:
             log.warning(
                 "broker lost", address=self.address, reason=reason, pending=len(self.pending)

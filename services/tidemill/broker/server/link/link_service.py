@@ -45,11 +45,13 @@ class BrokerLinkService:
         view = self._view()
         link.epoch = 0 if view is None else view.epoch
         offering = asyncio.create_task(link.pops.offer_room(), name="offer room")
+        paging = asyncio.create_task(link.security.send_pages(), name="send security items")
         try:
             await link.read(call)
             await link.flush()
         finally:
             offering.cancel()
+            paging.cancel()
             link.end()
             self._rounds.put(LinkRemoval(link))
 

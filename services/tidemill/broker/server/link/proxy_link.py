@@ -21,6 +21,7 @@ from tidemill.broker.server.link.link_states import TRANSITIONS, ProxyLinkEvent,
 from tidemill.broker.server.link.pops import POP, LinkPops
 from tidemill.broker.server.link.replies import LinkReplies
 from tidemill.broker.server.link.reply_frames import build_frames
+from tidemill.broker.server.link.security_stream import SecurityStream
 from tidemill.broker.server.round.round_log import log_frame
 from tidemill.broker.server.wire.config_frames import changed_config, complete_config
 from tidemill.common.log import is_debug
@@ -61,6 +62,7 @@ class ProxyLink:
         self._process_id = b""  # of the process that opened the stream
         self._is_debug = is_debug()
         self.pops = LinkPops(rounds, stream, lambda: self.replies)
+        self.security = SecurityStream(stream, self._send_update)
         self.stream_number = 0  # counts the streams of that process
         self.epoch = 0  # of this master; 0 without replicas
 
@@ -110,12 +112,17 @@ class ProxyLink:
         """Send the complete configuration now, and each change from now on."""
         self._advance(ProxyLinkEvent.GREET)
         if self._state is ProxyLinkState.SERVED:
-            self.replies.configs = [complete_config(turn.engine)]
+            config = complete_config(turn.engine)
+            self.security.begin(turn.engine.catalog.security, config)
+            self.replies.configs = [config]
             self._rounds.attach(self)
 
     def add_config_changes(self, changes: ConfigChanges) -> None:
         """Add the changes to the link's replies of the current round."""
-        self.replies.configs.append(changed_config(changes))
+        if changes.has_config:
+            self.replies.configs.append(changed_config(changes))
+        if changes.has_security:
+            self.replies.security = changes.security_items, changes.security_version
 
     def remove(self, turn: Turn) -> None:
         """Let the rounds forget a link whose stream has ended."""
@@ -194,6 +201,8 @@ class ProxyLink:
     def _send(self, replies: LinkReplies) -> Iterator[None]:
         """Build and send the reply frames of a committed round; yield after each."""
         results, sent_count = replies.results.get(POP, []), 0
+        if replies.security is not None:
+            replies.configs += self.security.render(*replies.security)
         for frame in build_frames(
             replies, self._source, epoch=self.epoch, size_max=REPLY_FRAME_BYTES
         ):
@@ -207,6 +216,17 @@ class ProxyLink:
             sent_count += pop_count
             yield
         self.pops.note_replies_written(replies)
+        if replies.configs:
+            self.security.begin_pages()
+
+    def _send_update(self, update: pb.ConfigUpdate) -> bool:
+        """Send a configuration update; return False if the link has ended."""
+        if self._state is not ProxyLinkState.SERVED:
+            return False
+        encoded = pb.ReplyFrame(config=update, epoch=self.epoch).SerializeToString()
+        self._stream.write(encoded)
+        self.pops.note_written(len(encoded), [])
+        return True
 
 
 @final

@@ -7,10 +7,11 @@ not durable leaves the process in no form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.metadata.security_items import ItemKey
     from tidemill.common.errors import ServiceError
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -30,6 +31,7 @@ class LinkReplies:
         "failures",
         "pop_bytes",
         "results",
+        "security",
     )
 
     def __init__(self, send: Callable[[LinkReplies], Iterator[None]]) -> None:
@@ -37,6 +39,8 @@ class LinkReplies:
         self.answered_sequence = 0
         self.arrived_s = math.inf  # time.monotonic() of the oldest frame that is answered
         self.configs: list[pb.ConfigUpdate] = []
+        # Changed security items and the new version of their table.
+        self.security: tuple[Mapping[ItemKey, bytes], int | None] | None = None
         self.results: dict[str, list[Result]] = {}  # by the name of their command
         self.pop_bytes = 0
         self.failures: list[tuple[int, ServiceError]] = []

@@ -12,7 +12,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.broker.server.members.member_connection import HomeLife, MemberConnection
-from tidemill.broker.server.wire import config_frames, config_log
+from tidemill.broker.server.wire import config_frames, config_log, security_frames
 from tidemill.common.errors import ServiceError
 from tidemill.transport.routes.master_routes import MasterRoutes
 
@@ -170,9 +170,12 @@ class ClusterMembers:
         if not self.connections and changes.membership is None:
             return
         effects = self._rounds.turn.effects
-        effects[self] = _ConfigEffect(
-            self, self._rounds.count, config_frames.changed_config(changes)
-        )
+        update = config_frames.changed_config(changes)
+        if changes.has_security:
+            update.MergeFrom(
+                security_frames.changed_items(changes.security_items, changes.security_version)
+            )
+        effects[self] = _ConfigEffect(self, self._rounds.count, update)
 
     def send_update(self, round_number: int, update: pb.ConfigUpdate) -> None:
         """Send the changes of a committed round to every member."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, final
 
 from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.metadata.membership import Home
 from tidemill.broker.engine.queries.removal_check import RemovalBacklog, RemovalBacklogItem
+from tidemill.broker.server.members.table_copy import TableCopy
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BY_NAME, BadRequest, Conflict, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -52,7 +53,7 @@ class BrokerHomeService:
 
     async def follow(self, call: RpcCall) -> None:
         """Apply the frames of one stream until it ends."""
-        life = ""
+        life, copy = "", TableCopy()
         try:
             async for request in call:
                 frame = _parse(request)
@@ -60,14 +61,14 @@ class BrokerHomeService:
                     self._streams.subtract([life])
                     life = frame.life
                     self._streams[life] += 1
-                reply = await self._answer(frame)
+                reply = await self._answer(frame, copy)
                 reply.sequence = frame.sequence
                 await call.send(reply.SerializeToString())
         finally:
             self._streams.subtract([life])
             self._streams = +self._streams
 
-    async def _answer(self, frame: pb.FollowFrame) -> pb.FollowReply:
+    async def _answer(self, frame: pb.FollowFrame, copy: TableCopy) -> pb.FollowReply:
         def do(engine: Engine, turn: Turn) -> Generator[None, None, pb.FollowReply]:
             before = engine.catalog.membership.home
             is_older = self._check_order(frame, before)
@@ -75,7 +76,7 @@ class BrokerHomeService:
             is_new = before is not None and before.life != frame.life
             if before is not None and is_new and any(each.is_complete for each in frame.configs):
                 is_restored = config_log.home_restored(before, frame, engine, is_older=is_older)
-            done = yield from follow(frame, engine, turn)
+            done = yield from follow(frame, engine, turn, copy)
             if before is not None and is_new:
                 self._replaced.append(before.life)
             engine.following.restored_count += is_restored
@@ -83,13 +84,49 @@ class BrokerHomeService:
             return done
 
         try:
-            return await self._rounds.call_slices(do)
+            reply = await self._rounds.call_slices(do)
+            if copy.is_whole:
+                await self._replace_table(frame, copy)
         except _OutdatedHome as error:
             return _rejection(error, heard=error.heard)
         except _FormerMember as error:
             return _rejection(error, has_left=True)
         except ServiceError as error:
             return _rejection(error)
+        return reply
+
+    async def _replace_table(self, frame: pb.FollowFrame, copy: TableCopy) -> None:
+        """Replace the security items by those of the home, in several rounds.
+
+        Raises Conflict if a newer frame of the home arrives meanwhile, over another stream.
+        """
+        copy.is_whole = False
+
+        def check(engine: Engine) -> None:
+            home = engine.catalog.membership.home
+            if home is None or home.life != frame.life or self._sequence != frame.sequence:
+                raise Conflict("a newer frame of the home has arrived")
+
+        def plan(engine: Engine, _turn: Turn) -> Generator[None, None, list[list[dict[str, Any]]]]:
+            check(engine)
+            return (yield from engine.security.plan_copy(copy.items, version=copy.version))
+
+        for part in await self._rounds.call_slices(plan):
+
+            def record(
+                engine: Engine, turn: Turn, part: list[dict[str, Any]] = part
+            ) -> Generator[None, None, None]:
+                check(engine)
+                yield from engine.security.copy(part, turn.now_ms)
+
+            await self._rounds.call_slices(record)
+
+        def end(engine: Engine, turn: Turn) -> None:
+            check(engine)
+            engine.security.note_version(copy.version, turn.now_ms)
+
+        await self._rounds.call(end)
+        copy.items = {}
 
     def _check_order(self, frame: pb.FollowFrame, home: Home | None) -> bool:
         """Raise Conflict unless a frame is the newest of the home; return True if it is restored.
@@ -143,7 +180,7 @@ def _rejection(error: ServiceError, **fields: Unpack[_RejectionFields]) -> pb.Fo
 
 
 def follow(
-    frame: pb.FollowFrame, engine: Engine, turn: Turn
+    frame: pb.FollowFrame, engine: Engine, turn: Turn, copy: TableCopy
 ) -> Generator[None, None, pb.FollowReply]:
     """Apply one frame. Raises Forbidden, Conflict, BadRequest."""
     following, catalog = engine.following, engine.catalog
@@ -189,6 +226,7 @@ def follow(
             deleted_group_ids=deleted_groups,
             now_ms=turn.now_ms,
         )
+        yield from copy.apply(config, engine, turn)
     if frame.count_backlog or frame.leave:
         backlog = RemovalBacklog()
         yield from following.count_backlog(backlog, config_frames.read_readers(frame.readers))

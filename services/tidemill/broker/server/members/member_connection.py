@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import structlog
 
+from tidemill.broker.engine.metadata.security_items import SECURITY_LEVEL
 from tidemill.broker.server.wire import config_frames
+from tidemill.broker.server.wire.security_frames import SecurityPages
 from tidemill.common.errors import BY_NAME, BrokerUnreachable, NotMaster, ServiceError, from_wire
 from tidemill.common.feature_level import read_level
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -39,6 +41,7 @@ FOLLOW: Final = "/tidemill.broker.v1.BrokerHome/Follow"
 # Rounds whose changes wait for a member. Beyond it the member gets the whole configuration, which
 # the limits of topics and groups bound.
 UPDATES_MAX: Final = 256
+UPDATES_BYTES_MAX: Final = 8 << 20  # of them; also the limit of the frame that has them
 # A restarted member is back within half a second, and should not be stale for a second. During a
 # failover, the replicas are dialled in turn.
 RECONNECT_MAX_S: Final = 0.25
@@ -91,6 +94,7 @@ class MemberConnection:
         routes.masters.bind(group.address, group.name)
         routes.notify_of_election(group.address, self._elected.set)
         self._updates: list[tuple[int, pb.ConfigUpdate]] = []  # each with its round
+        self._updates_bytes = 0
         self._is_behind = False
         self._changed = asyncio.Event()
         self._exchanging = asyncio.Lock()
@@ -98,6 +102,7 @@ class MemberConnection:
         self._reply: asyncio.Future[pb.FollowReply] | None = None
         self._sequence = 0  # of the frame that waits for its reply
         self._membership = pb.Membership()
+        self._level = 0  # feature level of the member, as of its last reply; 0: unknown
 
     @property
     def is_connected(self) -> bool:
@@ -117,8 +122,10 @@ class MemberConnection:
         """Queue the changes of a round."""
         if update.HasField("membership"):
             self._membership.CopyFrom(update.membership)
-        if len(self._updates) == UPDATES_MAX:
+        self._updates_bytes += update.ByteSize()
+        if len(self._updates) == UPDATES_MAX or self._updates_bytes > UPDATES_BYTES_MAX:
             self._updates.clear()
+            self._updates_bytes = update.ByteSize()
             self._is_behind = True
         self._updates.append((round_number, update))
         self._changed.set()
@@ -168,11 +175,19 @@ class MemberConnection:
             known = reply.error if reply.error in BY_NAME else "BrokerUnreachable"
             raise from_wire(known, reply.message)
         self._instead_of = None
-        levels = self._rounds.engine.broker_groups.feature_levels
-        levels[self.group.name] = read_level(reply.feature_level)
+        self._note_level(read_level(reply.feature_level))
         if reply.begun:
             await self._note_begun(reply)
         return reply
+
+    def _note_level(self, level: int) -> None:
+        """Note the feature level of the member's log."""
+        self._rounds.engine.broker_groups.feature_levels[self.group.name] = level
+        if 0 < self._level < level:
+            # It has left out what its log could not have.
+            self._is_behind = True
+            self._changed.set()
+        self._level = level
 
     async def _note_begun(self, reply: pb.FollowReply) -> None:
         """Record since when groups read topics there; that reports it to all members, too."""
@@ -261,6 +276,7 @@ class MemberConnection:
             ) as channel:
                 stream = channel.open(FOLLOW, self._receive)
                 self._stream = stream
+                self._level = 0
                 updating = asyncio.create_task(
                     self._send_updates(), name=f"update {self.group.name}"
                 )
@@ -331,23 +347,34 @@ class MemberConnection:
             is_behind, self._is_behind = self._is_behind, False
             if not is_behind:
                 updates, self._updates = self._updates, []
+                self._updates_bytes = 0
                 await self.exchange(pb.FollowFrame(configs=[update for _, update in updates]))
 
     async def _send_all(self) -> None:
-        def read(engine: Engine, turn: Turn) -> Generator[None, None, tuple[int, pb.ConfigUpdate]]:
+        def read(
+            engine: Engine, turn: Turn
+        ) -> Generator[None, None, tuple[int, pb.ConfigUpdate, SecurityPages]]:
             yield
             if self._instead_of is not None and self._home_life.is_elected:
                 # A former master must not pass for a restored home: no replica confirms its record.
                 engine.broker_groups.record_home_again(turn.now_ms)
-            return self._rounds.count, config_frames.complete_config(engine)
+            pages = SecurityPages(engine.catalog.security)
+            return self._rounds.count, config_frames.complete_config(engine), pages
 
         self._is_behind = False
-        round_number, config = await self._rounds.call_slices(read)
+        round_number, config, pages = await self._rounds.call_slices(read)
         # The key of receipt handles belongs to this broker group alone.
         config.ClearField("handle_secret")
         self._membership.CopyFrom(config.membership)
         self._updates = [each for each in self._updates if each[0] >= round_number]
+        self._updates_bytes = sum(update.ByteSize() for _, update in self._updates)
+        has_more = pages.announce(config)
         await self.exchange(pb.FollowFrame(configs=[config]))
+        # A log below their feature level may not have them. When it rises, all is sent again.
+        while has_more and self._level >= SECURITY_LEVEL:
+            page = pages.next_page()
+            has_more = not page.is_security_complete
+            await self.exchange(pb.FollowFrame(configs=[page]))
         self._rounds.engine.broker_groups.connected.add(self.group.name)
         self._routes.masters.accept_master(self.group.address, self.dialled)
         if self.reason:

@@ -1,0 +1,205 @@
+"""Security items on their way from the home to a member of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.component.broker.test_members import Cluster, Stream
+from tests.component.broker.test_restored_home import RestoredHome
+from tests.support.security_items import MODE_ON, change, delete, put, table_of
+from tests.support.worlds.proxy_world import eventually
+from tests.support.worlds.round_world import RoundWorld
+from tidemill.broker.engine.configuration import security as security_module
+from tidemill.broker.server.members import member_connection
+from tidemill.broker.server.wire import security_frames
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+Scenario = Callable[[Cluster], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security_frames, "PAGE_BYTES", 300)
+    monkeypatch.setattr(security_module, "ITEMS_A_ROUND", 2)
+    monkeypatch.setattr(member_connection, "REPORT_PERIOD_S", 0.01)
+
+
+async def change_in_round(broker: RoundWorld, *items: dict[str, Any]) -> None:
+    """Change the items of a broker that runs."""
+    await broker.rounds.call_slices(
+        lambda engine, turn: engine.security.change(
+            items, expected_version=engine.catalog.security.version, now_ms=turn.now_ms
+        )
+    )
+
+
+def are_equal(one: RoundWorld, other: RoundWorld) -> bool:
+    return table_of(one.world.engine) == table_of(other.world.engine)
+
+
+def change_home(home: RoundWorld, *items: dict[str, Any]) -> None:
+    """Change the items of a home that does not run yet."""
+    home.world.engine.broker_groups.feature_levels["broker-1"] = 3
+    change(home.world, *items)
+    home.world.engine.take_config_changes()
+
+
+def run(scenario: Scenario, *items: dict[str, Any], level: int = 3) -> None:
+    """Run a scenario whose home has items before its member, with a log of `level`, connects."""
+
+    async def main() -> None:
+        cluster = Cluster(level=level)
+        change_home(cluster.home, *items)
+        async with (
+            asyncio.timeout(20),
+            cluster.follower.running(),
+            cluster.home.running(),
+            cluster.members.running(),
+        ):
+            await scenario(cluster)
+
+    asyncio.run(main())
+
+
+USERS = [put(f"user {n}", "x" * 50) for n in range(20)]
+
+
+def updates_of(cluster: Cluster) -> list[pb.ConfigUpdate]:
+    """Return the updates on the last stream."""
+    written = cluster.channel.streams[-1].written
+    return [config for frame in written for config in frame.configs]
+
+
+def test_a_member_gets_the_table_in_pages_and_then_each_change() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        assert are_equal(cluster.home, cluster.follower)
+        first, *pages = updates_of(cluster)
+        assert first.security_follows
+        assert not first.security_items
+        assert len(pages) > 5
+        assert [page.is_security_complete for page in pages] == [False] * (len(pages) - 1) + [True]
+        assert all(sum(map(len, page.security_items)) <= 300 for page in pages)
+        await change_in_round(cluster.home, put("user 0", "new"), delete("user 1"), put("more"))
+        await eventually(lambda: are_equal(cluster.home, cluster.follower))
+        [update] = updates_of(cluster)[1 + len(pages) :]
+        assert (len(update.security_items), update.security_version) == (3, 24)
+
+    run(scenario, *USERS, MODE_ON)
+
+
+def test_a_home_without_items_sends_no_pages() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        [update] = updates_of(cluster)
+        assert update.is_security_complete
+        assert not update.security_follows
+        await change_in_round(cluster.home, put("a"))
+        await change_in_round(cluster.home, delete("a"))
+        await eventually(lambda: table_of(cluster.follower.world.engine) == (2, {}))
+        cluster.channel.lose()
+        await eventually(lambda: not cluster.is_connected)
+        await eventually(lambda: cluster.is_connected)
+        assert updates_of(cluster)[0].security_version == 2
+
+    run(scenario)
+
+
+def test_changes_while_pages_are_sent_are_not_lost() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: len(cluster.channel.streams[-1:]) == 1)
+        await eventually(lambda: len(updates_of(cluster)) >= 3)
+        assert not cluster.is_connected, "not all pages are sent"
+        await change_in_round(cluster.home, put("user 0", "new"), delete("user 19"))
+        await change_in_round(cluster.home, put("user 18", "new"), delete("user 0"), put("more"))
+        await eventually(lambda: cluster.is_connected)
+        await eventually(lambda: are_equal(cluster.home, cluster.follower))
+
+    run(scenario, *USERS)
+
+
+def test_a_reconnected_member_deletes_what_the_home_has_deleted() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        cluster.channel.is_up = False
+        cluster.channel.lose()
+        await eventually(lambda: not cluster.is_connected)
+        await change_in_round(cluster.home, *(delete(f"user {n}") for n in range(10)), put("more"))
+        cluster.channel.is_up = True
+        await eventually(lambda: cluster.is_connected)
+        assert are_equal(cluster.home, cluster.follower)
+        cluster.follower.world.restart()
+        assert are_equal(cluster.home, cluster.follower)
+
+    run(scenario, *USERS, MODE_ON)
+
+
+def test_a_member_follows_a_restored_home_with_a_lower_version() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        change_home(cluster.home, *USERS, MODE_ON)
+        async with asyncio.timeout(20), cluster.follower.running(), cluster.home.running():
+            async with cluster.members.running():
+                await eventually(lambda: cluster.is_connected)
+                assert are_equal(cluster.home, cluster.follower)
+            restored = RestoredHome(cluster)
+            change_home(restored.home, put("user 3", "older"), put("only here"))
+            async with restored.running():
+                await eventually(lambda: are_equal(restored.home, cluster.follower))
+        assert table_of(cluster.follower.world.engine)[0] == 2
+
+    asyncio.run(main())
+
+
+def test_a_member_gets_the_table_when_its_feature_level_rises() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        follower = cluster.follower.world.engine
+        await eventually(lambda: cluster.is_connected)
+        assert table_of(follower) == (0, {})
+        assert len(updates_of(cluster)) == 1, "the home sends no pages below level 3"
+        await cluster.follower.rounds.call(
+            lambda engine, _turn: setattr(engine, "allowed_level", 3)
+        )
+        await eventually(lambda: are_equal(cluster.home, cluster.follower))
+
+    run(scenario, *USERS, level=2)
+
+
+def test_a_member_with_too_many_bytes_in_wait_gets_the_whole_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(member_connection, "UPDATES_BYTES_MAX", 400)
+
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        cluster.follower.syncs.gate.clear()
+        for n in range(10):
+            await change_in_round(cluster.home, put(f"{n}", "x" * 100))
+        cluster.follower.syncs.gate.set()
+        await eventually(lambda: are_equal(cluster.home, cluster.follower))
+        assert sum(update.is_complete for update in updates_of(cluster)) == 2
+
+    run(scenario)
+
+
+def test_a_page_of_an_older_stream_does_not_replace_a_newer_table() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        before = table_of(cluster.follower.world.engine)
+        answers: list[pb.FollowReply] = []
+        late = Stream(
+            cluster.channel.service,
+            lambda message: answers.append(pb.FollowReply.FromString(message)),
+        )
+        for frame in cluster.channel.streams[0].written[:2]:
+            late.write(frame.SerializeToString())
+        await eventually(lambda: len(answers) == 2)
+        assert {answer.error for answer in answers} == {"Conflict"}
+        assert table_of(cluster.follower.world.engine) == before
+        late.cancel()
+
+    run(scenario, *USERS)
