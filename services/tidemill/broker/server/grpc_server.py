@@ -12,6 +12,7 @@ from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
 from tidemill.broker.server.admin.deliveries import DeliveryAdmin
 from tidemill.broker.server.admin.messages import MessageAdmin
 from tidemill.broker.server.admin.relay import Relay
+from tidemill.broker.server.admin.security import SecurityAdmin
 from tidemill.broker.server.admin.storage import StorageAdmin
 from tidemill.broker.server.admin.timers import TimerAdmin
 from tidemill.broker.server.admin.topics import TopicAdmin
@@ -136,6 +137,7 @@ async def broker_server(
             timers,
             deliveries,
             broker_groups,
+            SecurityAdmin(rounds),
             relay,
         ),
         **unary_methods(READER, BrokerReader(rounds), PullReader(rounds, traffic)),

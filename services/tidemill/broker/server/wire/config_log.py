@@ -6,7 +6,7 @@ sync ends the process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -247,6 +247,14 @@ def _incarnations(
 
 def _incarnation(one: Topic | ConsumerGroup) -> tuple[str, int]:
     return one.name, one.created_at_ms
+
+
+def security_changed(items: Sequence[dict[str, Any]], version: int, *, by: str) -> None:
+    """Log that security items were changed. Their content may have secrets and is not logged."""
+    names = [f"{item['op']} {item.get('name', '')}".strip() for item in items[:NAMED_MAX]]
+    log.info(
+        "security changed", items=names, item_count=len(items), version=version, **_requested_by(by)
+    )
 
 
 def broker_group_put(group: BrokerGroup, *, by: str) -> None:
