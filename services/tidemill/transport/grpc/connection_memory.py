@@ -186,6 +186,7 @@ class ConnectionMemory:
     def finish_message(self, call: ServerCall) -> None:
         """End the room request of a complete message; the next message makes its own."""
         call.is_granted = False
+        self._http.leave_window(call.stream)
         call.message_begun_at_s = self._http.heard_at_s
         if call.room_requested_at_s is not None:
             self.withdraw(call)

@@ -435,6 +435,10 @@ class Connection:
         """Grant the bytes that the application has read at once, with the padding."""
         self._incoming.return_window(stream)
 
+    def leave_window(self, stream: Stream) -> None:
+        """Let the peer end a stream whose window is exhausted."""
+        self._incoming.leave_window(stream)
+
     def request_room(self, stream: Stream, count: int) -> None:
         """Let the peer send `count` bytes in total; the budget grants them when it has room.
 

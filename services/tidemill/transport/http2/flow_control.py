@@ -194,10 +194,21 @@ class IncomingFlow:
 
     def return_window(self, stream: Stream) -> None:
         """Open a stream's window again by all read bytes."""
-        if stream.unreturned_bytes and stream.state not in REMOTE_ENDED:
+        if stream.unreturned_bytes > 0 and stream.state not in REMOTE_ENDED:
             stream.receive_window += stream.unreturned_bytes
             self._output.append(frames.encode_window_update(stream.id, stream.unreturned_bytes))
             stream.unreturned_bytes = 0
+
+    def leave_window(self, stream: Stream) -> None:
+        """Open an exhausted window by one byte, so that the peer can end the stream.
+
+        The end needs no window, but hyper (Rust) waits for one before it looks for more data.
+        """
+        if stream.receive_window <= 0 and stream.state not in REMOTE_ENDED:
+            more = 1 - stream.receive_window
+            stream.receive_window += more
+            stream.unreturned_bytes -= more  # may be negative until the application reads
+            self._output.append(frames.encode_window_update(stream.id, more))
 
     def request_room(self, stream: Stream, count: int, now_s: float) -> None:
         """Let the peer send `count` bytes in total; the budget grants them when it has room."""
