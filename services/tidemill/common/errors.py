@@ -149,6 +149,14 @@ class BrokerGroupNotFound(RequestError):
     """The broker group does not exist."""
 
 
+class UserNotFound(RequestError):
+    """The user does not exist."""
+
+
+class RoleNotFound(RequestError):
+    """The role does not exist."""
+
+
 class Unauthorized(RequestError):
     """The call shows no valid credentials, or its user lacks a right."""
 
@@ -286,6 +294,8 @@ CODES: dict[type[ServiceError], Codes] = {
     ClientIdRequired: Codes(40017, HTTPStatus.BAD_REQUEST),
     IllegalPollingTime: Codes(40018, HTTPStatus.BAD_REQUEST),
     IllegalOffset: Codes(40019, HTTPStatus.BAD_REQUEST),
+    UserNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    RoleNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     Unauthorized: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Forbidden: Codes(40300, HTTPStatus.FORBIDDEN),
     MessageNotFound: Codes(40401, HTTPStatus.NOT_FOUND),

@@ -32,6 +32,7 @@ from tidemill.proxy.link import BrokerLink, LinkLimits
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
+from tidemill.proxy.server.access import AccessGate
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.grpc_server import GrpcServer
@@ -47,6 +48,8 @@ from tidemill.proxy.server.routes import Routes
 from tidemill.proxy.server.settle import Settler
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
+from tidemill.security.key_file import open_key_file
+from tidemill.security.table import SecurityTable
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connector
@@ -139,6 +142,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         cluster=settings.cluster,
     )
     cluster = cluster_of(settings, metrics, connect=connect, routes=routes)
+    gate = gate_of(settings, cluster.security, clock)
     polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
     PollingMetrics(registry, polling, cluster.knows)
     telemetry = telemetry_of(settings, cluster, clients, clock)
@@ -152,12 +156,13 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         wire(settings, cluster, polling, clients, telemetry, client_life, clock, calls, pages),
         Boundary(metrics, clock),
         MetricsReceiver(measures) if settings.client_metrics else None,
-        pipeline_methods(pipeline_table(cluster, calls, pages), metrics),
+        pipeline_methods(pipeline_table(cluster, calls, pages), metrics, gate),
         kept.listening,
         on_lost=client_life.forget_connection,
+        gate=gate,
     )
     metrics.register(registry)
-    for collect in (clients.collect, certificates.collect, server.collect):
+    for collect in (clients.collect, certificates.collect, server.collect, gate.collect):
         registry.register(collect)
     relays = Relays(
         settings.name,
@@ -276,6 +281,12 @@ def cluster_of(
         return BrokerLink(address, metrics, limits, connect=connect, routes=routes)
 
     return BrokerCluster(open_link, settings)
+
+
+def gate_of(settings: ProxySettings, table: SecurityTable, clock: Clock) -> AccessGate:
+    """Return the checks of calls. Raises StartError for a key file that cannot be read."""
+    keys = open_key_file(settings.security_key_file, clock.monotonic_ms, table.note_all_changed)
+    return AccessGate(table, keys, clock.wall_ms)
 
 
 def telemetry_of(

@@ -19,6 +19,7 @@ from tidemill.security.acl import ENTRIES_MAX, Entry, Subject, entry_of, parse_e
 
 USER_NAME_CHARS_MAX: Final = 64
 SECRETS_MAX: Final = 2
+ROLES_MAX: Final = 64  # of one user
 SECRET_CHARS_MIN: Final = 16
 SECRET_CHARS_MAX: Final = 128
 
@@ -72,6 +73,7 @@ class User:
     created_at_ms: int = 0
     changed_at_ms: int = 0
     changed_by: str = ""
+    version: int = 0  # of the security items with its last change; the home sets it
 
     @property
     def subject(self) -> str:
@@ -107,6 +109,7 @@ class AccessRole:
     entries: tuple[Entry, ...] = ()
     changed_at_ms: int = 0
     changed_by: str = ""
+    version: int = 0  # as of a user
 
     @property
     def subject(self) -> Subject:
@@ -138,6 +141,7 @@ def user_of(encoded: bytes) -> User:
         created_at_ms=fields["createdAtMs"],
         changed_at_ms=fields["changedAtMs"],
         changed_by=fields["changedBy"],
+        version=item.get("version", 0),
     )
 
 
@@ -160,6 +164,7 @@ def role_of(encoded: bytes) -> AccessRole:
         entries=tuple([entry_of(entry) for entry in fields["entries"]]),
         changed_at_ms=fields["changedAtMs"],
         changed_by=fields["changedBy"],
+        version=item.get("version", 0),
     )
 
 

@@ -7,11 +7,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, final
 
+import structlog
+
 from tidemill.common.file_changes import FileChanges
+from tidemill.common.lifecycle import StartError
 from tidemill.security.secret_keys import FILE_BYTES_MAX, SecretKeys, parse_keys
 
 CHECK_PERIOD_MS: Final = 5_000
 OTHERS: Final = stat.S_IRWXO  # permissions of users that are not the owner and not of its group
+
+log = structlog.get_logger()
+
+
+def open_key_file(
+    file: str, monotonic_ms: Callable[[], int], on_change: Callable[[], None] = lambda: None
+) -> Callable[[], SecretKeys | None]:
+    """Return the function that returns the current keys; None if `file` is "".
+
+    `on_change` is called after the file has changed. Raises StartError.
+    """
+    if not file:
+        return lambda: None
+
+    def note_change(error: str) -> None:
+        if error:
+            log.error("key file not reloaded, previous keys stay valid", file=file, reason=error)
+        else:
+            log.info("key file reloaded", file=file)
+            on_change()
+
+    try:
+        return KeyFile(file, monotonic_ms, note_change).keys
+    except (OSError, ValueError) as error:
+        raise StartError(f"security_key_file {file!r} cannot be used: {error}") from error
 
 
 @final

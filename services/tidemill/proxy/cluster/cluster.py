@@ -12,6 +12,7 @@ has its own ids for it, which `LinkedGroup` returns (ADR 0025).
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
@@ -41,6 +42,8 @@ from tidemill.proxy.cluster.linked_group import (
 )
 from tidemill.proxy.cluster.members import MemberLinks
 from tidemill.proxy.link.commands import ENSURE
+from tidemill.security.acl import group_resource, topic_resource
+from tidemill.security.table import SecurityTable, parse_mode
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
@@ -84,7 +87,17 @@ class BrokerCluster:
     """The broker groups behind this proxy, with their common topics and consumer groups."""
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
-        self._members = MemberLinks(settings.brokers, open_link)
+        self.security = SecurityTable(
+            self._find_security, floor=parse_mode(settings.security_floor)
+        )
+
+        def open_watched(address: str) -> BrokerLink:
+            link = open_link(address)
+            link.configuration.security.on_change = functools.partial(self._note_security, link)
+            return link
+
+        self._members = MemberLinks(settings.brokers, open_watched)
+        self._security_home = self._members.home
         self._members.on_change = self._changed
         self.polls_released = asyncio.Event()  # for waits that are not pops
         self._listeners: list[Callable[[], None]] = []  # few, added at the start
@@ -281,8 +294,18 @@ class BrokerCluster:
         """Call `notify` after each change of members, topics or consumer groups."""
         self._listeners.append(notify)
 
+    def _find_security(self, kind: str, name: str) -> bytes | None:
+        return self.home.link.configuration.security.items.get((kind, name))
+
+    def _note_security(self, link: BrokerLink, kind: str, name: str) -> None:
+        if link is self.home.link:
+            self.security.note_change(kind, name)
+
     def _changed(self) -> None:
         self._spreads, self._issuers = {}, None
+        if self._security_home is not self.home:
+            self._security_home = self.home
+            self.security.note_all_changed()
         for notify in self._listeners:
             notify()
 
@@ -355,7 +378,7 @@ class BrokerCluster:
         call.topic = name
         if name not in self._homes.topics:
             check_topic(name)
-            if self._may_create(name):
+            if self._may_create(name, call):
                 await self._ensure(link_pb2.EnsureRequest(topic=name), call)
         return self.find_topic(name)
 
@@ -364,15 +387,17 @@ class BrokerCluster:
         call.group = name
         if name not in self._homes.groups:
             check_group(name)
-            if self._homes.auto_create_groups:
+            if self._homes.auto_create_groups and call.may_create(group_resource(name)):
                 await self._ensure(link_pb2.EnsureRequest(group=name), call)
         return self.find_group(name)
 
-    def _may_create(self, name: str) -> bool:
+    def _may_create(self, name: str, call: Call) -> bool:
         if name.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # A consumer of dead letters may start before the first one.
             return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in self._homes.groups
-        return self._homes.auto_create_topics and not name.startswith(RETRY_TOPIC_PREFIX)
+        if not self._homes.auto_create_topics or name.startswith(RETRY_TOPIC_PREFIX):
+            return False
+        return call.may_create(topic_resource(name))
 
     def _check_home(self) -> None:
         """Raise BrokerUnreachable if the settings conflict, so that the home is not certain."""
