@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -25,14 +25,19 @@ from tidemill.admin.routes import (
     deliveries,
     messages,
     replicas,
+    roles,
     scaling,
+    security,
     storage,
     timers,
     topics,
+    users,
 )
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.clock import SystemClock
 from tidemill.common.item_bytes import ITEM_BYTES_MAX
+from tidemill.security.secret_keys import SecretKeys
+from tidemill.security.table import Mode
 
 PREFIX = "/api/v1"
 API_VERSION = "1"  # Of the API, so that a release does not change the document.
@@ -52,6 +57,9 @@ ROUTES = (
     broker_groups,
     replicas,
     storage,
+    users,
+    roles,
+    security,
 )
 
 
@@ -92,8 +100,13 @@ def create_app(
     controllers: ControllerClients | None = None,
     *,
     item_bytes_max: int = ITEM_BYTES_MAX,
+    secret_keys: Callable[[], SecretKeys | None] = lambda: None,
+    security_floor: Mode = Mode.OFF,
 ) -> FastAPI:
-    """Return the application for these broker groups, which sends messages up to a size."""
+    """Return the application for these broker groups, which sends messages up to a size.
+
+    `secret_keys` returns the keys of the users' secrets; None without a key file.
+    """
     clock = SystemClock()
     app = AdminApi(
         title="Tidemill admin API",
@@ -107,6 +120,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
+    app.state.secret_keys, app.state.security_floor = secret_keys, security_floor
     app.state.brokers, app.state.demands = brokers, demands
     app.state.controllers = controllers or ControllerClients([])
     app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)

@@ -30,12 +30,15 @@ from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.addresses import HostPort, without_brackets
+from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import announce_ready, bound_sockets, run, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import ProcessReadiness
+from tidemill.security.key_file import open_key_file
+from tidemill.security.table import parse_mode
 from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.aio.tls import (
     Certificates,
@@ -82,6 +85,7 @@ async def serve(settings: AdminSettings) -> None:
     counted = AdminMetrics()
     registry.register(counted.collect)
     token = TokenFile(settings.admin_token_file) if settings.admin_token_file else None
+    keys = open_key_file(settings.security_key_file, SystemClock().monotonic_ms)
     with (
         stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
         listening(settings.host, settings.port) as listeners,
@@ -115,6 +119,8 @@ async def serve(settings: AdminSettings) -> None:
                             demands,
                             controllers,
                             item_bytes_max=settings.message_item_bytes_max,
+                            secret_keys=keys,
+                            security_floor=parse_mode(settings.security_floor),
                         ),
                         settings,
                         token,

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli import (
+    acl,
     broker_groups,
     clients,
     cluster,
@@ -18,10 +19,13 @@ from tidemill.cli import (
     groups,
     messages,
     release,
+    roles,
+    security,
     storage,
     store,
     timers,
     topics,
+    users,
 )
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import (
@@ -55,6 +59,8 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill client ls --group billing`
 * `tidemill broker-group ls`
 * `tidemill storage show`
+* `tidemill security enable`
+* `tidemill user create orders --producer orders --consumer billing:orders`
 * `tidemill store copy ./data ./backup`
 * `tidemill pipeline archive --to ./archive`
 """,
@@ -69,6 +75,10 @@ app.add_typer(broker_groups.app, name="broker-group")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(storage.app, name="storage")
 app.add_typer(store.app, name="store")
+app.add_typer(security.app, name="security")
+app.add_typer(users.app, name="user")
+app.add_typer(roles.app, name="role")
+app.add_typer(acl.app, name="acl")
 
 app.add_typer(release.app, name="release")
 

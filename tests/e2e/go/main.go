@@ -106,7 +106,8 @@ func configuration(given arguments) *rmq.Config {
 		Endpoint:      given.Endpoints[0],
 		ConsumerGroup: given.Group,
 		NameSpace:     given.Namespace,
-		Credentials:   &credentials.SessionCredentials{},
+		Credentials: &credentials.SessionCredentials{
+			AccessKey: os.Getenv("ROCKETMQ_ACCESS_KEY"), AccessSecret: os.Getenv("ROCKETMQ_SECRET_KEY")},
 	}
 }
 

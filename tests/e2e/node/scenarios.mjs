@@ -41,8 +41,13 @@ function tellReceived(message, values = {}) {
   });
 }
 
+const accessKey = process.env.ROCKETMQ_ACCESS_KEY;
+const sessionCredentials = accessKey
+  ? { accessKey, accessSecret: process.env.ROCKETMQ_SECRET_KEY }
+  : undefined;
+
 async function producing(endpoint, topics, use) {
-  const producer = new Producer({ endpoints: endpoint, namespace, topics, logger });
+  const producer = new Producer({ endpoints: endpoint, namespace, topics, logger, sessionCredentials });
   await producer.startup();
   try {
     return await use(producer);
@@ -53,7 +58,7 @@ async function producing(endpoint, topics, use) {
 
 async function consuming(endpoint, group, filters, use, awaitDuration = AWAIT_MS) {
   const consumer = new SimpleConsumer({
-    endpoints: endpoint, namespace, consumerGroup: group, awaitDuration, logger,
+    endpoints: endpoint, namespace, consumerGroup: group, awaitDuration, logger, sessionCredentials,
     subscriptions: new Map(Object.entries(filters)),
   });
   await consumer.startup();
@@ -66,7 +71,7 @@ async function consuming(endpoint, group, filters, use, awaitDuration = AWAIT_MS
 
 async function pushing(endpoint, group, topics, consume, use) {
   const consumer = new PushConsumer({
-    endpoints: endpoint, namespace, consumerGroup: group, logger,
+    endpoints: endpoint, namespace, consumerGroup: group, logger, sessionCredentials,
     subscriptions: new Map(topics.map(topic => [ topic, '*' ])),
     messageListener: { consume },
   });
@@ -364,7 +369,7 @@ const scenarios = {
       logger.error = report;
     });
     const consumer = new PushConsumer({
-      endpoints: endpoint, namespace, consumerGroup: group, logger,
+      endpoints: endpoint, namespace, consumerGroup: group, logger, sessionCredentials,
       subscriptions: new Map([[ topic, new FilterExpression('a > 1', SQL) ]]),
       messageListener: { consume: async () => ConsumeResult.SUCCESS },
     });

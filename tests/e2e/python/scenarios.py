@@ -53,7 +53,9 @@ def report_fact(fact: str, **values: object) -> None:
 
 
 def configuration(endpoint: str, namespace: str = "") -> ClientConfiguration:
-    return ClientConfiguration(endpoint, Credentials(), namespace)
+    key = os.environ.get("ROCKETMQ_ACCESS_KEY", "")
+    credentials = Credentials(key, os.environ.get("ROCKETMQ_SECRET_KEY", ""))
+    return ClientConfiguration(endpoint, credentials, namespace)
 
 
 @contextmanager

@@ -133,7 +133,10 @@ def staying_client(
 
 
 def run_python_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
-    """Run a scenario of tests/e2e/python/scenarios.py."""
+    """Run a scenario of tests/e2e/python/scenarios.py.
+
+    As for each client, `credentials=(access key, secret)` lets it sign its calls.
+    """
     script = SCRIPTS / "python" / "scenarios.py"
     return _run([sys.executable, str(script)], home, scenario, endpoints, names)
 
@@ -171,9 +174,12 @@ def _run(
     endpoints: Sequence[str],
     names: dict[str, object],
 ) -> Facts:
+    credentials = names.pop("credentials", None)
     arguments = json.dumps({"endpoints": endpoints, **names})
     # The clients log below the home folder.
     environment = {**os.environ, "HOME": str(home)}
+    if isinstance(credentials, tuple):
+        environment["ROCKETMQ_ACCESS_KEY"], environment["ROCKETMQ_SECRET_KEY"] = credentials
     try:
         ended = subprocess.run(
             [*command, scenario, arguments],

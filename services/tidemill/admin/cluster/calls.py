@@ -90,6 +90,10 @@ CANCEL_TIMER = _change(lambda stubs: stubs.admin.CancelTimer)
 RESCHEDULE_TIMER = _change(lambda stubs: stubs.admin.RescheduleTimer)
 FIRE_TIMER = _change(lambda stubs: stubs.admin.FireTimer)
 
+# Users, roles and the security mode.
+LIST_SECURITY = _read(lambda stubs: stubs.admin.ListSecurity)
+CHANGE_SECURITY = _change(lambda stubs: stubs.admin.ChangeSecurity)
+
 # Broker groups and proxies.
 LIST_BROKER_GROUPS = _read(lambda stubs: stubs.admin.ListBrokerGroups)
 GET_BROKER_STATUS = _read(lambda stubs: stubs.admin.GetBrokerStatus)

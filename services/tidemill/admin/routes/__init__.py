@@ -55,7 +55,7 @@ def refuse_foreign_pages(request: Request) -> None:
 
 def caller_of(
     request: Request,
-    user: Annotated[
+    claimed_user: Annotated[
         str,
         Header(
             alias="Tidemill-User",
@@ -66,7 +66,7 @@ def caller_of(
 ) -> str:
     """Return the name of the caller, which is not checked, and its address."""
     address = request.client.host if request.client else "an unknown address"
-    name = _UNPRINTABLE.sub("?", user)[:USER_CHARS_MAX]
+    name = _UNPRINTABLE.sub("?", claimed_user)[:USER_CHARS_MAX]
     return f"{name} at {address}" if name else address
 
 

@@ -20,8 +20,10 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
+import org.apache.rocketmq.client.apis.ClientConfigurationBuilder;
 import org.apache.rocketmq.client.apis.ClientException;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
+import org.apache.rocketmq.client.apis.StaticSessionCredentialsProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
@@ -258,11 +260,16 @@ public final class Scenarios {
     // ------------------------------------------------------------ the client
 
     private ClientConfiguration configuration() {
-        return ClientConfiguration.newBuilder()
+        ClientConfigurationBuilder builder = ClientConfiguration.newBuilder()
                 .setEndpoints(given.endpoints().get(0))
                 .setNamespace(given.namespace() == null ? "" : given.namespace())
-                .enableSsl(given.tls())
-                .build();
+                .enableSsl(given.tls());
+        String key = System.getenv("ROCKETMQ_ACCESS_KEY");
+        if (key != null) {
+            builder.setCredentialProvider(
+                    new StaticSessionCredentialsProvider(key, System.getenv("ROCKETMQ_SECRET_KEY")));
+        }
+        return builder.build();
     }
 
     private Producer producer() throws Exception {

@@ -3,6 +3,7 @@
 //! Prints facts as JSON lines on standard output and judges nothing. The client has no push consumer,
 //! and neither changes invisible durations nor recalls.
 
+use std::env;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rocketmq::conf::{ClientOption, LoggingFormat, ProducerOption, SimpleConsumerOption};
@@ -58,6 +59,10 @@ impl Client {
         options.set_access_url(&self.endpoint);
         options.set_enable_tls(false);
         options.set_long_polling_timeout(AWAIT);
+        if let Ok(key) = env::var("ROCKETMQ_ACCESS_KEY") {
+            options.set_access_key(key);
+            options.set_secret_key(env::var("ROCKETMQ_SECRET_KEY").expect("the secret of the key"));
+        }
         options
     }
 

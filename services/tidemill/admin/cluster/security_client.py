@@ -1,0 +1,107 @@
+"""Users, roles and the security mode at the home: read them, and change them on a known version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, final
+
+from tidemill.admin.cluster import calls
+from tidemill.admin.cluster.brokers import Brokers
+from tidemill.common.errors import Conflict
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+# Changes of other administrators between the read and the change.
+ATTEMPTS_MAX: Final = 5
+PAGE_ITEMS: Final = 1_000
+
+Item = Mapping[str, Any]
+
+
+class FoundItem(NamedTuple):
+    """An item, and the version of the table at its read."""
+
+    encoded: bytes | None  # None: there is no such item
+    version: int
+
+
+class ListedItems(NamedTuple):
+    """Items of one kind in the order of their names."""
+
+    encoded: Sequence[bytes]
+    has_more: bool
+
+
+class ItemChange(NamedTuple):
+    """The items of one change; an empty change is not sent."""
+
+    items: Sequence[Item]
+    version: int  # of the table that it was decided on
+
+
+@final
+class SecurityClient:
+    """The security items of a cluster."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def find(self, kind: str, name: str) -> FoundItem:
+        """Return an item by its name; "" for the security mode."""
+        request = pb.ListSecurityRequest(kind=kind, name=name, limit=1)
+        [answer, *_] = (await self._brokers.call_home(calls.LIST_SECURITY, request)).answers
+        items = answer.value.items
+        return FoundItem(items[0] if items else None, answer.value.version)
+
+    async def page(self, kind: str, after_name: str, limit: int) -> ListedItems:
+        """Return the items after a name; "" for the first ones."""
+        request = pb.ListSecurityRequest(kind=kind, after_name=after_name, limit=limit)
+        [answer, *_] = (await self._brokers.call_home(calls.LIST_SECURITY, request)).answers
+        return ListedItems(answer.value.items, answer.value.has_more)
+
+    async def all(self, kind: str) -> AsyncIterator[bytes]:
+        """Yield all items of a kind."""
+        after = ""
+        while True:
+            found = await self.page(kind, after, PAGE_ITEMS)
+            for encoded in found.encoded:
+                yield encoded
+            if not found.has_more:
+                return
+            after = json.loads(found.encoded[-1])["name"]
+
+    async def change(
+        self,
+        kind: str,
+        name: str,
+        decide: Callable[[FoundItem], Sequence[Item]],
+        *,
+        caller: str,
+        dry_run: bool = False,
+    ) -> int:
+        """Change items by a decision on one of them; return the version of the table afterwards.
+
+        If the table changed meanwhile, the decision is made again. `decide` raises for a refused
+        change, and returns nothing if nothing changes. Raises Conflict after ATTEMPTS_MAX changes
+        by others.
+        """
+        attempt = 0
+        while True:
+            found = await self.find(kind, name)
+            items = decide(found)
+            if not items:
+                return found.version
+            request = pb.ChangeSecurityRequest(
+                expected_version=found.version,
+                items=[json.dumps(item).encode() for item in items],
+                dry_run=dry_run,
+                requested_by=caller,
+            )
+            attempt += 1
+            try:
+                home = await self._brokers.home()
+                return (await home.call(calls.CHANGE_SECURITY, request)).version
+            except Conflict:
+                now = await self.find(kind, name)
+                if attempt == ATTEMPTS_MAX or now.version == found.version:
+                    raise

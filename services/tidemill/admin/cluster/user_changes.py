@@ -1,0 +1,133 @@
+"""Changes of users: the new state of a user, from the present one and a request."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from tidemill.common.errors import Conflict, UserNotFound
+from tidemill.security.acl import Entry
+from tidemill.security.identities import (
+    SECRETS_MAX,
+    SealedSecret,
+    User,
+    UserType,
+    check_entries,
+    check_secret,
+    check_user_name,
+)
+from tidemill.security.secret_keys import SecretKeys
+
+SECRET_BYTES: Final = 32  # 43 characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserChange:
+    """The given fields of a change; None keeps the present value, or sets the default."""
+
+    type: UserType | None = None
+    is_enabled: bool | None = None
+    entries: tuple[Entry, ...] | None = None
+    roles: tuple[str, ...] | None = None
+    secret: str | None = None
+    if_version: int | None = None
+
+
+@final
+class UserChanges:
+    """Decides on changes of users, at one time and for one caller."""
+
+    def __init__(self, keys: Callable[[], SecretKeys | None], now_ms: int, caller: str) -> None:
+        """`keys` returns the keys of the secrets; None without a key file."""
+        self._keys = keys
+        self._now_ms = now_ms
+        self._caller = caller
+
+    def put(
+        self, name: str, old: User | None, change: UserChange, *, table_version: int
+    ) -> tuple[User, str]:
+        """Return the new state of a user, and the secret that was made or "".
+
+        The id of a new user is the version of the table with it, so no other user ever has it.
+        Raises BadRequest, Conflict.
+        """
+        check_version(name, None if old is None else old.version, change.if_version)
+        secret = ""
+        if old is None:
+            check_user_name(name)
+            secret = change.secret or secrets.token_urlsafe(SECRET_BYTES)
+            user = self._with_secret(
+                User(name=name, id=table_version + 1, created_at_ms=self._now_ms), secret
+            )
+        elif change.secret is not None:
+            raise Conflict(
+                f"user {name} exists, and its secret changes by rotation alone: tidemill user"
+                f" rotate {name}"
+            )
+        else:
+            user = old
+        if change.type is not None:
+            user = replace(user, type=change.type)
+        if change.is_enabled is not None:
+            user = replace(user, is_enabled=change.is_enabled)
+        if change.entries is not None:
+            user = replace(user, entries=check_entries(change.entries))
+        if change.roles is not None:
+            user = replace(user, roles=tuple(sorted(set(change.roles))))
+        return (user, "") if user == old else (self._signed(user), secret)
+
+    def rotate(self, user: User, *, retire_after_ms: int) -> tuple[User, str]:
+        """Return the user with a new secret, and that secret. The newest old one stays for a time.
+
+        Raises Conflict.
+        """
+        left = [each for each in user.secrets if not each.is_over(self._now_ms)]
+        left = sorted(left, key=lambda each: each.id)[-(SECRETS_MAX - 1) :]
+        ends_ms = self._now_ms + retire_after_ms
+        kept = [_ending(each, ends_ms) for each in left if retire_after_ms]
+        secret = secrets.token_urlsafe(SECRET_BYTES)
+        # The id of a removed secret is not used again.
+        next_id = user.next_secret_id
+        user = replace(user, secrets=tuple(kept))
+        return self._signed(self._with_secret(user, secret, secret_id=next_id)), secret
+
+    def _with_secret(self, user: User, secret: str, *, secret_id: int = 1) -> User:
+        keys = self._keys()
+        if keys is None:
+            raise Conflict(
+                "this admin process has no security_key_file, so it makes no secrets; set it here"
+                " and in all proxies"
+            )
+        sealed = keys.seal(
+            check_secret(secret).encode(),
+            user_id=user.id,
+            secret_id=secret_id,
+            created_at_ms=self._now_ms,
+        )
+        return replace(user, secrets=(*user.secrets, sealed))
+
+    def _signed(self, user: User) -> User:
+        return replace(user, changed_at_ms=self._now_ms, changed_by=self._caller)
+
+
+def check_version(name: str, present: int | None, expected: int | None) -> None:
+    """Raise Conflict if an item does not have the expected version; 0: it must not exist."""
+    if expected is not None and expected != (present or 0):
+        known = "does not exist" if present is None else f"has version {present}"
+        raise Conflict(f"{name} {known}, not {expected}; read it again and repeat the change")
+
+
+def find_user(user: User | None, name: str) -> User:
+    """Return a user that must exist. Raises UserNotFound."""
+    if user is None:
+        raise UserNotFound(f"there is no user {name!r}")
+    return user
+
+
+def _ending(secret: SealedSecret, ends_ms: int) -> SealedSecret:
+    """Return a secret that ends then, unless it ends earlier."""
+    if 0 < secret.not_after_ms <= ends_ms:
+        return secret
+    return replace(secret, not_after_ms=ends_ms)

@@ -1,0 +1,205 @@
+"""The JSON of users, roles, rights and the security mode."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field, StrictBool, StrictInt
+
+from tidemill.admin.json.schema import NEXT_PAGE, Schema, Text
+from tidemill.security.acl import ENTRIES_MAX, SOURCES_MAX, Action
+from tidemill.security.identities import ROLES_MAX, UserType
+
+SHOWN_ONCE = "The secret, shown once. Clients use it with the name of the user as access key."
+
+
+class DecisionView(StrEnum):
+    """Whether an entry allows or denies."""
+
+    ALLOW = "ALLOW"
+    DENY = "DENY"
+
+
+class ModeView(StrEnum):
+    """What happens to calls without credentials or without a right."""
+
+    OFF = "off"
+    PERMISSIVE = "permissive"
+    ON = "on"
+
+
+class EntryView(Schema):
+    """One entry: actions on the resources of a pattern."""
+
+    resource: Text = Field(
+        description="`Topic:NAME`, `Group:NAME`, `Cluster:AREA` or `*`. A name may be `*` or end"
+        " with `*`.",
+        examples=["Topic:orders*"],
+    )
+    actions: list[Text] = Field(
+        min_length=1,
+        max_length=len(Action) + 1,
+        description="`All`, or some of Pub, Sub, Create, Update, Delete, Get and List.",
+        examples=[["Pub"]],
+    )
+    sources: list[Text] = Field(
+        [],
+        max_length=SOURCES_MAX,
+        description="Addresses and ranges in CIDR notation of the clients; empty: all.",
+        examples=[["10.1.0.0/16"]],
+    )
+    decision: DecisionView = Field(
+        DecisionView.ALLOW, description="Among entries of the same rank, DENY wins."
+    )
+
+
+class SecretView(Schema):
+    """A secret of a user, without the secret itself."""
+
+    id: int = Field(description="Number among the secrets of the user.")
+    key_id: str = Field(description="Id of the key that encrypts it.")
+    created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
+    not_after_ms: int = Field(description="End of its validity, ms since 1970; 0: none.")
+
+
+class UserSettings(Schema):
+    """A new user, or changes of one; fields that are missing stay."""
+
+    type: UserType | None = Field(None, description="SUPER may do everything. Default: NORMAL.")
+    enabled: StrictBool | None = Field(None, description="Whether its credentials are valid.")
+    entries: list[EntryView] | None = Field(
+        None, max_length=ENTRIES_MAX, description="All entries of the user."
+    )
+    roles: list[Text] | None = Field(
+        None, max_length=ROLES_MAX, description="Names of all roles of the user."
+    )
+    secret: Text | None = Field(
+        None,
+        description="The secret of a new user: 16 to 128 printable ASCII characters without blanks."
+        " Default: a random one.",
+    )
+    if_version: StrictInt | None = Field(
+        None, ge=0, description="Change the user only if it has this version; 0: only if it is new."
+    )
+
+
+class UserView(Schema):
+    """A user."""
+
+    name: str = Field(description="Name, which is the access key of clients.")
+    id: int = Field(description="Number of this user. A later user of this name has another one.")
+    type: UserType = Field(description="SUPER may do everything.")
+    enabled: bool = Field(description="Whether its credentials are valid.")
+    secrets: list[SecretView] = Field(description="At most two; both are valid.")
+    entries: list[EntryView] = Field(description="Its own entries.")
+    roles: list[str] = Field(description="Names of its roles.")
+    version: int = Field(description="Version of the security items with its last change.")
+    created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
+    changed_at_ms: int = Field(description="Time of its last change, ms since 1970.")
+    changed_by: str = Field(description="The caller of the last change.")
+
+
+class UserPutView(UserView):
+    """The user after a change."""
+
+    is_new: bool = Field(description="Whether this call created the user.")
+    secret: str | None = Field(None, description=SHOWN_ONCE)
+
+
+class UserPageView(Schema):
+    """A page of users."""
+
+    users: list[UserView] = Field(description="Users by name.")
+    next_page_token: str | None = NEXT_PAGE
+
+
+class RotationSettings(Schema):
+    """A new secret beside the present one."""
+
+    retire_after_ms: StrictInt = Field(
+        7 * 86_400_000,
+        ge=0,
+        le=400 * 86_400_000,
+        description="Time until the present secret ends. Default: 7 days.",
+    )
+
+
+class UserDeletionView(Schema):
+    """A deleted user, or one that would be deleted."""
+
+    dry_run: bool = Field(description="Whether nothing has changed.")
+    user: UserView = Field(description="The user before the deletion.")
+
+
+class RoleSettings(Schema):
+    """The entries of a role."""
+
+    entries: list[EntryView] = Field(max_length=ENTRIES_MAX, description="All entries of the role.")
+    if_version: StrictInt | None = Field(
+        None, ge=0, description="Change the role only if it has this version; 0: only if it is new."
+    )
+
+
+class RoleView(Schema):
+    """A named list of entries."""
+
+    name: str = Field(description="Name of the role.")
+    entries: list[EntryView] = Field(description="Its entries.")
+    ready_made: bool = Field(description="Whether it is a part of Tidemill and cannot be changed.")
+    version: int = Field(description="Version of the security items with its last change.")
+    changed_at_ms: int = Field(description="Time of its last change, ms since 1970.")
+    changed_by: str = Field(description="The caller of the last change.")
+
+
+class RolePageView(Schema):
+    """A page of roles, without the ready-made ones on later pages."""
+
+    roles: list[RoleView] = Field(
+        description="The ready-made roles first, then the others by name."
+    )
+    next_page_token: str | None = NEXT_PAGE
+
+
+class RoleDeletionView(Schema):
+    """A deleted role, or one that would be deleted."""
+
+    dry_run: bool = Field(description="Whether nothing has changed.")
+    role: RoleView = Field(description="The role before the deletion.")
+
+
+class SecuritySettingsView(Schema):
+    """The mode to set."""
+
+    mode: ModeView = Field(
+        description="`off`: calls need no credentials. `permissive`: refusals are counted, and the"
+        " calls pass. `on`: a call needs a user with the right."
+    )
+
+
+class SecurityView(Schema):
+    """The security of the cluster."""
+
+    mode: ModeView = Field(description="The mode of the configuration.")
+    floor: ModeView = Field(description="The least mode of this process (`security_floor`).")
+    version: int = Field(description="Number of changes of users, roles and the mode.")
+    key_ids: list[str] = Field(
+        description="Ids in the key file of this process, the first encrypts."
+    )
+
+
+class AccessQuestion(Schema):
+    """One action of a user on one resource."""
+
+    user: Text = Field(description="Name of the user.")
+    action: Text = Field(description="Pub, Sub, Create, Update, Delete, Get or List.")
+    resource: Text = Field(description="One resource.", examples=["Topic:payments"])
+    address: Text | None = Field(None, description="Address of the client.")
+
+
+class AccessAnswer(Schema):
+    """The decision, and the entry that made it."""
+
+    allowed: bool = Field(description="Whether the action is allowed.")
+    reason: str = Field(description="The reason, in one sentence.")
+    subject: str | None = Field(None, description="The user or the role of the deciding entry.")
+    entry: EntryView | None = Field(None, description="The deciding entry.")

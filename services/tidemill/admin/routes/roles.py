@@ -1,0 +1,139 @@
+"""Roles: list, create, change, show and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.user_changes import check_version
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.json.security import RoleDeletionView, RolePageView, RoleSettings, RoleView
+from tidemill.admin.routes import Caller, Cluster, DryRun
+from tidemill.admin.routes.security import WallClock, entries_of, entry_views
+from tidemill.common.errors import Conflict, RoleNotFound
+from tidemill.security.identities import (
+    READY_MADE_ROLES,
+    AccessRole,
+    User,
+    check_entries,
+    check_user_name,
+    role_of,
+    user_of,
+)
+
+router = APIRouter(tags=["security"])
+
+ROLE = "role"
+USERS_NAMED_MAX = 10  # in an error
+RoleName = Annotated[
+    str,
+    Path(description="Name of the role.", json_schema_extra={"pattern": "^[A-Za-z0-9._@-]{1,64}$"}),
+]
+
+
+@router.get("/roles", response_model_exclude_none=True)
+async def list_roles(
+    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+) -> RolePageView:
+    """List roles: on the first page the ready-made ones, then the others by name."""
+    found = await SecurityClient(cluster).page(ROLE, page_token or "", page_size)
+    roles = [role_of(encoded) for encoded in found.encoded]
+    ready = [] if page_token else list(READY_MADE_ROLES.values())
+    return RolePageView(
+        roles=[view_of(role) for role in [*ready, *roles]],
+        next_page_token=roles[-1].name if found.has_more else None,
+    )
+
+
+@router.get("/roles/{role}")
+async def get_role(role: RoleName, cluster: Cluster) -> RoleView:
+    """Show a role."""
+    if role in READY_MADE_ROLES:
+        return view_of(READY_MADE_ROLES[role])
+    return view_of(_find(await SecurityClient(cluster).find(ROLE, role), role))
+
+
+@router.put("/roles/{role}")
+async def put_role(
+    role: RoleName,
+    settings: RoleSettings,
+    cluster: Cluster,
+    caller: Caller,
+    clock: WallClock,
+    dry_run: DryRun = False,
+) -> RoleView:
+    """Create or change a role. Its users have the new rights at once."""
+    _check_own(role)
+    check_user_name(role)
+    entries = check_entries(entries_of(settings.entries))
+    made: list[AccessRole] = []
+
+    def decide(found: FoundItem) -> list[Item]:
+        old = None if found.encoded is None else role_of(found.encoded)
+        check_version(role, None if old is None else old.version, settings.if_version)
+        if old is not None and old.entries == entries:
+            made[:] = [old]
+            return []
+        made[:] = [
+            AccessRole(name=role, entries=entries, changed_at_ms=clock.wall_ms(), changed_by=caller)
+        ]
+        return [made[0].to_item()]
+
+    items = SecurityClient(cluster)
+    version = await items.change(ROLE, role, decide, caller=caller, dry_run=dry_run)
+    [new] = made
+    return view_of(new if new.version else replace(new, version=version))
+
+
+@router.delete("/roles/{role}")
+async def delete_role(
+    role: RoleName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+) -> RoleDeletionView:
+    """Delete a role that no user has."""
+    _check_own(role)
+    items = SecurityClient(cluster)
+    users = [user.name async for user in _users(items) if role in user.roles]
+    if users:
+        more = len(users) - USERS_NAMED_MAX
+        names = ", ".join(users[:USERS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+        raise Conflict(f"users have the role {role}: {names}; take it from them first")
+    gone: list[AccessRole] = []
+
+    def decide(found: FoundItem) -> list[Item]:
+        gone[:] = [_find(found, role)]
+        return [{"op": "deleteRole", "name": role}]
+
+    await items.change(ROLE, role, decide, caller=caller, dry_run=dry_run)
+    return RoleDeletionView(dry_run=dry_run, role=view_of(gone[0]))
+
+
+async def _users(items: SecurityClient) -> AsyncIterator[User]:
+    async for encoded in items.all("user"):
+        yield user_of(encoded)
+
+
+def _check_own(role: str) -> None:
+    if role in READY_MADE_ROLES:
+        raise Conflict(f"the role {role} is a part of Tidemill; make one with another name")
+
+
+def _find(found: FoundItem, name: str) -> AccessRole:
+    if found.encoded is None:
+        raise RoleNotFound(f"there is no role {name!r}")
+    return role_of(found.encoded)
+
+
+def view_of(role: AccessRole) -> RoleView:
+    """Return a role as the API shows it."""
+    return RoleView(
+        name=role.name,
+        entries=entry_views(role.entries),
+        ready_made=role.name in READY_MADE_ROLES,
+        version=role.version,
+        changed_at_ms=role.changed_at_ms,
+        changed_by=role.changed_by,
+    )

@@ -1,0 +1,176 @@
+"""The security mode, and decisions about one action of one user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.json.security import (
+    AccessAnswer,
+    AccessQuestion,
+    DecisionView,
+    EntryView,
+    ModeView,
+    SecuritySettingsView,
+    SecurityView,
+)
+from tidemill.admin.routes import Caller, Cluster, DryRun
+from tidemill.common.clock import Clock, SystemClock
+from tidemill.common.errors import BadRequest, UserNotFound
+from tidemill.security.acl import (
+    ALLOW,
+    DENY,
+    Entry,
+    Verdict,
+    parse_actions,
+    parse_address,
+    parse_entry,
+    parse_resource,
+)
+from tidemill.security.secret_keys import SecretKeys
+from tidemill.security.table import MODE, Mode, SecurityTable, mode_item, parse_mode
+
+router = APIRouter(tags=["security"])
+
+
+def keys_of(request: Request) -> Callable[[], SecretKeys | None]:
+    """Return the function that returns the keys of the process; None without a key file."""
+    keys: Callable[[], SecretKeys | None] = request.app.state.secret_keys
+    return keys
+
+
+def clock_of() -> Clock:
+    """Return the clock of changes."""
+    return SystemClock()
+
+
+Keys = Annotated[Callable[[], SecretKeys | None], Depends(keys_of)]
+WallClock = Annotated[Clock, Depends(clock_of)]
+
+
+@router.get("/security")
+async def get_security(cluster: Cluster, request: Request, keys: Keys) -> SecurityView:
+    """Show the mode, and the keys of this process."""
+    found = await SecurityClient(cluster).find(MODE, "")
+    held = keys()
+    floor: Mode = request.app.state.security_floor
+    return SecurityView(
+        mode=ModeView(_mode_of(found).text),
+        floor=ModeView(floor.text),
+        version=found.version,
+        key_ids=[] if held is None else held.ids,
+    )
+
+
+@router.put("/security")
+async def put_security(
+    settings: SecuritySettingsView,
+    cluster: Cluster,
+    caller: Caller,
+    request: Request,
+    keys: Keys,
+    dry_run: DryRun = False,
+) -> SecurityView:
+    """Set the mode. It holds for calls from the next moment on, without a restart."""
+    mode = parse_mode(settings.mode.value)
+
+    def decide(found: FoundItem) -> list[Item]:
+        return [] if found.encoded and _mode_of(found) is mode else [mode_item(mode)]
+
+    items = SecurityClient(cluster)
+    version = await items.change(MODE, "", decide, caller=caller, dry_run=dry_run)
+    held = keys()
+    floor: Mode = request.app.state.security_floor
+    return SecurityView(
+        mode=settings.mode,
+        floor=ModeView(floor.text),
+        version=version,
+        key_ids=[] if held is None else held.ids,
+    )
+
+
+@router.post("/access:check", response_model_exclude_none=True)
+async def check_access(question: AccessQuestion, cluster: Cluster) -> AccessAnswer:
+    """Decide about one action of a user, and name the entry that decides."""
+    actions = parse_actions([question.action])
+    if len(actions) != 1:
+        raise BadRequest("name one action, such as Pub")
+    [action] = actions
+    resource = parse_resource(question.resource)
+    address = parse_address(question.address) if question.address else None
+    if question.address and address is None:
+        raise BadRequest(f"{question.address!r} is no address")
+    table = await _table_of(SecurityClient(cluster), question.user)
+    known = table.user(question.user)
+    if known is None:
+        raise UserNotFound(f"there is no user {question.user!r}")
+    verdict = known.decide(action, resource, address)
+    subject = known.user.subject
+    wanted = f"{action.text} on {resource}"
+    if verdict.entry is None:
+        reason = (
+            f"{subject} is a super user"
+            if verdict.is_allowed
+            else f"no entry of {subject} or its roles matches {wanted}"
+        )
+    else:
+        verb = "allows" if verdict.is_allowed else "denies"
+        reason = f"{verdict.subject} {verb} {wanted}"
+    if not known.user.is_enabled:
+        reason = f"{subject} is disabled"
+    return AccessAnswer(
+        allowed=verdict.is_allowed and known.user.is_enabled,
+        reason=reason,
+        subject=verdict.subject or None,
+        entry=_entry_of(verdict),
+    )
+
+
+async def _table_of(items: SecurityClient, name: str) -> SecurityTable:
+    """Return a table with one user and its roles."""
+    found = {("user", name): (await items.find("user", name)).encoded}
+    table = SecurityTable(lambda kind, key: found.get((kind, key)))
+    known = table.user(name)
+    for role in known.user.roles if known is not None else ():
+        found["role", role] = (await items.find("role", role)).encoded
+    table.note_all_changed()
+    return table
+
+
+def _mode_of(found: FoundItem) -> Mode:
+    return SecurityTable(lambda _kind, _name: found.encoded).recorded_mode
+
+
+def _entry_of(verdict: Verdict) -> EntryView | None:
+    return None if verdict.entry is None else entry_views([verdict.entry])[0]
+
+
+def entries_of(views: Sequence[EntryView]) -> tuple[Entry, ...]:
+    """Read entries. Raises BadRequest."""
+    return tuple(
+        [
+            parse_entry(
+                view.resource,
+                view.actions,
+                sources=view.sources,
+                is_allowed=view.decision.value == ALLOW,
+            )
+            for view in views
+        ]
+    )
+
+
+def entry_views(entries: Sequence[Entry]) -> list[EntryView]:
+    """Return entries as the API shows them."""
+    return [
+        EntryView(
+            resource=entry.resource,
+            actions=entry.to_item()["actions"],
+            sources=list(entry.sources),
+            decision=DecisionView(ALLOW if entry.is_allowed else DENY),
+        )
+        for entry in entries
+    ]

@@ -1,0 +1,167 @@
+"""Users: list, create, change, show, rotate and delete them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.user_changes import UserChange, UserChanges, find_user
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.json.security import (
+    RotationSettings,
+    SecretView,
+    UserDeletionView,
+    UserPageView,
+    UserPutView,
+    UserSettings,
+    UserView,
+)
+from tidemill.admin.routes import Caller, Cluster, DryRun
+from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
+from tidemill.common.errors import BadRequest
+from tidemill.security.identities import READY_MADE_ROLES, User, user_of
+
+router = APIRouter(tags=["security"])
+
+USER = "user"
+UserName = Annotated[
+    str,
+    Path(description="Name of the user.", json_schema_extra={"pattern": "^[A-Za-z0-9._@-]{1,64}$"}),
+]
+
+
+@router.get("/users", response_model_exclude_none=True)
+async def list_users(
+    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+) -> UserPageView:
+    """List users, ordered by name."""
+    found = await SecurityClient(cluster).page(USER, page_token or "", page_size)
+    users = [user_of(encoded) for encoded in found.encoded]
+    return UserPageView(
+        users=[view_of(user) for user in users],
+        next_page_token=users[-1].name if found.has_more else None,
+    )
+
+
+@router.get("/users/{user}", response_model_exclude_none=True)
+async def get_user(user: UserName, cluster: Cluster) -> UserView:
+    """Show a user."""
+    return view_of(find_user(_read(await SecurityClient(cluster).find(USER, user)), user))
+
+
+@router.put("/users/{user}", response_model_exclude_none=True)
+async def put_user(
+    user: UserName,
+    settings: UserSettings,
+    cluster: Cluster,
+    caller: Caller,
+    keys: Keys,
+    clock: WallClock,
+    dry_run: DryRun = False,
+) -> UserPutView:
+    """Create or change a user. The answer has the secret of a new one, and shows it only here."""
+    items = SecurityClient(cluster)
+    change = UserChange(
+        type=settings.type,
+        is_enabled=settings.enabled,
+        entries=None if settings.entries is None else entries_of(settings.entries),
+        roles=None if settings.roles is None else tuple(settings.roles),
+        secret=settings.secret,
+        if_version=settings.if_version,
+    )
+    await _check_roles(items, change.roles or ())
+    changes = UserChanges(keys, clock.wall_ms(), caller)
+    made: list[tuple[User | None, User, str]] = []
+
+    def decide(found: FoundItem) -> list[Item]:
+        old = _read(found)
+        new, secret = changes.put(user, old, change, table_version=found.version)
+        made[:] = [(old, new, secret)]
+        return [] if new == old else [new.to_item()]
+
+    version = await items.change(USER, user, decide, caller=caller, dry_run=dry_run)
+    [(old, new, secret)] = made
+    view = view_of(new, version=new.version if new == old else version)
+    is_shown = secret and settings.secret is None and not dry_run
+    return UserPutView(**view.model_dump(), is_new=old is None, secret=secret if is_shown else None)
+
+
+@router.post("/users/{user}:rotate", response_model_exclude_none=True)
+async def rotate_user(
+    user: UserName,
+    settings: RotationSettings,
+    cluster: Cluster,
+    caller: Caller,
+    keys: Keys,
+    clock: WallClock,
+    dry_run: DryRun = False,
+) -> UserPutView:
+    """Make a new secret. The present one stays valid for a time, so that no call fails.
+
+    If the user has two secrets, the older one ends at once.
+    """
+    changes = UserChanges(keys, clock.wall_ms(), caller)
+    made: list[tuple[User, str]] = []
+
+    def decide(found: FoundItem) -> list[Item]:
+        old = find_user(_read(found), user)
+        made[:] = [changes.rotate(old, retire_after_ms=settings.retire_after_ms)]
+        return [made[0][0].to_item()]
+
+    items = SecurityClient(cluster)
+    version = await items.change(USER, user, decide, caller=caller, dry_run=dry_run)
+    [(new, secret)] = made
+    view = view_of(new, version=version)
+    return UserPutView(**view.model_dump(), is_new=False, secret=None if dry_run else secret)
+
+
+@router.delete("/users/{user}", response_model_exclude_none=True)
+async def delete_user(
+    user: UserName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+) -> UserDeletionView:
+    """Delete a user. Its credentials are invalid at once; a later user of its name gets nothing."""
+    gone: list[User] = []
+
+    def decide(found: FoundItem) -> list[Item]:
+        gone[:] = [find_user(_read(found), user)]
+        return [{"op": "deleteUser", "name": user}]
+
+    await SecurityClient(cluster).change(USER, user, decide, caller=caller, dry_run=dry_run)
+    return UserDeletionView(dry_run=dry_run, user=view_of(gone[0]))
+
+
+async def _check_roles(items: SecurityClient, roles: tuple[str, ...]) -> None:
+    for role in roles:
+        if role not in READY_MADE_ROLES and (await items.find("role", role)).encoded is None:
+            raise BadRequest(f"there is no role {role!r}; see `tidemill role list`")
+
+
+def _read(found: FoundItem) -> User | None:
+    return None if found.encoded is None else user_of(found.encoded)
+
+
+def view_of(user: User, version: int | None = None) -> UserView:
+    """Return a user as the API shows it."""
+    return UserView(
+        name=user.name,
+        id=user.id,
+        type=user.type,
+        enabled=user.is_enabled,
+        secrets=[
+            SecretView(
+                id=secret.id,
+                key_id=secret.key_id,
+                created_at_ms=secret.created_at_ms,
+                not_after_ms=secret.not_after_ms,
+            )
+            for secret in user.secrets
+        ],
+        entries=entry_views(user.entries),
+        roles=list(user.roles),
+        version=user.version if version is None else version,
+        created_at_ms=user.created_at_ms,
+        changed_at_ms=user.changed_at_ms,
+        changed_by=user.changed_by,
+    )

@@ -1,0 +1,187 @@
+"""`tidemill acl ...`: the entries of users and roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.rest import call, say, segment, show
+from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.rest_client import Json
+
+app = typer.Typer(no_args_is_help=True, help="Allow, deny and check actions of users and roles.")
+
+ENTRY_COLUMNS = ("RESOURCE", "ACTIONS", "FROM", "DECISION")
+Subject = Annotated[
+    str, typer.Argument(help="User:NAME, Role:NAME, or the name of a user.", metavar="SUBJECT")
+]
+ResourcePattern = Annotated[
+    str,
+    typer.Argument(
+        help="Topic:NAME, Group:NAME, Cluster:AREA or *. The name may be * or end with *."
+    ),
+]
+Actions = Annotated[
+    str, typer.Argument(help="All, or names of actions separated by commas, such as Pub,Sub.")
+]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option("--from", metavar="CIDR", help="Only from these addresses; may be repeated."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
+
+
+@app.command("list")
+def list_entries(context: typer.Context, subject: Subject) -> None:
+    """List the entries of a user or a role.
+
+    Example: tidemill acl list orders
+    """
+    found = call(context, "GET", _path(subject))
+    show(context, found["entries"], ENTRY_COLUMNS, entry_rows(found["entries"]))
+
+
+@app.command("allow")
+def allow(
+    context: typer.Context,
+    subject: Subject,
+    resource: ResourcePattern,
+    actions: Actions,
+    sources: Sources = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Add an entry that allows actions.
+
+    Example: tidemill acl allow orders "Topic:orders*" Pub --from 10.1.0.0/16
+    """
+    entry = _entry(resource, actions, sources, "ALLOW")
+    _change(context, subject, added=entry, dry_run=dry_run)
+
+
+@app.command("deny")
+def deny(
+    context: typer.Context,
+    subject: Subject,
+    resource: ResourcePattern,
+    actions: Actions,
+    sources: Sources = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Add an entry that denies actions. A more exact entry that allows them wins.
+
+    Example: tidemill acl deny Role:sellers "Topic:payments*" All
+    """
+    entry = _entry(resource, actions, sources, "DENY")
+    _change(context, subject, added=entry, dry_run=dry_run)
+
+
+@app.command("revoke")
+def revoke(
+    context: typer.Context,
+    subject: Subject,
+    resource: ResourcePattern,
+    actions: Actions,
+    sources: Sources = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Remove the entries with exactly this resource, these actions and these addresses.
+
+    Example: tidemill acl revoke orders "Topic:orders*" Pub --from 10.1.0.0/16
+    """
+    entry = _entry(resource, actions, sources, "")
+    _change(context, subject, removed=entry, dry_run=dry_run)
+
+
+@app.command("check")
+def check(
+    context: typer.Context,
+    user: Annotated[str, typer.Option(help="Name of the user.")],
+    action: Annotated[str, typer.Option(help="Pub, Sub, Create, Update, Delete, Get or List.")],
+    topic: Annotated[str | None, typer.Option(help="Name of a topic.")] = None,
+    group: Annotated[str | None, typer.Option(help="Name of a consumer group.")] = None,
+    area: Annotated[str | None, typer.Option(help="Area of the cluster, such as clients.")] = None,
+    address: Annotated[str | None, typer.Option(help="Address of the client.")] = None,
+) -> None:
+    """Show whether a user may do something, and the entry that decides. Exit 1 if it may not.
+
+    Example: tidemill acl check --user orders --action Pub --topic payments
+    """
+    given = [("Topic", topic), ("Group", group), ("Cluster", area)]
+    named = [f"{kind}:{name}" for kind, name in given if name is not None]
+    if len(named) != 1:
+        raise typer.BadParameter("name one resource: --topic, --group or --area")
+    body = {"user": user, "action": action, "resource": named[0]}
+    if address is not None:
+        body["address"] = address
+    answer = call(context, "POST", "/access:check", body=body)
+    verdict = "allowed" if answer["allowed"] else "refused"
+    say(context, answer, f"{verdict}   {answer['reason']}")
+    if not answer["allowed"]:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def entry_rows(entries: Sequence[Json]) -> list[tuple[str, ...]]:
+    """Return the rows of a table of entries."""
+    return [
+        (
+            entry["resource"],
+            ",".join(entry["actions"]),
+            ",".join(entry["sources"]) or "everywhere",
+            entry["decision"],
+        )
+        for entry in entries
+    ]
+
+
+def _path(subject: str) -> str:
+    kind, separator, name = subject.partition(":")
+    if not separator:
+        return f"/users/{segment(subject)}"
+    if kind.capitalize() not in {"User", "Role"} or not name:
+        raise typer.BadParameter(f"write User:NAME or Role:NAME, not {subject!r}")
+    return f"/{kind.lower()}s/{segment(name)}"
+
+
+def _entry(
+    resource: str, actions: str, sources: list[str] | None, decision: str
+) -> dict[str, Json]:
+    names = [name.strip().capitalize() for name in actions.split(",")]
+    return {"resource": resource, "actions": names, "sources": sources or [], "decision": decision}
+
+
+def _change(
+    context: typer.Context,
+    subject: str,
+    *,
+    added: dict[str, Json] | None = None,
+    removed: dict[str, Json] | None = None,
+    dry_run: bool,
+) -> None:
+    path = _path(subject)
+    found = call(context, "GET", path)
+    entries = list(found["entries"])
+    if removed is not None:
+        kept = [entry for entry in entries if not _is_same(entry, removed)]
+        if len(kept) == len(entries):
+            raise typer.BadParameter(
+                f"{subject} has no entry with this resource, these actions and these addresses; see"
+                f" `tidemill acl list {subject}`"
+            )
+        entries = kept
+    if added is not None and added not in entries:
+        entries.append(added)
+    body = {"entries": entries, "ifVersion": found["version"]}
+    query = {"dryRun": "true"} if dry_run else {}
+    answer = call(context, "PUT", path, body=body, query=query)
+    verb = "would have" if dry_run else "has"
+    say(context, answer, f"{subject} {verb} {len(answer['entries'])} entries")
+
+
+def _is_same(entry: Json, removed: dict[str, Json]) -> bool:
+    return (
+        entry["resource"] == removed["resource"]
+        and set(entry["actions"]) == set(removed["actions"])
+        and sorted(entry["sources"]) == sorted(removed["sources"])
+    )

@@ -1,0 +1,69 @@
+"""`tidemill role ...`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.acl import ENTRY_COLUMNS, entry_rows
+from tidemill.cli.rest import call, call_pages, check_is_sure, say, segment, show
+from tidemill.common.prompts import confirm
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete roles.")
+
+Name = Annotated[str, typer.Argument(help="Name of the role.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation.")]
+
+
+@app.command("list")
+def list_roles(context: typer.Context) -> None:
+    """List all roles; viewer, operator and admin are parts of Tidemill.
+
+    Example: tidemill role list
+    """
+    roles = call_pages(context, "/roles", "roles")
+    rows = [
+        (role["name"], len(role["entries"]), "yes" if role["readyMade"] else "no") for role in roles
+    ]
+    show(context, roles, ("ROLE", "ENTRIES", "READY-MADE"), rows)
+
+
+@app.command("show")
+def show_role(context: typer.Context, name: Name) -> None:
+    """Show the entries of a role.
+
+    Example: tidemill role show operator
+    """
+    role = call(context, "GET", f"/roles/{segment(name)}")
+    show(context, role, ENTRY_COLUMNS, entry_rows(role["entries"]))
+
+
+@app.command("create")
+def create_role(context: typer.Context, name: Name) -> None:
+    """Create a role without entries; `tidemill acl allow Role:NAME` adds them.
+
+    Example: tidemill role create sellers
+    """
+    body = {"entries": [], "ifVersion": 0}
+    role = call(context, "PUT", f"/roles/{segment(name)}", body=body)
+    say(context, role, f"role {name}: created")
+
+
+@app.command("delete")
+def delete_role(
+    context: typer.Context, name: Name, is_sure: Yes = False, dry_run: DryRun = False
+) -> None:
+    """Delete a role that no user has.
+
+    Example: tidemill role delete sellers --yes
+    """
+    path = f"/roles/{segment(name)}"
+    if not dry_run:
+        check_is_sure("role delete", is_sure=is_sure)
+        if not is_sure:
+            call(context, "DELETE", path, query={"dryRun": "true"})
+            confirm(f"Delete role {name}?")
+    deletion = call(context, "DELETE", path, query={"dryRun": "true"} if dry_run else {})
+    say(context, deletion, f"role {name}: {'would be deleted' if dry_run else 'deleted'}")

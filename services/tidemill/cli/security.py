@@ -1,0 +1,102 @@
+"""`tidemill security ...`: the mode, and the first administrator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.rest import call, call_pages, say, show
+from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.prompts import fail
+from tidemill.common.rest_client import Json
+
+app = typer.Typer(no_args_is_help=True, help="Require credentials and rights, or stop that.")
+
+FIRST_ADMIN = "admin"
+CREDENTIALS = Path("tidemill") / "credentials"  # in the folder of configurations
+Admin = Annotated[str, typer.Option(help="Name of the first super user.")]
+Permissive = Annotated[
+    bool, typer.Option("--permissive", help="Count refusals, and let the calls pass.")
+]
+
+
+@app.command("enable")
+def enable(
+    context: typer.Context, admin: Admin = FIRST_ADMIN, permissive: Permissive = False
+) -> None:
+    """Require credentials. Make a super user if there is none.
+
+    Its secret is shown once, and saved in ~/.config/tidemill/credentials. A second call changes
+    nothing. With --permissive first, `/metrics` of the proxies counts the calls that would be
+    refused (rocketmq_access_total), so that clients can be prepared.
+
+    Examples:
+    * `tidemill security enable --permissive`
+    * `tidemill security enable`
+    """
+    before = call(context, "GET", "/security")
+    users = call_pages(context, "/users", "users")
+    lines = []
+    secret = ""
+    if not any(user["type"] == "SUPER" and user["enabled"] for user in users):
+        body = {"type": "SUPER", "ifVersion": 0}
+        made = call(context, "PUT", f"/users/{admin}", body=body)
+        secret = made["secret"]
+        saved = _save(admin, secret)
+        lines += [
+            f"user      {admin}  super, new",
+            f"secret    {secret}  shown once; saved in {saved}",
+        ]
+    mode = "permissive" if permissive else "on"
+    after = call(context, "PUT", "/security", body={"mode": mode})
+    lines.append(
+        f"mode      {_effective(before)} -> {_effective(after)}  version {after['version']}"
+    )
+    answer = {**after, "secret": secret} if secret else after
+    say(context, answer, "\n".join(lines))
+
+
+@app.command("disable")
+def disable(context: typer.Context) -> None:
+    """Ignore credentials and rights again. Users and roles stay.
+
+    Example: tidemill security disable
+    """
+    before = call(context, "GET", "/security")
+    if before["floor"] != "off":
+        fail(f"security_floor is {before['floor']}: change that setting first", EXIT_REFUSED)
+    after = call(context, "PUT", "/security", body={"mode": "off"})
+    say(context, after, f"mode      {_effective(before)} -> {_effective(after)}")
+
+
+@app.command("status")
+def status(context: typer.Context) -> None:
+    """Show the mode, and the keys that encrypt the secrets of users.
+
+    Example: tidemill security status
+    """
+    found = call(context, "GET", "/security")
+    row = (found["mode"], found["floor"], found["version"], " ".join(found["keyIds"]) or "none")
+    show(context, found, ("MODE", "FLOOR", "VERSION", "KEYS"), [row])
+
+
+def _effective(security: Json) -> str:
+    """Return the stricter one of the mode and the floor."""
+    order = ("off", "permissive", "on")
+    return order[max(order.index(security["mode"]), order.index(security["floor"]))]
+
+
+def _save(user: str, secret: str) -> Path:
+    """Save the credentials for this account alone; return the file."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    folder = Path(home) if home else Path.home() / ".config"
+    file = folder / CREDENTIALS
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        os.fchmod(descriptor, 0o600)
+        opened.write(f"{user}\n{secret}\n")
+    return file

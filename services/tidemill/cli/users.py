@@ -1,0 +1,234 @@
+"""`tidemill user ...`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.rest import call, call_pages, check_is_sure, say, segment, show
+from tidemill.common.prompts import confirm, warn
+from tidemill.common.rest_client import Json
+from tidemill.common.times import DURATION, duration_ms, utc
+from tidemill.security.acl import Entry
+from tidemill.security.identities import consumer_entries, pipeline_entries, producer_entries
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, show, change and delete users.")
+
+Name = Annotated[str, typer.Argument(help="Name of the user: the access key of its clients.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation.")]
+Roles = Annotated[
+    list[str] | None,
+    typer.Option("--role", help="Name of a role; repeat it for several. They replace the others."),
+]
+Producers = Annotated[
+    list[str] | None,
+    typer.Option("--producer", metavar="TOPIC", help="May send to the topic; NAME* is a prefix."),
+]
+Consumers = Annotated[
+    list[str] | None,
+    typer.Option("--consumer", metavar="GROUP:TOPIC", help="May consume the topic in the group."),
+]
+Pipelines = Annotated[
+    list[str] | None,
+    typer.Option("--pipeline", metavar="GROUP:TOPIC", help="A pipeline may read the topic."),
+]
+
+
+class UserTypeName(StrEnum):
+    """Whether a user needs rights."""
+
+    SUPER = "SUPER"
+    NORMAL = "NORMAL"
+
+
+Type = Annotated[
+    UserTypeName | None,
+    typer.Option("--type", case_sensitive=False, help="SUPER may do everything. Default: NORMAL."),
+]
+
+
+@app.command("list")
+def list_users(context: typer.Context) -> None:
+    """List all users.
+
+    Example: tidemill user list
+    """
+    users = call_pages(context, "/users", "users")
+    rows = [
+        (
+            user["name"],
+            user["type"],
+            "yes" if user["enabled"] else "no",
+            len(user["secrets"]),
+            len(user["entries"]),
+            " ".join(user["roles"]),
+        )
+        for user in users
+    ]
+    show(context, users, ("USER", "TYPE", "ENABLED", "SECRETS", "ENTRIES", "ROLES"), rows)
+
+
+@app.command("show")
+def show_user(context: typer.Context, name: Name) -> None:
+    """Show a user with its secrets; `tidemill acl list NAME` shows its entries.
+
+    Example: tidemill user show orders
+    """
+    user = call(context, "GET", f"/users/{segment(name)}")
+    rows = [
+        (
+            secret["id"],
+            secret["keyId"],
+            utc(secret["createdAtMs"]),
+            utc(secret["notAfterMs"]) if secret["notAfterMs"] else "never",
+        )
+        for secret in user["secrets"]
+    ]
+    show(context, user, ("SECRET", "KEY", "CREATED", "ENDS"), rows)
+
+
+@app.command("create")
+def create_user(
+    context: typer.Context,
+    name: Name,
+    kind: Type = None,
+    roles: Roles = None,
+    producers: Producers = None,
+    consumers: Consumers = None,
+    pipelines: Pipelines = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Create a user, and print its secret once.
+
+    Examples:
+    * `tidemill user create orders --producer orders --consumer billing:orders`
+    * `tidemill user create ops --role operator`
+    """
+    body = _body(kind, roles)
+    entries = [
+        *(entry for topic in producers or () for entry in producer_entries(topic)),
+        *(entry for pair in consumers or () for entry in consumer_entries(*_pair(pair))),
+        *(entry for pair in pipelines or () for entry in pipeline_entries(*_pair(pair))),
+    ]
+    body["entries"] = [entry.to_item() for entry in _without_repetitions(entries)]
+    body["ifVersion"] = 0
+    user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
+    say(
+        context, user, f"user {name}: {'would be created' if dry_run else 'created'}{_secret(user)}"
+    )
+
+
+@app.command("set")
+def set_user(
+    context: typer.Context,
+    name: Name,
+    kind: Type = None,
+    roles: Roles = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Change the type or the roles of a user; `tidemill acl` changes its entries.
+
+    Example: tidemill user set ops --role operator --role auditor
+    """
+    call(context, "GET", f"/users/{segment(name)}")  # Ends the command if it is missing.
+    body = _body(kind, roles)
+    user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
+    say(context, user, f"user {name}: {'would be changed' if dry_run else 'changed'}")
+
+
+@app.command("enable")
+def enable_user(context: typer.Context, name: Name) -> None:
+    """Make the credentials of a user valid again.
+
+    Example: tidemill user enable orders
+    """
+    _set_enabled(context, name, is_enabled=True)
+
+
+@app.command("disable")
+def disable_user(context: typer.Context, name: Name) -> None:
+    """Refuse all credentials of a user from now on.
+
+    Example: tidemill user disable orders
+    """
+    _set_enabled(context, name, is_enabled=False)
+
+
+@app.command("rotate")
+def rotate_user(
+    context: typer.Context,
+    name: Name,
+    retire_after: Annotated[
+        str, typer.Option(metavar=DURATION, help="Time until the present secret ends. 0s: at once.")
+    ] = "7d",
+) -> None:
+    """Make a new secret beside the present one, and print it once.
+
+    Both are valid until the present one ends, so that clients change without an error. The older
+    one of two secrets ends at once.
+
+    Example: tidemill user rotate orders --retire-after 1d
+    """
+    body = {"retireAfterMs": duration_ms(retire_after)}
+    user = call(context, "POST", f"/users/{segment(name)}:rotate", body=body)
+    say(context, user, f"user {name}: new secret{_secret(user)}")
+
+
+@app.command("delete")
+def delete_user(
+    context: typer.Context, name: Name, is_sure: Yes = False, dry_run: DryRun = False
+) -> None:
+    """Delete a user. Its credentials are invalid at once.
+
+    Example: tidemill user delete orders --dry-run
+    """
+    path = f"/users/{segment(name)}"
+    if not dry_run:
+        check_is_sure("user delete", is_sure=is_sure)
+        if not is_sure:
+            call(context, "DELETE", path, query=_query(dry_run=True))
+            confirm(f"Delete user {name}?")
+    deletion = call(context, "DELETE", path, query=_query(dry_run))
+    say(context, deletion, f"user {name}: {'would be deleted' if dry_run else 'deleted'}")
+
+
+def _set_enabled(context: typer.Context, name: str, *, is_enabled: bool) -> None:
+    path = f"/users/{segment(name)}"
+    call(context, "GET", path)  # Ends the command if it is missing.
+    user = call(context, "PUT", path, body={"enabled": is_enabled})
+    say(context, user, f"user {name}: {'enabled' if is_enabled else 'disabled'}")
+
+
+def _body(kind: UserTypeName | None, roles: list[str] | None) -> dict[str, Json]:
+    body: dict[str, Json] = {}
+    if kind is not None:
+        body["type"] = kind.value
+    if roles is not None:
+        body["roles"] = roles
+    return body
+
+
+def _pair(text: str) -> tuple[str, str]:
+    group, separator, topic = text.partition(":")
+    if not separator or not group or not topic:
+        raise typer.BadParameter(f"write GROUP:TOPIC, not {text!r}")
+    return group, topic
+
+
+def _without_repetitions(entries: list[Entry]) -> list[Entry]:
+    return list(dict.fromkeys(entries))
+
+
+def _query(dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "true"} if dry_run else {}
+
+
+def _secret(user: Json) -> str:
+    secret = user.get("secret")
+    if not secret:
+        return ""
+    warn("the secret is shown once; save it now")
+    return f"\nsecret {secret}"

@@ -1,0 +1,138 @@
+"""The official clients with access keys, unmodified, against a standalone with its security on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.clients.client_process import (
+    GO_PROGRAM,
+    JAVA_CLASSES,
+    NODE_PACKAGES,
+    RUST_PROGRAM,
+    Facts,
+    needs,
+    run_go_client,
+    run_java_client,
+    run_node_client,
+    run_python_client,
+    run_rust_client,
+)
+from tests.support.processes.processes import LARGEST_MESSAGES, Standalone, standalone
+
+RunClient = Callable[..., Facts]
+
+CLIENTS = [
+    pytest.param((run_python_client, "round_trip"), id="python"),
+    pytest.param((run_go_client, "roundTrip"), id="go", marks=needs("go", GO_PROGRAM)),
+    pytest.param((run_node_client, "roundTrip"), id="node", marks=needs("node", NODE_PACKAGES)),
+    pytest.param((run_java_client, "roundTrip"), id="java", marks=needs("java", JAVA_CLASSES)),
+    pytest.param((run_rust_client, "roundTrip"), id="rust", marks=needs("cargo", RUST_PROGRAM)),
+]
+
+
+class Secured(NamedTuple):
+    """A standalone with its security on, and the secret of the user `shop`."""
+
+    running: Standalone
+    home: Path
+    secret: str
+
+
+def tidemill(running: Standalone, home: Path, *arguments: str) -> object:
+    """Run a command line; return the JSON that it prints."""
+    line = [sys.executable, "-m", "tidemill", "--admin", running.admin, "-o", "json", *arguments]
+    ended = subprocess.run(
+        line, env={"HOME": str(home)}, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("signed")
+    with standalone(folder / "data", "--proxies=2", LARGEST_MESSAGES) as running:
+        tidemill(running, folder, "security", "enable")
+        made = tidemill(
+            running, folder, "user", "create", "shop", "--producer=shop*", "--consumer=shop*:shop*"
+        )
+        assert isinstance(made, dict)
+        for resource in ("Topic:shop*", "Group:shop*"):
+            tidemill(running, folder, "acl", "allow", "shop", resource, "Create")
+        yield Secured(running, folder, made["secret"])
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_with_the_secret_sends_and_receives(
+    tmp_path: Path, secured: Secured, client: tuple[RunClient, str]
+) -> None:
+    run, scenario = client
+    name = f"shop-{run.__name__}"
+    facts = run(
+        tmp_path,
+        scenario,
+        secured.running.grpc,
+        topic=name,
+        group=name,
+        credentials=("shop", secured.secret),
+    )
+    assert {fact["id"] for fact in facts.of("received")} == {
+        fact["id"] for fact in facts.of("sent")
+    }
+    assert facts.of("sent")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("kind", ["no credentials", "a wrong secret", "no right"])
+def test_a_client_without_the_right_reads_and_sends_nothing(
+    tmp_path: Path, secured: Secured, client: tuple[RunClient, str], kind: str
+) -> None:
+    run, scenario = client
+    credentials = {
+        "no credentials": None,
+        "a wrong secret": ("shop", "x" * 20),
+        "no right": ("shop", secured.secret),
+    }[kind]
+    name = "other" if kind == "no right" else f"shop-refused-{run.__name__}"
+    with pytest.raises(AssertionError, match=r"failed|did not end"):
+        run(
+            tmp_path,
+            scenario,
+            secured.running.grpc,
+            topic=name,
+            group=name,
+            credentials=credentials,
+        )
+    topics = tidemill(secured.running, secured.home, "topic", "list")
+    assert isinstance(topics, list)
+    assert name not in {topic["name"] for topic in topics}
+
+
+def test_a_second_call_of_enable_changes_nothing(secured: Secured) -> None:
+    before = tidemill(secured.running, secured.home, "security", "status")
+    again = tidemill(secured.running, secured.home, "security", "enable")
+    assert isinstance(before, dict)
+    assert isinstance(again, dict)
+    assert again["version"] == before["version"]
+    assert "secret" not in again
+    saved = secured.home / ".config" / "tidemill" / "credentials"
+    assert saved.stat().st_mode & 0o777 == 0o600
+    assert saved.read_text().startswith("admin\n")
+
+
+def test_secrets_are_nowhere_in_the_store(secured: Secured) -> None:
+    data = secured.home / "data"
+    found = [
+        file
+        for file in data.rglob("*")
+        if file.is_file() and secured.secret.encode() in file.read_bytes()
+    ]
+    assert not found
+    assert (data / "security.key").stat().st_mode & 0o777 == 0o600
