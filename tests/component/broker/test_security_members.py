@@ -14,7 +14,9 @@ from tests.support.security_items import MODE_ON, change, delete, put, table_of
 from tests.support.worlds.proxy_world import eventually
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.configuration import security as security_module
+from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.server.members import member_connection
+from tidemill.broker.server.members.home_service import BrokerHomeService
 from tidemill.broker.server.wire import security_frames
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -203,3 +205,122 @@ def test_a_page_of_an_older_stream_does_not_replace_a_newer_table() -> None:
         late.cancel()
 
     run(scenario, *USERS)
+
+
+def test_a_member_of_a_restored_home_without_items_forgets_its_own() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        change_home(cluster.home, *USERS, MODE_ON)
+        async with asyncio.timeout(20), cluster.follower.running(), cluster.home.running():
+            async with cluster.members.running():
+                await eventually(lambda: cluster.is_connected)
+            restored = RestoredHome(cluster)
+            async with restored.running():
+                follower = cluster.follower.world.engine
+                await eventually(lambda: table_of(follower) == (0, {}))
+
+    asyncio.run(main())
+
+
+def frame_of(sequence: int, *configs: pb.ConfigUpdate) -> bytes:
+    """Return a frame of a home."""
+    frame = pb.FollowFrame(
+        membership=pb.Membership(cluster_id="c", home_name="home", home_address="h:1"),
+        member=pb.ClusterMember(name="broker-1", state=pb.MEMBER_STATE_ACTIVE),
+        configs=configs,
+        life="life",
+        epoch=1,
+        sequence=sequence,
+    )
+    return frame.SerializeToString()
+
+
+def pages_of(items: list[dict[str, Any]]) -> list[pb.ConfigUpdate]:
+    """Return the complete configuration of a home with items, and its pages."""
+    home = RoundWorld()
+    change(home.world, *items)
+    pages = security_frames.SecurityPages(home.world.engine.catalog.security)
+    updates = [pb.ConfigUpdate(is_complete=True)]
+    pages.announce(updates[0])
+    while not updates[-1].is_security_complete:
+        updates.append(pages.next_page())
+    return updates
+
+
+async def with_follower(
+    scenario: Callable[[RoundWorld, Callable[[], Stream], list[pb.FollowReply]], Awaitable[None]],
+) -> None:
+    """Run a scenario with a follower, a function that opens streams to it, and its replies."""
+    follower = Cluster().follower
+    service = BrokerHomeService(follower.rounds)
+    replies: list[pb.FollowReply] = []
+
+    def note(message: bytes) -> None:
+        replies.append(pb.FollowReply.FromString(message))
+
+    async with asyncio.timeout(20), follower.running():
+        await scenario(follower, lambda: Stream(service, note), replies)
+
+
+def test_a_newer_frame_ends_the_replacement_of_a_table() -> None:
+    """The home has lost a stream while the follower replaces its table, in several rounds."""
+
+    async def scenario(
+        follower: RoundWorld, open_stream: Callable[[], Stream], replies: list[pb.FollowReply]
+    ) -> None:
+        first, second = open_stream(), open_stream()
+        configs = pages_of(USERS)
+        for sequence, config in enumerate(configs, 1):
+            first.write(frame_of(sequence, config))
+        security = follower.world.engine.catalog.security
+        await eventually(lambda: security.version > 3)
+        second.write(frame_of(1_000))
+        await eventually(lambda: len(replies) == len(configs) + 1)
+        [error] = [reply for reply in replies if reply.error]
+        assert error.message == "a newer frame of the home has arrived"
+        assert security.version < len(USERS)
+        for sequence, config in enumerate(configs, 1_001):
+            second.write(frame_of(sequence, config))
+        await eventually(lambda: security.version == len(USERS))
+        first.cancel()
+        second.cancel()
+
+    asyncio.run(with_follower(scenario))
+
+
+def test_a_page_may_delete_an_item_of_an_earlier_page() -> None:
+    async def scenario(
+        follower: RoundWorld, open_stream: Callable[[], Stream], replies: list[pb.FollowReply]
+    ) -> None:
+        *configs, last = pages_of(USERS)
+        deletion = {"op": "deleteUser", "name": "user 0", "version": 21}
+        last.security_items.append(encode_item(deletion))
+        last.security_version = 21
+        stream = open_stream()
+        for sequence, config in enumerate([*configs, last], 1):
+            stream.write(frame_of(sequence, config))
+        await eventually(lambda: len(replies) == len(configs) + 1)
+        version, items = table_of(follower.world.engine)
+        assert version == 21
+        assert len(items) == 19
+        assert ("user", "user 0") not in items
+        stream.cancel()
+
+    asyncio.run(with_follower(scenario))
+
+
+def test_an_unreadable_page_is_rejected() -> None:
+    async def scenario(
+        follower: RoundWorld, open_stream: Callable[[], Stream], replies: list[pb.FollowReply]
+    ) -> None:
+        configs = pages_of(USERS)
+        configs[1].security_items.append(b"{}")
+        stream = open_stream()
+        stream.write(frame_of(1, configs[0]))
+        stream.write(frame_of(2, configs[1]))
+        await eventually(lambda: len(replies) == 2)
+        assert [reply.error for reply in replies] == ["", "BadRequest"]
+        assert table_of(follower.world.engine) == (0, {})
+        stream.cancel()
+
+    asyncio.run(with_follower(scenario))

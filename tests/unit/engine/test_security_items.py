@@ -77,6 +77,7 @@ def test_a_dry_change_only_checks() -> None:
     [
         ([put("a"), {"op": "topic", "name": "t"}], "kind 'topic' are unknown; known are security"),
         ([put("a"), {"op": "securityVersion", "version": 1}], "'securityVersion' are unknown"),
+        ([put("a"), {"op": ["user"], "user": {}}], "are unknown"),
         ([put("a"), {"op": "user", "user": {}}], "kind user has no name"),
         ([put("a"), put("")], "kind user has no name"),
         ([put("a"), {"op": "user", "name": 7, "user": {}}], "kind user has no name"),
@@ -382,7 +383,20 @@ def test_a_broker_with_users_of_its_own_does_not_join() -> None:
         )
 
 
-@pytest.mark.parametrize("encoded", [b"{", b"\xff", b"[]", b'{"op":"topic","version":1}', b"{}"])
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"{",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"op":[],"version":1}',
+        b'{"op":"topic","version":1}',
+        b'{"op":"user","name":"a","version":"1","user":{}}',
+        b'{"op":"user","name":"a","version":1}',
+        b'{"op":"securityVersion","version":1}',
+    ],
+)
 def test_an_unreadable_item_of_a_home_is_rejected(encoded: bytes) -> None:
     follower = following()
     with pytest.raises(BadRequest, match="the home sent an unreadable security item"):
@@ -391,7 +405,7 @@ def test_an_unreadable_item_of_a_home_is_rejected(encoded: bytes) -> None:
 
 def test_long_work_is_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security_module, "KEYS_A_SLICE", 16)
-    monkeypatch.setattr(security_module, "BYTES_A_SLICE", 1_000)
+    monkeypatch.setattr(security_module, "BYTES_A_SLICE", 10_000)
     home, follower = World(), following()
     items = [put(f"{n}", "x" * 100) for n in range(200)]
     steps = home.engine.security.change(items, expected_version=0, now_ms=home.now_ms)

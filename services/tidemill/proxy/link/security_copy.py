@@ -76,7 +76,8 @@ class SecurityCopy:
     def _finish(self, version: int) -> None:
         """Take over the whole table that has arrived."""
         assert self._seen is not None, "a whole table has arrived"
-        gone, staged = self.items.keys() - self._seen, self._staged
+        seen, staged = self._seen, self._staged
+        gone = [key for key in self.items if key not in seen]
         self._seen, self._staged = None, {}
         self.version, self.is_complete = version, True
         for key in gone:

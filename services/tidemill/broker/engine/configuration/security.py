@@ -9,6 +9,7 @@ A follower copies the items with their versions, so that one version means one c
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from itertools import islice
 from typing import Any, Final, final
 
@@ -36,10 +37,31 @@ NAME_BYTES_MAX: Final = 255
 DEPTH_MAX: Final = 16  # of an item; entries of rights need 6
 # Encoded bytes that are decided about or recorded between two yields: half a millisecond.
 BYTES_A_SLICE: Final = 64 << 10
-KEYS_A_SLICE: Final = 2_048  # compared in a millisecond
+ITEM_COST: Final = 2_048  # of an empty item, in bytes
+KEYS_A_SLICE: Final = 512  # compared in half a millisecond
 # Of a copied table, in one round. Other work of the broker goes on between the rounds.
 ITEMS_A_ROUND: Final = 128
 BYTES_A_ROUND: Final = 256 << 10
+
+
+@final
+class CopyRounds:
+    """The encoded changes of a copied table, divided into the parts of rounds.
+
+    They stay encoded: the garbage collector would visit thousands of decoded items.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[list[bytes]] = []
+        self._size = 0  # of the last part
+
+    def add(self, encoded: bytes) -> None:
+        """Add the next change."""
+        if not self.all or self._size >= BYTES_A_ROUND or len(self.all[-1]) >= ITEMS_A_ROUND:
+            self.all.append([])
+            self._size = 0
+        self.all[-1].append(encoded)
+        self._size += len(encoded)
 
 
 @final
@@ -96,7 +118,7 @@ class SecurityAdministration:
                     f"{_describe(key_of(item))} has {encoded_size} bytes; at most"
                     f" {ITEM_BYTES_MAX} are allowed"
                 )
-            size, total = size + encoded_size, total + encoded_size
+            size, total = size + encoded_size + ITEM_COST, total + encoded_size
             if total > CHANGE_BYTES_MAX:
                 raise BadRequest(
                     f"the change has more than {CHANGE_BYTES_MAX} bytes; split it into several"
@@ -146,7 +168,7 @@ class SecurityAdministration:
         for item in items:
             self._administration.record(item, now_ms)
             found = self._table.find(key_of(item))
-            size += len(found or b"")
+            size += len(found or b"") + ITEM_COST
             if size >= BYTES_A_SLICE:
                 size = 0
                 yield
@@ -181,7 +203,7 @@ class SecurityAdministration:
 
     def plan_copy(
         self, homes: Mapping[ItemKey, bytes], *, version: int
-    ) -> Generator[None, None, list[list[dict[str, Any]]]]:
+    ) -> Generator[None, None, list[list[bytes]]]:
         """Return the changes that turn the table here into the table of the home, by rounds.
 
         Deletions come first, then items by version: meanwhile the table here has no item that the
@@ -190,30 +212,36 @@ class SecurityAdministration:
         if not self.is_allowed:
             return []
         own = dict(self._table.items)
-        changes: list[dict[str, Any]] = []
+        rounds = CopyRounds()
         for keys in _in_parts(own):
             # A home that was restored from a backup may have a lower version.
             common = min(version, self._table.version)
-            changes += [deletion_item(key, common) for key in keys if key not in homes]
+            for key in keys:
+                if key not in homes:
+                    rounds.add(encode_item(deletion_item(key, common)))
             yield
-        puts: list[dict[str, Any]] = []
+        runs: list[list[tuple[int, bytes]]] = []  # each in the order of the versions
         size = 0
         for keys in _in_parts(homes):
+            run: list[tuple[int, bytes]] = []
             for encoded in [homes[key] for key in keys if own.get(key) != homes[key]]:
-                puts.append(_decode(encoded))
-                size += len(encoded)
+                run.append((_decode(encoded)["version"], encoded))
+                size += len(encoded) + ITEM_COST
                 if size >= BYTES_A_SLICE:
                     size = 0
                     yield
+            run.sort()
+            runs.append(run)
             yield
-        puts.sort(key=lambda item: int(item["version"]))
-        yield
-        sizes = [len(homes.get(key_of(item), b"")) for item in puts]
-        return _in_rounds(changes + puts, [0] * len(changes) + sizes)
+        for n, (_, encoded) in enumerate(merge(*runs), 1):
+            rounds.add(encoded)
+            if n % KEYS_A_SLICE == 0:
+                yield
+        return rounds.all
 
-    def copy(self, items: Sequence[dict[str, Any]], now_ms: int) -> Iterator[None]:
+    def copy(self, items: Iterable[bytes], now_ms: int) -> Iterator[None]:
         """Record the changes of one round of `plan_copy`."""
-        yield from self._record_all(items, now_ms)
+        yield from self._record_all(map(_decode, items), now_ms)
 
     def note_version(self, version: int, now_ms: int) -> None:
         """Record the version of the home's table, which has been copied completely.
@@ -234,7 +262,7 @@ class SecurityAdministration:
 def _check_form(item: dict[str, Any]) -> None:
     """Raise BadRequest unless an item of a change has the form of a put or of a deletion."""
     op = item.get("op")
-    if op not in COUNTS_MAX and op not in DELETIONS and op != MODE:
+    if not isinstance(op, str) or op not in {MODE, *COUNTS_MAX, *DELETIONS}:
         kinds = ", ".join((MODE, *COUNTS_MAX, *DELETIONS))
         raise BadRequest(f"security items of kind {op!r} are unknown; known are {kinds}")
     fields = {"op"}
@@ -298,16 +326,3 @@ def _in_parts(items: Mapping[ItemKey, bytes]) -> Iterator[list[ItemKey]]:
     keys = iter(items)
     while part := list(islice(keys, KEYS_A_SLICE)):
         yield part
-
-
-def _in_rounds(items: list[dict[str, Any]], sizes: list[int]) -> list[list[dict[str, Any]]]:
-    """Divide items into the parts of rounds."""
-    rounds: list[list[dict[str, Any]]] = []
-    size = BYTES_A_ROUND
-    for item, item_size in zip(items, sizes, strict=True):
-        if size >= BYTES_A_ROUND or len(rounds[-1]) == ITEMS_A_ROUND:
-            rounds.append([])
-            size = 0
-        rounds[-1].append(item)
-        size += item_size
-    return rounds

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeAlias, final
+from typing import Any, Final, NamedTuple, TypeAlias, cast, final
 
 from tidemill.broker.engine.layout.config import encode_item
 
@@ -151,11 +151,10 @@ def deletion_item(key: ItemKey, version: int) -> dict[str, Any]:
 def decode_security_item(encoded: bytes) -> dict[str, Any]:
     """Decode an item or a deletion that another broker has sent. Raises ValueError."""
     item = json.loads(encoded)
-    if (
-        not isinstance(item, dict)
-        or item.get("op") not in SECURITY_OPS - {VERSION_OP}
-        or not isinstance(item.get("version"), int)
-        or (item["op"] not in DELETIONS and item["op"] not in item)
-    ):
+    op = item.get("op") if isinstance(item, dict) else None
+    is_known = isinstance(op, str) and op in SECURITY_OPS and op != VERSION_OP
+    if not is_known or not isinstance(item.get("version"), int):
         raise ValueError("not a security item")
-    return item
+    if op not in DELETIONS and op not in item:
+        raise ValueError(f"an item of kind {op} without content")
+    return cast("dict[str, Any]", item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, final
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack, final
 
 from google.protobuf.message import DecodeError
 
@@ -107,14 +107,14 @@ class BrokerHomeService:
             if home is None or home.life != frame.life or self._sequence != frame.sequence:
                 raise Conflict("a newer frame of the home has arrived")
 
-        def plan(engine: Engine, _turn: Turn) -> Generator[None, None, list[list[dict[str, Any]]]]:
+        def plan(engine: Engine, _turn: Turn) -> Generator[None, None, list[list[bytes]]]:
             check(engine)
             return (yield from engine.security.plan_copy(copy.items, version=copy.version))
 
         for part in await self._rounds.call_slices(plan):
 
             def record(
-                engine: Engine, turn: Turn, part: list[dict[str, Any]] = part
+                engine: Engine, turn: Turn, part: list[bytes] = part
             ) -> Generator[None, None, None]:
                 check(engine)
                 yield from engine.security.copy(part, turn.now_ms)
