@@ -12,6 +12,7 @@ from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.metadata.security_items import ItemKey, SecurityItems
 
 MODE_ON = {"op": "security", "security": {"mode": "on"}}
+MODE_OFF = {"op": "security", "security": {"mode": "off"}}
 
 
 def put(name: str, text: str = "", *, kind: str = "user") -> dict[str, Any]:
