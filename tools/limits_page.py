@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tidemill.admin.cluster.brokers import LARGE_READ_WAIT_S, LARGE_READS_MAX
 from tidemill.admin.http.connections import UNREAD_BYTES_MAX
+from tidemill.broker.engine.configuration import security
 from tidemill.broker.engine.metadata.deleted_names import NAMES_MAX
 from tidemill.broker.engine.metadata.pull_offsets import (
     FEW_OFFSETS,
     PULL_OFFSETS_MAX,
     RESERVED_OFFSETS,
 )
+from tidemill.broker.engine.metadata.security_items import COUNTS_MAX
 from tidemill.broker.engine.pop.delivery_limits import KEPT_PART
 from tidemill.broker.engine.pop.reported_subscriptions import GROUPS_MAX, TOPICS_A_GROUP_MAX
 from tidemill.broker.engine.queries.queue_reader import SCAN_ENTRIES_MAX
@@ -85,6 +87,14 @@ a page get one in turn.
 | --- | --- |
 {reading}
 
+## Users and rights
+
+The home of a cluster rejects a change over these limits.
+
+| limit | at most |
+| --- | --- |
+{security}
+
 ## Shared limits
 
 Many clients share these limits. The columns say whose use counts, what stops one from using up the
@@ -114,6 +124,7 @@ def limits_page() -> str:
         fields="\n".join(table),
         exports="\n".join(export_limits()),
         reading="\n".join(reading_limits()),
+        security="\n".join(security_limits()),
         skipped=f"{limits.TELEMETRY_SKIPPED_BYTES:,}",
         shared="\n".join(shared_limits()),
     )
@@ -152,6 +163,17 @@ def reading_limits() -> list[str]:
         "events per page": event_pages.EVENTS_A_PAGE,
         "pull offsets per broker": PULL_OFFSETS_MAX,
         f"of these, reserved for consumer groups with fewer than {FEW_OFFSETS}": RESERVED_OFFSETS,
+    }
+    return [f"| {name} | {count:,} |" for name, count in most.items()]
+
+
+def security_limits() -> list[str]:
+    """Return the rows about users, roles and the other security items."""
+    most = {f"{kind}s": count for kind, count in COUNTS_MAX.items()} | {
+        "bytes of one of them, as JSON": security.ITEM_BYTES_MAX,
+        "bytes of a name": security.NAME_BYTES_MAX,
+        "items in one change": security.ITEMS_A_CHANGE,
+        "bytes of one change": security.CHANGE_BYTES_MAX,
     }
     return [f"| {name} | {count:,} |" for name, count in most.items()]
 
