@@ -143,6 +143,8 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     )
     cluster = cluster_of(settings, metrics, connect=connect, routes=routes)
     gate = gate_of(settings, cluster.security, clock)
+    # Its messages go to other consumers at once.
+    gate.on_revoked = lambda call: cluster.report_ended(call.client_id)
     polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
     PollingMetrics(registry, polling, cluster.knows)
     telemetry = telemetry_of(settings, cluster, clients, clock)

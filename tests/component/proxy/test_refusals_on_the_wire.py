@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -24,13 +25,24 @@ from tidemill.proxy.server.pipeline_table import pipeline_table
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.settings import ProxySettings
 from tidemill.security.acl import parse_entry
+from tidemill.security.table import Mode
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pipeline
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 
-Scenario = Callable[[AccessWorld, grpc.aio.Channel], Awaitable[None]]
+
+class Wire(NamedTuple):
+    """A served proxy, and a channel to it."""
+
+    users: AccessWorld
+    channel: grpc.aio.Channel
+    world: ProxyWorld
+    revoked: list[str]  # ids of clients that have lost a right
+
+
+Scenario = Callable[[Wire], Awaitable[None]]
 
 
 def metadata(user: str = "") -> tuple[tuple[str, str], ...]:
@@ -45,7 +57,9 @@ def run(scenario: Scenario) -> None:
             ProxyWorld.open(broker) as world,
         ):
             await world.put_topic()
-            users, calls = AccessWorld(), BrokerCalls()
+            await world.put_group()
+            users, calls, revoked = AccessWorld(), BrokerCalls(), list[str]()
+            users.gate.on_revoked = lambda call: revoked.append(call.client_id)
             measures = ClientMetrics(
                 Registry(cluster="c", node_type="proxy", node_id="p"),
                 lambda: 0,
@@ -65,7 +79,7 @@ def run(scenario: Scenario) -> None:
                 server.serving(ProxySettings(grpc_port=0)),
                 grpc.aio.insecure_channel(server.address) as channel,
             ):
-                await scenario(users, channel)
+                await scenario(Wire(users, channel, world, revoked))
 
     asyncio.run(main())
 
@@ -78,8 +92,8 @@ def _short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clients_see_a_status_and_never_a_grpc_error() -> None:
     """The clients would take the proxy for broken and isolate it."""
 
-    async def scenario(users: AccessWorld, channel: grpc.aio.Channel) -> None:
-        stub = service_pb2_grpc.MessagingServiceStub(channel)
+    async def scenario(wire: Wire) -> None:
+        stub = service_pb2_grpc.MessagingServiceStub(wire.channel)
         sent = await stub.SendMessage(
             service.SendMessageRequest(messages=[message()]), metadata=metadata()
         )
@@ -104,7 +118,8 @@ def test_clients_see_a_status_and_never_a_grpc_error() -> None:
 
 
 def test_other_services_refuse_with_a_grpc_status() -> None:
-    async def scenario(users: AccessWorld, channel: grpc.aio.Channel) -> None:
+    async def scenario(wire: Wire) -> None:
+        users, channel = wire.users, wire.channel
         source = pipeline_pb2_grpc.PipelineSourceStub(channel)
         users.put_user("spark")
         for user in ("", "spark"):
@@ -112,7 +127,7 @@ def test_other_services_refuse_with_a_grpc_status() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refusal:
                 await anext(aiter(call))
             assert refusal.value.code() == grpc.StatusCode.PERMISSION_DENIED
-        export = channel.unary_unary(EXPORT)
+        export: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(EXPORT)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await export(b"", metadata=metadata())
         assert refusal.value.code() == grpc.StatusCode.UNAUTHENTICATED
@@ -125,7 +140,8 @@ def test_other_services_refuse_with_a_grpc_status() -> None:
 
 
 def test_a_signed_call_of_a_user_with_the_right_is_served() -> None:
-    async def scenario(users: AccessWorld, channel: grpc.aio.Channel) -> None:
+    async def scenario(wire: Wire) -> None:
+        users, channel = wire.users, wire.channel
         users.put_user("orders", parse_entry("Topic:topic", ["Pub"], sources=["127.0.0.0/8"]))
         stub = service_pb2_grpc.MessagingServiceStub(channel)
         sent = await stub.SendMessage(
@@ -137,5 +153,103 @@ def test_a_signed_call_of_a_user_with_the_right_is_served() -> None:
             service.SendMessageRequest(messages=[message()]), metadata=metadata("orders")
         )
         assert sent.status.message == "user orders may not Pub on Topic:topic from 127.0.0.1"
+
+    run(scenario)
+
+
+CONSUMER = [parse_entry("Group:group", ["Sub"]), parse_entry("Topic:topic", ["Sub"])]
+
+
+def test_a_waiting_poll_ends_when_its_user_loses_a_right() -> None:
+    async def scenario(wire: Wire) -> None:
+        users = wire.users
+        users.put_user("billing", *CONSUMER)
+        users.put_user("others", *CONSUMER)
+        stub = service_pb2_grpc.MessagingServiceStub(wire.channel)
+        polls = [
+            stub.ReceiveMessage(receive_request(poll_ms=20_000), metadata=metadata(name))
+            for name in ("billing", "others")
+        ]
+        for _ in polls:
+            await wire.world.broker.wait_for_frame("pops")
+        users.put_user("billing", CONSUMER[0], is_same=True)
+        items = [item async for item in polls[0]]
+        assert items[0].status.code == v2.UNAUTHORIZED
+        assert items[0].status.message.startswith("user billing may not Sub on Topic:topic")
+        assert items[-1].WhichOneof("content") == "delivery_timestamp"
+        assert not polls[1].done()
+        users.delete_user("others")
+        items = [item async for item in polls[1]]
+        assert items[0].status.code == v2.UNAUTHORIZED
+        assert not users.gate._watches
+
+    run(scenario)
+
+
+def test_a_waiting_poll_of_the_mode_off_ends_when_the_mode_needs_credentials() -> None:
+    async def scenario(wire: Wire) -> None:
+        wire.users.set_mode(Mode.OFF)
+        stub = service_pb2_grpc.MessagingServiceStub(wire.channel)
+        poll = stub.ReceiveMessage(receive_request(poll_ms=20_000), metadata=metadata())
+        await wire.world.broker.wait_for_frame("pops")
+        wire.users.set_mode(Mode.PERMISSIVE)
+        wire.users.set_mode(Mode.ON)
+        items = [item async for item in poll]
+        assert items[0].status.message == "no credentials"
+
+    run(scenario)
+
+
+def test_a_telemetry_stream_ends_when_its_user_loses_a_right() -> None:
+    async def scenario(wire: Wire) -> None:
+        users = wire.users
+        users.put_user("billing", *CONSUMER)
+        stub = service_pb2_grpc.MessagingServiceStub(wire.channel)
+        may_end = asyncio.Event()
+
+        async def commands() -> AsyncIterator[service.TelemetryCommand]:
+            yield service.TelemetryCommand(
+                settings=v2.Settings(
+                    client_type=v2.PUSH_CONSUMER,
+                    subscription=v2.Subscription(
+                        group=v2.Resource(name="group"),
+                        subscriptions=[v2.SubscriptionEntry(topic=v2.Resource(name="topic"))],
+                    ),
+                )
+            )
+            await may_end.wait()
+
+        stream = stub.Telemetry(commands(), metadata=metadata("billing"))
+        answers = []
+        async for answer in stream:
+            if answer.WhichOneof("command") == "settings":
+                users.put_user("billing", CONSUMER[1], is_same=True)
+            else:
+                answers.append(answer)
+        assert [answer.status.code for answer in answers] == [v2.UNAUTHORIZED]
+        assert await stream.code() == grpc.StatusCode.OK
+        assert wire.revoked == [HEADERS["x-mq-client-id"]]
+        may_end.set()
+
+    run(scenario)
+
+
+def test_a_refused_stream_takes_no_messages_from_the_client_whose_id_it_shows() -> None:
+    async def scenario(wire: Wire) -> None:
+        wire.users.put_user("stranger")
+        stub = service_pb2_grpc.MessagingServiceStub(wire.channel)
+
+        def commands() -> Iterator[service.TelemetryCommand]:
+            yield service.TelemetryCommand(
+                settings=v2.Settings(
+                    client_type=v2.PUSH_CONSUMER,
+                    subscription=v2.Subscription(group=v2.Resource(name="group")),
+                )
+            )
+
+        stream = stub.Telemetry(commands(), metadata=metadata("stranger"))
+        answers = [command async for command in stream]
+        assert [answer.status.code for answer in answers] == [v2.UNAUTHORIZED]
+        assert not wire.revoked
 
     run(scenario)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized
 from tidemill.message.resource_names import check_group, check_topic
+from tidemill.proxy.server.methods import request_code
 from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.security.identities import SECRETS_MAX, SealedSecret
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
@@ -27,6 +28,7 @@ from tidemill.security.signatures import (
     parse_header,
 )
 from tidemill.security.table import KnownUser, Mode, SecurityTable
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -40,6 +42,15 @@ VERIFIED_HEADER_CHARS_MAX: Final = 1_024
 REFUSAL_DELAY_S: Final = 1.0
 DELAYED_MAX: Final = 1_000
 
+# Rights that one stream has needed, and streams that are checked in one turn of the loop.
+REQUIRED_MAX: Final = 1_024
+WATCHED_A_TURN: Final = 64
+
+_CALLS: Final = [
+    request_code(method.name)
+    for method in service.DESCRIPTOR.services_by_name["MessagingService"].methods
+]
+_RESULTS: Final = ("allowed", "refused", "would_refuse")
 _WRONG: Final = "the access key or the signature is wrong"
 
 
@@ -57,6 +68,20 @@ class _Verified(NamedTuple):
     name: str
     user_id: int
     sealed: bytes  # the secret, encrypted; a later secret may have the same id
+
+
+@final
+class StreamWatch:
+    """A stream whose rights are checked again after each change of users and roles."""
+
+    __slots__ = ("call", "error", "required", "task")
+
+    def __init__(self, call: Call, task: asyncio.Task[None]) -> None:
+        self.call = call
+        self.task = task
+        # The rights that the stream has needed so far; none: valid credentials.
+        self.required: dict[tuple[tuple[Action, ...], Resource], None] = {}
+        self.error: Unauthorized | None = None  # why the stream was ended
 
 
 @final
@@ -81,9 +106,20 @@ class AccessGate:
         self._verified_before: dict[tuple[str, str], _Verified] = {}
         self._random_secrets = [secrets.token_bytes(32) for _ in range(SECRETS_MAX)]
         self._delayed_count = 0
+        self._watches: dict[StreamWatch, None] = {}
+        self._unchecked: list[StreamWatch] = []  # after the last change
+        # Called with a telemetry stream whose client has lost a right.
+        self.on_revoked: Callable[[Call], None] = lambda _call: None
         self._undecryptable: set[tuple[int, int]] = set()  # (user id, secret id)
-        self.authentications: Counter[str] = Counter()  # by result
-        self.accesses: Counter[tuple[str, str]] = Counter()  # by method and result
+        # By result; by method and result. Counters that begin at zero show their first increase.
+        self.authentications = Counter({"verified": 0, "refused": 0})
+        self.accesses = Counter(
+            {
+                (call, result): 0
+                for call in _CALLS
+                for result in ("allowed", "refused", "would_refuse")
+            }
+        )
 
     @property
     def mode(self) -> Mode:
@@ -94,6 +130,11 @@ class AccessGate:
         self._generation += 1
         self._mode = self._table.mode
         self._undecryptable.clear()
+        if self._watches:
+            is_scheduled = bool(self._unchecked)
+            self._unchecked = list(self._watches)
+            if not is_scheduled:
+                asyncio.get_running_loop().call_soon(self._check_watches)
 
     # ------------------------------------------------------------ checks
 
@@ -107,6 +148,9 @@ class AccessGate:
 
         Raises Unauthorized, KeyMissing; IllegalTopic or IllegalGroup for a malformed name.
         """
+        watch = call.watch
+        if watch is not None and len(watch.required) < REQUIRED_MAX:
+            watch.required[actions, resource] = None
         if self._mode is not Mode.OFF:
             self._require(call, actions, resource)
 
@@ -141,6 +185,51 @@ class AccessGate:
         name = caller.known.user.name
         text = f"user {name} may not {wanted} on {resource} from {call.address}"
         self._refuse(call, Unauthorized(text))
+
+    # ------------------------------------------------------------ streams
+
+    async def watched(self, call: Call, answering: Awaitable[None]) -> None:
+        """Await the answer to a stream; end it when its user loses the rights. Raises Unauthorized.
+
+        A waiting poll would otherwise keep the rights of its begin for seconds, and a telemetry
+        stream for hours.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a method runs in a task"
+        watch = call.watch = StreamWatch(call, task)
+        self._watches[watch] = None
+        try:
+            await answering
+        except asyncio.CancelledError:
+            if watch.error is None or task.uncancel():
+                raise  # The client has cancelled it, too.
+            raise watch.error from None
+        finally:
+            del self._watches[watch]
+            call.watch = None
+
+    def _check_watches(self) -> None:
+        """Check some streams after a change, and the others in later turns."""
+        checked = self._unchecked[-WATCHED_A_TURN:]
+        del self._unchecked[-WATCHED_A_TURN:]
+        for watch in checked:
+            if watch in self._watches and watch.error is None:
+                self._check_watch(watch)
+        if self._unchecked:
+            asyncio.get_running_loop().call_soon(self._check_watches)
+
+    def _check_watch(self, watch: StreamWatch) -> None:
+        try:
+            self.authenticate(watch.call)
+            for actions, resource in tuple(watch.required):
+                self.require(watch.call, actions, resource)
+        except KeyMissing:
+            return  # Nothing is known about the user; the next call is refused.
+        except Unauthorized as error:
+            watch.error = error
+            watch.task.cancel()
+            if watch.call.method == "telemetry":
+                self.on_revoked(watch.call)
 
     def _decides(self, caller: Caller, call: Call, action: Action, resource: Resource) -> bool:
         return caller.known.decide(action, resource, call.address).is_allowed

@@ -49,7 +49,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.metrics import ProxyMetrics
-    from tidemill.proxy.server.access import AccessGate, Caller
+    from tidemill.proxy.server.access import AccessGate, Caller, StreamWatch
 
 log = structlog.get_logger()
 
@@ -137,6 +137,7 @@ class Call:
         "response_code",
         "started_at",
         "topic",
+        "watch",
     )
 
     def __init__(
@@ -151,6 +152,7 @@ class Call:
         """Without a `gate`, the call needs no rights."""
         self._gate = gate
         self.caller: Caller | None = None  # the gate's; of the last check
+        self.watch: StreamWatch | None = None  # the gate's; of a stream
         self.method = ""  # label in metrics; the boundary sets it
         self.metadata = metadata
         self.connection = connection  # key of the connection: equal for all its calls
@@ -207,6 +209,16 @@ class Call:
         if self._gate is not None:
             self._gate.require(self, _SUB, group_resource(group))
             self._gate.require(self, _SUB, topic_resource(topic))
+
+    async def watched(self, answering: Awaitable[None]) -> None:
+        """Await the answer to a stream; end it when its user loses the rights.
+
+        Raises Unauthorized.
+        """
+        if self._gate is None:
+            await answering
+        else:
+            await self._gate.watched(self, answering)
 
     async def delay_refusal(self) -> None:
         """Delay the answer to a client that would repeat a refused call at once."""
@@ -314,7 +326,7 @@ class Boundary:
                 call.check()
                 answering = method(call, request, responses)
                 del request
-                await answering
+                await call.watched(answering)
             except (RpcError, DisconnectError):
                 raise
             except Exception as error:  # noqa: BLE001 - the process's error boundary
@@ -348,7 +360,7 @@ class Boundary:
         call.method = name
         try:
             call.check()
-            await method(call, requests, responses)
+            await call.watched(method(call, requests, responses))
         except (RpcError, DisconnectError):
             raise
         except Exception as error:  # noqa: BLE001 - the process's error boundary
