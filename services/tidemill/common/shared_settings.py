@@ -143,7 +143,7 @@ class SecuritySettings(ProcessSettings):
         "",
         description="File with the keys of the users' secrets, one line `KEYID HEX64` each; the"
         " first one encrypts. It is read again when it changes. No other user of the machine may"
-        " read it. Without it, no signature is verified and no secret is made. `tidemill standalone` makes"
+        " read it. Without it, no signature is verified and no secret is made. The standalone makes"
         " `security.key` in data_dir.",
     )
     security_floor: Literal["off", "permissive", "on"] = Field(

@@ -16,12 +16,12 @@ examined after its own; here they are a role.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import (
@@ -94,6 +94,7 @@ class Resource(NamedTuple):
         return f"{self.type.text}:{self.name}"
 
 
+@lru_cache(maxsize=4_096)
 def topic_resource(topic: str) -> Resource:
     """Return the resource that decides about a topic.
 
@@ -107,6 +108,7 @@ def topic_resource(topic: str) -> Resource:
     return Resource(ResourceType.TOPIC, topic)
 
 
+@lru_cache(maxsize=4_096)
 def group_resource(group: str) -> Resource:
     """Return the resource of a consumer group."""
     return Resource(ResourceType.GROUP, group)
@@ -166,6 +168,13 @@ def parse_range(text: str) -> AddressRange:
     return AddressRange(
         network.version, int(network.network_address), int(network.broadcast_address)
     )
+
+
+AddressFinder: TypeAlias = Callable[[], SourceAddress | None]
+
+
+def no_address() -> None:
+    """Find no address."""
 
 
 # ---------------------------------------------------------------- entries
@@ -299,8 +308,7 @@ class Verdict(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    entry: Entry
-    subject: str
+    verdict: Verdict
     sources: tuple[AddressRange, ...]
 
 
@@ -329,29 +337,32 @@ class Rights:
         self._subjects = subjects
         self._by_action: dict[tuple[ResourceType, Action], _Ranks] = {}
 
-    def decide(self, action: Action, resource: Resource, address: SourceAddress | None) -> Verdict:
+    def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> Verdict:
         """Decide about one action on one resource.
 
-        Without an address, only entries without source ranges match.
+        `find_address` is called if an entry has source ranges. Without an address, only entries
+        without them match.
         """
         type_, name = resource
         ranks = self._ranks_of(type_, action)
-        if (rules := ranks.literals.get(name)) and (verdict := _decide(rules, address)):
+        if (rules := ranks.literals.get(name)) and (verdict := _decide(rules, find_address)):
             return verdict
         for prefix, rules in ranks.prefixes:
-            if name.startswith(prefix) and (verdict := _decide(rules, address)):
+            if name.startswith(prefix) and (verdict := _decide(rules, find_address)):
                 return verdict
-        return _decide(ranks.any_name, address) or _decide(ranks.any_type, address) or _REFUSED
+        return (
+            _decide(ranks.any_name, find_address)
+            or _decide(ranks.any_type, find_address)
+            or _REFUSED
+        )
 
-    def allows_all(
-        self, action: Action, type_: ResourceType, address: SourceAddress | None
-    ) -> bool:
+    def allows_all(self, action: Action, type_: ResourceType, find_address: AddressFinder) -> bool:
         """Whether one action is allowed on each resource of a type, also on future ones."""
         ranks = self._ranks_of(type_, action)
         narrow = chain(ranks.literals.values(), (rules for _, rules in ranks.prefixes))
-        if any(not rule.entry.is_allowed for rules in narrow for rule in rules):
+        if any(not rule.verdict.is_allowed for rules in narrow for rule in rules):
             return False
-        verdict = _decide(ranks.any_name, address) or _decide(ranks.any_type, address)
+        verdict = _decide(ranks.any_name, find_address) or _decide(ranks.any_type, find_address)
         return verdict is not None and verdict.is_allowed
 
     def _ranks_of(self, type_: ResourceType, action: Action) -> _Ranks:
@@ -367,7 +378,8 @@ class Rights:
             for entry in subject.entries:
                 if action not in entry.actions or entry.type not in {type_, None}:
                     continue
-                rule = _Rule(entry, subject.name, tuple(map(parse_range, entry.sources)))
+                verdict = Verdict(entry.is_allowed, entry, subject.name)
+                rule = _Rule(verdict, tuple(map(parse_range, entry.sources)))
                 if entry.type is None:
                     ranks.any_type.append(rule)
                 elif not entry.is_prefix:
@@ -380,17 +392,15 @@ class Rights:
         return ranks
 
 
-def _decide(rules: list[_Rule], address: SourceAddress | None) -> Verdict | None:
+def _decide(rules: list[_Rule], find_address: AddressFinder) -> Verdict | None:
     """Return the decision of one rank; None if no rule matches the address."""
-    allowing: _Rule | None = None
-    for rule in rules:
-        if rule.sources and not (
-            address is not None and any(range_.has(address) for range_ in rule.sources)
-        ):
-            continue
-        if not rule.entry.is_allowed:
-            return Verdict(is_allowed=False, entry=rule.entry, subject=rule.subject)
-        allowing = allowing or rule
-    if allowing is None:
-        return None
-    return Verdict(is_allowed=True, entry=allowing.entry, subject=allowing.subject)
+    allowing: Verdict | None = None
+    for verdict, sources in rules:
+        if sources:
+            address = find_address()
+            if address is None or not any(range_.has(address) for range_ in sources):
+                continue
+        if not verdict.is_allowed:
+            return verdict
+        allowing = allowing or verdict
+    return allowing

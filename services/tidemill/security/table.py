@@ -12,10 +12,10 @@ from typing import Final, final
 
 from tidemill.security.acl import (
     Action,
+    AddressFinder,
     Resource,
     ResourceType,
     Rights,
-    SourceAddress,
     Subject,
     Verdict,
 )
@@ -27,6 +27,7 @@ from tidemill.security.identities import (
     role_of,
     user_of,
 )
+from tidemill.security.signatures import Signer
 
 DECODED_USERS_MAX: Final = 2_000  # about 10 KB each, with 20 entries
 
@@ -67,27 +68,25 @@ def mode_item(mode: Mode) -> dict[str, object]:
 class KnownUser:
     """A user with its rights. An object lasts until an item changes that it depends on."""
 
-    __slots__ = ("_rights", "secrets", "user")
+    __slots__ = ("_rights", "signers", "user")
 
     def __init__(self, user: User, rights: Rights) -> None:
         self.user = user
         self._rights = rights
-        # The decrypted secrets in the order of `user.secrets`; None until the first signed call.
-        self.secrets: tuple[bytes, ...] | None = None
+        # One per secret, in the order of `user.secrets`; None until the first signed call.
+        self.signers: tuple[Signer, ...] | None = None
 
-    def decide(self, action: Action, resource: Resource, address: SourceAddress | None) -> Verdict:
+    def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> Verdict:
         """Decide about one action on one resource."""
         if self.user.type is UserType.SUPER:
             return _ALLOWED
-        return self._rights.decide(action, resource, address)
+        return self._rights.decide(action, resource, find_address)
 
-    def allows_all(
-        self, action: Action, type_: ResourceType, address: SourceAddress | None
-    ) -> bool:
+    def allows_all(self, action: Action, type_: ResourceType, find_address: AddressFinder) -> bool:
         """Whether one action is allowed on each resource of a type."""
         if self.user.type is UserType.SUPER:
             return True
-        return self._rights.allows_all(action, type_, address)
+        return self._rights.allows_all(action, type_, find_address)
 
 
 @final

@@ -19,6 +19,7 @@ from tidemill.security.acl import (
     Rights,
     Subject,
     entry_of,
+    no_address,
     parse_address,
     parse_entry,
     parse_range,
@@ -41,7 +42,7 @@ def decide(
     found = Rights(subjects).decide(
         Action[action.upper()],
         Resource(ResourceType[type_text.upper()], name),
-        parse_address(address) if address else None,
+        lambda: parse_address(address) if address else None,
     )
     return found.is_allowed
 
@@ -107,10 +108,13 @@ def test_the_deciding_entry_and_its_subject_are_named() -> None:
     allowing = parse_entry("Topic:*", ["Pub"])
     denying = parse_entry("Topic:pay*", ["All"], is_allowed=False)
     rights = Rights([Subject("User:orders", [allowing]), Subject("Role:no-money", [denying])])
-    verdict = rights.decide(Action.PUB, parse_resource("Topic:payments"), None)
+    verdict = rights.decide(Action.PUB, parse_resource("Topic:payments"), no_address)
     assert verdict == (False, denying, "Role:no-money")
-    assert rights.decide(Action.PUB, parse_resource("Topic:orders"), None).subject == "User:orders"
-    assert rights.decide(Action.SUB, parse_resource("Topic:orders"), None).entry is None
+    assert (
+        rights.decide(Action.PUB, parse_resource("Topic:orders"), no_address).subject
+        == "User:orders"
+    )
+    assert rights.decide(Action.SUB, parse_resource("Topic:orders"), no_address).entry is None
 
 
 @pytest.mark.parametrize(

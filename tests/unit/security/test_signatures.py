@@ -6,9 +6,12 @@ import hashlib
 import hmac
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidemill.common.errors import Unauthorized
-from tidemill.security.signatures import find_secret, parse_header
+from tidemill.security import signatures
+from tidemill.security.signatures import Signer, find_signer, parse_header
 
 DATE = "20261129T140552Z"
 
@@ -28,8 +31,8 @@ def test_the_headers_of_the_clients_are_read(key: str, is_upper: bool) -> None:
     found = parse_header(header(key, digits.upper() if is_upper else digits), DATE)
     assert found is not None
     assert found.access_key == "orders"
-    assert find_secret(found, [b"another one", b"a secret of mine"]) == 1
-    assert find_secret(found, [b"another one"]) is None
+    assert find_signer(found, [Signer(b"another one"), Signer(b"a secret of mine")]) == 1
+    assert find_signer(found, [Signer(b"another one")]) is None
 
 
 def test_an_empty_access_key_is_no_credential() -> None:
@@ -44,7 +47,7 @@ def test_the_last_of_repeated_headers_counts() -> None:
     repeated = f"{header('orders', signature('s'))},{header('orders', signature('s', later))}"
     found = parse_header(repeated, f"{DATE},{later}")
     assert found is not None
-    assert find_secret(found, [b"s"]) == 0
+    assert find_signer(found, [Signer(b"s")]) == 0
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,23 @@ def test_the_last_of_repeated_headers_counts() -> None:
 def test_malformed_headers_are_refused(authorization: str, date: str) -> None:
     with pytest.raises(Unauthorized):
         parse_header(authorization, date)
+
+
+@pytest.mark.parametrize("size", [1, 16, 43, 63, 64, 65, 128])
+def test_a_signer_computes_the_hmac(size: int) -> None:
+    secret = bytes(range(size))
+    for text in (b"", b"20261129T140552Z", bytes(1_000)):
+        assert Signer(secret).sign(text) == hmac.digest(secret, text, "sha1")
+
+
+@given(st.text(alphabet="MQv2-HMAC Credential=orders/,SignatureHed x0123af", max_size=120))
+def test_the_usual_form_and_the_lenient_one_read_the_same(text: str) -> None:
+    for authorization in (text, f"MQv2-HMAC-SHA1 Credential={text}, Signature={'0' * 40}"):
+        usual = signatures._USUAL.fullmatch(authorization)
+        if usual is not None:
+            assert usual.groups() == signatures._parse_any(authorization)
+
+
+def test_the_form_of_each_client_is_a_usual_one() -> None:
+    for key in ("orders", "orders//Rocketmq", "orders/eu-central/RocketMQ", "a.b_c@d-e"):
+        assert signatures._USUAL.fullmatch(header(key, "0" * 40)), key

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.common.errors import BadRequest
 from tidemill.security import table as table_module
-from tidemill.security.acl import Action, parse_entry, parse_resource
+from tidemill.security.acl import Action, no_address, parse_entry, parse_resource
 from tidemill.security.identities import (
     READY_MADE_ROLES,
     AccessRole,
@@ -47,7 +47,7 @@ class World:
 
     def may(self, user: str, action: Action = Action.PUB) -> bool:
         known = self.table.user(user)
-        return known is not None and known.decide(action, ORDERS, None).is_allowed
+        return known is not None and known.decide(action, ORDERS, no_address).is_allowed
 
 
 def test_a_change_of_a_user_counts_at_once() -> None:

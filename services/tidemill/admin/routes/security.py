@@ -107,7 +107,7 @@ async def check_access(question: AccessQuestion, cluster: Cluster) -> AccessAnsw
     known = table.user(question.user)
     if known is None:
         raise UserNotFound(f"there is no user {question.user!r}")
-    verdict = known.decide(action, resource, address)
+    verdict = known.decide(action, resource, lambda: address)
     subject = known.user.subject
     wanted = f"{action.text} on {resource}"
     if verdict.entry is None:

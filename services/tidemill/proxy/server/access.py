@@ -24,7 +24,8 @@ from tidemill.security.signatures import (
     AUTHORIZATION,
     DATE_TIME,
     SignedHeader,
-    find_secret,
+    Signer,
+    find_signer,
     parse_header,
 )
 from tidemill.security.table import KnownUser, Mode, SecurityTable
@@ -65,8 +66,7 @@ class Caller(NamedTuple):
 class _Verified(NamedTuple):
     """A header that matches a secret of a user."""
 
-    name: str
-    user_id: int
+    caller: Caller  # as of its generation
     sealed: bytes  # the secret, encrypted; a later secret may have the same id
 
 
@@ -100,11 +100,12 @@ class AccessGate:
         self._wall_ms = wall_ms
         self._generation = 0  # of the table
         self._mode = table.mode
+        self.is_checking = self._mode is not Mode.OFF  # for the calls of the mode off
         table.on_change = self._note_change
         # The newer half and the older half of the verified headers.
         self._verified: dict[tuple[str, str], _Verified] = {}
         self._verified_before: dict[tuple[str, str], _Verified] = {}
-        self._random_secrets = [secrets.token_bytes(32) for _ in range(SECRETS_MAX)]
+        self._random_signers = tuple([Signer(secrets.token_bytes(32)) for _ in range(SECRETS_MAX)])
         self._delayed_count = 0
         self._watches: dict[StreamWatch, None] = {}
         self._unchecked: list[StreamWatch] = []  # after the last change
@@ -129,6 +130,7 @@ class AccessGate:
     def _note_change(self) -> None:
         self._generation += 1
         self._mode = self._table.mode
+        self.is_checking = self._mode is not Mode.OFF
         self._undecryptable.clear()
         if self._watches:
             is_scheduled = bool(self._unchecked)
@@ -158,11 +160,11 @@ class AccessGate:
         """Check that the user has a right on each resource of a type. Raises as `require`."""
         if self._mode is Mode.OFF or (caller := self._find_caller(call)) is None:
             return
-        if caller.known.allows_all(action, type_, call.address):
+        if caller.known.allows_all(action, type_, call.find_address):
             self.accesses[call.method, "allowed"] += 1
             return
         name = caller.known.user.name
-        text = f"user {name} may not {action.text} on {type_.text}:* from {call.address}"
+        text = f"user {name} may not {action.text} on {type_.text}:* from {call.find_address()}"
         self._refuse(call, Unauthorized(text))
 
     def allows(self, call: Call, action: Action, resource: Resource) -> bool:
@@ -183,7 +185,7 @@ class AccessGate:
         _check_name(resource)
         wanted = " or ".join(action.text for action in actions)
         name = caller.known.user.name
-        text = f"user {name} may not {wanted} on {resource} from {call.address}"
+        text = f"user {name} may not {wanted} on {resource} from {call.find_address()}"
         self._refuse(call, Unauthorized(text))
 
     # ------------------------------------------------------------ streams
@@ -232,7 +234,7 @@ class AccessGate:
                 self.on_revoked(watch.call)
 
     def _decides(self, caller: Caller, call: Call, action: Action, resource: Resource) -> bool:
-        return caller.known.decide(action, resource, call.address).is_allowed
+        return caller.known.decide(action, resource, call.find_address).is_allowed
 
     def _refuse(self, call: Call, error: ServiceError) -> None:
         """Raise the error, or count it if the mode lets the call pass."""
@@ -251,15 +253,10 @@ class AccessGate:
         only after a correct signature.
         """
         caller = call.caller
-        now_ms = self._wall_ms()
-        if (
-            caller is not None
-            and caller.generation == self._generation
-            and not 0 < caller.not_after_ms < now_ms
-        ):
+        if caller is not None and self._is_current(caller):
             return caller
         try:
-            call.caller = caller = self._authenticate(call, now_ms)
+            call.caller = caller = self._authenticate(call)
         except (Unauthorized, KeyMissing) as error:
             self.authentications["refused"] += 1
             self._refuse(call, error)
@@ -268,38 +265,46 @@ class AccessGate:
             self._refuse(call, Unauthorized("no credentials"))
         return caller
 
-    def _authenticate(self, call: Call, now_ms: int) -> Caller | None:
-        authorization = call.metadata.get(AUTHORIZATION, "")
+    def _is_current(self, caller: Caller) -> bool:
+        """Whether nothing has changed since the user was found, and its secret has not ended."""
+        _, not_after_ms, generation = caller
+        return generation == self._generation and (
+            not not_after_ms or self._wall_ms() <= not_after_ms
+        )
+
+    def _authenticate(self, call: Call) -> Caller | None:
+        authorization = call.metadata.get(AUTHORIZATION)
         if not authorization:
             return None
         key = authorization, call.metadata.get(DATE_TIME, "")
-        found = self._find_verified(key)
+        verified = self._verified.get(key) or self._verified_before.get(key)
+        if verified is not None and self._is_current(verified.caller):
+            return verified.caller
+        found = None if verified is None else self._find_again(verified)
         if found is None:
             header = parse_header(*key)
             if header is None:
                 return None
             found = self._verify(header)
-            known, secret = found
-            self._remember(key, _Verified(header.access_key, known.user.id, secret.sealed))
             self.authentications["verified"] += 1
         known, secret = found
+        caller = Caller(known, secret.not_after_ms, self._generation)
+        self._remember(key, _Verified(caller, secret.sealed))
         user = known.user
-        if secret.is_over(now_ms):
+        if secret.is_over(self._wall_ms()):
             raise Unauthorized(f"the secret of user {user.name} has ended; use the newer one")
         if not user.is_enabled:
             raise Unauthorized(f"user {user.name} is disabled")
-        return Caller(known, secret.not_after_ms, self._generation)
+        return caller
 
-    def _find_verified(self, key: tuple[str, str]) -> tuple[KnownUser, SealedSecret] | None:
-        """Return the user and the secret of a header that was verified, if both still exist."""
-        found = self._verified.get(key) or self._verified_before.get(key)
-        if found is None:
-            return None
-        known = self._table.user(found.name)
-        if known is None or known.user.id != found.user_id:
+    def _find_again(self, verified: _Verified) -> tuple[KnownUser, SealedSecret] | None:
+        """Return the present user and secret of a header that was verified, if both still exist."""
+        before = verified.caller.known.user
+        known = self._table.user(before.name)
+        if known is None or known.user.id != before.id:
             return None
         for secret in known.user.secrets:
-            if secret.sealed == found.sealed:
+            if secret.sealed == verified.sealed:
                 return known, secret
         return None
 
@@ -309,26 +314,26 @@ class AccessGate:
         An unknown user costs the same time as a wrong signature.
         """
         known = self._table.user(header.access_key)
-        opened = [] if known is None else self._open(known)
-        index = find_secret(header, [*opened, *self._random_secrets][:SECRETS_MAX])
+        opened = () if known is None else self._open(known)
+        index = find_signer(header, (opened + self._random_signers)[:SECRETS_MAX])
         if known is None or index is None or index >= len(opened):
             raise Unauthorized(_WRONG)
         return known, known.user.secrets[index]
 
-    def _open(self, known: KnownUser) -> tuple[bytes, ...]:
-        if known.secrets is None:
+    def _open(self, known: KnownUser) -> tuple[Signer, ...]:
+        if known.signers is None:
             keys, user = self._keys(), known.user
             if keys is None:
                 raise KeyMissing("this proxy has no security_key_file, so it verifies no signature")
             opened = []
             for secret in user.secrets:
                 try:
-                    opened.append(keys.open(secret, user_id=user.id))
+                    opened.append(Signer(keys.open(secret, user_id=user.id)))
                 except UnknownKey as error:
                     self._undecryptable.add((user.id, secret.id))
                     raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
-            known.secrets = tuple(opened)
-        return known.secrets
+            known.signers = tuple(opened)
+        return known.signers
 
     def _remember(self, key: tuple[str, str], verified: _Verified) -> None:
         if len(key[0]) + len(key[1]) > VERIFIED_HEADER_CHARS_MAX:

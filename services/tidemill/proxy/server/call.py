@@ -178,12 +178,11 @@ class Call:
 
     def authenticate(self) -> None:
         """Check the credentials. Raises Unauthorized, KeyMissing."""
-        if self._gate is not None:
+        if self._gate is not None and self._gate.is_checking:
             self._gate.authenticate(self)
 
-    @property
-    def address(self) -> SourceAddress | None:
-        """The address of the connection; None if it has none."""
+    def find_address(self) -> SourceAddress | None:
+        """Return the address of the connection; None if it has none."""
         return parse_address(host_of_peer(self.peer()))
 
     def require(self, resource: Resource, *actions: Action) -> None:
@@ -201,7 +200,7 @@ class Call:
 
     def require_topic(self, topic: str, *actions: Action) -> None:
         """Check one of the rights on a topic. Raises as `require`."""
-        if self._gate is not None:
+        if self._gate is not None and (self._gate.is_checking or self.watch is not None):
             self._gate.require(self, actions, topic_resource(topic))
 
     def require_consumer(self, group: str, topic: str) -> None:
