@@ -103,6 +103,8 @@ class Pack:
         if log_offset >= min(self.header.floor, self.header.record_end):
             return False
         extent = self.window(views, name, log_offset).extent(log_offset)
+        if self._derived is not None and extent.end_position - extent.position != GAP_SIZE:
+            return False  # Behind a lost head is a gap, or a live message.
         # A gap ends its extent, and no record begins in it.
         return extent.position + log_offset - extent.begin > extent.end_position - GAP_SIZE
 
@@ -124,6 +126,8 @@ class Pack:
         # Only live messages and gaps are here, and only gaps cover more of the log than of the
         # file.
         is_gap = ends - begins > end_positions - positions
+        if self._derived is not None:
+            is_gap &= end_positions - positions == GAP_SIZE  # as `is_freed`
         gap_begins = begins + end_positions - positions - GAP_SIZE
         found = np.stack([gap_begins[is_gap], ends[is_gap]], axis=1)
         if count and is_gap[-1]:
@@ -155,7 +159,8 @@ class Pack:
 
         None if it has no intact head.
         """
-        return _head_at(self._reader(views, name), self.header, at)
+        found = _head_at(self._reader(views, name), self.header, at)
+        return None if found is None else found[:2]
 
     def find_head(self, views: Mappings, name: str, begin: int) -> int | None:
         """Return the position of the next intact head from `begin` on."""
@@ -167,7 +172,10 @@ class Pack:
 
 
 def derive_directory(read: PackReader, header: PackHeader) -> bytes:
-    """Return a directory with one extent for each intact head."""
+    """Return a directory with one extent for each intact head.
+
+    Behind a stub or a gap without a following head, an extent says where the lost records begin.
+    """
     extents, at = bytearray(), pack.HEADER_SIZE
     while header.records_end - at >= record.HEADER_SIZE:
         found = _head_at(read, header, at)
@@ -179,10 +187,14 @@ def derive_directory(read: PackReader, header: PackHeader) -> bytes:
             continue
         extents += EXTENT.pack(found[0] - header.start, at)
         at += found[1]
+        is_shorter = found[1] < found[2]
+        if is_shorter and at < header.records_end and _head_at(read, header, at) is None:
+            extents += EXTENT.pack(found[0] + found[2] - header.start, at)
     return bytes(extents)
 
 
-def _head_at(read: PackReader, header: PackHeader, at: int) -> tuple[int, int] | None:
+def _head_at(read: PackReader, header: PackHeader, at: int) -> tuple[int, int, int] | None:
+    """Return the log offset, the stored size and the size in the log of a record."""
     view = read(at, record.HEADER_SIZE)
     if len(view) < record.HEADER_SIZE or view[:4] != record.MAGIC_BYTES:
         return None
@@ -193,7 +205,9 @@ def _head_at(read: PackReader, header: PackHeader, at: int) -> tuple[int, int] |
     view = read(at, max(fields[record.HEAD_SIZE], record.HEADER_SIZE))
     room = header.end - log_offset
     head = record.find_head(view, 0, log_offset=LogOffset(log_offset), room=room)
-    return None if head is None else (log_offset, record.stored_size(view, 0, head))
+    if head is None:
+        return None
+    return log_offset, record.stored_size(view, 0, head), head.size
 
 
 def _find_head(read: PackReader, header: PackHeader, begin: int) -> int | None:
