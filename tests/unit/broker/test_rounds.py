@@ -1193,3 +1193,30 @@ def test_damage_is_counted() -> None:
     assert found["rocketmq_storage_corrupt_records_total", (None, None, "log")] == 1
     assert found["rocketmq_storage_corrupt_records_total", (None, None, "index")] == 3
     assert found["rocketmq_damaged_messages_total", (None, "orders", None)] == 2
+
+
+def test_one_slow_sync_does_not_stop_the_background_work() -> None:
+    """The break of the background ends without another round, too."""
+
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        log = world.world.engine.log
+        world.background_syncs.gate.clear()
+        await proxy.send(world.append_frame(*["x" * 60_000] * 60))
+        await proxy.reply()
+        await idle()
+        assert log.needs_preparation
+        world.syncs.gate.clear()
+        await proxy.send(world.append_frame("more", first_id=100))
+        await idle()
+        world.background_syncs.gate.set()
+        try:
+            async with asyncio.timeout(20):
+                while log.needs_preparation:
+                    world.clock.advance(5)
+                    await asyncio.sleep(0)
+        finally:
+            world.syncs.gate.set()
+
+    in_world(
+        scenario, segment_bytes=10 << 20, pending_bytes_max=16 << 20, checkpoint_log_bytes=1 << 30
+    )
