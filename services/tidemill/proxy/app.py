@@ -120,7 +120,10 @@ async def serve(settings: ProxySettings) -> None:
 
 
 def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
-    """Wire the parts of the process. Nothing is connected or started yet. Raises StartError."""
+    """Wire the parts of the process. Nothing is connected or started yet. Raises StartError.
+
+    It is one piece, because it is the list of the parts.
+    """
     metrics = ProxyMetrics(former_lives=kept.former_lives)
     clock = SystemClock()
     clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)

@@ -85,3 +85,8 @@ class ProxyMetrics:
         for kind, count in self.streams.items():
             streams.add_metric((kind,), count)
         yield streams
+
+
+def request_code(method: str) -> str:
+    """Return the label of a method in metrics: SendMessage is send_message."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in method)[1:]

@@ -173,10 +173,6 @@ def parse_range(text: str) -> AddressRange:
 AddressFinder: TypeAlias = Callable[[], SourceAddress | None]
 
 
-def no_address() -> None:
-    """Find no address."""
-
-
 # ---------------------------------------------------------------- entries
 
 

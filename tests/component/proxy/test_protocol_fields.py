@@ -32,8 +32,9 @@ from tests.support.worlds.proxy_world import (
     message,
     receive_request,
 )
+from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server.call import Call
-from tidemill.proxy.server.methods import SERVICE, UNSERVED_UNARY, request_code
+from tidemill.proxy.server.methods import SERVICE, UNSERVED_UNARY
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2

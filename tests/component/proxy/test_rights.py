@@ -22,9 +22,10 @@ from tests.support.worlds.proxy_world import (
 )
 from tidemill.common.errors import Unauthorized
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
+from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server import access
 from tidemill.proxy.server.call import Call
-from tidemill.proxy.server.methods import UNSERVED_UNARY, request_code
+from tidemill.proxy.server.methods import UNSERVED_UNARY
 from tidemill.proxy.server.pipeline_source import check_pipeline_rights
 from tidemill.proxy.server.pipeline_table import pipeline_table
 from tidemill.proxy.server.pull_pages import PullPages

@@ -19,7 +19,6 @@ from tidemill.security.acl import (
     Rights,
     Subject,
     entry_of,
-    no_address,
     parse_address,
     parse_entry,
     parse_range,
@@ -32,6 +31,10 @@ ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 ADDRESSES = (None, "10.1.2.3", "::ffff:10.1.2.3", "2001:db8::7")
 NAMES = ("orders", "ord", "order-items", "billing", "o")
 RANGES = ("10.1.0.0/16", "10.1.2.3", "2001:db8::/32", "0.0.0.0/0", "192.168.0.0/24")
+
+
+def no_address() -> None:
+    """The address of a call that has none."""
 
 
 def decide(

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.common.errors import BadRequest
 from tidemill.security import table as table_module
-from tidemill.security.acl import Action, no_address, parse_entry, parse_resource
+from tidemill.security.acl import Action, parse_entry, parse_resource
 from tidemill.security.identities import (
     READY_MADE_ROLES,
     AccessRole,
@@ -27,6 +27,10 @@ from tidemill.security.secret_keys import new_key_line, parse_keys
 from tidemill.security.table import Mode, SecurityTable, mode_item
 
 ORDERS = parse_resource("Topic:orders")
+
+
+def no_address() -> None:
+    """The address of a call that has none."""
 
 
 class World:

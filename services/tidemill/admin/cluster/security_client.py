@@ -32,13 +32,6 @@ class ListedItems(NamedTuple):
     has_more: bool
 
 
-class ItemChange(NamedTuple):
-    """The items of one change; an empty change is not sent."""
-
-    items: Sequence[Item]
-    version: int  # of the table that it was decided on
-
-
 @final
 class SecurityClient:
     """The security items of a cluster."""

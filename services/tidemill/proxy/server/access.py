@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized
 from tidemill.message.resource_names import check_group, check_topic
-from tidemill.proxy.server.methods import request_code
-from tidemill.security.acl import Action, Resource, ResourceType
+from tidemill.proxy.metrics import request_code
+from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress
 from tidemill.security.identities import SECRETS_MAX, SealedSecret
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
 from tidemill.security.signatures import (
@@ -34,7 +34,6 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from tidemill.proxy.server.call import Call
 
 # Headers with a verified signature. A client changes its header every second.
 VERIFIED_MAX: Final = 16_384
@@ -53,6 +52,25 @@ _CALLS: Final = [
 ]
 _RESULTS: Final = ("allowed", "refused", "would_refuse")
 _WRONG: Final = "the access key or the signature is wrong"
+
+
+class GatedCall(Protocol):
+    """A call as the gate sees it. `caller` and `watch` are the gate's."""
+
+    method: str
+    caller: Caller | None
+    watch: StreamWatch | None
+
+    @property
+    def client_id(self) -> str:
+        """The id of the client."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The headers."""
+
+    def find_address(self) -> SourceAddress | None:
+        """Return the address of the connection; None if it has none."""
 
 
 class Caller(NamedTuple):
@@ -76,7 +94,7 @@ class StreamWatch:
 
     __slots__ = ("call", "error", "required", "task")
 
-    def __init__(self, call: Call, task: asyncio.Task[None]) -> None:
+    def __init__(self, call: GatedCall, task: asyncio.Task[None]) -> None:
         self.call = call
         self.task = task
         # The rights that the stream has needed so far; none: valid credentials.
@@ -110,7 +128,7 @@ class AccessGate:
         self._watches: dict[StreamWatch, None] = {}
         self._unchecked: list[StreamWatch] = []  # after the last change
         # Called with a telemetry stream whose client has lost a right.
-        self.on_revoked: Callable[[Call], None] = lambda _call: None
+        self.on_revoked: Callable[[GatedCall], None] = lambda _call: None
         self._undecryptable: set[tuple[int, int]] = set()  # (user id, secret id)
         # By result; by method and result. Counters that begin at zero show their first increase.
         self.authentications = Counter({"verified": 0, "refused": 0})
@@ -140,12 +158,12 @@ class AccessGate:
 
     # ------------------------------------------------------------ checks
 
-    def authenticate(self, call: Call) -> None:
+    def authenticate(self, call: GatedCall) -> None:
         """Check the credentials of a call. Raises Unauthorized, KeyMissing."""
         if self._mode is not Mode.OFF:
             self._find_caller(call)
 
-    def require(self, call: Call, actions: tuple[Action, ...], resource: Resource) -> None:
+    def require(self, call: GatedCall, actions: tuple[Action, ...], resource: Resource) -> None:
         """Check that the user has one of the rights on a resource.
 
         Raises Unauthorized, KeyMissing; IllegalTopic or IllegalGroup for a malformed name.
@@ -156,7 +174,7 @@ class AccessGate:
         if self._mode is not Mode.OFF:
             self._require(call, actions, resource)
 
-    def require_all(self, call: Call, action: Action, type_: ResourceType) -> None:
+    def require_all(self, call: GatedCall, action: Action, type_: ResourceType) -> None:
         """Check that the user has a right on each resource of a type. Raises as `require`."""
         if self._mode is Mode.OFF or (caller := self._find_caller(call)) is None:
             return
@@ -167,14 +185,14 @@ class AccessGate:
         text = f"user {name} may not {action.text} on {type_.text}:* from {call.find_address()}"
         self._refuse(call, Unauthorized(text))
 
-    def allows(self, call: Call, action: Action, resource: Resource) -> bool:
+    def allows(self, call: GatedCall, action: Action, resource: Resource) -> bool:
         """Whether the user has a right that the call can do without. Raises as `authenticate`."""
         if self._mode is not Mode.ON:
             return True
         caller = self._find_caller(call)
         return caller is not None and self._decides(caller, call, action, resource)
 
-    def _require(self, call: Call, actions: tuple[Action, ...], resource: Resource) -> None:
+    def _require(self, call: GatedCall, actions: tuple[Action, ...], resource: Resource) -> None:
         caller = self._find_caller(call)
         if caller is None:
             return  # The missing credentials were counted, and the mode lets the call pass.
@@ -190,7 +208,7 @@ class AccessGate:
 
     # ------------------------------------------------------------ streams
 
-    async def watched(self, call: Call, answering: Awaitable[None]) -> None:
+    async def watched(self, call: GatedCall, answering: Awaitable[None]) -> None:
         """Await the answer to a stream; end it when its user loses the rights. Raises Unauthorized.
 
         A waiting poll would otherwise keep the rights of its begin for seconds, and a telemetry
@@ -233,10 +251,10 @@ class AccessGate:
             if watch.call.method == "telemetry":
                 self.on_revoked(watch.call)
 
-    def _decides(self, caller: Caller, call: Call, action: Action, resource: Resource) -> bool:
+    def _decides(self, caller: Caller, call: GatedCall, action: Action, resource: Resource) -> bool:
         return caller.known.decide(action, resource, call.find_address).is_allowed
 
-    def _refuse(self, call: Call, error: ServiceError) -> None:
+    def _refuse(self, call: GatedCall, error: ServiceError) -> None:
         """Raise the error, or count it if the mode lets the call pass."""
         if self._mode is Mode.PERMISSIVE:
             self.accesses[call.method, "would_refuse"] += 1
@@ -246,7 +264,7 @@ class AccessGate:
 
     # ------------------------------------------------------------ credentials
 
-    def _find_caller(self, call: Call) -> Caller | None:
+    def _find_caller(self, call: GatedCall) -> Caller | None:
         """Return the user of a call; None if the mode lets a call without one pass.
 
         The order of the checks is: signature, end of the secret, enabled. A text names the user
@@ -272,7 +290,7 @@ class AccessGate:
             not not_after_ms or self._wall_ms() <= not_after_ms
         )
 
-    def _authenticate(self, call: Call) -> Caller | None:
+    def _authenticate(self, call: GatedCall) -> Caller | None:
         authorization = call.metadata.get(AUTHORIZATION)
         if not authorization:
             return None

@@ -20,8 +20,9 @@ from tidemill.common.errors import BadRequest, MessageBodyTooLarge, Overloaded, 
 from tidemill.message import limits
 from tidemill.proxy.link.batching import FRAMES_MAX
 from tidemill.proxy.link.commands import FRAME_BYTES
+from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server.call import Boundary, Call, status_of
-from tidemill.proxy.server.methods import SERVICE, Methods, request_code
+from tidemill.proxy.server.methods import SERVICE, Methods
 from tidemill.proxy.server.metrics_receiver import EXPORT, MetricsReceiver
 from tidemill.proxy.server.pipeline_source import SERVICE as PIPELINE_SERVICE
 from tidemill.transport.aio import health, metrics

@@ -74,8 +74,3 @@ def _unserved(reason: str) -> UnaryMethod:
         raise NotBuilt(reason)
 
     return reject
-
-
-def request_code(method: str) -> str:
-    """Return the label of a method in metrics: SendMessage is send_message."""
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in method)[1:]
