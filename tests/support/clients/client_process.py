@@ -90,6 +90,11 @@ class StayingClient:
                 raise AssertionError(f"only {self._facts}")
             return matching()
 
+    def facts_of(self, fact: str, **values: object) -> list[Fact]:
+        """Return the facts so far of one kind with these values."""
+        with self._changed:
+            return [each for each in self._facts.of(fact) if values.items() <= each.items()]
+
     def write_line(self, line: str) -> None:
         """Write a line to the client's standard input."""
         assert self._process.stdin is not None
@@ -101,17 +106,21 @@ class StayingClient:
 def staying_client(
     language: str, home: Path, endpoint: str, **names: object
 ) -> Iterator[StayingClient]:
-    """Run a client's scenario `stay` during the block. Wait first until the client is ready."""
+    """Run a client's scenario `stay` during the block. Wait first until the client is ready.
+
+    `credentials=(access key, secret)` lets it sign its calls.
+    """
     commands = {
         "python": [sys.executable, str(SCRIPTS / "python" / "scenarios.py")],
         "node": ["node", str(SCRIPTS / "node" / "scenarios.mjs")],
         "go": [str(GO_PROGRAM)],
         "java": _java(home),
     }
+    environment = _environment(home, names)
     arguments = json.dumps({"endpoints": [endpoint], **names})
     process = subprocess.Popen(
         [*commands[language], "stay", arguments],
-        env={**os.environ, "HOME": str(home)},
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -174,12 +183,8 @@ def _run(
     endpoints: Sequence[str],
     names: dict[str, object],
 ) -> Facts:
-    credentials = names.pop("credentials", None)
+    environment = _environment(home, names)
     arguments = json.dumps({"endpoints": endpoints, **names})
-    # The clients log below the home folder.
-    environment = {**os.environ, "HOME": str(home)}
-    if isinstance(credentials, tuple):
-        environment["ROCKETMQ_ACCESS_KEY"], environment["ROCKETMQ_SECRET_KEY"] = credentials
     try:
         ended = subprocess.run(
             [*command, scenario, arguments],
@@ -195,6 +200,16 @@ def _run(
         ) from None
     assert ended.returncode == 0, f"{scenario} failed:\n{ended.stdout}\n{ended.stderr}"
     return Facts(json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{"))
+
+
+def _environment(home: Path, names: dict[str, object]) -> dict[str, str]:
+    """Return the environment of a client, with the credentials, which are not among its names."""
+    # The clients log below the home folder.
+    environment = {**os.environ, "HOME": str(home)}
+    credentials = names.pop("credentials", None)
+    if isinstance(credentials, tuple):
+        environment["ROCKETMQ_ACCESS_KEY"], environment["ROCKETMQ_SECRET_KEY"] = credentials
+    return environment
 
 
 def _text(output: bytes | str | None) -> str:
