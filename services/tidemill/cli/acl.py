@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.rest import call, say, segment, show
+from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.rest_client import Json
+from tidemill.security.acl import parse_entry
 
 app = typer.Typer(no_args_is_help=True, help="Allow, deny and check actions of users and roles.")
 
@@ -147,8 +149,13 @@ def _path(subject: str) -> str:
 def _entry(
     resource: str, actions: str, sources: list[str] | None, decision: str
 ) -> dict[str, Json]:
-    names = [name.strip().capitalize() for name in actions.split(",")]
-    return {"resource": resource, "actions": names, "sources": sources or [], "decision": decision}
+    """Return an entry in the form of the API. Ends the command if it is malformed."""
+    names = [name.strip() for name in actions.split(",")]
+    try:
+        entry = parse_entry(resource, names, sources=sources or ())
+    except BadRequest as error:
+        raise typer.BadParameter(error.message) from error
+    return {"sources": [], **entry.to_item(), "decision": decision}
 
 
 def _change(

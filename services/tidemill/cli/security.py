@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
-from tidemill.cli.rest import call, call_pages, say, show
-from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.cli.rest import call, call_pages, say, segment, show
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
 from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
 
@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Require credentials and rights, or
 
 FIRST_ADMIN = "admin"
 CREDENTIALS = Path("tidemill") / "credentials"  # in the folder of configurations
-Admin = Annotated[str, typer.Option(help="Name of the first super user.")]
+AdminName = Annotated[str, typer.Option("--name", help="Name of the first super user.")]
 Permissive = Annotated[
     bool, typer.Option("--permissive", help="Count refusals, and let the calls pass.")
 ]
@@ -25,7 +25,7 @@ Permissive = Annotated[
 
 @app.command("enable")
 def enable(
-    context: typer.Context, admin: Admin = FIRST_ADMIN, permissive: Permissive = False
+    context: typer.Context, admin: AdminName = FIRST_ADMIN, permissive: Permissive = False
 ) -> None:
     """Require credentials. Make a super user if there is none.
 
@@ -43,13 +43,17 @@ def enable(
     secret = ""
     if not any(user["type"] == "SUPER" and user["enabled"] for user in users):
         body = {"type": "SUPER", "ifVersion": 0}
-        made = call(context, "PUT", f"/users/{admin}", body=body)
-        secret = made["secret"]
-        saved = _save(admin, secret)
+        # The file is opened first: a secret that is lost locks everybody out.
+        with _credentials_file() as file:
+            made = call(context, "PUT", f"/users/{segment(admin)}", body=body)
+            secret, saved = made["secret"], file.name
+            file.write(f"{admin}\n{secret}\n")
         lines += [
             f"user      {admin}  super, new",
             f"secret    {secret}  shown once; saved in {saved}",
         ]
+    if permissive and _effective(before) == "on":
+        fail("the mode is on already; lower it by `tidemill security disable`", EXIT_REFUSED)
     mode = "permissive" if permissive else "on"
     after = call(context, "PUT", "/security", body={"mode": mode})
     lines.append(
@@ -89,14 +93,16 @@ def _effective(security: Json) -> str:
     return order[max(order.index(security["mode"]), order.index(security["floor"]))]
 
 
-def _save(user: str, secret: str) -> Path:
-    """Save the credentials for this account alone; return the file."""
+def _credentials_file() -> TextIO:
+    """Open the file for the credentials, for this account alone. Ends the command if it cannot."""
     home = os.environ.get("XDG_CONFIG_HOME")
-    folder = Path(home) if home else Path.home() / ".config"
-    file = folder / CREDENTIALS
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        os.fchmod(descriptor, 0o600)
-        opened.write(f"{user}\n{secret}\n")
-    return file
+    file = (Path(home) if home else Path.home() / ".config") / CREDENTIALS
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        fail(f"{file} has other credentials already: move it away first", EXIT_USAGE)
+    except OSError as error:
+        fail(f"cannot save the credentials in {file}: {error}", EXIT_USAGE)
+    # A number as `file` would make the name a number.
+    return open(file, "w", opener=lambda _path, _flags: descriptor)

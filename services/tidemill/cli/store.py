@@ -24,6 +24,7 @@ from tidemill.cli.rest import OutputFormat, options_of, say, show
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
+from tidemill.security.secret_keys import KEY_FILE
 
 if TYPE_CHECKING:
     from tidemill.broker.offline.check import CheckReport
@@ -98,6 +99,8 @@ def copy_store(
             with _failures(store):
                 copied.append(_copy_one(store, target / store.relative_to(directory)))
     _sync_above(target)
+    if (directory / KEY_FILE).exists():
+        warn(f"{KEY_FILE} is not in the copy: users need it, so keep it in another place")
     say(context, _together(copied), "\n".join(map(_copy_words, copied)))
     raise typer.Exit(EXIT_DAMAGED if any(one["damaged"] for one in copied) else 0)
 

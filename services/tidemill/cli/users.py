@@ -133,8 +133,8 @@ def set_user(
 
     Example: tidemill user set ops --role operator --role auditor
     """
-    call(context, "GET", f"/users/{segment(name)}")  # Ends the command if it is missing.
-    body = _body(kind, roles)
+    found = call(context, "GET", f"/users/{segment(name)}")  # Ends the command if it is missing.
+    body = {**_body(kind, roles), "ifVersion": found["version"]}
     user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
     say(context, user, f"user {name}: {'would be changed' if dry_run else 'changed'}")
 
@@ -197,8 +197,9 @@ def delete_user(
 
 def _set_enabled(context: typer.Context, name: str, *, is_enabled: bool) -> None:
     path = f"/users/{segment(name)}"
-    call(context, "GET", path)  # Ends the command if it is missing.
-    user = call(context, "PUT", path, body={"enabled": is_enabled})
+    found = call(context, "GET", path)  # Ends the command if it is missing.
+    body = {"enabled": is_enabled, "ifVersion": found["version"]}
+    user = call(context, "PUT", path, body=body)
     say(context, user, f"user {name}: {'enabled' if is_enabled else 'disabled'}")
 
 

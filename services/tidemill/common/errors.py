@@ -161,6 +161,10 @@ class Unauthorized(RequestError):
     """The call shows no valid credentials, or its user lacks a right."""
 
 
+class WrongCredentials(Unauthorized):
+    """The user is unknown, or the signature is wrong."""
+
+
 class LogChanged(RequestError):
     """A position belongs to a different log than the broker group has now."""
 
@@ -296,6 +300,7 @@ CODES: dict[type[ServiceError], Codes] = {
     IllegalOffset: Codes(40019, HTTPStatus.BAD_REQUEST),
     UserNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     RoleNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    WrongCredentials: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Unauthorized: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Forbidden: Codes(40300, HTTPStatus.FORBIDDEN),
     MessageNotFound: Codes(40401, HTTPStatus.NOT_FOUND),

@@ -188,7 +188,9 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         clients=clients,
         client_life=client_life,
         server=server,
-        readiness=ProcessReadiness(cluster.peers, unready_after_ms=settings.unready_after_ms),
+        readiness=ProcessReadiness(
+            cluster.peers, unready_after_ms=settings.unready_after_ms, find_missing=gate.missing
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,7 @@ class KeyFile:
 def read_keys(file: str) -> SecretKeys:
     """Read a key file. Raises OSError; raises ValueError if it is malformed or too open."""
     with Path(file).open("rb") as opened:
-        mode = stat.S_IMODE(Path(file).stat().st_mode)
+        mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
         content = opened.read(FILE_BYTES_MAX + 1)
     if mode & OTHERS:
         raise ValueError(f"every user of this machine can open it: run `chmod o= {file}`")

@@ -19,6 +19,7 @@ from tidemill.security.identities import SealedSecret
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+KEY_FILE: Final = "security.key"  # in the data directory of a standalone
 NONCE_BYTES: Final = 12
 KEY_BYTES: Final = 32
 KEYS_MAX: Final = 16

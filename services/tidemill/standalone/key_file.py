@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING, Final
+import secrets
+from typing import TYPE_CHECKING
 
 from tidemill.common.lifecycle import StartError
-from tidemill.security.secret_keys import new_key_line
+from tidemill.security.secret_keys import KEY_FILE, new_key_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tidemill.standalone.settings import StandaloneSettings
 
-NAME: Final = "security.key"
-FIRST_KEY: Final = "k1"
-
 
 def key_file_of(settings: StandaloneSettings) -> str:
     """Return the path of the key file for proxies and the admin process."""
-    return settings.security_key_file or str(settings.data_dir / NAME)
+    return settings.security_key_file or str(settings.data_dir / KEY_FILE)
 
 
 def ensure_key_file(settings: StandaloneSettings) -> None:
@@ -29,24 +28,28 @@ def ensure_key_file(settings: StandaloneSettings) -> None:
     """
     if settings.security_key_file:
         return
-    file = settings.data_dir / NAME
+    file = settings.data_dir / KEY_FILE
     try:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-        _make(file)
-    except FileExistsError:
-        return
+        if not file.exists():
+            _make(file)
     except OSError as error:
         raise StartError(f"the key file {file} cannot be made: {error}") from error
 
 
 def _make(file: Path) -> None:
-    """Make the file in one step, so that a killed process leaves none or a whole one."""
-    draft = file.with_name(f"{NAME}.{os.getpid()}")
+    """Make the file in one step, so that a killed process leaves none or a whole one.
+
+    Each key has another id, so that the keys of two stores fit into one file.
+    """
+    draft = file.with_name(f"{KEY_FILE}.draft")
+    draft.unlink(missing_ok=True)  # of a process that was killed here
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(descriptor, new_key_line(FIRST_KEY).encode())
+        os.write(descriptor, new_key_line(f"k{secrets.token_hex(4)}").encode())
         os.fsync(descriptor)
-        os.link(draft, file)
     finally:
         os.close(descriptor)
-        draft.unlink()
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, file)
+    draft.unlink()

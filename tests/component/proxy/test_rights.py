@@ -384,13 +384,13 @@ def test_a_refusal_is_delayed_for_clients_that_repeat_it_at_once(
 PIPELINE_GET = ("Cluster:pipeline", "Get")
 ALL_TOPICS, ALL_GROUPS, GROUP_GET = ("Topic:*", "Get"), ("Group:*", "Get"), ("Group:group", "Get")
 PIPELINE_ROWS: list[tuple[str, Message, list[tuple[str, str]]]] = [
-    ("ReadEvents", pipeline.ReadEventsRequest(), [ALL_TOPICS]),
+    ("ReadEvents", pipeline.ReadEventsRequest(), [ALL_TOPICS, ALL_GROUPS]),
     ("ReadEvents", pipeline.ReadEventsRequest(topics=["topic"]), [GET]),
     ("GetQueues", pipeline.GetQueuesRequest(), []),
     ("GetQueues", pipeline.GetQueuesRequest(topics=["topic"], with_groups=True), [GET, ALL_GROUPS]),
-    ("GetQueues", pipeline.GetQueuesRequest(topic_pattern="to*"), [ALL_TOPICS]),
+    ("GetQueues", pipeline.GetQueuesRequest(topic_pattern="to*"), [ALL_TOPICS, ALL_GROUPS]),
     ("ReadMessages", pipeline.ReadMessagesRequest(topic="topic"), [GET, SUB]),
-    ("ListPending", pipeline.ListPendingRequest(), [ALL_TOPICS]),
+    ("ListPending", pipeline.ListPendingRequest(), [ALL_TOPICS, ALL_GROUPS]),
     ("ListPending", pipeline.ListPendingRequest(topics=["topic"]), [GET]),
     ("ListInFlight", pipeline.ListInFlightRequest(), [ALL_GROUPS]),
     ("ListInFlight", pipeline.ListInFlightRequest(groups=["group"]), [GROUP_GET]),
@@ -433,3 +433,28 @@ def test_a_pipeline_call_is_allowed_with_exactly_its_rights(
                 check()
 
     run(scenario)
+
+
+def test_the_dead_letters_of_timers_need_the_right_on_all_topics() -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        row = Row("ReceiveMessage", receive_request("%DLQ%TIMER"), [])
+        users.put_user("one", *entries([GROUP_SUB, ("Topic:%DLQ%*", "Sub")]))
+        assert (await client.code(row, signed("one")))[0] == v2.UNAUTHORIZED
+        users.put_user("all", *entries([GROUP_SUB, ("Topic:*", "Sub")]))
+        assert (await client.code(row, signed("all")))[0] != v2.UNAUTHORIZED
+
+    in_world(scenario)
+
+
+def test_the_mode_permissive_passes_malformed_names_on() -> None:
+    """A heartbeat of a consumer without a group is valid."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("orders")
+        row = Row("Heartbeat", service.HeartbeatRequest(client_type=v2.PUSH_CONSUMER), [])
+        users.set_mode(Mode.OFF)
+        expected = (await client.code(row, signed("orders")))[0]
+        users.set_mode(Mode.PERMISSIVE)
+        assert (await client.code(row, signed("orders")))[0] == expected
+
+    in_world(scenario)

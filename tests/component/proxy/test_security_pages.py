@@ -79,8 +79,9 @@ def test_a_replaced_store_is_used_when_its_items_are_known() -> None:
                 broker.may_page.clear()
                 broker.is_up.set()
                 security = world.link.configuration.security
-                await eventually(lambda: not security.items)
+                await eventually(lambda: not security.is_complete)
                 assert world.link.state().word == "down"
+                assert security.items, "calls are checked against the former users"
                 broker.may_page.set()
                 await eventually(lambda: world.link.is_connected)
                 assert has_table(world, broker)

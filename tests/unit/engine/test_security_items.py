@@ -87,7 +87,7 @@ def test_a_dry_change_only_checks() -> None:
         ([put("a"), {"op": "security", "security": None}], "security mode has no object"),
         ([put("a"), {**put("b"), "version": 1}], "has the fields name, op, user, version; it need"),
         ([put("a"), {**MODE_ON, "name": "b"}], "the security mode has the fields name, op, secur"),
-        ([put("a"), put("b", "x" * 65_536)], r"user 'b' has 655\d\d bytes; at most 65536"),
+        ([put("a"), put("b", "x" * 65_536)], r"user 'b' has 655\d\d bytes; at most 61440"),
         ([put("a"), {"op": "user", "name": "b", "user": {"x": [[]]}}], "nested deeper than 3"),
         ([put("a"), put("a")], "user 'a' is in the change twice"),
         ([put("a"), delete("b")], "user 'b' does not exist, so it cannot be deleted"),

@@ -13,16 +13,16 @@ from tidemill.proxy.cluster.founding import (
 )
 
 
-def alone(name: str, *, has_topics: bool = False) -> BrokerReport:
-    return BrokerReport(name, "", "", "", has_topics)
+def alone(name: str, *, is_in_use: bool = False) -> BrokerReport:
+    return BrokerReport(name, "", "", "", is_in_use)
 
 
 def member(name: str, *, home: str = "b-0", cluster: str = "c") -> BrokerReport:
-    return BrokerReport(name, cluster, home, f"{home}:1", has_topics=True)
+    return BrokerReport(name, cluster, home, f"{home}:1", is_in_use=True)
 
 
 def test_one_broker_is_its_own_home() -> None:
-    assert decide({"h:1": alone("b-0", has_topics=True)}) == SingleBroker("h:1")
+    assert decide({"h:1": alone("b-0", is_in_use=True)}) == SingleBroker("h:1")
 
 
 def test_new_brokers_become_a_cluster_when_all_have_reported() -> None:
@@ -35,14 +35,12 @@ def test_new_brokers_become_a_cluster_when_all_have_reported() -> None:
 
 
 def test_the_broker_with_topics_becomes_the_home() -> None:
-    seeds = {"h0:1": alone("b-0"), "h1:1": alone("b-1", has_topics=True)}
+    seeds = {"h0:1": alone("b-0"), "h1:1": alone("b-1", is_in_use=True)}
     assert decide(seeds) == NewCluster("h1:1", (("b-0", "h0:1"), ("b-1", "h1:1")))
 
 
 def test_two_brokers_with_topics_are_a_conflict() -> None:
-    decision = decide(
-        {"h0:1": alone("b-0", has_topics=True), "h1:1": alone("b-1", has_topics=True)}
-    )
+    decision = decide({"h0:1": alone("b-0", is_in_use=True), "h1:1": alone("b-1", is_in_use=True)})
     assert isinstance(decision, SeedConflict)
     assert "b-0 and b-1 have topics of their own" in decision.reason
     assert "delete the topics" in decision.reason

@@ -16,6 +16,8 @@ from tidemill.broker.server.wire.security_frames import SecurityPages, changed_i
 from tidemill.proxy.link.security_copy import SecurityCopy
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
+WHOLE = ("whole", "table")
+
 
 class Sender:
     """A broker with a table, and the pages that it sends."""
@@ -60,9 +62,10 @@ class Sender:
 
 
 def receiver() -> tuple[SecurityCopy, list[tuple[str, str]]]:
-    """Return a copy, and the keys that it reports."""
+    """Return a copy, and the keys that it reports; WHOLE is a whole table."""
     copy, changed = SecurityCopy(), list[tuple[str, str]]()
     copy.on_change = lambda kind, name: changed.append((kind, name))
+    copy.on_table = lambda: changed.append(WHOLE)
     return copy, changed
 
 
@@ -85,7 +88,7 @@ def test_a_whole_table_counts_from_its_last_page_on() -> None:
     assert (copy.items, copy.version, copy.is_complete) == ({}, 0, False)
     apply(copy, [last])
     assert (copy.items, copy.version, copy.is_complete) == (dict(sender.table.items), 10, True)
-    assert set(changed) == copy.items.keys()
+    assert changed == [WHOLE]
 
 
 def test_an_empty_table_is_complete_at_once() -> None:
@@ -129,7 +132,10 @@ def test_the_items_from_before_stay_until_the_next_table_is_whole() -> None:
     assert changed == []
     apply(copy, [last])
     assert copy.items == dict(sender.table.items)
-    assert sorted(changed) == [("user", "0"), ("user", "1"), ("user", "more")]
+    assert changed == [WHOLE]
+    changed.clear()
+    apply(copy, sender.all_pages())
+    assert changed == [], "the same table again"
 
 
 def test_a_table_that_is_cut_off_is_forgotten() -> None:
@@ -141,14 +147,22 @@ def test_a_table_that_is_cut_off_is_forgotten() -> None:
     assert copy.items == dict(sender.table.items)
 
 
-def test_a_reset_forgets_the_table() -> None:
+def test_the_table_of_another_store_replaces_the_former_one_at_once() -> None:
+    """In between, calls are checked against the former rights, and not against none."""
     sender, (copy, changed) = Sender(), receiver()
-    sender.change(put("a"))
+    sender.change(put("a"), MODE_ON)
     apply(copy, sender.all_pages())
+    former = dict(copy.items)
     changed.clear()
-    copy.reset()
-    assert (copy.items, copy.version, copy.is_complete) == ({}, 0, False)
-    assert changed == [("user", "a")]
+    copy.expect_table()
+    sender = Sender()
+    sender.change(*(put(f"{n}") for n in range(9)))
+    *pages, last = sender.all_pages()
+    apply(copy, pages)
+    assert (copy.items, copy.is_complete, changed) == (former, False, [])
+    apply(copy, [last])
+    assert (copy.items, copy.is_complete) == (dict(sender.table.items), True)
+    assert changed == [WHOLE]
 
 
 def test_the_last_page_is_reached_while_changes_go_on() -> None:
@@ -188,7 +202,9 @@ def test_changes_among_pages_are_neither_lost_nor_reordered(seed: int) -> None:
         else:
             apply(copy, sender.begin())
         for key in changed:
-            if key in copy.items:
+            if key == WHOLE:
+                known = dict(copy.items)
+            elif key in copy.items:
                 known[key] = copy.items[key]
             else:
                 known.pop(key, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, final
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.common.errors import Conflict
+from tidemill.security.table import MODE
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # Changes of other administrators between the read and the change.
@@ -40,7 +41,9 @@ class SecurityClient:
         self._brokers = brokers
 
     async def find(self, kind: str, name: str) -> FoundItem:
-        """Return an item by its name; "" for the security mode."""
+        """Return an item by its name; "" for the security mode alone."""
+        if not name and kind != MODE:
+            return FoundItem(None, 0)
         request = pb.ListSecurityRequest(kind=kind, name=name, limit=1)
         [answer, *_] = (await self._brokers.call_home(calls.LIST_SECURITY, request)).answers
         items = answer.value.items
@@ -71,16 +74,19 @@ class SecurityClient:
         *,
         caller: str,
         dry_run: bool = False,
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> int:
         """Change items by a decision on one of them; return the version of the table afterwards.
 
-        If the table changed meanwhile, the decision is made again. `decide` raises for a refused
-        change, and returns nothing if nothing changes. Raises Conflict after ATTEMPTS_MAX changes
-        by others.
+        If the table changed meanwhile, `check` and the decision are made again. Both raise for a
+        refused change, and `decide` returns nothing if nothing changes. Raises Conflict after
+        ATTEMPTS_MAX changes by others.
         """
         attempt = 0
         while True:
             found = await self.find(kind, name)
+            if check is not None:
+                await check()
             items = decide(found)
             if not items:
                 return found.version

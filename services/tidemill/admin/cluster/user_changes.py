@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from tidemill.common.errors import Conflict, UserNotFound
+from tidemill.common.errors import BadRequest, Conflict, UserNotFound
 from tidemill.security.acl import Entry
 from tidemill.security.identities import (
     SECRETS_MAX,
@@ -21,6 +22,7 @@ from tidemill.security.identities import (
 from tidemill.security.secret_keys import SecretKeys
 
 SECRET_BYTES: Final = 32  # 43 characters
+ENTRIES_BYTES_MAX: Final = 48 << 10  # as JSON; with secrets and roles, an item has at most 60 KiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,10 @@ class UserChanges:
             user = replace(user, entries=check_entries(change.entries))
         if change.roles is not None:
             user = replace(user, roles=tuple(sorted(set(change.roles))))
-        return (user, "") if user == old else (self._signed(user), secret)
+        if user == old:
+            return user, ""
+        check_size(name, user.to_item()["user"]["entries"])
+        return self._signed(user), secret
 
     def rotate(self, user: User, *, retire_after_ms: int) -> tuple[User, str]:
         """Return the user with a new secret, and that secret. The newest old one stays for a time.
@@ -110,6 +115,16 @@ class UserChanges:
 
     def _signed(self, user: User) -> User:
         return replace(user, changed_at_ms=self._now_ms, changed_by=self._caller)
+
+
+def check_size(name: str, entries: Sequence[object]) -> None:
+    """Raise BadRequest for entries that leave no room for secrets in the item of a subject."""
+    size = len(json.dumps(entries).encode())
+    if size > ENTRIES_BYTES_MAX:
+        raise BadRequest(
+            f"the entries of {name} have {size} bytes; at most {ENTRIES_BYTES_MAX} are allowed: use"
+            f" prefixes, or move entries into roles"
+        )
 
 
 def check_version(name: str, present: int | None, expected: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
-from tidemill.admin.cluster.user_changes import check_version
+from tidemill.admin.cluster.user_changes import check_size, check_version
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.security import RoleDeletionView, RolePageView, RoleSettings, RoleView
 from tidemill.admin.routes import Caller, Cluster, DryRun
@@ -78,6 +78,7 @@ async def put_role(
         if old is not None and old.entries == entries:
             made[:] = [old]
             return []
+        check_size(role, [entry.to_item() for entry in entries])
         made[:] = [
             AccessRole(name=role, entries=entries, changed_at_ms=clock.wall_ms(), changed_by=caller)
         ]
@@ -96,18 +97,20 @@ async def delete_role(
     """Delete a role that no user has."""
     _check_own(role)
     items = SecurityClient(cluster)
-    users = [user.name async for user in _users(items) if role in user.roles]
-    if users:
-        more = len(users) - USERS_NAMED_MAX
-        names = ", ".join(users[:USERS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-        raise Conflict(f"users have the role {role}: {names}; take it from them first")
     gone: list[AccessRole] = []
+
+    async def check() -> None:
+        users = [user.name async for user in _users(items) if role in user.roles]
+        if users:
+            more = len(users) - USERS_NAMED_MAX
+            names = ", ".join(users[:USERS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+            raise Conflict(f"users have the role {role}: {names}; take it from them first")
 
     def decide(found: FoundItem) -> list[Item]:
         gone[:] = [_find(found, role)]
         return [{"op": "deleteRole", "name": role}]
 
-    await items.change(ROLE, role, decide, caller=caller, dry_run=dry_run)
+    await items.change(ROLE, role, decide, caller=caller, dry_run=dry_run, check=check)
     return RoleDeletionView(dry_run=dry_run, role=view_of(gone[0]))
 
 

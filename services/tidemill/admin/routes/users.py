@@ -20,8 +20,8 @@ from tidemill.admin.json.security import (
 )
 from tidemill.admin.routes import Caller, Cluster, DryRun
 from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
-from tidemill.common.errors import BadRequest
-from tidemill.security.identities import READY_MADE_ROLES, User, user_of
+from tidemill.common.errors import BadRequest, Conflict
+from tidemill.security.identities import READY_MADE_ROLES, SealedSecret, User, user_of
 
 router = APIRouter(tags=["security"])
 
@@ -71,7 +71,6 @@ async def put_user(
         secret=settings.secret,
         if_version=settings.if_version,
     )
-    await _check_roles(items, change.roles or ())
     changes = UserChanges(keys, clock.wall_ms(), caller)
     made: list[tuple[User | None, User, str]] = []
 
@@ -81,7 +80,10 @@ async def put_user(
         made[:] = [(old, new, secret)]
         return [] if new == old else [new.to_item()]
 
-    version = await items.change(USER, user, decide, caller=caller, dry_run=dry_run)
+    async def check() -> None:
+        await _check_roles(items, change.roles or ())
+
+    version = await items.change(USER, user, decide, caller=caller, dry_run=dry_run, check=check)
     [(old, new, secret)] = made
     view = view_of(new, version=new.version if new == old else version)
     is_shown = secret and settings.secret is None and not dry_run
@@ -104,9 +106,13 @@ async def rotate_user(
     """
     changes = UserChanges(keys, clock.wall_ms(), caller)
     made: list[tuple[User, str]] = []
+    seen: list[tuple[SealedSecret, ...]] = []
 
     def decide(found: FoundItem) -> list[Item]:
         old = find_user(_read(found), user)
+        seen.append(old.secrets)
+        if seen[0] != old.secrets:
+            raise Conflict(f"another rotation of {user} came first; look at its secrets again")
         made[:] = [changes.rotate(old, retire_after_ms=settings.retire_after_ms)]
         return [made[0][0].to_item()]
 

@@ -93,7 +93,9 @@ class BrokerCluster:
 
         def open_watched(address: str) -> BrokerLink:
             link = open_link(address)
-            link.configuration.security.on_change = functools.partial(self._note_security, link)
+            security = link.configuration.security
+            security.on_change = functools.partial(self._note_security, link)
+            security.on_table = functools.partial(self._note_table, link)
             return link
 
         self._members = MemberLinks(settings.brokers, open_watched)
@@ -300,6 +302,10 @@ class BrokerCluster:
     def _note_security(self, link: BrokerLink, kind: str, name: str) -> None:
         if link is self.home.link:
             self.security.note_change(kind, name)
+
+    def _note_table(self, link: BrokerLink) -> None:
+        if link is self.home.link:
+            self.security.note_all_changed()
 
     def _changed(self) -> None:
         self._spreads, self._issuers = {}, None

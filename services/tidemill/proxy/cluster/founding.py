@@ -23,7 +23,7 @@ class BrokerReport(NamedTuple):
     cluster_id: str  # "" without a home
     home_name: str
     home_address: str
-    has_topics: bool  # not counting system topics
+    is_in_use: bool  # has topics that are not of the system, consumer groups or users
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _decide_founding(reports: Mapping[str, BrokerReport]) -> Decision:
         [(report.name, address) for address, report in reports.items()],
         key=lambda member: natural_order(member[0]),
     )
-    in_use = [name for name, address in members if reports[address].has_topics]
+    in_use = [name for name, address in members if reports[address].is_in_use]
     if len(in_use) > 1:
         return SeedConflict(
             f"{' and '.join(in_use)} have topics of their own, and none of them has a home. Only"

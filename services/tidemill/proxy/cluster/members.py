@@ -264,5 +264,5 @@ def _report_of(group: LinkedGroup) -> BrokerReport:
         cluster_id=configuration.membership.cluster_id,
         home_name=configuration.membership.home_name,
         home_address=configuration.membership.home_address,
-        has_topics=bool(configuration.groups) or has_user_topics,
+        is_in_use=has_user_topics or bool(configuration.groups or configuration.security.items),
     )

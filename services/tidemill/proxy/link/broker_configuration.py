@@ -39,7 +39,7 @@ class BrokerConfiguration:
         """Fold one update."""
         if update.is_complete:
             if self.handle_secret not in {b"", update.handle_secret}:
-                self.security.reset()  # Another store may belong to another cluster.
+                self.security.expect_table()
             self.topics, self.groups = {}, {}
             self.broker_name = update.broker_name
             self.membership = link_pb2.Membership()

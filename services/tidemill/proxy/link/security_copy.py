@@ -24,74 +24,55 @@ class SecurityCopy:
     def __init__(self) -> None:
         self.items: dict[ItemKey, bytes] = {}
         self.version = 0  # of the table of this broker group
-        self.is_complete = False  # whether a whole table has arrived since the store is known
-        # Called with kind and name after each change of an item.
+        self.is_complete = False  # whether a whole table of the present store has arrived
+        # Called with kind and name after each change of an item, and after a whole table.
         self.on_change: Callable[[str, str], None] = lambda _kind, _name: None
-        # While a whole table arrives: the keys seen so far, and the items that differ.
-        self._seen: set[ItemKey] | None = None
-        self._staged: dict[ItemKey, bytes] = {}
+        self.on_table: Callable[[], None] = lambda: None
+        self._next: dict[ItemKey, bytes] | None = None  # the part that has arrived of a whole table
 
     def apply(self, update: link_pb2.ConfigUpdate) -> None:
         """Fold one update."""
         if update.is_complete:
-            self._seen, self._staged = set(), {}
+            self._next = {}
             if not update.security_follows:
                 # There are no items, or the broker is below feature level 3.
                 self._finish(update.security_version)
-        if self._seen is not None:
-            self._stage(update.security_items)
+        if self._next is not None:
+            self._fold(self._next, update.security_items)
             if update.is_security_complete:
                 self._finish(update.security_version)
             return
-        for encoded in update.security_items:
-            key, is_deletion = _read(encoded)
-            if is_deletion:
-                self._delete(key)
-            else:
-                self._put(key, encoded)
+        for key in self._fold(self.items, update.security_items):
+            self.on_change(*key)
         if update.HasField("security_version"):
             self.version = update.security_version
 
-    def reset(self) -> None:
-        """Forget the table of a store that was replaced by another one."""
-        for key in list(self.items):
-            self._delete(key)
-        self.version, self.is_complete = 0, False
+    def expect_table(self) -> None:
+        """Wait for the table of another store; the items from before stay until it has arrived."""
+        self.is_complete = False
 
-    def _stage(self, items: Iterable[bytes]) -> None:
-        assert self._seen is not None, "a whole table arrives"
-        for encoded in items:
+    def _fold(self, items: dict[ItemKey, bytes], changes: Iterable[bytes]) -> list[ItemKey]:
+        """Put and delete items; return the keys of those that changed."""
+        changed = []
+        for encoded in changes:
             key, is_deletion = _read(encoded)
+            known = self.items.get(key)
             if is_deletion:
-                # A change while the pages were sent.
-                self._seen.discard(key)
-                self._staged.pop(key, None)
-                continue
-            self._seen.add(key)
-            if self.items.get(key) == encoded:
-                self._staged.pop(key, None)
+                items.pop(key, None)
             else:
-                self._staged[key] = encoded
+                items[key] = encoded if known != encoded else known  # One copy stays in memory.
+            if items.get(key) != known:
+                changed.append(key)
+        return changed
 
     def _finish(self, version: int) -> None:
         """Take over the whole table that has arrived."""
-        assert self._seen is not None, "a whole table has arrived"
-        seen, staged = self._seen, self._staged
-        gone = [key for key in self.items if key not in seen]
-        self._seen, self._staged = None, {}
+        assert self._next is not None, "a whole table has arrived"
+        has_changed = self._next != self.items
+        self.items, self._next = self._next, None
         self.version, self.is_complete = version, True
-        for key in gone:
-            self._delete(key)
-        for key, encoded in staged.items():
-            self._put(key, encoded)
-
-    def _put(self, key: ItemKey, encoded: bytes) -> None:
-        self.items[key] = encoded
-        self.on_change(*key)
-
-    def _delete(self, key: ItemKey) -> None:
-        if self.items.pop(key, None) is not None:
-            self.on_change(*key)
+        if has_changed:
+            self.on_table()
 
 
 def _read(encoded: bytes) -> tuple[ItemKey, bool]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized
-from tidemill.message.resource_names import check_group, check_topic
+from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized, WrongCredentials
+from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress
 from tidemill.security.identities import SECRETS_MAX, SealedSecret
@@ -41,6 +42,8 @@ VERIFIED_HEADER_CHARS_MAX: Final = 1_024
 # C++ and Go clients repeat some refused calls at once.
 REFUSAL_DELAY_S: Final = 1.0
 DELAYED_MAX: Final = 1_000
+# Time of the answer to wrong credentials, from the begin of the call.
+WRONG_ANSWER_S: Final = 0.05
 
 # Rights that one stream has needed, and streams that are checked in one turn of the loop.
 REQUIRED_MAX: Final = 1_024
@@ -50,15 +53,18 @@ _CALLS: Final = [
     request_code(method.name)
     for method in service.DESCRIPTOR.services_by_name["MessagingService"].methods
 ]
+_TIMER_DEAD_LETTERS: Final = Resource(ResourceType.TOPIC, TIMER_DEAD_LETTER_TOPIC)
 _RESULTS: Final = ("allowed", "refused", "would_refuse")
 _WRONG: Final = "the access key or the signature is wrong"
 
 
 class GatedCall(Protocol):
-    """A call as the gate sees it. `caller` and `watch` are the gate's."""
+    """A call as the gate sees it. `caller`, `failure` and `watch` are the gate's."""
 
     method: str
+    started_at: float
     caller: Caller | None
+    failure: tuple[int, ServiceError] | None
     watch: StreamWatch | None
 
     @property
@@ -171,8 +177,14 @@ class AccessGate:
         watch = call.watch
         if watch is not None and len(watch.required) < REQUIRED_MAX:
             watch.required[actions, resource] = None
-        if self._mode is not Mode.OFF:
-            self._require(call, actions, resource)
+        if self._mode is Mode.OFF:
+            return
+        if resource == _TIMER_DEAD_LETTERS:
+            # Its messages are of all topics.
+            for action in actions:
+                self.require_all(call, action, ResourceType.TOPIC)
+            return
+        self._require(call, actions, resource)
 
     def require_all(self, call: GatedCall, action: Action, type_: ResourceType) -> None:
         """Check that the user has a right on each resource of a type. Raises as `require`."""
@@ -200,11 +212,10 @@ class AccessGate:
             if self._decides(caller, call, action, resource):
                 self.accesses[call.method, "allowed"] += 1
                 return
-        _check_name(resource)
         wanted = " or ".join(action.text for action in actions)
         name = caller.known.user.name
         text = f"user {name} may not {wanted} on {resource} from {call.find_address()}"
-        self._refuse(call, Unauthorized(text))
+        self._refuse(call, Unauthorized(text), resource)
 
     # ------------------------------------------------------------ streams
 
@@ -254,12 +265,19 @@ class AccessGate:
     def _decides(self, caller: Caller, call: GatedCall, action: Action, resource: Resource) -> bool:
         return caller.known.decide(action, resource, call.find_address).is_allowed
 
-    def _refuse(self, call: GatedCall, error: ServiceError) -> None:
-        """Raise the error, or count it if the mode lets the call pass."""
+    def _refuse(
+        self, call: GatedCall, error: ServiceError, resource: Resource | None = None
+    ) -> None:
+        """Raise the error, or count it if the mode lets the call pass.
+
+        A malformed name of the resource is reported first.
+        """
         if self._mode is Mode.PERMISSIVE:
             self.accesses[call.method, "would_refuse"] += 1
             return
         self.accesses[call.method, "refused"] += 1
+        if resource is not None:
+            _check_name(resource)
         raise error
 
     # ------------------------------------------------------------ credentials
@@ -273,15 +291,20 @@ class AccessGate:
         caller = call.caller
         if caller is not None and self._is_current(caller):
             return caller
-        try:
-            call.caller = caller = self._authenticate(call)
-        except (Unauthorized, KeyMissing) as error:
-            self.authentications["refused"] += 1
-            self._refuse(call, error)
-            return None
-        if caller is None:
-            self._refuse(call, Unauthorized("no credentials"))
-        return caller
+        failure = call.failure
+        if failure is None or failure[0] != self._generation:
+            try:
+                call.caller = caller = self._authenticate(call)
+            except (Unauthorized, KeyMissing) as error:
+                self.authentications["refused"] += 1
+                failure = self._generation, error
+            else:
+                if caller is not None:
+                    return caller
+                failure = self._generation, Unauthorized("no credentials")
+            call.failure = failure
+        self._refuse(call, failure[1])
+        return None
 
     def _is_current(self, caller: Caller) -> bool:
         """Whether nothing has changed since the user was found, and its secret has not ended."""
@@ -335,7 +358,7 @@ class AccessGate:
         opened = () if known is None else self._open(known)
         index = find_signer(header, (opened + self._random_signers)[:SECRETS_MAX])
         if known is None or index is None or index >= len(opened):
-            raise Unauthorized(_WRONG)
+            raise WrongCredentials(_WRONG)
         return known, known.user.secrets[index]
 
     def _open(self, known: KnownUser) -> tuple[Signer, ...]:
@@ -362,15 +385,31 @@ class AccessGate:
 
     # ------------------------------------------------------------ answers
 
-    async def delay_refusal(self) -> None:
-        """Wait before the answer to a client that would repeat its call at once."""
-        if self._delayed_count >= DELAYED_MAX:
+    async def delay_refusal(self, call: GatedCall, error: Exception, *, repeats: bool) -> None:
+        """Wait before the answer to a client that would repeat its call at once.
+
+        Also wait before the answer to wrong credentials: the first check of an existing user takes
+        longer than that of an unknown one.
+        """
+        if repeats:
+            delay_s = REFUSAL_DELAY_S
+        elif isinstance(error, WrongCredentials):
+            delay_s = call.started_at + WRONG_ANSWER_S - time.monotonic()
+        else:
+            return
+        if delay_s <= 0 or self._delayed_count >= DELAYED_MAX:
             return
         self._delayed_count += 1
         try:
-            await asyncio.sleep(REFUSAL_DELAY_S)
+            await asyncio.sleep(delay_s)
         finally:
             self._delayed_count -= 1
+
+    def missing(self) -> str:
+        """Return why this process cannot check calls; empty if it can, or needs not."""
+        if self._mode is not Mode.OFF and self._keys() is None:
+            return "security_key_file is not set, and the mode needs it"
+        return ""
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of credentials and rights."""

@@ -128,6 +128,7 @@ class Call:
         "caller",
         "client_id",
         "connection",
+        "failure",
         "group",
         "is_long_polling",
         "is_short_polling_hit",
@@ -152,6 +153,7 @@ class Call:
         """Without a `gate`, the call needs no rights."""
         self._gate = gate
         self.caller: Caller | None = None  # the gate's; of the last check
+        self.failure: tuple[int, ServiceError] | None = None  # the same
         self.watch: StreamWatch | None = None  # the gate's; of a stream
         self.method = ""  # label in metrics; the boundary sets it
         self.metadata = metadata
@@ -219,10 +221,10 @@ class Call:
         else:
             await self._gate.watched(self, answering)
 
-    async def delay_refusal(self) -> None:
-        """Delay the answer to a client that would repeat a refused call at once."""
-        if self._gate is not None:
-            await self._gate.delay_refusal()
+    async def delay_refusal(self, error: Exception, *, repeats: bool = False) -> None:
+        """Delay the answer to a refused call, if the client repeats it at once, or for secrecy."""
+        if self._gate is not None and isinstance(error, Unauthorized):
+            await self._gate.delay_refusal(self, error, repeats=repeats)
 
     def may_create(self, resource: Resource) -> bool:
         """Whether the first use of a name creates it. Raises as `check`."""
@@ -306,6 +308,7 @@ class Boundary:
         except Exception as error:  # noqa: BLE001 - the process's error boundary
             result = "process_request_failed"
             response = self._status(name, call, error).encode()
+            await call.delay_refusal(error)
         finally:
             self._observe(name, call, result)
         return response
@@ -330,8 +333,7 @@ class Boundary:
                 raise
             except Exception as error:  # noqa: BLE001 - the process's error boundary
                 answer = [self._status(name, call, error).encode()]
-                if isinstance(error, Unauthorized) and call.language == _GO:
-                    await call.delay_refusal()
+                await call.delay_refusal(error, repeats=call.language == _GO)
                 if kind == "receive":
                     answer.append(encode_delivery_timestamp(self._clock.wall_ms()))
                 await responses.send_all(answer)
@@ -366,8 +368,7 @@ class Boundary:
             outcome = self._status(name, call, error)
             if outcome.code == v2.INTERNAL_SERVER_ERROR:
                 raise RpcError(RpcCode.INTERNAL, outcome.message) from None
-            if isinstance(error, Unauthorized):
-                await call.delay_refusal()
+            await call.delay_refusal(error, repeats=True)
             await responses.send(outcome.encode())
         finally:
             self._metrics.streams["telemetry"] -= 1

@@ -67,14 +67,16 @@ def pipeline_table(
 
 def _check_listed_topics(call: Call, request: Any) -> None:
     """Check the topics of a request. An empty list means all."""
+    limits.NAMES.check_count(len(request.topics))
     if not request.topics:
-        call.require_all(ResourceType.TOPIC, Action.GET)
+        _check_all_topics(call)
     for topic in request.topics:
         call.require_topic(topic, Action.GET)
 
 
 def _check_listed_groups(call: Call, request: Any) -> None:
     """Check the consumer groups of a request. An empty list means all."""
+    limits.NAMES.check_count(len(request.groups))
     if not request.groups:
         call.require_all(ResourceType.GROUP, Action.GET)
     for group in request.groups:
@@ -83,12 +85,19 @@ def _check_listed_groups(call: Call, request: Any) -> None:
 
 def _check_queues(call: Call, request: pb.GetQueuesRequest) -> None:
     """Check the topics of a request. Without them it is about the broker groups alone."""
+    limits.NAMES.check_count(len(request.topics))
     if request.topic_pattern:
-        call.require_all(ResourceType.TOPIC, Action.GET)
+        _check_all_topics(call)
     if request.with_groups:
         call.require_all(ResourceType.GROUP, Action.GET)
     for topic in request.topics:
         call.require_topic(topic, Action.GET)
+
+
+def _check_all_topics(call: Call) -> None:
+    """Check the right on all topics, with the dead-letter topics of all consumer groups."""
+    call.require_all(ResourceType.TOPIC, Action.GET)
+    call.require_all(ResourceType.GROUP, Action.GET)
 
 
 def _check_messages(call: Call, request: pb.ReadMessagesRequest) -> None:

@@ -32,7 +32,8 @@ from tidemill.common.errors import BadRequest, Conflict
 
 ITEMS_A_CHANGE: Final = 256  # one round records all of them
 CHANGE_BYTES_MAX: Final = 1 << 20  # encoded; each link and each member gets them in one frame
-ITEM_BYTES_MAX: Final = 64 << 10  # encoded; a user with 256 entries of the usual size has 40 KB
+# Encoded; a record has a head of 64 KiB at most. A user with 256 entries has about 40 KB.
+ITEM_BYTES_MAX: Final = 60 << 10
 NAME_BYTES_MAX: Final = 255
 DEPTH_MAX: Final = 16  # of an item; entries of rights need 6
 # Encoded bytes that are decided about or recorded between two yields: half a millisecond.

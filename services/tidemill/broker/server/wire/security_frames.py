@@ -14,7 +14,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.security_items import ItemKey, SecurityItems
 
-PAGE_BYTES: Final = 256 << 10  # of items; a page ends earlier, unless its first item is larger
+PAGE_BYTES: Final = 64 << 10  # of items; a page ends earlier, unless its first item is larger
 
 
 @final
