@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -459,3 +460,47 @@ def test_a_flipped_bit_in_the_directory_of_a_pack_costs_no_index_pair(which: int
     drop_dead_entries(world.engine)
     world.restart()
     assert missing() == []
+
+
+@pytest.mark.parametrize("part", [64, 16])
+def test_a_search_waits_for_the_room_that_its_rewrite_needs(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nothing is searched again, unless more messages have died."""
+    reserve = 32 << 20
+    world = World(
+        FaultyDisk(Random(0), capacity_bytes=256 << 20),
+        segment_bytes=64 << 10,
+        checkpoint_log_bytes=64 << 10,
+        disk_reserve_bytes=reserve,
+        retention_ms=400 * 86_400_000,
+        event_retention_ms=60_000,
+        files_merged=100,
+    )
+    world.send("kept", topic="kept")
+    for n in range(300):
+        world.send(f"gone {n}", topic="gone", size=1_000)
+        if n % 50 == 0:
+            world.checkpoint()
+    world.checkpoint()
+    searches: list[int] = []
+    find = dead_entries.DeadEntries.find_sparse_queues
+
+    def counted(entries: dead_entries.DeadEntries, size: int) -> Any:
+        searches.append(size)
+        return find(entries, size)
+
+    monkeypatch.setattr(dead_entries.DeadEntries, "find_sparse_queues", counted)
+    world.leave_room(reserve // part)
+    world.purge("gone")
+    for _ in range(600):
+        world.advance(1_000)
+        world.background()
+        world.leave_room(reserve // part)
+    assert len(searches) < 10
+    before = derived_bytes(world.engine)
+    world.leave_room(100 << 20)
+    for _ in range(40):
+        world.advance(1_000)
+        world.background()
+    assert derived_bytes(world.engine)[0] < before[0]

@@ -86,6 +86,8 @@ class ControllerSessions:
         self._death: wire.DeathCertificate | None = None
         self._numbers = 0
         self._requests: dict[int, _Request] = {}  # by number of this supervisor
+        # Late requests of the broker. It may still wait for the answer to the last one.
+        self._late: dict[int, _Request] = {}
         self._last_asked = -1  # the last controller of a request, while no leader is known
         self._actions: list[Action] = []
 
@@ -130,6 +132,7 @@ class ControllerSessions:
         self._register, self._beat, self._is_registered = None, None, False
         self._newest, self._held = (-1, 0), None
         self._requests.clear()
+        self._late.clear()
         for controller, stream in self._streams.items():
             stream.has_death = True
             self._send(controller, wire.SessionUp(death=self._death))
@@ -174,7 +177,12 @@ class ControllerSessions:
         late = [n for n, one in self._requests.items() if now_ms - one.at_ms >= REQUEST_AGAIN_MS]
         for number in late:
             # Its next heartbeat reply sets this again. Until then, ask the other controllers.
-            self._streams[self._requests.pop(number).controller].is_leading = False
+            request = self._requests.pop(number)
+            self._streams[request.controller].is_leading = False
+            if request.number:
+                self._late[number] = request
+        for number in list(self._late)[:-REQUESTS_MAX]:
+            del self._late[number]
         self._register_if_due(now_ms)
         for controller, stream in self._streams.items():
             if stream.is_welcomed and now_ms - stream.beat_at_ms >= HEARTBEAT_MS:
@@ -241,7 +249,7 @@ class ControllerSessions:
         return self._last_asked
 
     def _receive_answer(self, answer: wire.Answer, now_ms: int) -> None:
-        request = self._requests.pop(answer.number, None)
+        request = self._requests.pop(answer.number, None) or self._late.pop(answer.number, None)
         result = answer.WhichOneof("result")
         if result == "fenced":
             self._actions.append(StopBroker(answer.fenced))

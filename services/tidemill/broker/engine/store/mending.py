@@ -87,6 +87,8 @@ def _mend_in_pack(
     found = intact_at(data, 0, begin)
     if found is None:
         raise ForeignBytes("no intact record")
+    # A position of a damaged directory belongs to other records.
+    log.reader.check_directory_again(segment, begin)
     at = log.reader.position(segment, begin)
     following, pack = begin + found.header.size, segment.pack
     assert pack is not None, "a pack"

@@ -22,6 +22,8 @@ from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 _unpack_extent = EXTENT.unpack_from
 SEARCH_BYTES = 1 << 20  # bytes per search for the next record
 WINDOW_EXTENTS = 128  # decoded at once: 10 KiB of memory in one window per log
+# The directory is checked again once per so many extents and failed look-ups: microseconds for each.
+EXTENTS_A_FAILURE = 1_000
 # Returns bytes of a pack from a position on, with zeros for unreadable pages.
 PackReader: TypeAlias = Callable[[int, int], memoryview]
 
@@ -71,11 +73,12 @@ class Pack:
     states its log offset.
     """
 
-    __slots__ = ("_derived", "_is_checked", "header")
+    __slots__ = ("_derived", "_failed_count", "_is_checked", "header")
 
     def __init__(self, header: PackHeader) -> None:
         self.header = header
         self._is_checked = False
+        self._failed_count = 0  # failed look-ups since the last check
         self._derived: memoryview | None = None  # the directory, if the one in the file is damaged
 
     def window(self, views: Mappings, name: str, log_offset: int) -> Window:
@@ -153,6 +156,22 @@ class Pack:
             return view, header.records_end, header.extent_count
         self._derived = memoryview(derive_directory(self._reader(views, name), header))
         return self._derived, 0, len(self._derived) // EXTENT.size
+
+    def check_again(self, views: Mappings, name: str, log_offset: int) -> bool:
+        """Check the directory again after a failed look-up: bits may have flipped.
+
+        Return whether it is derived now. Look-ups of freed messages are usual, so only some of them
+        check it.
+        """
+        if self._derived is not None:
+            return False
+        self._failed_count += 1
+        is_due = self._failed_count * EXTENTS_A_FAILURE >= self.header.extent_count
+        if not is_due and self.is_freed(views, name, log_offset):
+            return False
+        self._failed_count, self._is_checked = 0, False
+        self._directory(views, name)
+        return self._derived is not None
 
     def head_at(self, views: Mappings, name: str, at: int) -> tuple[int, int] | None:
         """Return the log offset and the stored size of the record at a position.

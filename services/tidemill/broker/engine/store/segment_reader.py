@@ -94,18 +94,32 @@ class SegmentReader:
         or the disk cannot read it.
         """
         views, name = self.views, segment.name
-        at = self.position(segment, log_offset)
         try:
-            view = views.readable(name, at, HEADER_SIZE)
-            if len(view) - at >= HEADER_SIZE:
-                header = record.HEADER.unpack_from(view, at)
-                if header[record.LOG_OFFSET] == log_offset:
-                    if at % PAGE_BYTES + header[record.SIZE] > PAGE_BYTES:
-                        views.readable(name, at, header[record.SIZE])
-                    return view, at, header
+            while True:
+                at = self.position(segment, log_offset)
+                view = views.readable(name, at, HEADER_SIZE)
+                if len(view) - at >= HEADER_SIZE:
+                    header = record.HEADER.unpack_from(view, at)
+                    if header[record.LOG_OFFSET] == log_offset:
+                        if at % PAGE_BYTES + header[record.SIZE] > PAGE_BYTES:
+                            views.readable(name, at, header[record.SIZE])
+                        return view, at, header
+                if not self.check_directory_again(segment, log_offset):
+                    break
         except PageUnreadable as error:
             raise damaged(segment, log_offset, str(error)) from error
         raise self._missing(segment, log_offset, "no record begins here")
+
+    def check_directory_again(self, segment: Segment, log_offset: int) -> bool:
+        """Check the directory of a pack again, because a record does not begin where it says.
+
+        Return whether it was damaged since its last check, so that another look-up may find more.
+        """
+        pack = segment.pack
+        if pack is None or not pack.check_again(self.views, segment.name, log_offset):
+            return False
+        self._window = Window(None, [0], [0])
+        return True
 
     def _missing(self, segment: Segment, log_offset: int, why: str) -> Exception:
         """Return the error about a log offset without an intact record."""
@@ -200,6 +214,10 @@ class SegmentReader:
         """
         name, at = segment.name, self.position(segment, log_offset)
         view = self.views.readable(name, at, HEADER_SIZE)
+        if segment.pack is not None and not _begins_at(view, at, log_offset):
+            self.check_directory_again(segment, log_offset)
+            at = self.position(segment, log_offset)
+            view = self.views.readable(name, at, HEADER_SIZE)
         if len(view) - at < HEADER_SIZE:
             return 0
         fields = record.HEADER.unpack_from(view, at)
@@ -298,6 +316,10 @@ class SegmentReader:
         if segment.pack is None and not self._is_cold(log_offset):
             return self.views[segment.name][at:]
         head = self.views.salvage(segment.name, at, HEADER_SIZE)
+        if segment.pack is not None and not _begins_at(head, 0, log_offset):
+            self.check_directory_again(segment, log_offset)
+            at = self.position(segment, log_offset)
+            head = self.views.salvage(segment.name, at, HEADER_SIZE)
         if len(head) < HEADER_SIZE:
             return memoryview(bytes(head) + bytes(HEADER_SIZE - len(head)))
         fields, room = record.HEADER.unpack_from(head), segment.end - log_offset
@@ -339,6 +361,14 @@ class SegmentReader:
                 return min(head[0], stop)
             at = found + 1
         return stop
+
+
+def _begins_at(view: memoryview, at: int, log_offset: int) -> bool:
+    """Return whether a record with a log offset seems to begin at a position of a pack."""
+    if len(view) - at < HEADER_SIZE:
+        return False
+    header = record.HEADER.unpack_from(view, at)
+    return bool(header[0] == record.MAGIC and header[record.LOG_OFFSET] == log_offset)
 
 
 def _record_at(view: memoryview, at: int, header: RecordHeader) -> Record:

@@ -70,6 +70,8 @@ class Merges:
         self._room_part = WHOLE_RESERVE  # of the reserve, which the current merge leaves free
         self._look_at_ms = 0  # the next search for files with mostly dead entries
         self._deaths = NEVER  # at the last search
+        # A rewrite that waits for room: its bytes, and `_deaths_now` at the search that found it.
+        self._waiting = 0, NEVER
 
     def _has_room(self, size: int) -> bool:
         return self._room.has_room(size, reserve_part=self._room_part)
@@ -82,7 +84,13 @@ class Merges:
         """Return the steps that rewrite files with mostly dead entries; None if none is due."""
         if now_ms < self._look_at_ms or self._deaths == self._deaths_now:
             return None
-        self._deaths, self._look_at_ms = self._deaths_now, now_ms + LOOK_PERIOD_MS
+        self._look_at_ms = now_ms + LOOK_PERIOD_MS
+        needed_bytes, deaths = self._waiting
+        if deaths == self._deaths_now and not self._room.has_room(
+            needed_bytes, reserve_part=COPY_RESERVE_PART
+        ):
+            return None
+        self._deaths, self._waiting = self._deaths_now, (0, NEVER)
         return self._drop_dead_entries()
 
     def defer(self, now_ms: int) -> None:
@@ -111,10 +119,10 @@ class Merges:
         self._room_part = COPY_RESERVE_PART  # As packs, these files free more than they take.
         try:
             while found := (yield from self._dead.find_sparse_queues(self._bytes_max // 2)):
-                self._check_room(found.kept_bytes)
+                self._check_room_for(found.kept_bytes)
                 yield from self._merge_queues(found.files)
             while found := (yield from self._dead.find_sparse_index(self._bytes_max // 2)):
-                self._check_room(found.kept_bytes)
+                self._check_room_for(found.kept_bytes)
                 yield from self._merge_index(found.files)
         except (BlockFileDamaged, InsufficientSpace):
             self._deaths = NEVER  # Search again later.
@@ -286,6 +294,12 @@ class Merges:
                 pair_count = len(data) // PAIR_SIZE
                 blocks = [EncodedBlock(0, 0, _first_offset(data), pair_count, data)]
                 yield blocks if data else []
+
+    def _check_room_for(self, size: int) -> None:
+        """Raise InsufficientSpace if a rewrite does not fit; it then waits for room."""
+        if not self._has_room(size):
+            self._waiting = size, self._deaths_now
+        self._check_room(size)
 
     def _check_room(self, size: int = 0) -> None:
         """Raise InsufficientSpace if there is no room for `size` bytes more."""
