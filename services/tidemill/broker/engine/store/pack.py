@@ -22,7 +22,7 @@ from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 _unpack_extent = EXTENT.unpack_from
 SEARCH_BYTES = 1 << 20  # bytes per search for the next record
 WINDOW_EXTENTS = 128  # decoded at once: 10 KiB of memory in one window per log
-# The directory is checked again once per so many extents and failed look-ups: microseconds for each.
+# The directory is checked again once per so many extents and failed look-ups, in microseconds each.
 EXTENTS_A_FAILURE = 1_000
 # Returns bytes of a pack from a position on, with zeros for unreadable pages.
 PackReader: TypeAlias = Callable[[int, int], memoryview]
