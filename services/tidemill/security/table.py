@@ -131,7 +131,10 @@ class SecurityTable:
         if self._recorded_mode is None:
             encoded = self._find_item(MODE, "")
             text = json.loads(encoded)["security"]["mode"] if encoded else Mode.OFF.text
-            self._recorded_mode = parse_mode(text)
+            try:
+                self._recorded_mode = parse_mode(text)
+            except ValueError:
+                self._recorded_mode = Mode.ON  # A mode that this program does not know is not less.
         return self._recorded_mode
 
     @property

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from google.protobuf.message import Message
+from structlog.testing import capture_logs
 
 from tests.support.worlds.access_world import SECRET, AccessWorld, signed
 from tests.support.worlds.proxy_world import (
@@ -30,6 +31,7 @@ from tidemill.proxy.server.pipeline_source import check_pipeline_rights
 from tidemill.proxy.server.pipeline_table import pipeline_table
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.security.acl import Entry, parse_entry
+from tidemill.security.secret_keys import new_key_line, parse_keys
 from tidemill.security.table import Mode
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -357,6 +359,37 @@ def test_without_the_key_file_signed_calls_are_refused_as_unavailable() -> None:
         assert (await client.code(SEND, signed("orders")))[0] == v2.INTERNAL_SERVER_ERROR
         users.set_mode(Mode.PERMISSIVE)
         assert (await client.code(SEND, signed("orders")))[0] == v2.OK
+
+    in_world(scenario)
+
+
+def test_a_secret_of_another_key_file_is_logged_once() -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("orders", *entries([PUB]))
+        users.keys = parse_keys(new_key_line("k2"))
+        with capture_logs() as lines:
+            for _ in range(2):
+                code = (await client.code(SEND, signed("orders")))[0]
+                assert code == v2.INTERNAL_SERVER_ERROR
+        [line] = [each for each in lines if each["event"] == "secret not decrypted"]
+        assert line["user"] == "orders"
+
+    in_world(scenario)
+
+
+def test_wrong_credentials_are_answered_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first check of an existing user takes longer than that of an unknown one."""
+    monkeypatch.setattr(access, "WRONG_ANSWER_S", 3_600)
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("orders", *entries([PUB]))
+        for name in ("orders", "nobody"):
+            task = asyncio.ensure_future(client.code(SEND, signed(name, "another secret ...")))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not task.done()
+            task.cancel()
+        assert (await client.code(SEND, {}))[0] == v2.UNAUTHORIZED
 
     in_world(scenario)
 

@@ -93,6 +93,12 @@ def test_the_mode_is_the_stricter_one_of_record_and_floor() -> None:
     assert found == [Mode.ON, Mode.PERMISSIVE]
 
 
+def test_an_unknown_mode_is_the_strictest_one() -> None:
+    world = World()
+    world.put({"op": "security", "security": {"mode": "stricter"}})
+    assert world.table.mode is Mode.ON
+
+
 def test_few_users_are_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "DECODED_USERS_MAX", 3)
     world = World()

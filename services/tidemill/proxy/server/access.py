@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
+import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized, WrongCredentials
@@ -35,6 +36,8 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+
+log = structlog.get_logger()
 
 # Headers with a verified signature. A client changes its header every second.
 VERIFIED_MAX: Final = 16_384
@@ -371,7 +374,11 @@ class AccessGate:
                 try:
                     opened.append(Signer(keys.open(secret, user_id=user.id)))
                 except UnknownKey as error:
-                    self._undecryptable.add((user.id, secret.id))
+                    if (user.id, secret.id) not in self._undecryptable:
+                        self._undecryptable.add((user.id, secret.id))
+                        log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
+                            "secret not decrypted", user=user.name, reason=str(error)
+                        )
                     raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
             known.signers = tuple(opened)
         return known.signers
