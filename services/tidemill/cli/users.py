@@ -11,7 +11,7 @@ from tidemill.cli.rest import call, call_pages, check_is_sure, say, segment, sho
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, utc
-from tidemill.security.acl import Entry
+from tidemill.security.acl import AccessEntry
 from tidemill.security.identities import consumer_entries, pipeline_entries, producer_entries
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show, change and delete users.")
@@ -219,7 +219,7 @@ def _pair(text: str) -> tuple[str, str]:
     return group, topic
 
 
-def _without_repetitions(entries: list[Entry]) -> list[Entry]:
+def _without_repetitions(entries: list[AccessEntry]) -> list[AccessEntry]:
     return list(dict.fromkeys(entries))
 
 

@@ -177,7 +177,7 @@ AddressFinder: TypeAlias = Callable[[], SourceAddress | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class AccessEntry:
     """One rule of a user or a role."""
 
     type: ResourceType | None  # None: of every type
@@ -229,14 +229,14 @@ def parse_actions(texts: Iterable[str]) -> frozenset[Action]:
 
 def parse_entry(
     resource: str, actions: Iterable[str], *, sources: Sequence[str] = (), is_allowed: bool = True
-) -> Entry:
+) -> AccessEntry:
     """Read an entry as users write it. Raises BadRequest."""
     type_, name, is_prefix = _parse_pattern(resource)
     if len(sources) > SOURCES_MAX:
         raise BadRequest(f"an entry has at most {SOURCES_MAX} source ranges, not {len(sources)}")
     for source in sources:
         parse_range(source)
-    return Entry(
+    return AccessEntry(
         type=type_,
         name=name,
         is_prefix=is_prefix,
@@ -246,7 +246,7 @@ def parse_entry(
     )
 
 
-def entry_of(item: dict[str, Any]) -> Entry:
+def entry_of(item: dict[str, Any]) -> AccessEntry:
     """Read a stored entry."""
     return parse_entry(
         item["resource"],
@@ -292,14 +292,14 @@ class Subject(NamedTuple):
     """A user or a role with its entries."""
 
     name: str  # User:NAME or Role:NAME
-    entries: Sequence[Entry]
+    entries: Sequence[AccessEntry]
 
 
 class Verdict(NamedTuple):
     """A decision, with the entry that made it; None if no entry matches or no entry is needed."""
 
     is_allowed: bool
-    entry: Entry | None = None
+    entry: AccessEntry | None = None
     subject: str = ""
 
 

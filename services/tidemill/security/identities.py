@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tidemill.common.errors import BadRequest
-from tidemill.security.acl import ENTRIES_MAX, Entry, Subject, entry_of, parse_entry
+from tidemill.security.acl import ENTRIES_MAX, AccessEntry, Subject, entry_of, parse_entry
 
 USER_NAME_CHARS_MAX: Final = 64
 SECRETS_MAX: Final = 2
@@ -68,7 +68,7 @@ class User:
     type: UserType = UserType.NORMAL
     is_enabled: bool = True
     secrets: tuple[SealedSecret, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[AccessEntry, ...] = ()
     roles: tuple[str, ...] = ()
     created_at_ms: int = 0
     changed_at_ms: int = 0
@@ -106,7 +106,7 @@ class AccessRole:
     """A named list of entries."""
 
     name: str
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[AccessEntry, ...] = ()
     changed_at_ms: int = 0
     changed_by: str = ""
     version: int = 0  # as of a user
@@ -188,7 +188,7 @@ def check_secret(secret: str) -> str:
     return secret
 
 
-def check_entries(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+def check_entries(entries: tuple[AccessEntry, ...]) -> tuple[AccessEntry, ...]:
     """Return the entries of one subject. Raises BadRequest."""
     if len(entries) > ENTRIES_MAX:
         raise BadRequest(
@@ -203,7 +203,7 @@ def check_entries(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 _AREAS_OF_OPERATION = ("broker-groups", "replicas", "clients", "quotas")
 
 
-def _entries(resources: tuple[str, ...], *actions: str) -> tuple[Entry, ...]:
+def _entries(resources: tuple[str, ...], *actions: str) -> tuple[AccessEntry, ...]:
     return tuple([parse_entry(resource, actions) for resource in resources])
 
 
@@ -225,17 +225,17 @@ READY_MADE_ROLES: Final[Mapping[str, AccessRole]] = {
 }
 
 
-def producer_entries(topic: str) -> tuple[Entry, ...]:
+def producer_entries(topic: str) -> tuple[AccessEntry, ...]:
     """Return the entries of a producer to a topic."""
     return _entries((f"Topic:{topic}",), "Pub")
 
 
-def consumer_entries(group: str, topic: str) -> tuple[Entry, ...]:
+def consumer_entries(group: str, topic: str) -> tuple[AccessEntry, ...]:
     """Return the entries of a consumer of a topic in a consumer group."""
     return _entries((f"Group:{group}", f"Topic:{topic}"), "Sub")
 
 
-def pipeline_entries(group: str, topic: str) -> tuple[Entry, ...]:
+def pipeline_entries(group: str, topic: str) -> tuple[AccessEntry, ...]:
     """Return the entries of a pipeline that reads a topic in a consumer group."""
     return (
         *_entries((f"Group:{group}", f"Topic:{topic}"), "Get", "Sub"),

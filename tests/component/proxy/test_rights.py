@@ -30,7 +30,7 @@ from tidemill.proxy.server.methods import UNSERVED_UNARY
 from tidemill.proxy.server.pipeline_source import check_pipeline_rights
 from tidemill.proxy.server.pipeline_table import pipeline_table
 from tidemill.proxy.server.pull_pages import PullPages
-from tidemill.security.acl import Entry, parse_entry
+from tidemill.security.acl import AccessEntry, parse_entry
 from tidemill.security.secret_keys import new_key_line, parse_keys
 from tidemill.security.table import Mode
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -174,7 +174,7 @@ async def _once(request: bytes) -> AsyncIterator[bytes]:
     yield request
 
 
-def entries(rights: Sequence[tuple[str, str]]) -> list[Entry]:
+def entries(rights: Sequence[tuple[str, str]]) -> list[AccessEntry]:
     return [parse_entry(resource, [action]) for resource, action in rights]
 
 

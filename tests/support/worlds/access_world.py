@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tidemill.proxy.server.access import AccessGate
-from tidemill.security.acl import Entry
+from tidemill.security.acl import AccessEntry
 from tidemill.security.identities import User, UserType
 from tidemill.security.secret_keys import SecretKeys, new_key_line, parse_keys
 from tidemill.security.table import Mode, SecurityTable, mode_item
@@ -54,7 +54,7 @@ class AccessWorld:
     def put_user(
         self,
         name: str,
-        *entries: Entry,
+        *entries: AccessEntry,
         secrets: Sequence[str] = (SECRET,),
         not_after_ms: int = 0,
         is_super: bool = False,

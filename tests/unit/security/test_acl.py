@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.security.naive_acl import Line, is_allowed
 from tidemill.common.errors import BadRequest
 from tidemill.security.acl import (
+    AccessEntry,
     Action,
-    Entry,
     Resource,
     ResourceType,
     Rights,
@@ -50,7 +50,7 @@ def decide(
     return found.is_allowed
 
 
-def _entries(lines: Sequence[Line]) -> list[Entry]:
+def _entries(lines: Sequence[Line]) -> list[AccessEntry]:
     return [
         parse_entry(
             line.resource, line.actions, sources=line.sources, is_allowed=line.decision == "ALLOW"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from tidemill.common.errors import BadRequest, Conflict, UserNotFound
-from tidemill.security.acl import Entry
+from tidemill.security.acl import AccessEntry
 from tidemill.security.identities import (
     SECRETS_MAX,
     SealedSecret,
@@ -31,7 +31,7 @@ class UserChange:
 
     type: UserType | None = None
     is_enabled: bool | None = None
-    entries: tuple[Entry, ...] | None = None
+    entries: tuple[AccessEntry, ...] | None = None
     roles: tuple[str, ...] | None = None
     secret: str | None = None
     if_version: int | None = None

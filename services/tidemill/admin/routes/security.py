@@ -23,7 +23,7 @@ from tidemill.common.errors import BadRequest, UserNotFound
 from tidemill.security.acl import (
     ALLOW,
     DENY,
-    Entry,
+    AccessEntry,
     Verdict,
     parse_actions,
     parse_address,
@@ -148,7 +148,7 @@ def _entry_of(verdict: Verdict) -> EntryView | None:
     return None if verdict.entry is None else entry_views([verdict.entry])[0]
 
 
-def entries_of(views: Sequence[EntryView]) -> tuple[Entry, ...]:
+def entries_of(views: Sequence[EntryView]) -> tuple[AccessEntry, ...]:
     """Read entries. Raises BadRequest."""
     return tuple(
         [
@@ -163,7 +163,7 @@ def entries_of(views: Sequence[EntryView]) -> tuple[Entry, ...]:
     )
 
 
-def entry_views(entries: Sequence[Entry]) -> list[EntryView]:
+def entry_views(entries: Sequence[AccessEntry]) -> list[EntryView]:
     """Return entries as the API shows them."""
     return [
         EntryView(
