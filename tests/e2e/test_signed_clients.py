@@ -34,7 +34,11 @@ CLIENTS = [
     pytest.param((run_go_client, "roundTrip"), id="go", marks=needs("go", GO_PROGRAM)),
     pytest.param((run_node_client, "roundTrip"), id="node", marks=needs("node", NODE_PACKAGES)),
     pytest.param((run_java_client, "roundTrip"), id="java", marks=needs("java", JAVA_CLASSES)),
-    pytest.param((run_rust_client, "roundTrip"), id="rust", marks=needs("cargo", RUST_PROGRAM)),
+    pytest.param(
+        (run_rust_client, "roundTrip"),
+        id="rust",
+        marks=[needs("cargo", RUST_PROGRAM), pytest.mark.large],
+    ),
 ]
 
 
