@@ -41,14 +41,15 @@ def show_role(context: typer.Context, name: Name) -> None:
 
 
 @app.command("create")
-def create_role(context: typer.Context, name: Name) -> None:
+def create_role(context: typer.Context, name: Name, dry_run: DryRun = False) -> None:
     """Create a role without entries; `tidemill acl allow Role:NAME` adds them.
 
     Example: tidemill role create sellers
     """
     body = {"entries": [], "ifVersion": 0}
-    role = call(context, "PUT", f"/roles/{segment(name)}", body=body)
-    say(context, role, f"role {name}: created")
+    query = {"dryRun": "true"} if dry_run else {}
+    role = call(context, "PUT", f"/roles/{segment(name)}", body=body, query=query)
+    say(context, role, f"role {name}: {'would be created' if dry_run else 'created'}")
 
 
 @app.command("delete")

@@ -140,21 +140,21 @@ def set_user(
 
 
 @app.command("enable")
-def enable_user(context: typer.Context, name: Name) -> None:
+def enable_user(context: typer.Context, name: Name, dry_run: DryRun = False) -> None:
     """Make the credentials of a user valid again.
 
     Example: tidemill user enable orders
     """
-    _set_enabled(context, name, is_enabled=True)
+    _set_enabled(context, name, is_enabled=True, dry_run=dry_run)
 
 
 @app.command("disable")
-def disable_user(context: typer.Context, name: Name) -> None:
+def disable_user(context: typer.Context, name: Name, dry_run: DryRun = False) -> None:
     """Refuse all credentials of a user from now on.
 
     Example: tidemill user disable orders
     """
-    _set_enabled(context, name, is_enabled=False)
+    _set_enabled(context, name, is_enabled=False, dry_run=dry_run)
 
 
 @app.command("rotate")
@@ -164,6 +164,7 @@ def rotate_user(
     retire_after: Annotated[
         str, typer.Option(metavar=DURATION, help="Time until the present secret ends. 0s: at once.")
     ] = "7d",
+    dry_run: DryRun = False,
 ) -> None:
     """Make a new secret beside the present one, and print it once.
 
@@ -173,8 +174,10 @@ def rotate_user(
     Example: tidemill user rotate orders --retire-after 1d
     """
     body = {"retireAfterMs": duration_ms(retire_after)}
-    user = call(context, "POST", f"/users/{segment(name)}:rotate", body=body)
-    say(context, user, f"user {name}: new secret{_secret(user)}")
+    path = f"/users/{segment(name)}:rotate"
+    user = call(context, "POST", path, body=body, query=_query(dry_run))
+    done = "would have a new secret" if dry_run else "new secret"
+    say(context, user, f"user {name}: {done}{_secret(user)}")
 
 
 @app.command("delete")
@@ -195,12 +198,13 @@ def delete_user(
     say(context, deletion, f"user {name}: {'would be deleted' if dry_run else 'deleted'}")
 
 
-def _set_enabled(context: typer.Context, name: str, *, is_enabled: bool) -> None:
+def _set_enabled(context: typer.Context, name: str, *, is_enabled: bool, dry_run: bool) -> None:
     path = f"/users/{segment(name)}"
     found = call(context, "GET", path)  # Ends the command if it is missing.
     body = {"enabled": is_enabled, "ifVersion": found["version"]}
-    user = call(context, "PUT", path, body=body)
-    say(context, user, f"user {name}: {'enabled' if is_enabled else 'disabled'}")
+    user = call(context, "PUT", path, body=body, query=_query(dry_run))
+    done = "enabled" if is_enabled else "disabled"
+    say(context, user, f"user {name}: {'would be ' if dry_run else ''}{done}")
 
 
 def _body(kind: UserTypeName | None, roles: list[str] | None) -> dict[str, Json]:

@@ -80,6 +80,7 @@ AREAS: Final = (
     "security",
 )
 
+_OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)
 _ACTIONS: Final = {action.text: action for action in Action}
 _TYPES: Final = {type_.text: type_ for type_ in ResourceType}
 
@@ -258,10 +259,13 @@ def entry_of(item: dict[str, Any]) -> AccessEntry:
 
 def parse_resource(text: str) -> Resource:
     """Read one resource, such as Topic:orders. Raises BadRequest."""
+    type_text, _, topic = text.partition(":")
+    if type_text.capitalize() == ResourceType.TOPIC.text and topic.startswith(_OF_GROUPS):
+        return topic_resource(topic)
     type_, name, is_prefix = _parse_pattern(text)
     if type_ is None or is_prefix:
         raise BadRequest(f"name one resource, such as Topic:orders, not {text!r}")
-    return topic_resource(name) if type_ is ResourceType.TOPIC else Resource(type_, name)
+    return Resource(type_, name)
 
 
 def _parse_pattern(text: str) -> tuple[ResourceType | None, str, bool]:
@@ -279,6 +283,11 @@ def _parse_pattern(text: str) -> tuple[ResourceType | None, str, bool]:
     if ANYTHING in name or (not name and not is_prefix) or len(name) > RESOURCE_CHARS_MAX:
         raise BadRequest(
             f"the name of {text!r} has 1 to {RESOURCE_CHARS_MAX} characters, and * only at its end"
+        )
+    if type_ is ResourceType.TOPIC and name.startswith(_OF_GROUPS):
+        raise BadRequest(
+            f"{text!r} would never decide: a retry or dead-letter topic is the resource of its"
+            f" consumer group, so write Group:NAME; {TIMER_DEAD_LETTER_TOPIC} needs Topic:*"
         )
     if type_ is ResourceType.CLUSTER and not is_prefix and name not in AREAS:
         raise BadRequest(f"there is no area {name!r}; the areas are {', '.join(AREAS)}")

@@ -144,6 +144,17 @@ def test_a_malformed_resource_is_refused(resource: str) -> None:
         parse_entry(resource, ["Pub"])
 
 
+@pytest.mark.parametrize("topic", ["%DLQ%billing", "%RETRY%billing+orders", "%DLQ%*", "%DLQ%TIMER"])
+def test_an_entry_that_would_never_decide_is_refused(topic: str) -> None:
+    with pytest.raises(BadRequest, match="write Group:NAME"):
+        parse_entry(f"Topic:{topic}", ["Sub"])
+
+
+def test_one_dead_letter_topic_may_be_asked_about() -> None:
+    assert str(parse_resource("Topic:%DLQ%billing")) == "Group:billing"
+    assert str(parse_resource("topic:orders")) == "Topic:orders"
+
+
 @pytest.mark.parametrize("actions", [[], ["Read"], ["Pub", ""]])
 def test_malformed_actions_are_refused(actions: list[str]) -> None:
     with pytest.raises(BadRequest):
