@@ -1,12 +1,15 @@
-"""A repair of the generator of schemathesis 4.32, loaded by its variable SCHEMATHESIS_HOOKS.
+"""Formats of our document, and a repair of schemathesis 4.32; it loads this by SCHEMATHESIS_HOOKS.
 
-It decodes each generated value of a path before it encodes it. A name such as `a%EFb` is valid for
-the API, and becomes another, invalid one. Later it decodes what this function has encoded.
+The repair: it decodes each generated value of a path before it encodes it. A name such as `a%EFb` is
+valid for the API, and becomes another, invalid one. Later it decodes what this function has encoded.
 """
 
+from ipaddress import IPv4Network, ip_network
 from typing import Any
 from urllib.parse import quote
 
+import schemathesis
+from hypothesis import strategies as st
 from schemathesis.specs.openapi.adapter import parameters
 
 
@@ -22,3 +25,13 @@ def _encode(value: dict[str, Any]) -> dict[str, Any]:
 
 assert callable(parameters._quote_all_safe), "schemathesis has changed: is the repair needed still?"
 parameters._quote_all_safe = _encode
+
+
+def _network(address: int, bits: int) -> str:
+    return str(ip_network(IPv4Network((address, bits), strict=False)))
+
+
+addresses = st.ip_addresses().map(str)
+networks = st.builds(_network, st.integers(0, 2**32 - 1), st.integers(0, 32))
+schemathesis.openapi.format("ip-address", addresses)
+schemathesis.openapi.format("cidr", addresses | networks)

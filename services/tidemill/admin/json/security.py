@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field, StrictBool, StrictInt
 
 from tidemill.admin.json.schema import NEXT_PAGE, Schema, Text
-from tidemill.security.acl import ENTRIES_MAX, SOURCES_MAX, Action
+from tidemill.security.acl import ALL_ACTIONS, AREAS, ENTRIES_MAX, SOURCES_MAX, Action
 from tidemill.security.identities import ROLES_MAX, UserType
+
+# Patterns for the OpenAPI document; the rules of entries and names refuse others, with a reason.
+NAME = "[A-Za-z0-9_|-][A-Za-z0-9_%|-]{0,100}"
+_RESOURCE = rf"(Topic|Group):{NAME}|Cluster:({'|'.join(AREAS)})"
+_PATTERN = rf"^(\*|(Topic|Group|Cluster):\*|(Topic|Group):{NAME}\*|{_RESOURCE})$"
+_ACTIONS = [action.text for action in Action]
+
+SubjectName = Annotated[Text, Field(json_schema_extra={"pattern": "^[A-Za-z0-9._@-]{1,64}$"})]
+ActionName = Annotated[Text, Field(json_schema_extra={"enum": _ACTIONS})]
+ActionOrAll = Annotated[Text, Field(json_schema_extra={"enum": [ALL_ACTIONS, *_ACTIONS]})]
+ResourceName = Annotated[Text, Field(json_schema_extra={"pattern": f"^({_RESOURCE})$"})]
+ResourcePattern = Annotated[Text, Field(json_schema_extra={"pattern": _PATTERN})]
+Source = Annotated[Text, Field(json_schema_extra={"format": "cidr"})]
+Address = Annotated[Text, Field(json_schema_extra={"format": "ip-address"})]
+Secret = Annotated[Text, Field(json_schema_extra={"pattern": "^[!-~]{16,128}$"})]
 
 SHOWN_ONCE = "The secret, shown once. Clients use it with the name of the user as access key."
 
@@ -31,18 +47,18 @@ class ModeView(StrEnum):
 class EntryView(Schema):
     """One entry: actions on the resources of a pattern."""
 
-    resource: Text = Field(
+    resource: ResourcePattern = Field(
         description="`Topic:NAME`, `Group:NAME`, `Cluster:AREA` or `*`. A name may be `*` or end"
         " with `*`.",
         examples=["Topic:orders*"],
     )
-    actions: list[Text] = Field(
+    actions: list[ActionOrAll] = Field(
         min_length=1,
         max_length=len(Action) + 1,
         description="`All`, or some of Pub, Sub, Create, Update, Delete, Get and List.",
         examples=[["Pub"]],
     )
-    sources: list[Text] = Field(
+    sources: list[Source] = Field(
         [],
         max_length=SOURCES_MAX,
         description="Addresses and ranges in CIDR notation of the clients; empty: all.",
@@ -70,10 +86,10 @@ class UserSettings(Schema):
     entries: list[EntryView] | None = Field(
         None, max_length=ENTRIES_MAX, description="All entries of the user."
     )
-    roles: list[Text] | None = Field(
+    roles: list[SubjectName] | None = Field(
         None, max_length=ROLES_MAX, description="Names of all roles of the user."
     )
-    secret: Text | None = Field(
+    secret: Secret | None = Field(
         None,
         description="The secret of a new user: 16 to 128 printable ASCII characters without blanks."
         " Default: a random one.",
@@ -190,10 +206,10 @@ class SecurityView(Schema):
 class AccessQuestion(Schema):
     """One action of a user on one resource."""
 
-    user: Text = Field(description="Name of the user.")
-    action: Text = Field(description="Pub, Sub, Create, Update, Delete, Get or List.")
-    resource: Text = Field(description="One resource.", examples=["Topic:payments"])
-    address: Text | None = Field(None, description="Address of the client.")
+    user: SubjectName = Field(description="Name of the user.")
+    action: ActionName = Field(description="Pub, Sub, Create, Update, Delete, Get or List.")
+    resource: ResourceName = Field(description="One resource.", examples=["Topic:payments"])
+    address: Address | None = Field(None, description="Address of the client.")
 
 
 class AccessAnswer(Schema):

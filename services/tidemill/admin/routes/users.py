@@ -20,7 +20,7 @@ from tidemill.admin.json.security import (
 )
 from tidemill.admin.routes import Caller, Cluster, DryRun
 from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
-from tidemill.common.errors import BadRequest, Conflict
+from tidemill.common.errors import Conflict, RoleNotFound
 from tidemill.security.identities import READY_MADE_ROLES, SealedSecret, User, user_of
 
 router = APIRouter(tags=["security"])
@@ -141,7 +141,7 @@ async def delete_user(
 async def _check_roles(items: SecurityClient, roles: tuple[str, ...]) -> None:
     for role in roles:
         if role not in READY_MADE_ROLES and (await items.find("role", role)).encoded is None:
-            raise BadRequest(f"there is no role {role!r}; see `tidemill role list`")
+            raise RoleNotFound(f"there is no role {role!r}; see `tidemill role list`")
 
 
 def _read(found: FoundItem) -> User | None:
