@@ -1,7 +1,8 @@
 """Formats of our document, and a repair of schemathesis 4.32; it loads this by SCHEMATHESIS_HOOKS.
 
-The repair: it decodes each generated value of a path before it encodes it. A name such as `a%EFb` is
-valid for the API, and becomes another, invalid one. Later it decodes what this function has encoded.
+The repair: it decodes each generated value of a path before it encodes it. A name such as `a%EFb`
+is valid for the API, and becomes another, invalid one. Later it decodes what this function has
+encoded.
 """
 
 from ipaddress import IPv4Network, ip_network
