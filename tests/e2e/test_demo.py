@@ -16,7 +16,12 @@ DEMO = Path(__file__).parent.parent.parent / "tools" / "demo.py"
 
 def test_the_demonstration_shows_every_step() -> None:
     shown = subprocess.run(
-        [sys.executable, str(DEMO)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(DEMO)],
+        env={**os.environ, "COLUMNS": "200"},  # Long times do not break a line.
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert shown.returncode == 0, shown.stdout + shown.stderr
     lines = [line for line in shown.stdout.splitlines() if line.strip()]
