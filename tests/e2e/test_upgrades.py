@@ -178,9 +178,8 @@ def refuse_the_old(mixed: MixedGroup, number: int) -> None:
     mixed.group.start_replica(number)
     assert mixed.group.replicas[number].process.wait(STOP_S) == 1
     said = log.read_bytes()[begin:].decode()
-    assert (
-        f"replica broker-0-{number} has feature level 1; broker group broker-0 needs 2" in said
-    ), said
+    needed = f"broker group broker-0 needs {FEATURE_LEVEL}"
+    assert f"replica broker-0-{number} has feature level 1; {needed}" in said, said
     mixed.group.replicas[number].end()
     mixed.old.discard(f"replica {number}")
     mixed.group.start_replica(number)
