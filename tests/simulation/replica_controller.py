@@ -431,7 +431,7 @@ class Controller:
                 )
         if isinstance(result, StoredRecord):
             self._learn(result)
-        return isinstance(result, StoredRecord) and result.record == record
+        return isinstance(result, StoredRecord) and result.record == made.record
 
     async def _lead(self) -> None:
         store, leadership, world = self._world.store, self._leadership, self._world
