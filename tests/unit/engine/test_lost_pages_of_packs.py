@@ -1,6 +1,6 @@
 """One lost page of a pack with the last records and the begin of the directory.
 
-The directory is derived from the heads of the records. A message whose head was in the page counts
+The directory is derived from the heads of the records. A message with its head in the page counts
 as damaged, so that another replica can mend it, and not as freed.
 """
 
@@ -33,7 +33,7 @@ class LostPage(NamedTuple):
 
     world: World
     live: set[int]
-    lost: set[int]  # of them, the messages whose head was in the page
+    lost: set[int]  # of them, the messages with their head in the page
 
 
 @pytest.fixture(autouse=True)

@@ -149,11 +149,6 @@ class AccessGate:
             }
         )
 
-    @property
-    def mode(self) -> Mode:
-        """The mode in force."""
-        return self._mode
-
     def _note_change(self) -> None:
         self._generation += 1
         self._mode = self._table.mode
