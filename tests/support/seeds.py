@@ -27,6 +27,7 @@ BASE_WITHOUT_GIT: Final = 1
 # Seeds under which a test once failed. Each stays, although later code draws other numbers from it.
 FAILED: Final[Mapping[str, Sequence[int]]] = {
     "acks answered ok": (268, 292, 314, 491, 543, 640, 660, 761),
+    "flipped bits": (2309152766,),
     "simulation": (0, 101, 199, 900, 910, 419470409, 4032556698),
     "simulation of three broker groups": (0, 4, 7, 9, 4032556702, 892041422),
     "simulation of replicas": (0, 73, 1028, 1067, 1133, 2797776572),

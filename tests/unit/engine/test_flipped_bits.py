@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from itertools import product
 from random import Random
 
 import pytest
@@ -28,6 +29,7 @@ from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import open_block_file
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.upkeep import checkpoint
+from tidemill.broker.engine.upkeep.retention_rules import LOOK_PERIOD_MS
 from tidemill.common.errors import Repairing
 
 SEEDS = 20
@@ -67,6 +69,31 @@ def test_damage_in_a_running_broker_loses_no_message(name: str) -> None:
         world.restart()
         after = [drain(world, "after the restart", topic) for topic in TOPICS]
         assert [sorted(one) for one in after] == [sorted(one) for one in before], f"seed {seed}"
+
+
+WRONG_BITS = [  # of a queue entry: a byte of it, and a bit of that byte
+    *((byte, 64) for byte in range(3, 8)),  # its log offset becomes larger or smaller
+    *((byte, 1) for byte in range(8, 11)),  # its size
+]
+
+
+@pytest.mark.parametrize(("byte", "bit"), WRONG_BITS)
+def test_no_message_is_dropped_because_of_a_wrong_entry(byte: int, bit: int) -> None:
+    """Background work runs before any consumer meets the entry."""
+    for name in disk_of_history().names("queues"):
+        rows = list(open_block_file(Mappings(disk_of_history()), name, QUEUE_MAGIC, {}).rows())
+        for row, is_first in product(rows, (True, False)):
+            world = restarted(disk_of_history().after_kill())
+            begins = {key: queue.min_offset for key, queue in world.engine.catalog.queues.items()}
+            begin = begins[TopicId(row.key_1), QueueId(row.key_2)]
+            number = max(begin - row.first, 0) if is_first else row.items - 1
+            world.disk.damage(name, row.position + number * SIZE + byte, bits=bit)
+            for _ in range(3):
+                world.advance(LOOK_PERIOD_MS)
+                world.background()
+            found = world.engine.catalog.queues.items()
+            assert {key: queue.min_offset for key, queue in found} == begins, f"{name} {number}"
+            assert bodies(delivered(world)) == bodies(expected()), f"{name} {number}"
 
 
 # ---------------------------------------------------------------- met by a start
@@ -348,3 +375,24 @@ def test_messages_lost_in_log_and_queue_file_are_not_skipped_silently() -> None:
     assert [found[0], found[3]] == [entries[0], entries[3]]
     between = entries[1][0], entries[2][0] + entries[2][1] - entries[1][0], 0
     assert found[1:3] == [between] * 2
+
+
+@pytest.mark.parametrize("byte", range(1, 8))
+def test_a_segment_with_a_live_message_stays_if_its_entry_points_behind_it(byte: int) -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+    for n in range(100):
+        world.send(f"m{n}", size=1_800)
+        if n in (10, 99):
+            world.checkpoint()
+    assert world.engine.catalog.queue(world.topic(), QueueId(0)).entry(0)[0] < SEGMENT
+    name = world.disk.names("queues")[0]
+    (row,) = open_block_file(Mappings(world.disk), name, QUEUE_MAGIC, {}).rows()
+    world.disk.damage(name, row.position + byte, bits=64)
+    for _ in range(3):
+        world.advance(LOOK_PERIOD_MS)
+        world.background()
+    assert world.engine.log.min_offset == 0
+    found: list[str] = []
+    while more := world.bodies(32):
+        found += more
+    assert sorted(found) == sorted(f"m{n}" for n in range(100))

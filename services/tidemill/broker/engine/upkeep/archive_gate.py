@@ -173,6 +173,7 @@ class ArchiveGate:
         if first >= queue.max_offset:
             return False
         try:
+            queue.check_entry(first)
             return queue.entry(first)[0] < end
         except BlockFileDamaged:
             return True  # Unknown until the file is rebuilt.

@@ -293,7 +293,7 @@ class Retention:
             return self.retire_oldest(now_ms) if self._is_over(now_ms, timers) else None
         # Each search is asked once: the call after its end begins another one.
         if self._is_drop_due:
-            return self._drop_oldest(now_ms)
+            return self._drop_oldest(now_ms, with_messages=False)
         floor = self._next_floor(now_ms, timers)
         return self.move_floor(floor, now_ms) if floor > self._log.state_floor else None
 
@@ -302,12 +302,12 @@ class Retention:
         end = self._log.segments[0].end
         yield from self._restatement.restate(end, now_ms)
         yield from self._expire(end, now_ms)
-        yield from self._drop_oldest(now_ms)
+        yield from self._drop_oldest(now_ms, with_messages=True)
 
-    def _drop_oldest(self, now_ms: int) -> Steps:
+    def _drop_oldest(self, now_ms: int, *, with_messages: bool) -> Steps:
         """Drop the oldest segment. Its state is restated already."""
         end = self._log.segments[0].end
-        yield from self.give_up_oldest(now_ms)
+        yield from self.give_up_oldest(now_ms, with_messages=with_messages)
         if self._log.min_offset < end:
             return
         if self.rules.is_active:
@@ -349,14 +349,21 @@ class Retention:
         yield from self.live_bytes.forget_before(queue, queue.offset_behind(end))
         queue.drop_before(end)
 
-    def give_up_oldest(self, now_ms: int) -> Steps:
-        """Drop the oldest segment. Its state is restated already."""
+    def give_up_oldest(self, now_ms: int, *, with_messages: bool = True) -> Steps:
+        """Drop the oldest segment. Its state is restated already.
+
+        Without `with_messages`, a segment with a live message stays. The searches for one trust
+        blocks that were verified before, so this verifies them again.
+        """
         end = self._log.segments[0].end
         # The counts need the entries that are dropped below.
         yield from self.live_bytes.count()
         yield from self._quiet()
         for n, queue in enumerate(list(self._catalog.queues.values())):
             try:
+                queue.check_entry(queue.min_offset)
+                if not with_messages and self._has_messages(queue, end):
+                    return
                 yield from self._drop_before(queue, end)
             except BlockFileDamaged:
                 return  # The file is rebuilt first. These steps may then run again.

@@ -45,7 +45,7 @@ LOOK_PERIOD_MS = 10_000  # between the begins of two looks
 FREES_WITHIN_MS = 60_000  # on a full disk, packing and other work that may free space
 QUEUES_A_SLICE = 256  # 1 to 2 ms if each checks a block that is not cached
 BISECT_COST = 16  # of a bisected queue, in queues: it verifies a block
-READ_COST = 4  # of the first entries of a queue, in queues
+GATE_COST = 4  # of a queue that the archive gate bounds, in queues
 TRIM_BYTES = 1 << 20  # a row that frees as much is written at once
 TRIM_PARTS = 64  # other rows wait until the oldest message is this part of `ms` older than `ms`
 ENTRIES_MIN = 16  # read from each queue of a topic with too many bytes
@@ -236,7 +236,7 @@ class RetentionRules:
         retention = self._catalog.retention_of(topic)
         rows = []
         for row in list(lows.values()):
-            if self._is_spent(READ_COST):
+            if self._is_spent(GATE_COST):
                 yield []
             queue = self._catalog.queues.get((row.topic_id, row.queue_id))
             if queue is None:
@@ -390,7 +390,7 @@ class RetentionRules:
         found, until = np.empty(count * len(begins), ENTRY_TYPE), int(self._log.log_end)
         found_count = 0
         for queue in self._walk(topic):
-            if queue is None or (queue.queue_id in begins and self._is_spent(READ_COST)):
+            if queue is None or (queue.queue_id in begins and self._is_spent(BISECT_COST)):
                 yield []
             if queue is None or queue.queue_id not in begins or not self._has_messages(queue):
                 continue
