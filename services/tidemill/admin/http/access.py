@@ -19,6 +19,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, make_actor, set_actor
 from tidemill.admin.http.problems import problem
 from tidemill.common.addresses import is_ip, unmapped
 from tidemill.common.errors import CODES, Overloaded
@@ -127,6 +128,9 @@ class AccessControl:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
+        is_token = self._token is not None and scope["path"].startswith(GUARDED)
+        user, via = (BUILT_IN_USER, VIA_FILE) if is_token else ("", "")
+        set_actor(scope, make_actor(scope, user=user, via=via))
         body = _RequestBody(receive, self._body_bytes_max_of(scope), self._hold)
         try:
             await self._app(scope, body.receive, send)

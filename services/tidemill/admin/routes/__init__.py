@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -10,14 +9,12 @@ from fastapi import Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
 
 from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.http.actor import CLAIMED_USER_HEADER, Actor, actor_of
 from tidemill.admin.json.schema import Schema
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.errors import Forbidden
 from tidemill.message.resource_names import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
-
-USER_CHARS_MAX = 128  # of the name of a caller in a log line
-_UNPRINTABLE = re.compile(r"[^ -~]")
 
 
 def brokers_of(request: Request) -> Brokers:
@@ -54,20 +51,18 @@ def refuse_foreign_pages(request: Request) -> None:
 
 
 def caller_of(
-    request: Request,
-    claimed_user: Annotated[
+    actor: Annotated[Actor, Depends(actor_of)],
+    _claimed_user: Annotated[
         str,
         Header(
-            alias="Tidemill-User",
+            alias=CLAIMED_USER_HEADER,
             description="Name of the caller, for the log of the broker. The name is not checked;"
             " the log has the address of the caller too.",
         ),
     ] = "",
 ) -> str:
-    """Return the name of the caller, which is not checked, and its address."""
-    address = request.client.host if request.client else "an unknown address"
-    name = _UNPRINTABLE.sub("?", claimed_user)[:USER_CHARS_MAX]
-    return f"{name} at {address}" if name else address
+    """Return the names and the address of the caller, as the logs of brokers show them."""
+    return actor.text
 
 
 Cluster = Annotated[Brokers, Depends(brokers_of)]

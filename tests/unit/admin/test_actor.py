@@ -1,0 +1,49 @@
+"""The actor of a request: the verified user, the claimed one, and the address."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI, Request
+
+from tidemill.admin.http.access import AccessControl, TokenFile
+from tidemill.admin.http.actor import BUILT_IN_USER, Actor, actor_of
+
+
+def ask(*, token: TokenFile | None = None, headers: dict[str, str] | None = None) -> Actor:
+    """Return the actor that a route sees."""
+    app, seen = FastAPI(), list[Actor]()
+
+    @app.get("/api/v1/whoami")
+    async def whoami(request: Request) -> None:
+        seen.append(actor_of(request))
+
+    async def request() -> httpx.Response:
+        served = AccessControl(app, body_bytes_max=1_000, token=token)
+        transport = httpx.ASGITransport(served, client=("::ffff:10.1.2.3", 4711))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.get("/api/v1/whoami", headers=headers)
+
+    assert asyncio.run(request()).status_code == 200
+    return seen[0]
+
+
+def test_an_open_api_knows_the_address_and_the_claimed_user() -> None:
+    actor = ask(headers={"Tidemill-User": "alice\x01" + "x" * 200})
+    assert actor == Actor("", "", "alice?" + "x" * 122, "10.1.2.3")
+    assert actor.text == f"{actor.claimed_user} at 10.1.2.3"
+
+
+def test_a_request_with_the_token_of_the_file_is_the_built_in_user(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    headers = {"Authorization": "Bearer secret", "Tidemill-User": "alice"}
+    actor = ask(token=TokenFile(str(file)), headers=headers)
+    assert actor == Actor(BUILT_IN_USER, "token-file", "alice", "10.1.2.3")
+    assert actor.text == "admin-token (alice) at 10.1.2.3"
+
+
+def test_a_request_without_names_is_its_address() -> None:
+    assert ask().text == "10.1.2.3"
