@@ -20,7 +20,7 @@ from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized, Wrong
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress
-from tidemill.security.identities import SECRETS_MAX, SealedSecret
+from tidemill.security.identities import SECRETS_MAX, SealedSecret, UserType
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
 from tidemill.security.signatures import (
     AUTHORIZATION,
@@ -82,6 +82,24 @@ class GatedCall(Protocol):
         """Return the address of the connection; None if it has none."""
 
 
+class AccessReports(Protocol):
+    """The receiver of refused calls and of accesses of super users."""
+
+    def note_refusal(
+        self,
+        call: GatedCall,
+        error: ServiceError,
+        actions: tuple[Action, ...],
+        resource: Resource | None,
+        *,
+        passes: bool,
+    ) -> None:
+        """Note a call without its rights; it `passes` in the mode permissive."""
+
+    def note_access(self, call: GatedCall, action: Action, resource: Resource) -> None:
+        """Note an access of a super user."""
+
+
 class Caller(NamedTuple):
     """The user of a call, as of one state of the table."""
 
@@ -138,6 +156,8 @@ class AccessGate:
         self._unchecked: list[StreamWatch] = []  # after the last change
         # Called with a telemetry stream whose client has lost a right.
         self.on_revoked: Callable[[GatedCall], None] = lambda _call: None
+        # Called with each refused or would-be-refused call, and with each access of a super user.
+        self.reports: AccessReports | None = None
         self._undecryptable: set[tuple[int, int]] = set()  # (user id, secret id)
         # By result; by method and result. Counters that begin at zero show their first increase.
         self.authentications = Counter({"verified": 0, "refused": 0})
@@ -193,7 +213,7 @@ class AccessGate:
             return
         name = caller.known.user.name
         text = f"user {name} may not {action.text} on {type_.text}:* from {call.find_address()}"
-        self._refuse(call, Unauthorized(text))
+        self._refuse(call, Unauthorized(text), (action,))
 
     def allows(self, call: GatedCall, action: Action, resource: Resource) -> bool:
         """Whether the user has a right that the call can do without. Raises as `authenticate`."""
@@ -209,11 +229,13 @@ class AccessGate:
         for action in actions:
             if self._decides(caller, call, action, resource):
                 self.accesses[call.method, "allowed"] += 1
+                if caller.known.user.type is UserType.SUPER and self.reports is not None:
+                    self.reports.note_access(call, action, resource)
                 return
         wanted = " or ".join(action.text for action in actions)
         name = caller.known.user.name
         text = f"user {name} may not {wanted} on {resource} from {call.find_address()}"
-        self._refuse(call, Unauthorized(text), resource)
+        self._refuse(call, Unauthorized(text), actions, resource)
 
     # ------------------------------------------------------------ streams
 
@@ -264,13 +286,20 @@ class AccessGate:
         return caller.known.decide(action, resource, call.find_address).is_allowed
 
     def _refuse(
-        self, call: GatedCall, error: ServiceError, resource: Resource | None = None
+        self,
+        call: GatedCall,
+        error: ServiceError,
+        actions: tuple[Action, ...] = (),
+        resource: Resource | None = None,
     ) -> None:
         """Raise the error, or count it if the mode lets the call pass.
 
         A malformed name of the resource is reported first.
         """
-        if self._mode is Mode.PERMISSIVE:
+        is_let_through = self._mode is Mode.PERMISSIVE
+        if self.reports is not None:
+            self.reports.note_refusal(call, error, actions, resource, passes=is_let_through)
+        if is_let_through:
             self.accesses[call.method, "would_refuse"] += 1
             return
         self.accesses[call.method, "refused"] += 1

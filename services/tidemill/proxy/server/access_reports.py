@@ -1,0 +1,86 @@
+"""The refused calls of this proxy, and the accesses of super users, for the access log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from tidemill.common.errors import ServiceError, codes_of
+from tidemill.proxy.metrics import request_code
+from tidemill.security.access_log import ACCESS, REFUSAL, AccessRecord
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+
+if TYPE_CHECKING:
+    from tidemill.proxy.server.access import GatedCall
+    from tidemill.security.access_log import AccessLog
+    from tidemill.security.acl import Action, Resource
+
+VIA_SIGNATURE: Final = "signature"
+OK_CODE: Final = 20_000
+# The names of the public methods, by the label of metrics.
+_NAMES: Final = {
+    request_code(method.name): method.name
+    for method in service.DESCRIPTOR.services_by_name["MessagingService"].methods
+}
+
+
+@final
+class CallReports:
+    """Writes calls to the access log of the process."""
+
+    def __init__(self, log: AccessLog) -> None:
+        self._log = log
+
+    def note_refusal(
+        self,
+        call: GatedCall,
+        error: ServiceError,
+        actions: tuple[Action, ...],
+        resource: Resource | None,
+        *,
+        passes: bool,
+    ) -> None:
+        """Note a call without its rights; it `passes` in the mode permissive."""
+        self._log.note(
+            _record(
+                REFUSAL,
+                call,
+                action=" or ".join(each.text for each in actions),
+                resource="" if resource is None else str(resource),
+                result="would_refuse" if passes else "refused",
+                code=codes_of(error).rocketmq,
+                reason=error.message,
+            )
+        )
+
+    def note_access(self, call: GatedCall, action: Action, resource: Resource) -> None:
+        """Note an access of a super user."""
+        self._log.note(
+            _record(
+                ACCESS,
+                call,
+                action=action.text,
+                resource=str(resource),
+                result="ok",
+                code=OK_CODE,
+                reason="",
+            )
+        )
+
+
+def _record(
+    kind: str, call: GatedCall, *, action: str, resource: str, result: str, code: int, reason: str
+) -> AccessRecord:
+    user = "" if call.caller is None else call.caller.known.user.name
+    address = call.find_address()
+    return AccessRecord(
+        kind,
+        user=user,
+        via=VIA_SIGNATURE if user else "",
+        address="" if address is None else str(address),
+        call=_NAMES.get(call.method, call.method),
+        resource=resource,
+        action=action,
+        result=result,
+        code=code,
+        reason=reason,
+    )

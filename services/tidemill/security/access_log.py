@@ -1,0 +1,233 @@
+"""The refused calls and the accesses of one process: a ring in memory, and a line in its log each.
+
+The first refusal of a caller, call and resource is written at once. Later ones of the same second
+are counted, and the next line has their number. So a client that repeats a refused call costs one
+line per second. Accesses have one line per minute.
+
+This module has no I/O and no clock: the process writes the lines and calls `tick` each second.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, final
+
+REFUSAL: Final = "refusal"
+ACCESS: Final = "access"
+KINDS: Final = (REFUSAL, ACCESS)
+
+RING_RECORDS_MAX: Final = 10_000  # about 4 MB; beyond it the oldest record is dropped
+PERIODS_MS: Final[Mapping[str, int]] = {REFUSAL: 1_000, ACCESS: 60_000}
+# Callers, calls and resources with a line in the current period. Beyond it, the oldest one is
+# forgotten, so its next refusal is written at once.
+CALLERS_MAX: Final = 10_000
+LINES_PER_S_MAX: Final = 200  # of a process; beyond it records are only counted
+TEXT_CHARS_MAX: Final = 512  # of each field, which may come from a client
+RECORDS_A_SLICE: Final = 256  # compared in half a millisecond
+
+
+class AccessRecord(NamedTuple):
+    """A refused call or an access."""
+
+    kind: str
+    user: str  # "": unknown
+    via: str
+    address: str
+    call: str
+    resource: str
+    action: str
+    result: str  # ok, refused, would_refuse
+    code: int
+    reason: str
+    claimed_user: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The caller, the call and the resource, which share a line."""
+        return self.kind, self.user or self.address, self.call, self.resource
+
+
+class RingRecord(NamedTuple):
+    """A record of the ring: its number and its JSON object."""
+
+    sequence: int
+    fields: dict[str, Any]
+
+
+class RecordFilter(NamedTuple):
+    """The wanted records; an empty field matches all."""
+
+    kind: str = ""
+    user: str = ""
+    resource: str = ""
+    action: str = ""
+    result: str = ""
+    from_ms: int = 0
+    to_ms: int = 0  # exclusive; 0: no end
+
+    def matches(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a record is wanted. A resource may end with `*`."""
+        return (
+            (not self.kind or fields["kind"] == self.kind)
+            and (not self.user or self.user in (fields.get("user"), fields.get("claimedUser")))
+            and (not self.resource or self._is_resource(fields.get("resource", "")))
+            and (not self.action or fields.get("action", "").lower() == self.action.lower())
+            and (not self.result or fields.get("result") == self.result)
+            and self.matches_time(fields["atMs"])
+        )
+
+    def matches_time(self, at_ms: int) -> bool:
+        """Whether a record of this time is wanted."""
+        return at_ms >= self.from_ms and (not self.to_ms or at_ms < self.to_ms)
+
+    def _is_resource(self, resource: str) -> bool:
+        if self.resource.endswith("*"):
+            return resource.startswith(self.resource[:-1])
+        return resource == self.resource
+
+
+@final
+class _Period:
+    """The time with one line of a caller, a call and a resource, and its unwritten records."""
+
+    __slots__ = ("count", "ends_ms", "last")
+
+    def __init__(self, ends_ms: int) -> None:
+        self.ends_ms = ends_ms
+        self.count = 0
+        self.last: AccessRecord | None = None
+
+
+@final
+class AccessLog:
+    """The ring of one process, with the limits of its lines."""
+
+    def __init__(
+        self,
+        process: str,
+        wall_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+        write: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
+        """`write` writes the JSON object of a record to the log of the process."""
+        self._process = process
+        self._wall_ms = wall_ms
+        self._monotonic_ms = monotonic_ms
+        self._write = write
+        # Plain tuples of numbers and bytes, which the garbage collector does not visit.
+        self._ring: deque[tuple[int, int, bytes]] = deque(maxlen=RING_RECORDS_MAX)
+        # Later processes of this name begin higher: none writes a thousand lines per second.
+        self._sequence = wall_ms()
+        self._periods: dict[tuple[str, ...], _Period] = {}  # the oldest first
+        self._line_count = 0  # of the current second
+        self._second_ends_ms = 0
+        self.unwritten_count = 0  # records over the limit of lines, since the last line about them
+        self.counts = Counter(dict.fromkeys(KINDS, 0))
+
+    def note(self, record: AccessRecord) -> None:
+        """Write a record, or count it if its caller has a line in this period."""
+        self.counts[record.kind] += 1
+        now_ms, key = self._monotonic_ms(), record.key
+        period = self._periods.get(key)
+        if period is not None and now_ms < period.ends_ms:
+            period.count += 1
+            period.last = record
+            return
+        count = 1
+        if period is not None:
+            count += period.count
+            del self._periods[key]
+        self._begin(key, record, count, now_ms)
+
+    def _begin(self, key: tuple[str, ...], record: AccessRecord, count: int, now_ms: int) -> None:
+        if len(self._periods) >= CALLERS_MAX:
+            del self._periods[next(iter(self._periods))]
+        self._periods[key] = _Period(now_ms + PERIODS_MS[record.kind])
+        self._add(record, count, now_ms)
+
+    def tick(self) -> None:
+        """Write the counted records of periods that have ended. Call it once per second."""
+        now_ms = self._monotonic_ms()
+        ended = [key for key, period in self._periods.items() if period.ends_ms <= now_ms]
+        for key in ended:
+            period = self._periods.pop(key)
+            # The count of accesses joins the next line of the same caller.
+            if period.last is not None:
+                self._begin(key, period.last, period.count, now_ms)
+        if self.unwritten_count and now_ms >= self._second_ends_ms:
+            count, self.unwritten_count = self.unwritten_count, 0
+            self._add(
+                AccessRecord(
+                    REFUSAL,
+                    user="",
+                    via="",
+                    address="",
+                    call="",
+                    resource="",
+                    action="",
+                    result="",
+                    code=0,
+                    reason=f"{count} records over the limit of {LINES_PER_S_MAX} lines per second",
+                ),
+                count,
+                now_ms,
+            )
+
+    def _add(self, record: AccessRecord, count: int, now_ms: int) -> None:
+        if now_ms >= self._second_ends_ms:
+            self._line_count, self._second_ends_ms = 0, now_ms + 1_000
+        self._line_count += 1
+        if self._line_count > LINES_PER_S_MAX:
+            self.unwritten_count += count
+            return
+        self._sequence += 1
+        at_ms = self._wall_ms()
+        fields = _fields(record, self._process, self._sequence, at_ms, count)
+        self._ring.append((self._sequence, at_ms, json.dumps(fields).encode()))
+        self._write(fields)
+
+    def find(
+        self, wanted: RecordFilter, *, before: int, limit: int
+    ) -> Iterator[list[RingRecord] | None]:
+        """Yield None after each slice of the search, and the found records at the end.
+
+        They have a sequence below `before` (0: all), the newest first, at most `limit`.
+        """
+        found: list[RingRecord] = []
+        for number, (sequence, at_ms, encoded) in enumerate(reversed(list(self._ring)), 1):
+            if (before and sequence >= before) or not wanted.matches_time(at_ms):
+                continue
+            fields = json.loads(encoded)
+            if wanted.matches(fields):
+                found.append(RingRecord(sequence, fields))
+                if len(found) == limit:
+                    break
+            if number % RECORDS_A_SLICE == 0:
+                yield None
+        yield found
+
+
+def _fields(
+    record: AccessRecord, process: str, sequence: int, at_ms: int, count: int
+) -> dict[str, Any]:
+    """Return the JSON object of a record, as the API shows it."""
+    fields: dict[str, Any] = {
+        "id": f"{process}:{sequence}",
+        "atMs": at_ms,
+        "kind": record.kind,
+        "user": record.user[:TEXT_CHARS_MAX],
+        "via": record.via[:TEXT_CHARS_MAX],
+        "claimedUser": record.claimed_user[:TEXT_CHARS_MAX],
+        "from": record.address[:TEXT_CHARS_MAX],
+        "process": process,
+        "call": record.call[:TEXT_CHARS_MAX],
+        "resource": record.resource[:TEXT_CHARS_MAX],
+        "action": record.action,
+        "result": record.result,
+        "code": record.code,
+        "reason": record.reason[:TEXT_CHARS_MAX],
+        "count": count,
+    }
+    return {name: value for name, value in fields.items() if value not in {"", 0}}

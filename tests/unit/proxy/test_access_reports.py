@@ -1,0 +1,87 @@
+"""Refused calls and accesses of super users reach the access log of the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.support.worlds.access_world import AccessWorld, signed
+from tidemill.common.errors import ServiceError, Unauthorized
+from tidemill.proxy.server.access import Caller, StreamWatch
+from tidemill.proxy.server.access_reports import CallReports
+from tidemill.security.access_log import AccessLog
+from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress, parse_address
+from tidemill.security.table import Mode
+
+ORDERS = Resource(ResourceType.TOPIC, "orders")
+
+
+class OneCall:
+    """A call as the gate sees it."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.method = "send_message"
+        self.started_at = 0.0
+        self.caller: Caller | None = None
+        self.failure: tuple[int, ServiceError] | None = None
+        self.watch: StreamWatch | None = None
+        self.client_id = "client"
+        self.metadata = headers
+
+    def find_address(self) -> SourceAddress | None:
+        return parse_address("10.1.2.3")
+
+
+def lines_after(world: AccessWorld, headers: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the lines of one call that sends to the topic `orders`."""
+    lines: list[dict[str, Any]] = []
+    log = AccessLog("proxy-0", lambda: 1, lambda: 1, lines.append)
+    world.gate.reports = CallReports(log)
+    if world.gate.is_checking and world.table.mode is Mode.ON and "super" not in str(headers):
+        with pytest.raises(Unauthorized):
+            world.gate.require(OneCall(headers), (Action.PUB,), ORDERS)
+    else:
+        world.gate.require(OneCall(headers), (Action.PUB,), ORDERS)
+    return lines
+
+
+def test_a_call_without_its_right_is_reported() -> None:
+    world = AccessWorld()
+    world.put_user("ops")
+    [line] = lines_after(world, signed("ops"))
+    assert (line["kind"], line["result"]) == ("refusal", "refused")
+    assert (line["user"], line["via"], line["from"]) == ("ops", "signature", "10.1.2.3")
+    assert (line["call"], line["resource"], line["action"]) == (
+        "SendMessage",
+        "Topic:orders",
+        "Pub",
+    )
+    assert line["code"] == 40100
+    assert "may not Pub" in line["reason"]
+
+
+def test_the_mode_permissive_reports_calls_that_on_would_refuse() -> None:
+    world = AccessWorld(Mode.PERMISSIVE)
+    world.put_user("ops")
+    [line] = lines_after(world, signed("ops"))
+    assert line["result"] == "would_refuse"
+
+
+def test_wrong_credentials_are_reported_without_a_user() -> None:
+    world = AccessWorld()
+    [line] = lines_after(world, signed("nobody"))
+    assert "user" not in line
+    assert line["from"] == "10.1.2.3"
+
+
+def test_an_access_of_a_super_user_is_reported() -> None:
+    world = AccessWorld()
+    world.put_user("super", is_super=True)
+    [line] = lines_after(world, signed("super"))
+    assert (line["kind"], line["user"], line["result"]) == ("access", "super", "ok")
+
+
+def test_the_mode_off_reports_nothing() -> None:
+    assert lines_after(AccessWorld(Mode.OFF), {}) == []
