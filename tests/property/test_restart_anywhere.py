@@ -28,6 +28,7 @@ from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic, TopicT
 from tidemill.broker.engine.pop.deliveries import Delivery
 from tidemill.broker.engine.store.disk import File
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
+from tidemill.message.client_key import ClientKey
 
 TOPICS = ("orders", "payments")
 GROUPS = ("plain", "fifo", "fifo-2", "late")
@@ -35,7 +36,7 @@ DERIVED = ("queues", "index", "snapshots")
 TOPIC = st.sampled_from(TOPICS)
 GROUP = st.sampled_from(GROUPS)
 # The broker does not renew the deliveries of the first one.
-CLIENTS = ("simple", "push-1", "push-2")
+CLIENTS = (ClientKey("simple"), ClientKey("push-1"), ClientKey("push-1", 7), ClientKey("push-2", 9))
 CLIENT = st.sampled_from(CLIENTS)
 ENDS_ROUND = st.booleans()
 PLACE = st.integers(0, 1 << 30)  # counted from the end of the candidates
@@ -122,7 +123,7 @@ class RestartAnywhere(RuleBasedStateMachine):
         want: int,
         duration: int,
         attempt_id: str,
-        client: str,
+        client: ClientKey,
         ends: bool,
     ) -> None:
         group, topic = self.group(group_name), self.topic(name)
@@ -134,11 +135,19 @@ class RestartAnywhere(RuleBasedStateMachine):
             tags=frozenset(),
             attempt_id=attempt_id,
             now_ms=self.world.now_ms,
-            client_id=client,
-            renews=client != "simple",
+            client=client,
+            renews=client.client_id != "simple",
         )
         self.handles += [
-            Delivery(group.id, topic.id, one.slot, one.delivery_id, index, one.visible_at_ms)
+            Delivery(
+                group.id,
+                topic.id,
+                one.slot,
+                one.delivery_id,
+                index,
+                one.visible_at_ms,
+                client.owner,
+            )
             for one in batches
             for index in one.indexes
         ]
@@ -179,11 +188,11 @@ class RestartAnywhere(RuleBasedStateMachine):
         self.end(ends)
 
     @rule(client=CLIENT)
-    def live_on(self, client: str) -> None:
-        self.world.alive(client)
+    def live_on(self, client: ClientKey) -> None:
+        self.world.alive(client.client_id, owner=client.owner)
 
     @rule(client=CLIENT)
-    def end_client(self, client: str) -> None:
+    def end_client(self, client: ClientKey) -> None:
         self.world.engine.commands.end_clients([client])
 
     @rule(duration=st.sampled_from([1, 1_500, 25_000, 600_000]))

@@ -90,6 +90,6 @@ def observe(
                 visible_at_ms,
                 live,
                 replaced,
-                table.client_id_of(slot),
+                table.client_of(slot),
             )
     return seen

@@ -22,6 +22,7 @@ from tidemill.broker.engine.queries.queue_reader import FoundMessage
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.message import stored_message
+from tidemill.message.client_key import NO_OWNER, ClientKey
 
 ENTROPY = bytes(range(32))
 SMALL = EngineConfig(
@@ -92,6 +93,7 @@ class PopOptions(TypedDict, total=False):
     tags: tuple[str, ...]
     attempt_id: str
     client_id: str
+    owner: int
     renews: bool
 
 
@@ -215,6 +217,7 @@ class World:
         tags: tuple[str, ...] = (),
         attempt_id: str = "",
         client_id: str = "",
+        owner: int = NO_OWNER,
         renews: bool = False,
     ) -> list[PoppedMessage]:
         """Perform due revives, pop, and return the messages with their deliveries."""
@@ -226,15 +229,17 @@ class World:
             invisible_duration_ms=invisible_ms,
             tags=frozenset(tags),
             attempt_id=attempt_id,
-            client_id=client_id,
+            client=ClientKey(client_id, owner),
             renews=renews,
             now_ms=self.now_ms,
         )
-        popped = [one for batch in batches for one in self._popped(batch, *ids)]
+        popped = [one for batch in batches for one in self._popped(batch, *ids, owner)]
         self.commit()
         return popped
 
-    def _popped(self, batch: DeliveryBatch, group_id: int, topic_id: int) -> list[PoppedMessage]:
+    def _popped(
+        self, batch: DeliveryBatch, group_id: int, topic_id: int, owner: int
+    ) -> list[PoppedMessage]:
         batch, records = self.engine.consumption.read_batch(batch)
         return [
             PoppedMessage(
@@ -246,6 +251,7 @@ class World:
                     batch.delivery_id,
                     index,
                     batch.visible_at_ms,
+                    owner,
                 ),
                 attempt,
                 offset,
@@ -288,20 +294,24 @@ class World:
             )
         self.commit()
 
-    def alive(self, *client_ids: str) -> None:
+    def alive(self, *client_ids: str, owner: int = NO_OWNER) -> None:
         """Report signs of life."""
         now_ms = self.now_ms if self.monotonic_ms is None else self.monotonic_ms
-        self.engine.consumption.renewals.note_alive(client_ids, monotonic_ms=now_ms)
+        self.engine.consumption.renewals.note_alive(
+            [ClientKey(one, owner) for one in client_ids], monotonic_ms=now_ms
+        )
 
-    def end(self, *client_ids: str) -> None:
+    def end(self, *client_ids: str, owner: int = NO_OWNER) -> None:
         """Report that clients have ended, and run all due work."""
-        self.engine.commands.end_clients(client_ids)
+        self.engine.commands.end_clients([ClientKey(one, owner) for one in client_ids])
         self.run_due()
 
-    def disconnect(self, *client_ids: str) -> None:
+    def disconnect(self, *client_ids: str, owner: int = NO_OWNER) -> None:
         """Report that clients have no connection, and run all due work."""
         now_ms = self.now_ms if self.monotonic_ms is None else self.monotonic_ms
-        self.engine.commands.disconnect_clients(client_ids, monotonic_ms=now_ms)
+        self.engine.commands.disconnect_clients(
+            [ClientKey(one, owner) for one in client_ids], monotonic_ms=now_ms
+        )
         self.run_due()
 
     def purge(

@@ -245,7 +245,7 @@ def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
                 table.live[slot],
                 table.superseded[slot],
                 table.gaps.get(slot),
-                table.client_id_of(slot),
+                table.client_of(slot),
             )
     return found
 

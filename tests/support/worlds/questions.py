@@ -17,6 +17,7 @@ from tidemill.broker.engine.queries.in_flight import InFlightFilter, QueuePositi
 from tidemill.broker.engine.timer.pending import PendingQuery
 from tidemill.broker.engine.timer.status import TimerQuery
 from tidemill.common.errors import ServiceError
+from tidemill.message.client_key import ClientKey
 
 PAGE = 1_000  # longer than any listing of a test
 BYTES_MAX = 64 << 20
@@ -98,7 +99,7 @@ def _in_flight(engine: Engine, now_ms: int) -> Iterator[object]:
     while by_queue.step(now_ms):
         yield by_queue.take()
     for client_id in ("", "client-1", "nobody"):
-        yield inspection.in_flight_of(client_id)
+        yield inspection.in_flight_of(ClientKey(client_id))
 
 
 def _timers(engine: Engine, now_ms: int) -> Iterator[object]:

@@ -574,7 +574,7 @@ def test_an_engine_continues_with_the_golden_log_of_renewals() -> None:
     world = World(disk, segment_bytes=RENEWED_SEGMENT, now_ms=START_MS + 131_000)
     assert sorted((one.body, one.attempt) for one in world.pop()) == [("m1", 2), ("m2", 2)]
     table = world.engine.state.table
-    holders = {table.client_id_of(slot) for slot in table.in_use(0, len(table.ids)).tolist()}
+    holders = {table.client_of(slot).client_id for slot in table.in_use(0, len(table.ids)).tolist()}
     assert holders >= {"lives", "hangs"}
     world.advance(300_000)
     world.advance(1_000)

@@ -33,6 +33,7 @@ from tidemill.broker.engine.pop.renewals import (
     step_of,
 )
 from tidemill.common.errors import InvalidReceiptHandle
+from tidemill.message.client_key import NO_OWNER, UNKNOWN_CLIENT, ClientKey
 
 FIRST_MS = 60_000  # the invisible duration that proxies use for push consumers
 ONE = "client-1"
@@ -187,11 +188,11 @@ def test_a_checkpoint_has_its_holder_after_all_other_parts() -> None:
 
 
 def test_a_client_id_is_cut_to_whole_characters() -> None:
-    assert pop_checkpoint.cut_client_id("a" * 300) == "a" * 255
-    assert pop_checkpoint.cut_client_id("ä" * 200) == "ä" * 127
+    assert pop_checkpoint.cut_client(ClientKey("a" * 300, 7)) == ("a" * 255, 7)
+    assert pop_checkpoint.cut_client(ClientKey("ä" * 200)) == ("ä" * 127, NO_OWNER)
     world = world_with("m")
     (popped,) = push(world, "ä" * 200)
-    assert world.engine.state.table.client_id_of(popped.delivery.slot) == "ä" * 127
+    assert world.engine.state.table.client_of(popped.delivery.slot).client_id == "ä" * 127
     live_on(world, 90_000, "ä" * 200)
     assert world.bodies() == [], "signs of life are cut the same way"
 
@@ -211,7 +212,9 @@ def test_rows_carry_their_holders_and_rows_without_a_holder_have_none() -> None:
     gaps: dict[int, tuple[int, ...]] = {0: (0, 5), 2: (0, 9)}
     old = delivery_rows.DeliveryRows(rows, gaps)
     assert delivery_rows.decode(delivery_rows.encode(old)).clients == ()
-    named = old._replace(clients=["a", "b"], holders=np.array([2, 0, 1], dtype=np.uint32))
+    named = old._replace(
+        clients=[ClientKey("a"), ClientKey("b")], holders=np.array([2, 0, 1], dtype=np.uint32)
+    )
     encoded = delivery_rows.encode(named)
     assert encoded.startswith(delivery_rows.encode(old))
     trailer = encoded[len(delivery_rows.encode(old)) :]
@@ -219,10 +222,13 @@ def test_rows_carry_their_holders_and_rows_without_a_holder_have_none() -> None:
     found = delivery_rows.decode(encoded)
     assert found.gaps == gaps
     both = delivery_rows.joined([old, found])
-    assert [*both.clients], both.holder_numbers.tolist() == (["a", "b"], [0, 0, 0, 2, 0, 1])
+    assert [*both.clients], both.holder_numbers.tolist() == (
+        [("a", NO_OWNER), ("b", NO_OWNER)],
+        [0, 0, 0, 2, 0, 1],
+    )
     part = delivery_rows.part_of(both, 5, 6)
     assert part.gaps == {0: (0, 9)}
-    assert [part.clients[n - 1] for n in part.holder_numbers.tolist()] == ["a"]
+    assert [part.clients[n - 1] for n in part.holder_numbers.tolist()] == [("a", NO_OWNER)]
     assert delivery_rows.part_of(both, 0, 3).clients == ()
 
 
@@ -285,7 +291,7 @@ def test_a_changed_invisible_duration_ends_the_renewal() -> None:
     world = world_with("m")
     (popped,) = push(world)
     changed = world.change(popped, 30_000)
-    assert world.engine.state.table.client_id_of(changed.delivery.slot) == ONE
+    assert world.engine.state.table.client_of(changed.delivery.slot).client_id == ONE
     live_on(world, 30_000, ONE)
     assert world.bodies() == ["m"]
 
@@ -343,7 +349,7 @@ def pop_at_once(world: World, client_id: str) -> int:
         tags=frozenset(),
         attempt_id="",
         now_ms=world.now_ms,
-        client_id=client_id,
+        client=ClientKey(client_id),
         renews=True,
     )
     world.commit()
@@ -353,7 +359,7 @@ def pop_at_once(world: World, client_id: str) -> int:
 def test_a_client_that_returns_under_its_id_keeps_its_new_messages() -> None:
     world = world_with("m")
     push(world)
-    world.engine.commands.end_clients([ONE])
+    world.engine.commands.end_clients([ClientKey(ONE)])
     world.send("n")
     assert pop_at_once(world, ONE) == 1
     world.run_due()
@@ -659,7 +665,7 @@ def test_a_start_restores_deadlines_and_holders(how: str, is_ordered: bool) -> N
         world.restart(power_cut=how == "power cut")
     table = world.engine.state.table
     assert visible_at(world, popped) == before
-    assert table.client_id_of(popped.delivery.slot) == ONE
+    assert table.client_of(popped.delivery.slot).client_id == ONE
     assert table.flags[popped.delivery.slot] & FLAG_RENEWS
     assert table.clients.counts[table.holders[popped.delivery.slot]] == 1
     live_on(world, 4 * FIRST_MS, ONE)
@@ -715,12 +721,14 @@ def test_a_delivery_that_was_given_back_is_not_extended_after_a_start() -> None:
 def test_numbers_of_clients_without_deliveries_are_used_again() -> None:
     holders = HolderNumbers()
     for n in range(10_000):
-        number = holders.number_of(f"client-{n}")
+        number = holders.number_of(ClientKey(f"client-{n}", n % 3))
         holders.counts[number] += 1
         if n >= 10:
-            holders.counts[holders.find(f"client-{n - 10}")] -= 1
+            (number,) = holders.find(ClientKey(f"client-{n - 10}", (n - 10) % 3))
+            holders.counts[number] -= 1
     assert len(holders) < 32
-    assert [holders.find(f"client-{n}") != 0 for n in (9_999, 9_990, 5_000)] == [True, True, False]
+    found = [holders.find(ClientKey(f"client-{n}", n % 3)) for n in (9_999, 9_990, 5_000)]
+    assert list(map(bool, found)) == [True, True, False]
 
 
 def test_a_replay_of_a_long_log_does_not_keep_all_client_ids() -> None:
@@ -738,14 +746,15 @@ def test_a_replay_of_a_long_log_does_not_keep_all_client_ids() -> None:
 def test_the_count_in_flight_of_a_client_is_in_messages() -> None:
     world = world_with(*"abcdefg")
     look = world.engine.inspection.in_flight_of
-    assert look(ONE) == look("") == 0
+    one, other = ClientKey(ONE), ClientKey(OTHER)
+    assert look(one) == look(UNKNOWN_CLIENT) == 0
     held = world.pop(3, client_id=ONE)
     world.pop(1, client_id=OTHER)
-    assert (look(ONE), look(OTHER)) == (3, 1)
+    assert (look(one), look(other)) == (3, 1)
     world.ack(held[0], held[2])
-    assert look(ONE) == 1
+    assert look(one) == 1
     world.ack(held[1])
-    assert look(ONE) == 0
+    assert look(one) == 0
 
 
 def test_a_void_delivery_removed_from_the_table_has_no_holder() -> None:
@@ -755,4 +764,4 @@ def test_a_void_delivery_removed_from_the_table_has_no_holder() -> None:
     world.commit()
     world.now_ms += 3_600_000
     world.run_due()
-    assert world.engine.inspection.in_flight_of(ONE) == 0
+    assert world.engine.inspection.in_flight_of(ClientKey(ONE)) == 0

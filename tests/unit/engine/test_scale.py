@@ -60,6 +60,7 @@ from tidemill.broker.engine.upkeep import retention_rules
 from tidemill.broker.engine.upkeep.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
 from tidemill.broker.engine.upkeep.retention import QUEUES_CUT_A_SLICE
 from tidemill.broker.engine.upkeep.retention_rules import QUEUES_A_SLICE as RULES_QUEUES_A_SLICE
+from tidemill.message.client_key import ClientKey
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.message.stored_message import TYPE_DELAY
 
@@ -922,7 +923,7 @@ def test_deliveries_of_silent_clients_are_given_back_in_bounded_slices() -> None
             tags=frozenset(),
             attempt_id="",
             now_ms=world.now_ms,
-            client_id=f"client-{n // 2}",
+            client=ClientKey(f"client-{n // 2}"),
             renews=True,
         )
         assert batches
@@ -956,7 +957,7 @@ def test_simultaneous_renewals_are_recorded_in_bounded_slices() -> None:
             tags=frozenset(),
             attempt_id="",
             now_ms=world.now_ms,
-            client_id=f"client-{n % 10}",
+            client=ClientKey(f"client-{n % 10}"),
             renews=True,
         )
     world.commit()

@@ -36,6 +36,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.message import stored_message
+from tidemill.message.client_key import UNKNOWN_CLIENT, ClientKey
 
 # A client id with at most this many characters is never cut: a character has up to 4 bytes.
 CLIENT_ID_CHARS_SURE: Final = pop_checkpoint.HOLDER_BYTES_MAX // 4
@@ -174,13 +175,13 @@ class Commands:
         tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
-        client_id: str = "",
+        client: ClientKey = UNKNOWN_CLIENT,
         renews: bool = False,
     ) -> list[DeliveryBatch]:
         """Deliver up to `max_messages` to a client of a group and hide them from the group.
 
         An empty list is a normal answer. If `renews`, the broker extends the deliveries while the
-        client `client_id` lives.
+        client lives.
 
         Raises BadRequest, TopicNotFound, GroupNotFound, Overloaded, DiskFull.
         """
@@ -188,8 +189,8 @@ class Commands:
             raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
         if attempt_id and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
             raise BadRequest(f"an attempt id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
-        if len(client_id) > CLIENT_ID_CHARS_SURE:
-            client_id = pop_checkpoint.cut_client_id(client_id)
+        if len(client.client_id) > CLIENT_ID_CHARS_SURE:
+            client = pop_checkpoint.cut_client(client)
         if not self._room.may_copy:
             raise self._room.copies_rejected("stops deliveries, but not acks,")
         return self._consumption.pop(
@@ -199,7 +200,7 @@ class Commands:
             invisible_duration_ms=invisible_duration_ms,
             tags=tags,
             attempt_id=attempt_id,
-            client_id=client_id,
+            client=client,
             renews=renews,
             now_ms=now_ms,
         )
@@ -210,14 +211,14 @@ class Commands:
         for batch in batches:
             handover[batch.slot] |= HANDOVER_PENDING
 
-    def end_clients(self, client_ids: Iterable[str]) -> None:
+    def end_clients(self, clients: Iterable[ClientKey]) -> None:
         """Give back the renewing deliveries of clients that have ended; `due_slices` does it."""
-        self._consumption.renewals.note_ended(client_ids, log_end=self._log.log_end)
+        self._consumption.renewals.note_ended(clients, log_end=self._log.log_end)
 
-    def disconnect_clients(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+    def disconnect_clients(self, clients: Iterable[ClientKey], *, monotonic_ms: int) -> None:
         """Stop the renewals of clients without a connection; `due_slices` does it."""
         self._consumption.renewals.note_disconnected(
-            client_ids, monotonic_ms=monotonic_ms, log_end=self._log.log_end
+            clients, monotonic_ms=monotonic_ms, log_end=self._log.log_end
         )
 
     # ------------------------------------------------------------ settle

@@ -207,7 +207,7 @@ class EventLookup:
             QueueId(int(row["queue_id"])),
             offsets,
             None,
-            found.clients[number - 1] if number else "",
+            found.clients[number - 1].client_id if number else "",
             int(row["visible_at_ms"]),
         )
 

@@ -18,6 +18,10 @@
     │ clients u32 │ clients x (u8 size, then the id)   │ count x u32: number of the client from 1;│
     │             │                                    │ 0 means no holder                        │
     └─────────────┴────────────────────────────────────┴──────────────────────────────────────────┘
+    and, from feature level 3 on, if any owner is known:
+    ┌────────────────────┐
+    │ clients x u32      │  owner ids; 0 means no owner
+    └────────────────────┘
 
 Big-endian. live: messages that are not acked, revived or replaced. superseded: messages of a
 delivery that change-invisible replaced, or that were copied before their handles ended; the row
@@ -38,6 +42,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS
+from tidemill.message.client_key import UNKNOWN_CLIENT, ClientKey
 
 ROW = np.dtype(
     [
@@ -65,7 +70,7 @@ class DeliveryRows(NamedTuple):
 
     rows: np.ndarray
     gaps: dict[int, tuple[int, ...]]
-    clients: Sequence[str] = ()  # ids of holders, each once
+    clients: Sequence[ClientKey] = ()  # the holders, each once
     holders: np.ndarray | None = None  # per row: 1 + index in `clients`, or 0; None: all 0
 
     @property
@@ -84,10 +89,17 @@ def encode(deliveries: DeliveryRows) -> bytes:
     encoded = count + rows.tobytes() + np.array(flat, dtype=">u4").tobytes()
     if not clients or holders is None:
         return encoded
-    ids = [client.encode() for client in clients]
+    ids = [client.client_id.encode() for client in clients]
     trailer = b"".join([bytes([len(one)]) + one for one in ids])
+    owners = np.array([client.owner for client in clients], dtype=">u4")
     return b"".join(
-        [encoded, len(ids).to_bytes(COUNT_SIZE, "big"), trailer, holders.astype(">u4").tobytes()]
+        [
+            encoded,
+            len(ids).to_bytes(COUNT_SIZE, "big"),
+            trailer,
+            holders.astype(">u4").tobytes(),
+            owners.tobytes() if owners.any() else b"",
+        ]
     )
 
 
@@ -103,14 +115,19 @@ def decode(data: bytes | memoryview) -> DeliveryRows:
         at += 4 * n
     if at == len(data):
         return DeliveryRows(rows, gaps)
-    clients = []
+    ids = []
     client_count = int.from_bytes(data[at : at + COUNT_SIZE], "big")
     at += COUNT_SIZE
     for _ in range(client_count):
         end = at + 1 + data[at]
-        clients.append(str(data[at + 1 : end], "utf-8", "replace"))
+        ids.append(str(data[at + 1 : end], "utf-8", "replace"))
         at = end
     holders = np.frombuffer(data, dtype=">u4", count=count, offset=at).astype(np.uint32)
+    at += 4 * count
+    clients = list(map(ClientKey, ids))
+    if at < len(data):
+        owners = np.frombuffer(data, dtype=">u4", count=client_count, offset=at)
+        clients = list(map(ClientKey, ids, owners.tolist()))
     return DeliveryRows(rows, gaps, clients, holders)
 
 
@@ -118,7 +135,7 @@ def joined(parts: list[DeliveryRows]) -> DeliveryRows:
     """Concatenate the rows of several parts, in order."""
     rows = np.concatenate([part.rows for part in parts])
     gaps: dict[int, tuple[int, ...]] = {}
-    numbers: dict[str, int] = {}
+    numbers: dict[ClientKey, int] = {}
     holders = np.zeros(len(rows), dtype=np.uint32)
     begin = 0
     for part in parts:
@@ -137,19 +154,20 @@ def part_of(deliveries: DeliveryRows, begin: int, end: int) -> DeliveryRows:
     rows = deliveries.rows[begin:end]
     if deliveries.holders is None:
         return DeliveryRows(rows, gaps)
-    return named_once(rows, gaps, deliveries.holders[begin:end], ("", *deliveries.clients))
+    known = (UNKNOWN_CLIENT, *deliveries.clients)
+    return named_once(rows, gaps, deliveries.holders[begin:end], known)
 
 
 def named_once(
     rows: np.ndarray,
     gaps: dict[int, tuple[int, ...]],
     numbers: np.ndarray,
-    client_ids: Sequence[str],
+    clients: Sequence[ClientKey],
 ) -> DeliveryRows:
-    """Return rows with holders given as numbers into `client_ids`; 0 means no holder."""
+    """Return rows with holders given as numbers into `clients`; 0 means no holder."""
     used = sorted(set(numbers.tolist()) - {0})
     if not used:
         return DeliveryRows(rows, gaps)
     # 0 sorts first, so it keeps its number.
     holders = np.searchsorted([0, *used], numbers).astype(np.uint32)
-    return DeliveryRows(rows, gaps, [client_ids[number] for number in used], holders)
+    return DeliveryRows(rows, gaps, [clients[number] for number in used], holders)

@@ -13,7 +13,8 @@
     GAPS         count x u32: each message's queue offset minus start_offset; else contiguous
     SUPERSEDES   slot u32, delivery_id i64, index u8 of the delivery that this one replaces
     ORDERED      count x u16: attempt of each message; then u8 size and the attempt id
-    HOLDER       bits u8 (1: the broker renews it), u8 size, then the id of the client
+    HOLDER       bits u8 (1 RENEWS: the broker renews it; 2 OWNER), u8 size, then the id of the
+                 client; with OWNER, which is of feature level 3, u32 owner id
 
 Field names of the reference's PopCheckPoint: startOffset, popTime (the record's stored_at_ms),
 invisibleTime (visible_at_ms - popTime), num (count), queueId, topic, cid (group), queueOffsetDiff
@@ -34,6 +35,7 @@ from typing import NamedTuple
 
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.message.client_key import NO_OWNER, ClientKey
 
 GIVEN_BACK = 1  # flag of the record header
 FLAG_GAPS = 1
@@ -52,7 +54,10 @@ FLAG_HOLDER = 128
 FLAGS_KNOWN = FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND | FLAG_HOLDER
 # In rows and in the table, which store the holder elsewhere.
 FLAG_RENEWS = 128
-HOLDER_RENEWS = 1  # bit of HOLDER
+HOLDER_RENEWS = 1  # bits of HOLDER
+HOLDER_OWNER = 2
+HOLDER_KNOWN = HOLDER_RENEWS | HOLDER_OWNER
+OWNER = struct.Struct(">I")
 HOLDER_BYTES_MAX = 255  # its size is one byte
 HOLDERS_KEPT = 1_024  # encoded holders in the cache, since a client pops often
 BODY = struct.Struct(">IIIHBBBqqq")
@@ -63,7 +68,7 @@ REVIVE_QUEUES = 8
 ATTEMPT_ID_BYTES_MAX = 255  # its size is one byte
 MESSAGES_MAX = 32  # messages of one checkpoint: its bits fit one u32
 GAPS = [struct.Struct(f">{n}I") for n in range(MESSAGES_MAX + 1)]
-_NO_PARTS = (None, None, None, "", "", False)
+_NO_PARTS = (None, None, None, "", "", False, NO_OWNER)
 # Make a named tuple without a call of Python code: a start decodes millions of records.
 _tuple = tuple.__new__
 ATTEMPTS = [struct.Struct(f">{n}H") for n in range(MESSAGES_MAX + 1)]
@@ -88,6 +93,7 @@ class PopCheckpoint(NamedTuple):
     attempt_id: str
     client_id: str = ""  # of the holder; empty without HOLDER
     renews: bool = False
+    owner: int = NO_OWNER  # of the holder
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -124,23 +130,26 @@ def encode(ck: PopCheckpoint) -> bytes:
         assert len(attempt_id) <= ATTEMPT_ID_BYTES_MAX, "the engine refuses longer ones"
         body += ATTEMPTS[ck.num].pack(*ck.attempts) + bytes([len(attempt_id)]) + attempt_id
     if ck.flags & FLAG_HOLDER:
-        body += _holder(ck.client_id, ck.renews)
+        body += _holder(ck.client_id, ck.renews, ck.owner)
     return body
 
 
 @lru_cache(HOLDERS_KEPT)
-def _holder(client_id: str, renews: bool) -> bytes:
+def _holder(client_id: str, renews: bool, owner: int) -> bytes:
     encoded = client_id.encode()
     assert len(encoded) <= HOLDER_BYTES_MAX, "the engine cuts longer ones"
-    return bytes([HOLDER_RENEWS if renews else 0, len(encoded)]) + encoded
+    bits = HOLDER_RENEWS if renews else 0
+    if owner == NO_OWNER:
+        return bytes([bits, len(encoded)]) + encoded
+    return bytes([bits | HOLDER_OWNER, len(encoded)]) + encoded + OWNER.pack(owner)
 
 
-def cut_client_id(client_id: str) -> str:
-    """Cut a client id to the size limit of a CK, in whole characters."""
-    encoded = client_id.encode(errors="replace")
+def cut_client(client: ClientKey) -> ClientKey:
+    """Cut the id of a client to the size limit of a CK, in whole characters."""
+    encoded = client.client_id.encode(errors="replace")
     if len(encoded) <= HOLDER_BYTES_MAX:
-        return client_id
-    return str(encoded[:HOLDER_BYTES_MAX], "utf-8", "ignore")
+        return client
+    return client._replace(client_id=str(encoded[:HOLDER_BYTES_MAX], "utf-8", "ignore"))
 
 
 def decode(body: bytes | memoryview) -> PopCheckpoint:
@@ -154,7 +163,7 @@ def decode(body: bytes | memoryview) -> PopCheckpoint:
     at = BODY_SIZE
     gaps = superseded = attempts = None
     attempt_id = client_id = ""
-    renews = False
+    renews, owner = False, NO_OWNER
     if flags & FLAG_GAPS:
         gaps = GAPS[count].unpack_from(body, at)
         at += 4 * count
@@ -168,8 +177,13 @@ def decode(body: bytes | memoryview) -> PopCheckpoint:
         attempt_id = str(body[at + 1 : end], "utf-8", "replace")
         at = end
     if flags & FLAG_HOLDER:
-        renews = bool(body[at] & HOLDER_RENEWS)
-        client_id = str(body[at + 2 : at + 2 + body[at + 1]], "utf-8", "replace")
+        bits, end = body[at], at + 2 + body[at + 1]
+        if bits & ~HOLDER_KNOWN:
+            raise UnknownRecord(f"CK record with holder bits {bits}")
+        renews = bool(bits & HOLDER_RENEWS)
+        client_id = str(body[at + 2 : end], "utf-8", "replace")
+        if bits & HOLDER_OWNER:
+            (owner,) = OWNER.unpack_from(body, end)
     return _tuple(
-        PopCheckpoint, (*fixed, gaps, superseded, attempts, attempt_id, client_id, renews)
+        PopCheckpoint, (*fixed, gaps, superseded, attempts, attempt_id, client_id, renews, owner)
     )

@@ -30,6 +30,7 @@ from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, PopProgress
 from tidemill.broker.engine.pop.state import RENEWED_HANDLE_MS, PopState
 from tidemill.broker.engine.pop.stated_rows import load_delivery, load_progress
+from tidemill.message.client_key import UNKNOWN_CLIENT
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
@@ -107,7 +108,7 @@ class CatchUp:
         state, rows = self._state, deliveries.rows
         if not len(rows):
             return
-        client_ids, holders = ("", *deliveries.clients), deliveries.holder_numbers
+        clients, holders = (UNKNOWN_CLIENT, *deliveries.clients), deliveries.holder_numbers
         for slot in self._ordered_among(rows["slot"]):
             self.displace(slot)
         plain = (rows["flags"] & (FLAG_GAPS | FLAG_ORDERED)) == 0
@@ -120,7 +121,7 @@ class CatchUp:
         for key in zip(*columns, strict=True):
             progress = known.get(key) or state.progress_of(*key)
             owners.append(progress.index)
-        numbers = np.array(list(map(state.table.clients.number_of, client_ids)), dtype=np.uint32)
+        numbers = np.array(list(map(state.table.clients.number_of, clients)), dtype=np.uint32)
         state.table.load(
             plain_rows, np.array(owners, dtype=np.uint32)[triples_at], numbers[holders[plain]]
         )
@@ -129,7 +130,7 @@ class CatchUp:
                 state,
                 rows[number].item(),
                 deliveries.gaps.get(number),
-                client_ids[int(holders[number])],
+                clients[int(holders[number])],
             )
 
     def _ordered_among(self, slots: np.ndarray) -> list[int]:

@@ -54,6 +54,7 @@ from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.time_search import QUEUES_A_STEP, TimeSearch
 from tidemill.common.errors import GroupNotFound, Overloaded, Repairing, TopicNotFound
+from tidemill.message.client_key import ClientKey
 
 __all__ = ["AckResult", "Consumption", "Delivery", "DeliveryBatch"]
 
@@ -121,7 +122,7 @@ class Consumption:
         invisible_duration_ms: int,
         tags: frozenset[str],
         attempt_id: str,
-        client_id: str,
+        client: ClientKey,
         renews: bool,
         now_ms: int,
     ) -> list[DeliveryBatch]:
@@ -152,11 +153,11 @@ class Consumption:
             room, refusal = MESSAGES_MAX, error
         subscription.turn += 1
         visible_at_ms = now_ms + invisible_duration_ms
-        self._deliveries.client_id, self._deliveries.renews = client_id, renews
+        self._deliveries.client, self._deliveries.renews = client, renews
         missing, taken_bytes = max_messages, 0
         batches: list[DeliveryBatch] = []
         if is_ordered:
-            self._ordered.begin_pop(client_id, now_ms)
+            self._ordered.begin_pop(client, now_ms)
         if tags:
             self._reader.begin_scan()
         is_locked = False  # Whether another client's batch locks one of the queues.

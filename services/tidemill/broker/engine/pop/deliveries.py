@@ -18,6 +18,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 from tidemill.broker.engine.pop.message_selection import MessageSelection
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.message.client_key import NO_OWNER, UNKNOWN_CLIENT
 
 # Delivery attempts of a batch of first deliveries, by the size of the batch.
 _FIRST_ATTEMPTS: list[tuple[int, ...]] = [(1,) * n for n in range(pop_checkpoint.MESSAGES_MAX + 1)]
@@ -43,6 +44,7 @@ class Delivery(NamedTuple):
     delivery_id: LogOffset
     message_index: int
     visible_at_ms: int
+    owner: int = NO_OWNER  # of the client that names it
 
 
 class DeliveryBatch(NamedTuple):
@@ -69,7 +71,7 @@ class DeliveryWriter:
         self._state = state
         self._recorder = recorder
         # The client of the current pop, and whether its deliveries are renewed.
-        self.client_id = ""
+        self.client = UNKNOWN_CLIENT
         self.renews = False
 
     def deliver(
@@ -91,7 +93,7 @@ class DeliveryWriter:
         if offsets[-1] - start + 1 != count:
             gaps = tuple([offset - start for offset in offsets])
             flags |= FLAG_GAPS
-        client_id = self.client_id
+        client_id, owner = self.client
         if client_id:
             flags |= FLAG_HOLDER
         queue_id = progress.queue.queue_id
@@ -116,6 +118,7 @@ class DeliveryWriter:
                     attempt_id,
                     client_id,
                     self.renews,
+                    owner,
                 ),
             ),
             now_ms,

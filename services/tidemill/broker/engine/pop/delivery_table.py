@@ -32,8 +32,9 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_UNPROVEN,
 )
 from tidemill.broker.engine.pop.deadlines import FLAG_DUE, DeadlineLists
-from tidemill.broker.engine.pop.holder_numbers import NOBODY, UNHEARD, HolderNumbers
+from tidemill.broker.engine.pop.holder_numbers import UNHEARD, HolderNumbers
 from tidemill.broker.engine.pop.linked_lists import link_runs, run_begins
+from tidemill.message.client_key import NO_OWNER, ClientKey
 
 FREE = -1  # delivery id of an empty slot
 GROWTH = 4096  # slots added at once: a few hundred KiB
@@ -139,9 +140,9 @@ class DeliveryTable:
         visible_at_ms: int,
         popped_at_ms: int,
         gaps: tuple[int, ...] | None,
-        client_id: str,
+        client: ClientKey,
     ) -> None:
-        """Fill an empty slot. The caller links it. An unknown holder has `client_id` ""."""
+        """Fill an empty slot. The caller links it."""
         self.ids[slot] = self.stated_at[slot] = delivery_id
         self.owners[slot] = owner
         self.starts[slot] = start
@@ -154,11 +155,11 @@ class DeliveryTable:
         if gaps is not None:
             self.gaps[slot] = gaps
         clients = self.clients
-        number = clients.numbers.get(client_id)
+        number = clients.numbers.get(client)
         if number is None:
             if clients.has_too_many:
                 self._recount_holders()
-            number = clients.number_of(client_id)
+            number = clients.number_of(client)
         if not clients.counts[number] and clients.heard_at_ms[number] >= 0:
             # The time is old: clients without deliveries are not tracked. A client that has ended
             # (below 0) stays ended, because its pop may arrive late.
@@ -171,19 +172,20 @@ class DeliveryTable:
         is_used = np.frombuffer(self.ids, dtype=np.int64) != FREE
         self.clients.recount(np.frombuffer(self.holders, dtype=np.uint32)[is_used])
 
-    def in_flight_of(self, client_id: str) -> int:
+    def in_flight_of(self, client: ClientKey) -> int:
         """Count the messages that a client holds. Scans all slots, 1 ms per million."""
-        number = self.clients.find(client_id)
-        if number == NOBODY:
-            return 0
-        is_held = np.frombuffer(self.holders, dtype=np.uint32) == number
+        is_held = self.clients.are_of(client, np.frombuffer(self.holders, dtype=np.uint32))
         # An empty slot still has the number of its last holder.
         is_held &= np.frombuffer(self.ids, dtype=np.int64) != FREE
         return int(np.bitwise_count(np.frombuffer(self.live, dtype=np.uint32)[is_held]).sum())
 
-    def client_id_of(self, slot: int) -> str:
-        """Return the client id of the holder of a delivery, "" if it is unknown."""
-        return self.clients.client_ids[self.holders[slot]]
+    def client_of(self, slot: int) -> ClientKey:
+        """Return the holder of a delivery."""
+        return self.clients.clients[self.holders[slot]]
+
+    def is_owned(self, slot: int, owner: int) -> bool:
+        """Whether a client of this owner may hold a delivery."""
+        return NO_OWNER in (owner, known := self.client_of(slot).owner) or owner == known
 
     def offset_of(self, slot: int, index: int) -> int:
         """Return the queue offset of a delivery's message."""
@@ -233,7 +235,7 @@ class DeliveryTable:
         with_gaps = np.flatnonzero(rows["flags"] & FLAG_GAPS).tolist()
         gaps = {number: self.gaps[int(slots[number])] for number in with_gaps}
         numbers = np.frombuffer(self.holders, dtype=np.uint32)[slots]
-        return named_once(rows, gaps, numbers, self.clients.client_ids)
+        return named_once(rows, gaps, numbers, self.clients.clients)
 
     def load(self, rows: np.ndarray, owners: np.ndarray, holders: np.ndarray) -> None:
         """Load the rows that are later uses of their slots. `relink` builds the lists."""

@@ -36,6 +36,7 @@ from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import delivery_rows_of
 from tidemill.broker.engine.tally import Allowance, Tally
+from tidemill.message.client_key import UNKNOWN_CLIENT, ClientKey
 
 NONE = -1  # no queue offset
 
@@ -63,11 +64,11 @@ class OrderedPop:
         self._recorder = recorder
         # The client of the current pop, and the dead letters that its queues may still write.
         self._allowance = Allowance(tally, items=0)
-        self._client_id = ""
+        self._client = UNKNOWN_CLIENT
 
-    def begin_pop(self, client_id: str, now_ms: int) -> None:
+    def begin_pop(self, client: ClientKey, now_ms: int) -> None:
         """Begin a pop. Log the acks first, so that acked messages block no queue."""
-        self._client_id = client_id
+        self._client = client
         self._allowance = Allowance(self._tally, items=MESSAGES_MAX)
         self._acks.record(now_ms)
 
@@ -102,9 +103,11 @@ class OrderedPop:
         self._acks.record(now_ms)
         is_repeat = bool(attempt_id) and attempt_id == ordered.attempt_id
         slots = self._state.deliveries_of(progress)
+        if slots and not self._state.table.is_owned(slots[0], self._client.owner):
+            is_repeat = False  # Another user has chosen the same attempt id.
         if any(is_locking(self._state, slot, now_ms) for slot in slots):
             if is_repeat:
-                ordered.holder = ordered.batch_id, self._client_id
+                ordered.holder = ordered.batch_id, self._client.client_id
             return self._repeated_batch(progress, slots, budget) if is_repeat else None
         if not self.dead_letter_exhausted(slots, progress, group, self._allowance, now_ms):
             # The remaining ones block the queue until the next turn.
@@ -130,7 +133,7 @@ class OrderedPop:
             attempts=attempts,
             attempt_id=attempt_id,
         )
-        ordered.holder = ordered.batch_id, self._client_id
+        ordered.holder = ordered.batch_id, self._client.client_id
         return self._redelivery.apply_attempt_limit(batch, attempts, progress, group, now_ms)
 
     def _count_dropped(

@@ -21,13 +21,14 @@ from typing import Final, NamedTuple, final
 import numpy as np
 
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, FLAG_RENEWS, cut_client_id
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, FLAG_RENEWS, cut_client
 from tidemill.broker.engine.layout.renewal import ENTRIES_MAX, Renewal, RenewalReason
 from tidemill.broker.engine.pop.deadlines import FLAG_DUE
 from tidemill.broker.engine.pop.delivery_table import FREE, HANDOVER_PENDING, UNPROVEN
 from tidemill.broker.engine.pop.holder_numbers import NOBODY, UNHEARD
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
+from tidemill.message.client_key import ClientKey
 
 MINUTE_MS: Final = 60_000
 # (time in flight below, extension), the steps of RocketMQ.
@@ -71,7 +72,7 @@ _GRACE_MS: Final = {
 class _LostClient(NamedTuple):
     """A client that has ended, is silent or has no connection: its deliveries come back."""
 
-    client_id: str
+    client: ClientKey
     why: RenewalReason
     before: int  # only deliveries with a lower id: later ones were popped since
 
@@ -94,45 +95,47 @@ class Renewals:
 
     # ------------------------------------------------------------ liveness
 
-    def note_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
-        """Record signs of life of clients. Clients that hold nothing are ignored."""
+    def _numbers_of(self, clients: Iterable[ClientKey]) -> Iterator[int]:
+        """Yield the numbers of clients. Clients that hold nothing have none."""
+        find = self._state.table.clients.find
+        for client in clients:
+            yield from find(cut_client(client))
+
+    def note_alive(self, alive: Iterable[ClientKey], *, monotonic_ms: int) -> None:
+        """Record signs of life of clients."""
         clients = self._state.table.clients
-        for client_id in client_ids:
-            number = clients.find(cut_client_id(client_id))
-            if number == NOBODY:
-                continue
+        for number in self._numbers_of(alive):
             clients.heard_at_ms[number] = monotonic_ms
             for clients_lost in (self._lost, self._searched):
                 lost = clients_lost.get(number)
                 if lost is not None and lost.why is not RenewalReason.CLIENT_ENDED:
                     del clients_lost[number]
 
-    def note_ended(self, client_ids: Iterable[str], *, log_end: int) -> None:
+    def note_ended(self, ended: Iterable[ClientKey], *, log_end: int) -> None:
         """Give back the deliveries of ended clients. All deliveries must be below `log_end`."""
+        for number in self._numbers_of(ended):
+            self._lose(number, RenewalReason.CLIENT_ENDED, log_end)
+
+    def _lose(self, number: int, why: RenewalReason, log_end: int) -> None:
         clients = self._state.table.clients
-        for client_id in map(cut_client_id, client_ids):
-            number = clients.find(client_id)
-            if number != NOBODY:
-                clients.heard_at_ms[number] = _LOST
-                self._lost[number] = _LostClient(client_id, RenewalReason.CLIENT_ENDED, log_end)
+        clients.heard_at_ms[number] = _LOST
+        self._lost[number] = _LostClient(clients.clients[number], why, log_end)
 
     def note_disconnected(
-        self, client_ids: Iterable[str], *, monotonic_ms: int, log_end: int
+        self, disconnected: Iterable[ClientKey], *, monotonic_ms: int, log_end: int
     ) -> None:
         """Renew the deliveries of clients without a connection no more, until they are heard again.
 
         All deliveries must be below `log_end`.
         """
         clients = self._state.table.clients
-        for client_id in map(cut_client_id, client_ids):
-            number = clients.find(client_id)
-            if number == NOBODY or number in self._lost:
+        for number in self._numbers_of(disconnected):
+            if number in self._lost:
                 continue
             heard_at_ms = clients.heard_at_ms[number]
             if heard_at_ms >= 0 and monotonic_ms - heard_at_ms < HEARD_ELSEWHERE_MS:
                 continue
-            clients.heard_at_ms[number] = _LOST
-            self._lost[number] = _LostClient(client_id, RenewalReason.DISCONNECTED, log_end)
+            self._lose(number, RenewalReason.DISCONNECTED, log_end)
 
     def next_check_ms(self) -> int | None:
         """Return the ms from the last check until there is work, None for never."""
@@ -158,9 +161,10 @@ class Renewals:
         if len(silent) > CLIENTS_A_CHECK:
             self._check_at_ms = monotonic_ms  # The next turn finds the others.
         for number in silent[:CLIENTS_A_CHECK]:
-            clients.heard_at_ms[number] = _LOST
-            lost = _LostClient(clients.client_ids[number], RenewalReason.CLIENT_SILENT, log_end)
-            self._lost.setdefault(number, lost)
+            if number in self._lost:
+                clients.heard_at_ms[number] = _LOST
+            else:
+                self._lose(number, RenewalReason.CLIENT_SILENT, log_end)
 
     def _is_alive(self, number: int) -> bool:
         heard_at_ms = self._state.table.clients.heard_at_ms[number]
@@ -230,7 +234,7 @@ class Renewals:
             at_ms = table.visible_at_ms[slot] if until_ms is None else until_ms
             found.setdefault((table.holders[slot], at_ms), []).append((slot, delivery_id))
         for (number, at_ms), entries in found.items():
-            client_id = table.clients.client_ids[number]
+            client_id = table.clients.clients[number].client_id
             for begin in range(0, len(entries), ENTRIES_MAX):
                 part = entries[begin : begin + ENTRIES_MAX]
                 self._recorder.append(Renewal(at_ms, why, client_id, part), now_ms)
@@ -252,7 +256,7 @@ class Renewals:
             entries.append((slot, table.ids[slot]))
             state.count("extended", state.owners[table.owners[slot]], 1)
         for (number, until_ms), entries in extended.items():
-            client_id = table.clients.client_ids[number]
+            client_id = table.clients.clients[number].client_id
             self._recorder.append(
                 Renewal(until_ms, RenewalReason.EXTENDED, client_id, entries), now_ms
             )
@@ -295,7 +299,7 @@ class Renewals:
             number, delivery_id = table.holders[slot], table.ids[slot]
             lost, progress = self._searched[number], state.owners[table.owners[slot]]
             # The number may belong to another client by now.
-            if lost.client_id != table.client_id_of(slot) or delivery_id >= lost.before:
+            if lost.client != table.client_of(slot) or delivery_id >= lost.before:
                 continue
             if self._is_void(slot):
                 continue
@@ -308,9 +312,9 @@ class Renewals:
             name = "given_back_ended" if is_ended else "given_back_silent"
             state.count(name, progress, table.live[slot].bit_count())
         for number, entries in found.items():
-            client_id, why, _ = self._searched[number]
+            client, why, _ = self._searched[number]
             until_ms = now_ms + _GRACE_MS[why]
-            self._recorder.append(Renewal(until_ms, why, client_id, entries), now_ms)
+            self._recorder.append(Renewal(until_ms, why, client.client_id, entries), now_ms)
         if self._searched_until >= len(table.ids):
             self._searched = {}
 
@@ -326,7 +330,7 @@ class Renewals:
         """
         table = self._state.table
         begin, end = self._searched_until, min(self._searched_until + SLOTS_A_SLICE, len(table.ids))
-        is_lost = np.zeros(len(table.clients.client_ids), dtype=bool)
+        is_lost = np.zeros(len(table.clients.clients), dtype=bool)
         is_lost[list(self._searched)] = True
         flags = np.frombuffer(table.flags, dtype=np.uint8)[begin:end]
         is_held = flags & FLAG_RENEWS > 0

@@ -41,7 +41,7 @@ class RepeatedRequests:
         slot, index = delivery.slot, delivery.message_index
         if slot >= len(table.ids) or table.ids[slot] != delivery.delivery_id:
             return None
-        if not table.superseded[slot] >> index & 1:
+        if not table.superseded[slot] >> index & 1 or not table.is_owned(slot, delivery.owner):
             return None
         progress = self._state.owners[table.owners[slot]]
         if (progress.group_id, progress.named_topic_id) != (delivery.group_id, delivery.topic_id):

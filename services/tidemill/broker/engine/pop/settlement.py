@@ -60,7 +60,7 @@ class Settlement:
         """Settle one message of a delivery. All deliveries must be below `log_end`."""
         state = self._state
         table = state.table
-        group_id, topic_id, slot, delivery_id, index, _ = delivery
+        group_id, topic_id, slot, delivery_id, index, _, owner = delivery
         if slot >= len(table.ids) or table.ids[slot] != delivery_id:
             result = self._result_for_missing(delivery, log_end=log_end, now_ms=now_ms)
         else:
@@ -72,6 +72,7 @@ class Settlement:
                 or progress.named_topic_id != topic_id
                 or index >= table.counts[slot]
                 or state.is_void(progress, delivery_id)
+                or (owner and not table.is_owned(slot, owner))
             ):
                 result = AckResult.GONE
             elif self._acks.add_live(slot, bit, now_ms):
@@ -114,6 +115,7 @@ class Settlement:
             progress.group_id == delivery.group_id
             and progress.named_topic_id == delivery.topic_id
             and not self._state.is_void(progress, delivery.delivery_id)
+            and self._state.table.is_owned(delivery.slot, delivery.owner)
         )
 
     def _result_for_missing(self, delivery: Delivery, *, log_end: int, now_ms: int) -> AckResult:
@@ -174,7 +176,7 @@ class Settlement:
         offset = table.offset_of(old_slot, old_index)
         flags = FLAG_SUPERSEDES | (FLAG_SUSPEND if suspend else 0)
         # The same client holds it. The client has chosen the time, so it is not renewed.
-        client_id = table.client_id_of(old_slot)
+        client_id, owner = table.client_of(old_slot)
         if client_id:
             flags |= FLAG_HOLDER
         attempts = None
@@ -201,6 +203,7 @@ class Settlement:
                 attempts,
                 "",
                 client_id,
+                owner=owner,
             ),
             now_ms,
         )

@@ -40,6 +40,10 @@ from tidemill.broker.engine.pop.progress import OrderedState, PopProgress, PopSu
 from tidemill.broker.engine.pop.progress_index import ProgressIndex
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.histogram import Histogram
+from tidemill.message.client_key import ClientKey
+
+# Makes a named tuple without a call of Python code: every delivery does it.
+_tuple = tuple.__new__
 
 # Upper bounds in milliseconds, for the time from pop to ack and for the wait before a pop.
 DELIVERY_BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000)
@@ -208,7 +212,23 @@ class PopState:
         self, ck: PopCheckpoint, progress: PopProgress, delivery_id: int, popped_at_ms: int
     ) -> None:
         table = self.table
-        slot, _, _, _, count, flags, _, start, visible_at_ms, _, gaps, *_, client_id, renews = ck
+        (
+            slot,
+            _,
+            _,
+            _,
+            count,
+            flags,
+            _,
+            start,
+            visible_at_ms,
+            _,
+            gaps,
+            *_,
+            client_id,
+            renews,
+            owner,
+        ) = ck
         if flags & FLAG_HOLDER and not renews:
             flags &= ~FLAG_RENEWS  # FLAG_HOLDER and FLAG_RENEWS are the same bit.
         if slot >= len(table.ids):
@@ -228,7 +248,7 @@ class PopState:
             visible_at_ms,
             popped_at_ms,
             gaps,
-            client_id,
+            _tuple(ClientKey, (client_id, owner)),
         )
         if self.catch_up is not None:
             return

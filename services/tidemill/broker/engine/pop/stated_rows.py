@@ -19,6 +19,7 @@ from tidemill.broker.engine.layout.state import StatedDeliveries, StatedProgress
 from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, FREE, HANDOVER_STORED
 from tidemill.broker.engine.pop.progress import OrderedState, PopProgress
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.message.client_key import UNKNOWN_CLIENT, ClientKey
 
 DELIVERIES_A_STATE_RECORD = 1024  # 56 KiB, without their gaps
 
@@ -61,13 +62,13 @@ def apply_stated_deliveries(
     table, rows = state.table, deliveries.rows
     is_new = np.ones(len(rows), dtype=bool)
     if state.catch_up is not None:
-        client_ids, holders = ("", *deliveries.clients), deliveries.holder_numbers
+        clients, holders = (UNKNOWN_CLIENT, *deliveries.clients), deliveries.holder_numbers
         for number, row in enumerate(rows.tolist()):
             progress = state.progress_of(*row[2:5])
             is_new[number] = state.catch_up.is_new_to_slot(row[0], progress, log_offset)
             if is_new[number]:
-                client_id = client_ids[int(holders[number])]
-                load_delivery(state, row, deliveries.gaps.get(number), client_id)
+                client = clients[int(holders[number])]
+                load_delivery(state, row, deliveries.gaps.get(number), client)
     is_inside = rows["slot"] < len(table.ids)
     rows, is_new = rows[is_inside], is_new[is_inside]
     slots = rows["slot"].astype(np.int64)
@@ -82,7 +83,7 @@ def apply_stated_deliveries(
 
 
 def load_delivery(
-    state: PopState, row: tuple[int, ...], gaps: tuple[int, ...] | None, client_id: str
+    state: PopState, row: tuple[int, ...], gaps: tuple[int, ...] | None, client: ClientKey
 ) -> None:
     """Take over one row while the engine catches up. The latest use of a slot wins."""
     slot, delivery_id, group_id, topic_id, queue_id, count, flags, *times_and_bits = row
@@ -108,7 +109,7 @@ def load_delivery(
         visible_at_ms,
         popped_at_ms,
         gaps,
-        client_id,
+        client,
     )
     table.live[slot] = live
     table.superseded[slot] = superseded

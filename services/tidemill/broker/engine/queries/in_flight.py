@@ -27,15 +27,15 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_RELEASED,
     FLAG_RENEWS,
     MESSAGES_MAX,
-    cut_client_id,
+    cut_client,
 )
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.deadlines import FLAG_DUE
 from tidemill.broker.engine.pop.deliveries import Delivery
 from tidemill.broker.engine.pop.delivery_table import FREE
-from tidemill.broker.engine.pop.holder_numbers import NOBODY
 from tidemill.broker.engine.pop.queue_queries import ordered_attempt
 from tidemill.message import stored_message
+from tidemill.message.client_key import ClientKey
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
@@ -215,9 +215,8 @@ class InFlightListing(Generic[P]):
         is_it &= flags & (FLAG_DUE | FLAG_RELEASED) == 0
         is_it &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[slots] > now_ms
         if wanted.client_id:
-            number = table.clients.find(cut_client_id(wanted.client_id))
             holders = np.frombuffer(table.holders, dtype=np.uint32)[slots]
-            is_it &= (holders == number) & (number != NOBODY)
+            is_it &= table.clients.are_of(cut_client(ClientKey(wanted.client_id)), holders)
         return self._order.rows(slots[is_it], wanted)
 
     def _keep(self, rows: np.ndarray) -> None:
@@ -279,7 +278,7 @@ class InFlightListing(Generic[P]):
             table.offset_of(slot, index),
             "",
             1,
-            table.client_id_of(slot),
+            table.client_of(slot).client_id,
             table.popped_at_ms[slot],
             bool(flags & FLAG_RENEWS),
             bool(flags & FLAG_RENEWS and table.handover[slot]),

@@ -37,6 +37,7 @@ from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
+from tidemill.message.client_key import ClientKey
 
 
 class QueueStatus(NamedTuple):
@@ -316,9 +317,9 @@ class Inspection:
             popped_at,
         )
 
-    def in_flight_of(self, client_id: str) -> int:
+    def in_flight_of(self, client: ClientKey) -> int:
         """Return how many messages a client has in flight."""
-        return self._pops.table.in_flight_of(client_id)
+        return self._pops.table.in_flight_of(client)
 
     def find_lock(self, key: ProgressKey) -> QueueLock | None:
         """Return the lock of a queue of an ordered group; None if it is not locked."""
@@ -334,7 +335,7 @@ class Inspection:
             len(held),
             min(held),
             self._message_id(progress.queue, min(held)),
-            progress.ordered.holder_id or table.client_id_of(slots[0]),
+            progress.ordered.holder_id or table.client_of(slots[0]).client_id,
             min(table.popped_at_ms[slot] for slot in slots),
             max(table.visible_at_ms[slot] for slot in slots),
             max(progress.ready_count, 0) + len(waiting_offsets(progress, held)),

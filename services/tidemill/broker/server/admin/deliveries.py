@@ -11,6 +11,7 @@ from tidemill.broker.server.admin.lookup import check_queue_id, find_group, find
 from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.wire import config_log
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded
+from tidemill.message.client_key import ClientKey
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class DeliveryAdmin:
 
         def count(engine: Engine, _turn: Turn) -> pb.GetHeldReply:
             return pb.GetHeldReply(
-                in_flight_count=engine.inspection.in_flight_of(request.client_id)
+                in_flight_count=engine.inspection.in_flight_of(ClientKey(request.client_id))
             )
 
         return await read_in_round(self._rounds, count)

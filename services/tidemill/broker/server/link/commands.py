@@ -22,6 +22,7 @@ from tidemill.broker.server.link.pops import NOTIFICATION, POP
 from tidemill.broker.server.round.long_polling import NotificationPoll, PopPoll
 from tidemill.broker.server.wire import config_log
 from tidemill.common.errors import ServiceError
+from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ def _ack_columns(acks: pb.AckBatch) -> tuple[Any, ...]:
         acks.delivery_ids,
         acks.indexes,
         acks.visible_at_ms,
+        acks.owners or [NO_OWNER] * len(acks.request_ids),
     )
 
 
@@ -242,7 +244,7 @@ def _apply_pops(
             invisible_duration_ms=request.invisible_duration_ms,
             tags=frozenset(request.tags),
             attempt_id=request.attempt_id,
-            client_id=request.client_id,
+            client=ClientKey(request.client_id, request.owner),
             renews=request.renews,
             arrived_s=context.arrived_s,
         )
@@ -250,7 +252,7 @@ def _apply_pops(
             pop.group_id,
             pop.topic_id,
             pop.tags,
-            pop.client_id,
+            pop.client.client_id,
             catalog=turn.engine.catalog,
             monotonic_ms=turn.monotonic_ms,
         )
@@ -353,6 +355,7 @@ def _delivery(request: pb.ChangeInvisibleRequest | pb.DeadLetterRequest) -> Deli
         delivery_id=LogOffset(request.delivery_id),
         message_index=request.index,
         visible_at_ms=request.visible_at_ms,
+        owner=request.owner,
     )
 
 

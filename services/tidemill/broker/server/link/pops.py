@@ -239,7 +239,7 @@ def take(pop: PopPoll, turn: Turn) -> list[DeliveryBatch]:
         invisible_duration_ms=pop.invisible_duration_ms,
         tags=pop.tags,
         attempt_id=pop.attempt_id,
-        client_id=pop.client_id,
+        client=pop.client,
         renews=pop.renews,
         now_ms=turn.now_ms,
     )

@@ -9,8 +9,8 @@ requests are not read either. `UNSENT_BYTES_MAX` and the replies of the rounds i
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
-from itertools import islice
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, final
 
 from google.protobuf.message import DecodeError
@@ -25,6 +25,7 @@ from tidemill.broker.server.link.security_stream import SecurityStream
 from tidemill.broker.server.round.round_log import log_frame
 from tidemill.broker.server.wire.config_frames import changed_config, complete_config
 from tidemill.common.log import is_debug
+from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
@@ -145,7 +146,8 @@ class ProxyLink:
         replies.arrived_s = min(replies.arrived_s, arrived_s)
         if frame.alive_clients:
             renewals = turn.engine.consumption.renewals
-            renewals.note_alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
+            alive = _clients(frame.alive_clients, frame.alive_owners)
+            renewals.note_alive(alive, monotonic_ms=turn.monotonic_ms)
             yield
         if frame.HasField("subscribed"):
             note = turn.engine.state.index.reported_subscriptions.note
@@ -171,11 +173,12 @@ class ProxyLink:
             turn.polls.cancel(self.pops, request_id)
         if frame.disconnected_clients:
             turn.engine.commands.disconnect_clients(
-                frame.disconnected_clients, monotonic_ms=turn.monotonic_ms
+                _clients(frame.disconnected_clients, frame.disconnected_owners),
+                monotonic_ms=turn.monotonic_ms,
             )
         if frame.ended_clients:
             # After the last acks of such a client, which may be in the same frame.
-            turn.engine.commands.end_clients(frame.ended_clients)
+            turn.engine.commands.end_clients(_clients(frame.ended_clients, frame.ended_owners))
 
     def _introduce(self, frame: pb.RequestFrame, turn: Turn) -> None:
         """Learn which process opened the stream, and close all its streams but the newest.
@@ -296,4 +299,13 @@ def _columns_agree(frame: pb.RequestFrame) -> bool:
             columns = command.columns(getattr(frame, command.request_field))
             if len(set(map(len, columns))) > 1:
                 return False
-    return True
+    reports = (
+        (frame.alive_clients, frame.alive_owners),
+        (frame.ended_clients, frame.ended_owners),
+        (frame.disconnected_clients, frame.disconnected_owners),
+    )
+    return all(len(owners) in (0, len(client_ids)) for client_ids, owners in reports)
+
+
+def _clients(client_ids: Iterable[str], owners: Iterable[int]) -> Iterator[ClientKey]:
+    return map(ClientKey._make, zip_longest(client_ids, owners, fillvalue=NO_OWNER))

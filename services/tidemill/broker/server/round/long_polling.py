@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from tidemill.broker.server.round.polled_filters import PolledFilters
 from tidemill.common.errors import BadRequest, Overloaded
 from tidemill.common.reserves import has_little, unreserved
+from tidemill.message.client_key import UNKNOWN_CLIENT, ClientKey
 
 PARKED_PER_KEY_MAX = 1024  # of one group on one topic: more consumers than any group has
 # Of the broker, about 60 MB. The last part is reserved for groups with few. Beyond either limit a
@@ -47,7 +48,7 @@ class PopPoll(NamedTuple):
     invisible_duration_ms: int
     tags: frozenset[str]
     attempt_id: str
-    client_id: str = ""
+    client: ClientKey = UNKNOWN_CLIENT
     renews: bool = False
     arrived_s: float = 0.0  # time.monotonic()
     is_parked: bool = False
