@@ -45,10 +45,12 @@ from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome, MendRequest
 from tidemill.broker.engine.store.mending import mend
+from tidemill.broker.engine.store.segment import LogDamaged
 from tidemill.broker.engine.store.whole_records import find_frame
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.server.replicas.mending import served
 from tidemill.message import stored_message
+from tidemill.transport.grpc.status import RpcError
 
 if TYPE_CHECKING:
     from tests.simulation.replica_process import Answer, ReplicaProcess
@@ -161,7 +163,11 @@ class EngineVolume:
     def _serve(self, other: ReplicaProcess, question: MendRequest) -> None:
         if other.is_alive and not other.is_paused:
             assert isinstance(other.volume, EngineVolume), "another kind of volume"
-            found, log = served(other.volume.log, question.begin, question.end), self.log
+            log = self.log
+            try:
+                found = served(other.volume.log, question.begin, question.end)
+            except RpcError:
+                return  # No answer: it derives the directory of a pack.
             self._world.network.send(
                 other.name, self._replica.name, lambda: self._mend(log, question, found)
             )
@@ -171,16 +177,19 @@ class EngineVolume:
             return
         answer = MendOutcome.SILENT if found is None else MendOutcome.NOTHING
         if found:
-            files = [
-                one
-                for part in mend(log.engine.log, self.disk, question.begin, found)
-                for one in part
-            ]
-            for file in files:
-                file.sync()
-            answer = MendOutcome.MENDED if files else MendOutcome.SOUND
+            answer = self._write(log, question, found)
         self._asked = None
         log.engine.log.damage.handle_outcome(question, answer, self.now_ms)
+
+    def _write(self, log: ReplicaEngine, question: MendRequest, found: bytes) -> MendOutcome:
+        try:
+            steps = mend(log.engine.log, self.disk, question.begin, found)
+            files = [one for part in steps for one in part]
+        except LogDamaged:
+            return MendOutcome.SILENT
+        for file in files:
+            file.sync()
+        return MendOutcome.MENDED if files else MendOutcome.SOUND
 
     def claims_clean(self, _mode: AckMode) -> bool:
         """Return whether this log has everything that its replica acked."""

@@ -28,8 +28,10 @@ from tidemill.broker.engine.replication.messages import Ack, Hello, Welcome
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome, MendRequest
 from tidemill.broker.engine.store.mending import ForeignBytes, mend
+from tidemill.broker.engine.store.segment import LogDamaged
 from tidemill.broker.server.replicas.mending import served
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
+from tidemill.transport.grpc.status import RpcError
 
 MARK_MS = 1_000  # period in which the broker records the durable end of its log
 
@@ -205,7 +207,10 @@ class Group:
         asked = self.nodes[question.replica_id]
         if not asked.is_up or asked.number in self.cut_off:
             return MendOutcome.SILENT
-        found = served(asked.log, question.begin, question.end)
+        try:
+            found = served(asked.log, question.begin, question.end)
+        except RpcError:
+            return MendOutcome.SILENT
         if not found:
             return MendOutcome.NOTHING
         is_written = False
@@ -216,6 +221,8 @@ class Group:
                     is_written = True
         except ForeignBytes:
             return MendOutcome.NOTHING
+        except LogDamaged:
+            return MendOutcome.SILENT
         return MendOutcome.MENDED if is_written else MendOutcome.SOUND
 
     def kill(self, number: int, *, power_cut: bool = False) -> None:

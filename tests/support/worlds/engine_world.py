@@ -97,6 +97,16 @@ class PopOptions(TypedDict, total=False):
     renews: bool
 
 
+def derive_directories(engine: Engine) -> int:
+    """Derive the damaged directories of packs, as the background does; return their number."""
+    count = 0
+    while engine.rebuilds.has_directory:
+        for _ in engine.rebuilds.derive_directory():
+            pass
+        count += 1
+    return count
+
+
 class World:
     """One engine with its disk and clock."""
 
@@ -266,11 +276,17 @@ class World:
         return [one.body for one in self.pop(want, **options)]
 
     def drain(self, **options: Unpack[PopOptions]) -> list[str]:
-        """Pop until the queue is empty, without acks, and return the bodies."""
+        """Pop until the queue is empty, without acks, and return the bodies.
+
+        Some come only after the damaged directory of a pack is derived.
+        """
         bodies: list[str] = []
-        while more := self.bodies(**options):
-            bodies += more
-        return bodies
+        while True:
+            while more := self.bodies(**options):
+                bodies += more
+            if not derive_directories(self.engine):
+                return bodies
+            self.run_due()
 
     def ack(self, *popped: PoppedMessage) -> list[AckResult]:
         results = [self.engine.commands.ack(one.delivery, self.now_ms) for one in popped]

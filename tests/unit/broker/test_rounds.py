@@ -13,11 +13,12 @@ from structlog.testing import capture_logs
 
 from tests.support.bodies import body_of
 from tests.support.disk.quiet import has_pending
-from tests.support.worlds.packed_worlds import SEGMENT, two_topics
+from tests.support.worlds.packed_worlds import SEGMENT, pack_all, two_topics
 from tests.support.worlds.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine import message_store
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.layout.pack import EXTENT
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
 from tidemill.broker.engine.upkeep import packing
 from tidemill.broker.metrics.lag import Lag
@@ -1169,6 +1170,31 @@ def test_a_poll_waits_for_the_rebuild_of_a_damaged_queue_file() -> None:
         assert engine.rebuilds.counts["queues"] == 1
 
     in_world(scenario)
+
+
+def test_a_poll_waits_for_the_directory_of_a_pack() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        engine = world.world.engine
+        for n in range(40):
+            world.world.send(f"m{n}", size=500)
+            world.world.send("gone", topic="gone", size=3_000)
+        world.world.checkpoint()
+        world.world.purge("gone")
+        assert pack_all(world.world)
+        pack = engine.log.segments[0].pack
+        assert pack is not None
+        end = pack.header.records_end + EXTENT.size * pack.header.extent_count
+        world.world.disk.damage(engine.log.segments[0].name, end - 1)
+        await proxy.send(world.pop_frame(9, poll_ms=20_000))
+        found: list[str] = []
+        while len(found) < 40:
+            for popped in (await proxy.reply()).pops:
+                found += [body.rstrip(".") for body in bodies(popped)]
+                await proxy.send(world.pop_frame(9 + len(found), poll_ms=20_000))
+        assert {*found} == {f"m{n}" for n in range(40)}
+        assert pack.is_derived
+
+    in_world(scenario, segment_bytes=64 << 10, checkpoint_log_bytes=64 << 10)
 
 
 def test_damage_is_counted() -> None:

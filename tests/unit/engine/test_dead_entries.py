@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.seeds import seeds
-from tests.support.worlds.engine_world import World, blob
+from tests.support.worlds.engine_world import World, blob, derive_directories
 from tests.support.worlds.packed_worlds import (
     delete_topic,
     derived_bytes,
@@ -34,7 +34,7 @@ from tidemill.broker.engine.store.block_file import EncodedBlock
 from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
 from tidemill.broker.engine.store.segment import RecordFreed
 from tidemill.broker.engine.upkeep import checkpoint, dead_entries, packing
-from tidemill.common.errors import BrokerTimeout
+from tidemill.common.errors import BrokerTimeout, Repairing
 
 KEPT = ["kept first", "kept last"]
 DEAD_COUNT = 600
@@ -383,7 +383,7 @@ def test_the_index_loses_exactly_the_pairs_of_gaps(seed: int) -> None:
             move_floor(world, random.choice(ends))
         pack_all(world)
         forget_recent(world.engine)
-        gaps = dead_entries._Gaps(world.engine.store, world.engine.mappings)
+        gaps = dead_entries._Gaps(world.engine.store)
         is_freed = np.array([not is_stored(world, offset) for offset, _ in pairs])
         assert gaps.contain(offsets).tolist() == is_freed.tolist()
         for _ in range(50):
@@ -458,7 +458,12 @@ def test_a_flipped_bit_in_the_directory_of_a_pack_costs_no_index_pair(which: int
     ]
     world.disk.damage(*rows[which * len(rows) // 8], bits=1 << which)
     drop_dead_entries(world.engine)
+    assert derive_directories(world.engine) == 1
+    drop_dead_entries(world.engine)
     world.restart()
+    with pytest.raises(Repairing):
+        missing()
+    assert derive_directories(world.engine) == 1
     assert missing() == []
 
 

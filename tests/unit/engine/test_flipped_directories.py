@@ -1,7 +1,8 @@
 """A bit flips in the directory of a pack after its first check, without a restart.
 
 A position from such a directory belongs to another record. The records themselves are intact: they
-are found, they are not overwritten by a mending, and no walk passes over them.
+are found once the directory is derived, they are not overwritten by a mending, and no walk passes
+over them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.worlds.engine_group import Group, Node
-from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.engine_world import SMALL, derive_directories
 from tests.unit.engine.test_packs_in_groups import pack_node, purge
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pack import EXTENT
 from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.damaged_ranges import AGAIN_MS
 from tidemill.broker.engine.store.pack import Window
 from tidemill.broker.engine.store.segment import CorruptStore, Hole
+from tidemill.common.errors import Repairing
 
 LOW, COUNT = 50, 240
 BITS = [0, 2, 5, 7]  # of the lowest byte of the position of the last extent
@@ -60,6 +63,11 @@ class Packed(NamedTuple):
             found.append(offset)
         return found
 
+    def derive(self) -> None:
+        """Derive the directory, after one look-up per message."""
+        self.intact()
+        assert derive_directories(self.master.engine) == 1
+
     def walked(self) -> list[int]:
         log = self.log
         walk = log.walk_between(0, log.log_end)
@@ -91,6 +99,7 @@ def packed() -> Packed:
 def test_each_message_is_read(bit: int) -> None:
     world = packed()
     world.flip(bit)
+    world.derive()
     assert world.intact() == world.live
 
 
@@ -100,6 +109,12 @@ def test_a_walk_misses_no_record(bit: int) -> None:
     world = packed()
     before = world.walked()
     world.flip(bit)
+    damage = world.log.damage
+    found = world.walked()
+    if found != before:
+        with pytest.raises(Repairing):
+            damage.check_directories()
+    world.derive()
     assert world.walked() == before
 
 
@@ -111,8 +126,13 @@ def test_a_mending_destroys_no_record(bit: int) -> None:
     for offset in world.live:
         world.log.damage.request(LogOffset(offset))
     world.group.mend(0)
+    world.derive()
+    world.group.now_ms += AGAIN_MS
+    world.group.mend(0)
+    assert not world.log.damage.has_requests
     assert world.intact() == world.live
     world.group.kill(1)
     world.group.kill(0)
     world.group.restart(0)
+    world.derive()
     assert world.intact() == world.live

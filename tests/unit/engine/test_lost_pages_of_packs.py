@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.worlds.engine_world import World
+from tests.support.worlds.engine_world import World, derive_directories
 from tests.support.worlds.packed_worlds import (
     drop_dead_entries,
     finish,
@@ -94,6 +94,8 @@ def test_a_message_in_a_lost_page_is_damaged_and_not_freed() -> None:
 def test_no_index_pair_of_a_message_in_a_lost_page_is_dropped() -> None:
     world, _, lost = lost_page()
     assert lost <= {offset for offset, _ in pairs_of(world)}
+    drop_dead_entries(world.engine)
+    derive_directories(world.engine)
     drop_dead_entries(world.engine)
     finish(world.engine.merges._merge_index(world.engine.store.index.files))
     assert lost <= {offset for offset, _ in pairs_of(world)}

@@ -322,7 +322,8 @@ class Engine:
         """Return the wall time at which `run_due` or `take_ready` has work; None: never."""
         has_damaged = self.consumption.damaged.is_due and self.room.may_copy
         is_raised = self.allowed_level > self.catalog.feature_level
-        if self.state.ready or self.state.ready_topics or has_damaged or is_raised:
+        has_mended = self.log.damage.has_ended
+        if self.state.ready or self.state.ready_topics or has_damaged or has_mended or is_raised:
             # A pop leaves the second part of a long scan to the next round.
             return now_ms
         expiry_ms = now_ms if expiry_ms is None else expiry_ms

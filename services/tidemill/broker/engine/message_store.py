@@ -297,8 +297,9 @@ class MessageStore:
             stored_at_ms, *place = _unpack_stored(head, _STORED_AT_MS_POSITION)
             if place == [queue.topic_id, queue.queue_id, queue_offset]:
                 return log_offset, stored_at_ms
-        except _UNREADABLE:
-            pass
+        except _UNREADABLE as error:
+            if self.log.damage.awaits_directory(log_offset):
+                raise MessageMendPending(str(error)) from error
         queue.check_entry(queue_offset)
         return log_offset, stored_before_ms(self.log, log_offset)
 

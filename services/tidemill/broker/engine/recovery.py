@@ -113,6 +113,7 @@ def _open_engine(
     ):
         for file in files:
             file.sync()
+    engine.log.reader.is_starting = False
     return engine, _report(engine, report, is_new=is_new, damaged_file=damaged_file)
 
 
@@ -147,6 +148,7 @@ def open_replica(
         recovery.proofs = proofs._replace(durable_offset=durable_offset)
         report = recovery.run(now_ms)
     engine.timers.index.is_following = True
+    engine.log.reader.is_starting = False
     return engine, _report(engine, report, is_new=is_new, damaged_file=damaged_file)
 
 

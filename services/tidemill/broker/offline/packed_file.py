@@ -47,7 +47,8 @@ class PackedFile:
         directory = file.read_at(header.records_end, size)
         self.is_directory_damaged = crc32(directory) != header.directory_crc
         if self.is_directory_damaged:
-            directory = derive_directory(lambda at, n: memoryview(file.read_at(at, n)), header)
+            parts = derive_directory(lambda at, n: memoryview(file.read_at(at, n)), header)
+            directory = b"".join(parts)
         extents = list(EXTENT.iter_unpack(directory))
         self._firsts = [first for first, _ in extents]
         self._positions = [position for _, position in extents] + [header.records_end]

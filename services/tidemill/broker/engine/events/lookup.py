@@ -127,6 +127,7 @@ class EventLookup:
                 return GONE
             known = known_message(header[record.FLAGS], body, blob)
         except _UNREADABLE:
+            self._store.log.damage.check_directories()
             return GONE
         self.keep_message(topic_id, queue_id, offset, known)
         return known
@@ -151,6 +152,7 @@ class EventLookup:
                 return None
             ck = pop_checkpoint.decode(memoryview(head)[HEADER_SIZE:])
         except _UNREADABLE:
+            self._store.log.damage.check_directories()
             return None
         return self.keep_delivery(delivery_id, ck)
 
@@ -229,6 +231,7 @@ class EventLookup:
             target = message.decode_target(body)
             known = known_message(flags, body, blob)
         except _UNREADABLE:
+            self._store.log.damage.check_directories()
             return None
         return (target, known) if target.timer_id == timer_id else None
 

@@ -163,6 +163,7 @@ class EventRead:
                 self._move_to(record.log_offset)
                 return
             if isinstance(record, Hole):
+                log.damage.check_directories()
                 tally.add(1)
                 # Counted once, at its begin: no read begins inside a record (`RecordStarts`).
                 self.damaged_bytes += record.end - record.log_offset

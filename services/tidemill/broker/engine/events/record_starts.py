@@ -98,6 +98,7 @@ class RecordStartSearch:
         records = log.reader.walk_past_damage(segment, self._at, stop)
         for found in records:
             if isinstance(found, Hole):
+                log.damage.check_directories()
                 self._is_sure = False
                 self._tally.add(1)
                 self._at = int(found.end)

@@ -255,8 +255,8 @@ class Consumption:
         try:
             return batch, self._read(batch)
         except (LookupError, MessageDamaged):
-            batch = self.damaged.readable_part(batch)
-            return batch, self._read(batch)
+            # Each message is read once: a second read may find a directory damaged meanwhile.
+            return self.damaged.readable_part(batch)
 
     def _read(self, batch: DeliveryBatch) -> list[MessageRecord]:
         return list(

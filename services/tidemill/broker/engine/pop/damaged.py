@@ -17,7 +17,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import DeliverySlot, LogOffset
-from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
+from tidemill.broker.engine.message_store import MessageDamaged, MessageRecord, MessageStore
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.linked_lists import NIL
@@ -65,12 +65,15 @@ class DamagedMessages:
         """Whether a round has messages to settle."""
         return bool(self._found)
 
-    def readable_part(self, batch: DeliveryBatch) -> DeliveryBatch:
-        """Return the readable part of a batch. Remember its damaged messages for `settle`."""
-        readable = []
+    def readable_part(self, batch: DeliveryBatch) -> tuple[DeliveryBatch, list[MessageRecord]]:
+        """Return the readable part of a batch, with its messages.
+
+        Remember its damaged messages for `settle`.
+        """
+        readable, records = [], []
         for n, log_offset in enumerate(batch.log_offsets):
             try:
-                self._store.message(
+                found = self._store.message(
                     log_offset, batch.topic_id, batch.queue_id, batch.queue_offsets[n]
                 )
             except LookupError:
@@ -83,16 +86,18 @@ class DamagedMessages:
                 )
             else:
                 readable.append(n)
+                records.append(found)
 
         def part_of(column: Sequence[int]) -> list[int]:
             return [column[n] for n in readable]
 
-        return batch._replace(
+        part = batch._replace(
             indexes=part_of(batch.indexes),
             queue_offsets=part_of(batch.queue_offsets),
             delivery_attempts=part_of(batch.delivery_attempts),
             log_offsets=[batch.log_offsets[n] for n in readable],
         )
+        return part, records
 
     def resume(self) -> None:
         """Settle again the messages whose queue file was rebuilt."""

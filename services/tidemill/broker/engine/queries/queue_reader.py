@@ -271,7 +271,7 @@ class MessageSearch:
         return found
 
     def step(self) -> bool:
-        """Do one slice; return whether there is more to do."""
+        """Do one slice; return whether there is more to do. Raises Repairing."""
         if not self._candidates:
             matches = next(self._slices, None)
             if matches is None:
@@ -299,6 +299,7 @@ class MessageSearch:
             )
             found = describe(self._catalog, _decoded(log_offset, head, blob))
         except _UNREADABLE:
+            log.damage.check_directories()
             return
         if found is None:
             return

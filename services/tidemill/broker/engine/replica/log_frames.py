@@ -87,11 +87,11 @@ class LogFrames:
         log = self._log
         if not log.min_offset <= offset < log.state_floor:
             return offset >= log.min_offset
-        segment = log.segment_of(LogOffset(offset))
-        if segment.pack is None or not segment.pack.is_freed(
-            log.reader.views, segment.name, offset
-        ):
-            return True
+        try:
+            if not log.reader.is_freed(log.segment_of(LogOffset(offset)), offset):
+                return True
+        except LogDamaged:
+            return True  # The frame waits until the directory is derived.
         try:
             return self._rest_of_gap(LogOffset(offset)) is not None
         except CorruptStore:

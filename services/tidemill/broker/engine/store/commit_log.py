@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import final
 from zlib import crc32
 
@@ -45,6 +46,7 @@ from tidemill.broker.engine.store.segment import (
     BLOCK_BYTES,
     FOLDER,
     Hole,
+    LogDamaged,
     Record,
     Segment,
     damaged,
@@ -78,8 +80,10 @@ class CommitLog:
         self._segment_bytes = segment_bytes
         self.segments: list[Segment] = []  # segments of the log, oldest first
         self.held: list[Segment] = []  # former segments with messages of pending timers
-        self.reader = SegmentReader(mappings, self._is_cold)
         self.damage = DamagedRanges()
+        self.reader = SegmentReader(
+            mappings, self._is_cold, lambda one: self.damage.note_directory(one.start, one.end)
+        )
         self._next = NextSegment(disk, segment_bytes=segment_bytes, start=lambda: self._active_end)
         self._pending: list[tuple[Segment, int, list[bytes | memoryview]]] = []
         self._buffers: list[bytes | memoryview] = []
@@ -348,12 +352,16 @@ class CommitLog:
     def bytes_at(self, log_offset: LogOffset, size: int) -> memoryview:
         """Return up to `size` bytes of the record at `log_offset`, with zeros for unreadable pages.
 
-        Outside of the log the result is empty.
+        The result is empty outside of the log, and while the directory of a pack is derived.
         """
         if not self.min_offset <= log_offset < self._written_offset:
             return memoryview(b"")
         segment = self.segment_of(log_offset)
-        return self._views.salvage(segment.name, self.reader.position(segment, log_offset), size)
+        try:
+            at = self.reader.position(segment, log_offset)
+        except LogDamaged:
+            return memoryview(b"")
+        return self._views.salvage(segment.name, at, size)
 
     def is_readable(self, log_offset: LogOffset) -> bool:
         """Return whether the disk can read the page of `log_offset`."""
@@ -398,10 +406,11 @@ class CommitLog:
         end = min(log_offset + size, self.segments[-1].end)
         log_offset = max(log_offset, self.min_offset)
         while log_offset < end:
-            segment = self.segment_of(log_offset)
+            segment, size = self.segment_of(log_offset), 0
             # A pack has fewer bytes than its part of the log.
-            at = self.reader.position(segment, log_offset)
-            size = self.reader.position(segment, min(end, segment.end)) - at
+            with suppress(LogDamaged):
+                at = self.reader.position(segment, log_offset)
+                size = self.reader.position(segment, min(end, segment.end)) - at
             if size > 0:
                 file = segment.file or self._disk.open(segment.name)
                 file.advise(at, size)

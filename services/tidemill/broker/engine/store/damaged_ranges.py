@@ -5,6 +5,9 @@
     handle_outcome       the result of a request
     take_ended           whether a range was mended or given up: readers then try again
 
+A pack whose directory is derived is such a range too: nothing can be found there for now. A
+background job derives it, and no other replica is asked.
+
 A restart forgets all of it. A reader that meets the damage again requests it again.
 """
 
@@ -15,6 +18,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.common.errors import Repairing
 
 RANGES_MAX: Final = 1_024  # requested at a time; a reader that meets more waits until these end
 # For replicas that cannot be reached. An upgrade or a node restart takes less time.
@@ -62,6 +66,8 @@ class DamagedRanges:
         self.mended_count = self.given_up_count = 0
         self._ranges: dict[LogOffset, _DamagedRange] = {}
         self._given_up: dict[LogOffset, int] = {}  # and the monotonic time
+        # Packs with a damaged directory: their begins and ends in the log.
+        self._directories: dict[int, int] = {}
         self.has_ended = False  # a range, since the last `take_ended`
 
     def request(self, log_offset: int, end: int | None = None) -> bool:
@@ -69,6 +75,8 @@ class DamagedRanges:
 
         False means that no replica has it. What depends on it may be given up.
         """
+        if self.awaits_directory(log_offset):
+            return True
         at = LogOffset(log_offset)
         if not self.has_replicas or at in self._given_up:
             return False
@@ -82,8 +90,31 @@ class DamagedRanges:
         return bool(self._ranges)
 
     def is_requested(self, log_offset: int) -> bool:
-        """Return whether the range at `log_offset` is requested."""
-        return log_offset in self._ranges
+        """Return whether the range at `log_offset` is requested, or its directory is derived."""
+        return log_offset in self._ranges or self.awaits_directory(log_offset)
+
+    def note_directory(self, begin: int, end: int) -> None:
+        """Request that the directory of a pack is derived."""
+        self._directories[begin] = end
+
+    @property
+    def next_directory(self) -> int | None:
+        """The begin of the next pack whose directory must be derived."""
+        return next(iter(self._directories), None)
+
+    def awaits_directory(self, log_offset: int) -> bool:
+        """Return whether a log offset cannot be found until a directory is derived."""
+        return any(begin <= log_offset < end for begin, end in self._directories.items())
+
+    def end_directory(self, begin: int) -> None:
+        """Note that the directory of a pack is derived, or its file removed."""
+        del self._directories[begin]
+        self.has_ended = True
+
+    def check_directories(self) -> None:
+        """Raise Repairing while a directory is derived, for readers that must not miss records."""
+        if self._directories:
+            raise Repairing
 
     def next_request(self, others: Collection[int] | None, now_ms: int) -> MendRequest | None:
         """Return the next request to one of the `others`, or None.
@@ -94,6 +125,8 @@ class DamagedRanges:
             if now_ms - given_up_ms >= GIVEN_UP_MS:
                 del self._given_up[at]
         for at, one in list(self._ranges.items()):
+            if self.awaits_directory(at):
+                continue  # The record may be intact.
             if one.since_ms is None:
                 one.since_ms = now_ms
             candidates = None if others is None else sorted(set(others) - one.replicas_without)

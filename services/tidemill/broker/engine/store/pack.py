@@ -6,7 +6,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
@@ -20,7 +20,9 @@ from tidemill.broker.engine.layout.pack import EXTENT, PackHeader
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 
 _unpack_extent = EXTENT.unpack_from
-SEARCH_BYTES = 1 << 20  # bytes per search for the next record
+# A slice of a derivation reads at most so many heads, 7 us each, and so many bytes.
+HEADS_A_SLICE = 64
+SLICE_BYTES = 256 << 10
 WINDOW_EXTENTS = 128  # decoded at once: 10 KiB of memory in one window per log
 # The directory is checked again once per so many extents and failed look-ups, in microseconds each.
 EXTENTS_A_FAILURE = 1_000
@@ -69,15 +71,15 @@ class Window(NamedTuple):
 class Pack:
     """The header of one pack, and the way from a log offset to a position in its file.
 
-    The directory is read when it is first needed. A damaged one is derived from the records: each
-    states its log offset.
+    A damaged directory is derived from the records: each states its log offset. Before a look-up,
+    the caller checks with `has_directory` that the directory can be used.
     """
 
-    __slots__ = ("_derived", "_failed_count", "_is_checked", "header")
+    __slots__ = ("_derived", "_failed_count", "_is_checked", "_is_damaged", "header")
 
     def __init__(self, header: PackHeader) -> None:
         self.header = header
-        self._is_checked = False
+        self._is_checked = self._is_damaged = False
         self._failed_count = 0  # failed look-ups since the last check
         self._derived: memoryview | None = None  # the directory, if the one in the file is damaged
 
@@ -117,10 +119,6 @@ class Pack:
         A gap at the end of the records includes the rest of the segment.
         """
         header = self.header
-        if header.floor < header.end:
-            return np.zeros((0, 2), np.int64)
-        # A rewrite drops the entries in gaps for ever. Bits may have flipped since the last check.
-        self._is_checked = False
         directory, at, count = self._directory(views, name)
         extents = np.frombuffer(directory, ">u4", 2 * count, at).reshape(-1, 2).astype(np.int64)
         begins, positions = extents[:, 0] + header.start, extents[:, 1]
@@ -141,37 +139,49 @@ class Pack:
         """Return the bytes with the extents, their position there, and their number."""
         if self._derived is not None:
             return self._derived, 0, len(self._derived) // EXTENT.size
+        return views[name], self.header.records_end, self.header.extent_count
+
+    def has_directory(self, views: Mappings, name: str, *, recheck: bool = False) -> bool:
+        """Return whether the directory can be used; False until a damaged one is derived.
+
+        The directory is checked when it is first needed, and with `recheck`: bits may have flipped.
+        """
+        if self._derived is not None:
+            return True
         header = self.header
         size = EXTENT.size * header.extent_count
+        self._is_checked &= not recheck
         try:
             view = views.readable(name, header.records_end, size)
         except PageUnreadable:
-            view = memoryview(b"")
+            self._is_damaged = True
         else:
-            if self._is_checked:
-                return view, header.records_end, header.extent_count
-        found = view[header.records_end : header.records_end + size]
-        if len(found) == size and crc32(found) == header.directory_crc:
-            self._is_checked = True
-            return view, header.records_end, header.extent_count
-        self._derived = memoryview(derive_directory(self._reader(views, name), header))
-        return self._derived, 0, len(self._derived) // EXTENT.size
+            if not self._is_checked and not self._is_damaged:
+                found = view[header.records_end : header.records_end + size]
+                self._is_checked = len(found) == size and crc32(found) == header.directory_crc
+                self._is_damaged = not self._is_checked
+        return not self._is_damaged
 
-    def check_again(self, views: Mappings, name: str, log_offset: int) -> bool:
-        """Check the directory again after a failed look-up: bits may have flipped.
-
-        Return whether it is derived now. Look-ups of freed messages are usual, so only some of them
-        check it.
-        """
-        if self._derived is not None:
-            return False
-        self._failed_count += 1
-        is_due = self._failed_count * EXTENTS_A_FAILURE >= self.header.extent_count
-        if not is_due and self.is_freed(views, name, log_offset):
-            return False
-        self._failed_count, self._is_checked = 0, False
-        self._directory(views, name)
+    @property
+    def is_derived(self) -> bool:
+        """Whether the directory was damaged, and is derived."""
         return self._derived is not None
+
+    def is_check_due(self) -> bool:
+        """Count a failed look-up; return whether there were enough to check the directory again."""
+        self._failed_count += 1
+        if self._failed_count * EXTENTS_A_FAILURE < self.header.extent_count:
+            return False
+        self._failed_count = 0
+        return True
+
+    def derive(self, views: Mappings, name: str) -> Iterator[None]:
+        """Derive the damaged directory; yield between slices."""
+        directory = bytearray()
+        for part in derive_directory(self._reader(views, name), self.header):
+            directory += part
+            yield
+        self._derived = memoryview(bytes(directory))
 
     def head_at(self, views: Mappings, name: str, at: int) -> tuple[int, int] | None:
         """Return the log offset and the stored size of the record at a position.
@@ -183,33 +193,46 @@ class Pack:
 
     def find_head(self, views: Mappings, name: str, begin: int) -> int | None:
         """Return the position of the next intact head from `begin` on."""
-        return _find_head(self._reader(views, name), self.header, begin)
+        search = _search_head(self._reader(views, name), self.header, begin)
+        while True:
+            try:
+                next(search)
+            except StopIteration as end:
+                found: int | None = end.value
+                return found
 
     @staticmethod
     def _reader(views: Mappings, name: str) -> PackReader:
         return lambda at, size: views.salvage(name, at, size)
 
 
-def derive_directory(read: PackReader, header: PackHeader) -> bytes:
-    """Return a directory with one extent for each intact head.
+def derive_directory(read: PackReader, header: PackHeader) -> Iterator[bytes]:
+    """Yield the parts of a directory with one extent for each intact head, one part per slice.
 
     Behind a stub or a gap without a following head, an extent says where the lost records begin.
     """
     extents, at = bytearray(), pack.HEADER_SIZE
+    first, count = at, 0  # of this slice
+    found = _head_at(read, header, at)
     while header.records_end - at >= record.HEADER_SIZE:
-        found = _head_at(read, header, at)
         if found is None:
-            following = _find_head(read, header, at + 1)
+            following = yield from _search_head(read, header, at + 1)
             if following is None:
                 break
-            at = following
+            at = first = following
+            found = _head_at(read, header, at)
             continue
-        extents += EXTENT.pack(found[0] - header.start, at)
-        at += found[1]
-        is_shorter = found[1] < found[2]
-        if is_shorter and at < header.records_end and _head_at(read, header, at) is None:
-            extents += EXTENT.pack(found[0] + found[2] - header.start, at)
-    return bytes(extents)
+        log_offset, stored, size = found
+        extents += EXTENT.pack(log_offset - header.start, at)
+        at, count = at + stored, count + 1
+        found = _head_at(read, header, at)
+        if found is None and stored < size and at < header.records_end:
+            extents += EXTENT.pack(log_offset + size - header.start, at)
+        if count >= HEADS_A_SLICE or at - first >= SLICE_BYTES:
+            yield bytes(extents)
+            extents.clear()
+            first, count = at, 0
+    yield bytes(extents)
 
 
 def _head_at(read: PackReader, header: PackHeader, at: int) -> tuple[int, int, int] | None:
@@ -229,14 +252,24 @@ def _head_at(read: PackReader, header: PackHeader, at: int) -> tuple[int, int, i
     return log_offset, record.stored_size(view, 0, head), head.size
 
 
-def _find_head(read: PackReader, header: PackHeader, begin: int) -> int | None:
-    end = header.records_end
-    for first in range(begin, end, SEARCH_BYTES):
-        chunk = bytes(read(first, min(SEARCH_BYTES + 3, end - first)))
+def _search_head(
+    read: PackReader, header: PackHeader, begin: int
+) -> Generator[bytes, None, int | None]:
+    """Return the position of the next intact head from `begin` on.
+
+    Yields nothing but empty bytes, between slices.
+    """
+    end, count = header.records_end, 0
+    for first in range(begin, end, SLICE_BYTES):
+        yield b""
+        chunk = bytes(read(first, min(SLICE_BYTES + 3, end - first)))
         at = chunk.find(record.MAGIC_BYTES)
         while at >= 0:
             if _head_at(read, header, first + at) is not None:
                 return first + at
+            count += 1
+            if count % HEADS_A_SLICE == 0:
+                yield b""
             at = chunk.find(record.MAGIC_BYTES, at + 1)
     return None
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import Final, final
 
+import numpy as np
+import numpy.typing as npt
+
+from tidemill.broker.engine.layout import pack as pack_layout
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.floor import GAP_SIZE
 from tidemill.broker.engine.layout.numbers import LogOffset
@@ -17,8 +21,10 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.mappings import PAGE_BYTES, READ_BYTES, Mappings, PageUnreadable
 from tidemill.broker.engine.store.pack import Pack, Window
 from tidemill.broker.engine.store.segment import (
+    HELD,
     CorruptStore,
     Hole,
+    LogDamaged,
     Record,
     RecordFreed,
     Segment,
@@ -27,17 +33,29 @@ from tidemill.broker.engine.store.segment import (
 )
 
 SEARCH_BYTES = 1 << 20  # bytes per search for the next record
+NO_WINDOW: Final = Window(None, [0], [0])
 
 
 @final
 class SegmentReader:
     """Reads the segments of one log, former segments included."""
 
-    def __init__(self, views: Mappings, is_cold: Callable[[int], bool]) -> None:
-        """`is_cold` returns whether a read of a log offset may have to go to the disk."""
+    def __init__(
+        self,
+        views: Mappings,
+        is_cold: Callable[[int], bool],
+        note_directory: Callable[[Segment], None],
+    ) -> None:
+        """`is_cold` returns whether a read of a log offset may have to go to the disk.
+
+        `note_directory` requests that the damaged directory of a pack is derived.
+        """
         self.views = views
         self._is_cold = is_cold
-        self._window = Window(None, [0], [0])  # of the last look-up: readers move forward
+        self._note_directory = note_directory
+        # Derive damaged directories at once: a start has no background job that could do it.
+        self.is_starting = True
+        self._window = NO_WINDOW  # of the last look-up: readers move forward
 
     def is_warm(self, log_offset: int) -> bool:
         """Return whether this process wrote or read these bytes, and memory still has them."""
@@ -48,7 +66,10 @@ class SegmentReader:
         return self.views[segment.name]
 
     def position(self, segment: Segment, log_offset: int) -> int:
-        """Return the byte in the file of a segment at which the record at `log_offset` begins."""
+        """Return the byte in the file of a segment at which the record at `log_offset` begins.
+
+        Raises LogDamaged while the directory of a pack is derived.
+        """
         pack = segment.pack
         if pack is None:
             return log_offset - segment.start
@@ -58,14 +79,54 @@ class SegmentReader:
             # As `Window.position`, without a call: every receive passes here.
             at, limit = positions[number - 1] + log_offset - begins[number - 1], positions[number]
             return min(limit, at)
+        if log_offset == segment.start:
+            return pack_layout.HEADER_SIZE
         return self._window_of(segment, pack, log_offset).position(log_offset)
 
     def _window_of(self, segment: Segment, pack: Pack, log_offset: int) -> Window:
         """Return a part of the directory of a pack with a log offset."""
         window = self._window
         if window.pack is not pack or not window.begins[0] <= log_offset < window.begins[-1]:
+            self._check_directory(segment, pack, log_offset)
             window = self._window = pack.window(self.views, segment.name, log_offset)
         return window
+
+    def _check_directory(
+        self, segment: Segment, pack: Pack, log_offset: int, *, recheck: bool = False
+    ) -> None:
+        """Check the directory of a pack before a look-up, see `Pack.has_directory`.
+
+        Raises LogDamaged while a background job derives the directory. Former segments have no such
+        job.
+        """
+        if pack.has_directory(self.views, segment.name, recheck=recheck):
+            return
+        self._window = NO_WINDOW
+        if self.is_starting or segment.name.endswith(HELD):
+            for _ in pack.derive(self.views, segment.name):
+                pass
+            return
+        self._note_directory(segment)
+        raise LogDamaged(
+            log_offset, f"the directory of {segment.name} is damaged, and the broker derives it"
+        )
+
+    def is_freed(self, segment: Segment, log_offset: int) -> bool:
+        """Whether a gap of a pack contains a log offset. Raises LogDamaged as `position`."""
+        pack = segment.pack
+        if pack is None or not segment.start < log_offset < pack.header.floor:
+            return False
+        self._check_directory(segment, pack, log_offset)
+        return pack.is_freed(self.views, segment.name, log_offset)
+
+    def gaps(self, segment: Segment) -> npt.NDArray[np.int64]:
+        """Return the begins and ends of the gaps in a segment. Raises LogDamaged as `position`."""
+        pack = segment.pack
+        if pack is None or pack.header.floor < pack.header.end:
+            return np.zeros((0, 2), np.int64)
+        # A rewrite drops the entries in gaps for ever. Bits may have flipped since the last check.
+        self._check_directory(segment, pack, segment.start, recheck=True)
+        return pack.gaps(self.views, segment.name)
 
     def end_of_records(self, segment: Segment, log_offset: int) -> bool:
         """Return whether a segment has no room for a record at `log_offset`, or no more records."""
@@ -113,17 +174,21 @@ class SegmentReader:
     def check_directory_again(self, segment: Segment, log_offset: int) -> bool:
         """Check the directory of a pack again, because a record does not begin where it says.
 
-        Return whether it was damaged since its last check, so that another look-up may find more.
+        Return whether a start has derived it, so that another look-up may find more. Later raises
+        LogDamaged if it is damaged.
         """
         pack = segment.pack
-        if pack is None or not pack.check_again(self.views, segment.name, log_offset):
+        if pack is None or pack.is_derived:
             return False
-        self._window = Window(None, [0], [0])
-        return True
+        # Look-ups of freed messages are usual, so only some of them check it.
+        if not pack.is_check_due() and self.is_freed(segment, log_offset):
+            return False
+        self._check_directory(segment, pack, log_offset, recheck=True)
+        return pack.is_derived
 
     def _missing(self, segment: Segment, log_offset: int, why: str) -> Exception:
         """Return the error about a log offset without an intact record."""
-        if segment.pack is not None and segment.pack.is_freed(self.views, segment.name, log_offset):
+        if self.is_freed(segment, log_offset):
             return RecordFreed(log_offset)
         return damaged(segment, log_offset, why)
 
@@ -142,8 +207,7 @@ class SegmentReader:
 
         None if no intact gap contains the log offset.
         """
-        pack = segment.pack
-        if pack is None or not pack.is_freed(self.views, segment.name, log_offset):
+        if not self.is_freed(segment, log_offset):
             return None
         try:
             gap, end = self.rest_of_gap(segment, log_offset)
@@ -275,26 +339,30 @@ class SegmentReader:
         """Yield the records between two log offsets of a segment, and a hole per damaged part.
 
         Heads are checked and tails are not. Unreadable parts of tails are zeros. `begin` is the
-        begin of a record, or inside a gap, which has replaced the record.
+        begin of a record, or inside a gap, which has replaced the record. While the directory of a
+        pack is derived, the rest of the pack is a hole.
         """
         offset = begin
-        rest = self.find_rest_of_gap(segment, begin)
-        if rest is not None:
-            yield rest
-            offset += rest.header.size
-        while stop - offset >= HEADER_SIZE and not self.end_of_records(segment, offset):
-            data = self._salvaged(segment, offset)
-            room = segment.end - offset
-            if record.PAD.unpack_from(data) == (record.PAD_MAGIC, room):
-                return
-            header = record.find_head(data, 0, log_offset=LogOffset(offset), room=room)
-            if header is None:
-                following = self.find_next_head(segment, offset + 1, stop)
-                yield Hole(LogOffset(offset), LogOffset(following))
-                offset = following
-                continue
-            yield _record_at(data, 0, header)
-            offset += header.size
+        try:
+            rest = self.find_rest_of_gap(segment, begin)
+            if rest is not None:
+                yield rest
+                offset += rest.header.size
+            while stop - offset >= HEADER_SIZE and not self.end_of_records(segment, offset):
+                data = self._salvaged(segment, offset)
+                room = segment.end - offset
+                if record.PAD.unpack_from(data) == (record.PAD_MAGIC, room):
+                    return
+                header = record.find_head(data, 0, log_offset=LogOffset(offset), room=room)
+                if header is None:
+                    following = self.find_next_head(segment, offset + 1, stop)
+                    yield Hole(LogOffset(offset), LogOffset(following))
+                    offset = following
+                    continue
+                yield _record_at(data, 0, header)
+                offset += header.size
+        except LogDamaged:
+            yield Hole(LogOffset(offset), LogOffset(stop))
 
     def is_pad(self, segment: Segment, log_offset: int) -> bool:
         """Return whether this segment has no record at or after `log_offset`."""

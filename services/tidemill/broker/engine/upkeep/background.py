@@ -53,7 +53,7 @@ class BackgroundJobs:
         self._room_check_at_ms = 0
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
-        self._was_rebuild = False
+        self._was_rebuild = self._was_directory = False
         self._look_count = 0  # the last jobs that were looks
 
     def step(
@@ -119,7 +119,7 @@ class BackgroundJobs:
         return (
             self._checkpoints.is_requested
             or self._checkpoints.is_due
-            or (is_master and self._rebuilds.is_due)
+            or (self._rebuilds.is_due if is_master else self._rebuilds.has_directory)
             or (self._log.needs_preparation and self._room.may_prepare_segment)
             or self._timers.wants_background(now_ms)
         )
@@ -135,6 +135,10 @@ class BackgroundJobs:
         return self._room.has_room(0, reserve_part=DERIVED_RESERVE_PART)
 
     def _choose(self, now_ms: int, *, firing_ms: int) -> Steps | None:
+        # Consumers wait for a rebuild. A disk that damages everything must not stop other jobs.
+        self._was_directory = self._rebuilds.has_directory and not self._was_directory
+        if self._was_directory:
+            return self._rebuilds.derive_directory()
         is_time = now_ms >= self._room_check_at_ms
         if not is_time or not self._has_room():
             if is_time:
@@ -144,7 +148,6 @@ class BackgroundJobs:
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
         if self._log.applied_offset is not None:
             return self._choose_following(now_ms, firing_ms=firing_ms)
-        # Consumers wait for a rebuild. A disk that damages everything must not stop other jobs.
         self._was_rebuild = self._rebuilds.is_due and not self._was_rebuild
         if self._was_rebuild:
             return self._rebuilds.rebuild()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidemill.broker.engine.layout import block_file
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.message_store import MessageStore
@@ -21,10 +22,9 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import File
-from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
 from tidemill.broker.engine.store.pack import Pack
-from tidemill.broker.engine.store.segment import Segment
+from tidemill.broker.engine.store.segment import LogDamaged, Segment
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 
 FREED_BYTES_MIN: Final = 64 << 10  # of one rewrite: fewer dead bytes stay
@@ -62,13 +62,11 @@ class _FileContent(NamedTuple):
 class DeadEntries:
     """The dead entries of one broker."""
 
-    def __init__(
-        self, store: MessageStore, catalog: Catalog, mappings: Mappings, live_bytes: LiveBytes
-    ) -> None:
+    def __init__(self, store: MessageStore, catalog: Catalog, live_bytes: LiveBytes) -> None:
         self._store = store
         self._catalog = catalog
         self._live_bytes = live_bytes
-        self._gaps = _Gaps(store, mappings)
+        self._gaps = _Gaps(store)
         # Files with mostly dead entries that were the only ones of their kind at the last search.
         self.lone_count = 0
         # Blocks in gaps that were too recent at the last search.
@@ -218,17 +216,19 @@ class _Gaps:
     A repeated send must find its message in a recent gap, so that it is not stored again.
     """
 
-    def __init__(self, store: MessageStore, mappings: Mappings) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._log = store.log
-        self._mappings = mappings
         self._known: tuple[Pack, npt.NDArray[np.int64]] | None = None  # the last pack
 
     def _of(self, segment: Segment) -> npt.NDArray[np.int64]:
         if segment.pack is None:
             return np.zeros((0, 2), np.int64)
         if self._known is None or self._known[0] is not segment.pack:
-            self._known = segment.pack, segment.pack.gaps(self._mappings, segment.name)
+            try:
+                self._known = segment.pack, self._log.reader.gaps(segment)
+            except LogDamaged as error:  # The search and the merge end until it is derived.
+                raise BlockFileDamaged(str(error)) from error
         return self._known[1]
 
     def cover(self, begin: int, end: int) -> bool:

@@ -58,7 +58,7 @@ class Merges:
         self._room = parts.room
         self._tally = parts.tally
         self._quiet = parts.quiet
-        self._dead = DeadEntries(parts.store, parts.catalog, parts.mappings, live_bytes)
+        self._dead = DeadEntries(parts.store, parts.catalog, live_bytes)
         self._files_merged = files_merged = config.files_merged
         log_bytes = config.checkpoint_log_bytes
         # The least log range of a medium and of a large file.

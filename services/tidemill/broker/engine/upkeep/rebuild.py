@@ -1,8 +1,10 @@
-"""Rebuild: a damaged queue or index file is derived from the log again.
+"""Rebuild: a damaged queue or index file is derived from the log again, as are pack directories.
 
 A reader that meets a damaged block notes the file and finds nothing there for now. A background job
 reads the file's range of the log and writes the file again under its name. The queues or the index
 then read the new file. Intact blocks are copied: if the log is damaged too, they contain more.
+
+The derived directory of a pack is in memory until the pack is replaced. Its records state it.
 """
 
 from __future__ import annotations
@@ -79,7 +81,14 @@ class Rebuilds:
 
         Damage of the log is mended first.
         """
+        if self.has_directory:
+            return True
         return not self._store.log.damage.has_requests and self._find() is not None
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether the directory of a pack is damaged. Replicas derive it too: it takes no room."""
+        return self._store.log.damage.next_directory is not None
 
     def _find(self) -> BlockFile | None:
         files = self._damaged.values()
@@ -92,6 +101,9 @@ class Rebuilds:
 
     def rebuild(self) -> Steps:
         """Rebuild the next damaged file."""
+        if self.has_directory:
+            yield from self.derive_directory()
+            return
         file = self._find()
         if file is None:
             return
@@ -103,13 +115,34 @@ class Rebuilds:
                 else:
                     yield from self._rebuild_queues(file)
                 self.counts[folder] += 1
-                if len(self._notices) < NOTICES_MAX:
-                    self._notices.append(name)
+                self._note(name)
         except _PendingLogMend:
             return  # The file stays noted, and deliveries that need it stay held.
         except (BlockFileDamaged, InsufficientSpace):
             pass  # The next reader notes the damage again.
         self._end(name)
+
+    def derive_directory(self) -> Steps:
+        """Derive the damaged directory of the next pack."""
+        log = self._store.log
+        begin = log.damage.next_directory
+        if begin is None:
+            return
+        segment = next((one for one in log.segments if one.start == begin), None)
+        if segment is not None and segment.pack is not None:
+            name, pack = segment.name, segment.pack
+            for _ in pack.derive(self._mappings, name):
+                yield []
+                if segment.pack is not pack or log.min_offset > begin:
+                    break  # It is packed again, or removed.
+            else:
+                self._note(name)
+        log.damage.end_directory(begin)
+        self._ended()
+
+    def _note(self, name: str) -> None:
+        if len(self._notices) < NOTICES_MAX:
+            self._notices.append(name)
 
     def _end(self, name: str) -> None:
         self._damaged.pop(name, None)

@@ -22,6 +22,7 @@ from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome, MendRequest
 from tidemill.broker.engine.store.mappings import PAGE_BYTES
 from tidemill.broker.engine.store.mending import ForeignBytes, mend
+from tidemill.broker.engine.store.segment import LogDamaged
 from tidemill.broker.server.replicas.frames import wrong_group
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -77,8 +78,10 @@ async def serve_range(group: str, replica_engine: ReplicaEngine, call: RpcCall) 
 def served_pieces(replica_engine: ReplicaEngine, begin: int, end: int) -> Iterator[bytes]:
     """Yield the whole records of one answer, from `begin` on.
 
-    The answer reaches the end of a page, because an unreadable page is mended as a whole.
+    The answer reaches the end of a page, because an unreadable page is mended as a whole. Raises
+    RpcError while the directory of the pack is derived: the records may be intact.
     """
+    damage = replica_engine.engine.log.damage
     at, stop = begin, min(max(end, begin + 1), begin + FETCH_BYTES_MAX)
     while at < stop:
         data = bytes(
@@ -86,6 +89,8 @@ def served_pieces(replica_engine: ReplicaEngine, begin: int, end: int) -> Iterat
                 at, stop - at, confirm_offset=replica_engine.confirm_offset
             )
         )
+        if not data and at == begin and damage.awaits_directory(at):
+            raise RpcError(RpcCode.UNAVAILABLE, "the directory of the pack is being derived")
         if not data:
             return
         yield data
@@ -208,6 +213,8 @@ class Mender:
         except (RangeMissing, ForeignBytes, UnknownRecord) as error:
             range_log.warning("replica does not have the damaged records", reason=str(error))
             return MendOutcome.NOTHING
+        except LogDamaged:
+            return MendOutcome.SILENT  # The directory of the pack is derived first.
         except LookupError:
             return MendOutcome.SOUND  # Retention has deleted it.
         if not written:
