@@ -15,6 +15,7 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.audit_changes import change_of, put_topic, records_of
 from tests.support.bodies import body_of
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.log_checker import check_log
@@ -331,6 +332,29 @@ def secured_history() -> dict[str, bytes]:
     }
 
 
+def audited_history() -> dict[str, bytes]:
+    """Write a log of feature level 3 with an audit log and its restatement, and a snapshot."""
+    world = World(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=3, segment_bytes=SECURED_SEGMENT
+    )
+    put_topic(world, "orders", 4, after={"queues": 4})
+    put_topic(world, "orders", 8, before={"queues": 4}, after={"queues": 8})
+    world.engine.fold.record_audit(change_of("Replica:r", result="begun"), world.now_ms)
+    world.commit()
+    for files in world.engine.retention._restatement.restate(
+        world.engine.log.log_end, world.now_ms
+    ):
+        sync(list(files))
+    world.commit()
+    world.checkpoint()
+    disk = world.disk
+    [snapshot] = disk.names("snapshots")
+    return {
+        "audited_log.bin": disk.read(disk.names("log")[0]) or b"",
+        "audited_snapshot.bin": disk.read(snapshot) or b"",
+    }
+
+
 def packed_history() -> dict[str, bytes]:
     """Write a log with a pack: three stubs, a kept message between them, and deliveries."""
     world = World(
@@ -613,6 +637,23 @@ def test_an_engine_continues_with_the_golden_log_of_security_items() -> None:
     )
 
 
+def test_the_encoders_write_the_golden_bytes_of_an_audit_log() -> None:
+    names = "audited_log.bin", "audited_snapshot.bin"
+    assert audited_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_audit_log() -> None:
+    disk = golden_log_disk("audited_log.bin")
+    world = World(disk, segment_bytes=SECURED_SEGMENT, now_ms=START_MS + 1_000)
+    records = records_of(world.engine)
+    assert [(one["sequence"], one["resource"], one["result"]) for one in records] == [
+        (1, "Topic:orders", "ok"),
+        (2, "Topic:orders", "ok"),
+        (3, "Replica:r", "begun"),
+    ]
+    assert (records[1]["before"], records[1]["after"]) == ({"queues": 4}, {"queues": 8})
+
+
 def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
     names = "packed_segment.bin", "packed_rest.bin"
     assert packed_history() == {name: golden(name) for name in names}
@@ -703,7 +744,8 @@ def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> No
     timer_checker = check_log(golden_timer_disk(with_timer_files=False))
     renewed_checker = check_log(golden_log_disk("renewed_log.bin"))
     purged_checker = check_log(golden_log_disk("purged_log.bin"))
-    checkers = checker, timer_checker, renewed_checker, purged_checker
+    audited_checker = check_log(golden_log_disk("audited_log.bin"))
+    checkers = checker, timer_checker, renewed_checker, purged_checker, audited_checker
     assert {kind for one in checkers for kind in one.kinds} == set(RecordKind) - {RecordKind.FLOOR}
     assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
         300_000,
@@ -790,6 +832,7 @@ def make_missing() -> None:
     made = history() | timer_history() | two_lives_history() | released_history()
     made |= renewed_history() | pulled_history() | forgotten_history() | purged_history()
     made |= packed_history() | floored_history() | secured_history()
+    made |= audited_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

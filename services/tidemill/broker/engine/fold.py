@@ -7,6 +7,7 @@ Both call the same function with the same entry. The kinds of records change thi
 
     EXPIRE               progress: groups skip the messages that retention drops
     FLOOR                the state floor of the log
+    AUDIT                the audit log; the next record is the first one of the audited change
     TRIM                 queues: they begin later
     MESSAGE              queue and index; the delivery or timer that it settles; a new timer
     CK, ACK, RENEW       deliveries and progress
@@ -19,7 +20,8 @@ To add a record kind, add a row to `_BODIES`, `_DECODERS` and `_appliers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, cast, final
 from zlib import crc32
 
@@ -27,6 +29,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout import (
     ack,
+    audit,
     config,
     delivery_rows,
     expiry,
@@ -39,6 +42,7 @@ from tidemill.broker.engine.layout import (
     trim,
 )
 from tidemill.broker.engine.layout.ack import Acks
+from tidemill.broker.engine.layout.audit import Audit, AuditRow
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import Entry, EpochStart
 from tidemill.broker.engine.layout.expiry import Expiry
@@ -56,6 +60,7 @@ from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord, is_g
 from tidemill.broker.engine.layout.renewal import Renewal
 from tidemill.broker.engine.layout.state import (
     State,
+    StatedAudit,
     StatedConfig,
     StatedDeliveries,
     StatedProgress,
@@ -64,6 +69,7 @@ from tidemill.broker.engine.layout.state import (
 from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
 from tidemill.broker.engine.layout.trim import Trim
 from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.audit_log import AUDIT_LEVEL, AuditedChange
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.forgetting import end_handles, forget_group, forget_topic
 from tidemill.broker.engine.pop.moved_positions import apply_expiry, apply_reset
@@ -103,9 +109,12 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     RecordKind.STATE: state.decode,
     RecordKind.TIMER: lambda body, _: timer_control.decode(body),
     RecordKind.FRONTIER: lambda body, _: timer_control.decode_frontier(body),
+    RecordKind.AUDIT: audit.decode,
     RecordKind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
 _MESSAGE = int(RecordKind.MESSAGE)
+_EPOCH_START = int(RecordKind.EPOCH_START)
+NEXT_ID: Final = "nextId"  # a configuration item that keeps ids unique
 # Flags in the header of a record, by kind; others have none. `message.decode` checks its own.
 _FLAGS_KNOWN: Final[dict[int, int]] = {
     RecordKind.CK: pop_checkpoint.GIVEN_BACK,
@@ -138,6 +147,9 @@ class Fold:
         self._store = store
         self._pops = pops
         self._timers = timers
+        # A change that is recorded in the audit log in front of its first record.
+        self._audited: AuditedChange | None = None
+        self._audit_log = catalog.audit
         # The snapshot contains the catalog before the first offset. The timer files contain the
         # timers before the second offset. Earlier records are not applied again.
         self.catalog_from = 0
@@ -152,6 +164,7 @@ class Fold:
             Expiry: lambda entry, at, _: apply_expiry(pops, entry, at),
             Trim: self._trim,
             Floor: self._floor,
+            Audit: self._audit,
             ConfigItem: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
@@ -160,6 +173,7 @@ class Fold:
             StatedQueues: self._stated_queues,
             StatedProgress: lambda entry, at, _: apply_stated_progress(pops, entry, at),
             StatedDeliveries: lambda entry, at, _: apply_stated_deliveries(pops, entry, at),
+            StatedAudit: self._stated_audit,
         }
 
     def append(self, entry: Entry, now_ms: int) -> LogOffset:
@@ -168,6 +182,10 @@ class Fold:
         If the entry is larger than a segment, raises MessageBodyTooLarge and changes nothing.
         """
         log, type_ = self._log, type(entry)
+        if self._audited is not None and not _prepares(entry):
+            self._record_audited(now_ms)
+        elif type_ is EpochStart and self._audit_log.is_open:
+            self._audit_log.drop_open()
         row = _BODIES.get(type_)
         if row is not None:
             kind, encode = row
@@ -218,10 +236,49 @@ class Fold:
         Does the same as `append`, but faster: nearly all entries are such messages.
         """
         log = self._log
+        if self._audited is not None:
+            self._record_audited(now_ms)
         log_offset = log.append(
             RecordKind.MESSAGE, _pack_place(*entry[:4]), now_ms, 0, entry.blob, entry.blob_crc
         )
         self._store.apply_message(entry, log_offset, log.log_end - log_offset)
+
+    @contextlib.contextmanager
+    def audited(self, change: AuditedChange | None) -> Iterator[None]:
+        """Record a change in the audit log in front of the first record of the block.
+
+        If the block appends nothing, the audit log gets nothing. Below feature level 3 neither.
+        """
+        assert self._audited is None, "changes are not nested"
+        is_due = change is not None and not change.is_recorded
+        if is_due and self._catalog.feature_level >= AUDIT_LEVEL:
+            self._audited = change
+        try:
+            yield
+        finally:
+            self._audited = None
+
+    def record_audit(self, change: AuditedChange, now_ms: int) -> None:
+        """Record an action that another process applies."""
+        with self.audited(change):
+            if self._audited is None:
+                return
+            self._record_audited(now_ms)
+            # A record of its own, because a start drops an AUDIT record without a successor.
+            item = {"op": NEXT_ID, "nextId": self._catalog.next_id}
+            self.append(ConfigItem(item), now_ms)
+
+    def _record_audited(self, now_ms: int) -> None:
+        change, self._audited = self._audited, None
+        assert change is not None, "an audited change is in progress"
+        known = self._audit_log
+        entry = Audit(known.last_sequence + 1, change.encode())
+        body, tail = audit.encode(entry)
+        log_offset = self._log.append(RecordKind.AUDIT, body, now_ms, 0, tail, crc32(tail))
+        # The record of the change follows at once, so nothing is left to decide.
+        known.add(AuditRow(entry.sequence, now_ms, tail), log_offset)
+        known.recorded_count += 1
+        change.is_recorded = True
 
     def apply(self, found: Record) -> None:
         """Apply a record of an earlier process or of the master.
@@ -234,6 +291,8 @@ class Fold:
                 sent = message.decode(body, header.flags, tail, header.tail_crc)
                 self._store.apply_message(sent, header.log_offset, header.size)
             return
+        if self._audit_log.is_open:
+            self._decide_audit(header.kind, header.log_offset)
         if header.kind == _MESSAGE:
             sent = message.decode(body, header.flags, tail, header.tail_crc)
             if header.flags:
@@ -302,6 +361,26 @@ class Fold:
         self._log.note_floor(entry.floor, log_offset)
         self._catalog.deaths += 1  # Packs before it need less.
 
+    def _audit(self, entry: Audit, log_offset: LogOffset, stored_at_ms: int) -> None:
+        """Add a record of an earlier process or of the master. The next record decides about it."""
+        if log_offset >= self.catalog_from:
+            row = AuditRow(entry.sequence, stored_at_ms, entry.fields, is_open=True)
+            self._audit_log.add(row, log_offset)
+
+    def _decide_audit(self, kind: int, log_offset: LogOffset) -> None:
+        """Drop the newest audit record at the begin of an epoch: its change was not applied."""
+        if log_offset < self.catalog_from:
+            return  # The snapshot has the audit record, and the log before it.
+        if kind == _EPOCH_START:
+            self._audit_log.drop_open()
+        else:
+            self._audit_log.is_open = False
+
+    def _stated_audit(self, entry: StatedAudit, log_offset: LogOffset, _stored_at_ms: int) -> None:
+        if log_offset >= self.catalog_from:
+            for row in entry.rows:
+                self._audit_log.add(row, log_offset)
+
     def _timer(self, entry: TimerControl, log_offset: LogOffset, stored_at_ms: int) -> None:
         if log_offset >= self.timers_from:
             self._timers.apply_control(entry, stored_at_ms)
@@ -311,7 +390,7 @@ class Fold:
             self._timers.apply_frontier(entry, stored_at_ms)
 
     def _epoch_start(self, _entry: EpochStart, _log_offset: int, _stored_at_ms: int) -> None:
-        """Change nothing: the epoch is in every header."""
+        """Change nothing: the epoch is in every header. `_decide_audit` was called before."""
 
     def _stated_config(
         self, entry: StatedConfig, log_offset: LogOffset, _stored_at_ms: int
@@ -324,3 +403,10 @@ class Fold:
     ) -> None:
         for topic_id, queue_id, end_offset in entry.ends:
             self._catalog.queue(topic_id, queue_id).restart_at(end_offset, log_offset)
+
+
+def _prepares(entry: Entry) -> bool:
+    """Whether an entry only precedes a change: without the change, it has the same meaning."""
+    return isinstance(entry, Acks) or (
+        isinstance(entry, ConfigItem) and entry.item["op"] == NEXT_ID
+    )

@@ -25,6 +25,7 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.fold import StateBehindGap
 from tidemill.broker.engine.layout import (
+    audit,
     block_file,
     delivery_rows,
     progress_rows,
@@ -422,6 +423,10 @@ class _Recovery:
                     # The record that states the item is unknown: the next retirement restates it.
                     engine.catalog.apply(item, LogOffset(0), is_stated=True)
                 engine.fold.catalog_from = covered
+            case SnapshotSection.AUDIT:
+                for kept in audit.decode_rows(data):
+                    # As for the catalog: the next retirement restates it.
+                    engine.catalog.audit.add(kept, LogOffset(0))
             case SnapshotSection.QUEUES:
                 for end in snapshot.decode_ends(data):
                     queue = engine.catalog.queue(end.topic_id, end.queue_id)

@@ -122,6 +122,11 @@ class StoreMetrics:
         )
         cut.add_metric(STORAGE, engine.recovery_cut_bytes)
         yield from (recover, kept, cut)
+        audited = CounterMetricFamily(
+            "rocketmq_audit_log_records", "Records of the audit log.", labels=("kind",)
+        )
+        audited.add_metric(("change",), engine.catalog.audit.recorded_count)
+        yield audited
         gate = engine.retention.gate
         holding = GaugeMetricFamily(
             "rocketmq_storage_archive_gate_holding",

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.server.admin.audit import AuditAdmin
 from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
 from tidemill.broker.server.admin.deliveries import DeliveryAdmin
@@ -138,6 +139,7 @@ async def broker_server(
             deliveries,
             broker_groups,
             SecurityAdmin(rounds),
+            AuditAdmin(rounds),
             relay,
         ),
         **unary_methods(READER, BrokerReader(rounds), PullReader(rounds, traffic)),

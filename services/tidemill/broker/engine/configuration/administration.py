@@ -349,11 +349,12 @@ class Administration:
         exponential: ExponentialRetry | None = None,
         customized_ms: Sequence[int] = (),
         start_from_latest: bool | None = None,
+        is_dry: bool = False,
         now_ms: int,
     ) -> ConsumerGroup:
         """Create or change a consumer group; None, 0 and empty keep the value, or set the default.
 
-        Raises Conflict, BadRequest.
+        `is_dry` only checks. Raises Conflict, BadRequest.
         """
         _check_retry(max_attempts, exponential, customized_ms)
         self.check_home()
@@ -383,7 +384,8 @@ class Administration:
         if old == group:
             return group
         group = replace(group, version=group.version + 1)
-        self._put(group_item(group), now_ms)
+        if not is_dry:
+            self._put(group_item(group), now_ms)
         return group
 
     def _check_unread(self, group: ConsumerGroup) -> None:

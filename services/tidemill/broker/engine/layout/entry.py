@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol, TypeAlias
 
 from tidemill.broker.engine.layout.ack import Acks
+from tidemill.broker.engine.layout.audit import Audit
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.floor import Floor
@@ -13,6 +14,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.renewal import Renewal
 from tidemill.broker.engine.layout.state import (
+    StatedAudit,
     StatedConfig,
     StatedDeliveries,
     StatedProgress,
@@ -41,10 +43,12 @@ Entry: TypeAlias = (
     | Expiry
     | Trim
     | Floor
+    | Audit
     | StatedConfig
     | StatedQueues
     | StatedProgress
     | StatedDeliveries
+    | StatedAudit
 )
 
 

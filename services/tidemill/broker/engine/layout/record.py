@@ -71,6 +71,7 @@ class RecordKind(IntEnum):
     EXPIRE = 10
     TRIM = 12
     FLOOR = 13
+    AUDIT = 16
 
 
 KINDS = frozenset(int(kind) for kind in RecordKind)

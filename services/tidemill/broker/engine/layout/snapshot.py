@@ -18,6 +18,7 @@ kind of the section and key_2 its number. The section contains everything before
 
     5 DELIVERIES  the used slots among SLOTS_A_SLICE of the delivery table (`layout.delivery_rows`),
                   without live ordered deliveries; the number is that of the slice
+    7 AUDIT       records of the audit log (`layout.audit`), of the moment of the catalog (level 3)
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class SnapshotSection(IntEnum):
     PROGRESS = 3
     ORDERED = 4
     DELIVERIES = 5
+    AUDIT = 7
 
 
 class QueueEnd(NamedTuple):

@@ -10,6 +10,7 @@ deliveries, a STATE record has their rows with the flag RELEASED.
 │         │ 2 QUEUES      JSON [[topic_id, queue_id, end offset], ...]    │
 │         │ 3 PROGRESS    how far groups are (`layout.progress_rows`)     │
 │         │ 4 DELIVERIES  live deliveries (`layout.delivery_rows`)        │
+│         │ 8 AUDIT       records of the audit log (`layout.audit`)       │
 └─────────┴──────────────────────────────────────────────────────────────┘
 """
 
@@ -19,7 +20,8 @@ import json
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from tidemill.broker.engine.layout import config, delivery_rows, progress_rows
+from tidemill.broker.engine.layout import audit, config, delivery_rows, progress_rows
+from tidemill.broker.engine.layout.audit import AuditRow
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
@@ -33,6 +35,7 @@ class StateKind(IntEnum):
     QUEUES = 2
     PROGRESS = 3
     DELIVERIES = 4
+    AUDIT = 8  # feature level 3
 
 
 class StatedConfig(NamedTuple):
@@ -59,7 +62,13 @@ class StatedDeliveries(NamedTuple):
     deliveries: DeliveryRows
 
 
-State: TypeAlias = StatedConfig | StatedQueues | StatedProgress | StatedDeliveries
+class StatedAudit(NamedTuple):
+    """Records of the audit log."""
+
+    rows: list[AuditRow]
+
+
+State: TypeAlias = StatedConfig | StatedQueues | StatedProgress | StatedDeliveries | StatedAudit
 
 
 def encode(state: State) -> tuple[bytes, bytes]:
@@ -73,6 +82,8 @@ def encode(state: State) -> tuple[bytes, bytes]:
             return bytes([StateKind.PROGRESS]), progress_rows.encode(rows)
         case StatedDeliveries(deliveries):
             return bytes([StateKind.DELIVERIES]), delivery_rows.encode(deliveries)
+        case StatedAudit(rows):
+            return bytes([StateKind.AUDIT]), audit.encode_rows(rows)
 
 
 def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
@@ -86,5 +97,7 @@ def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
             return StatedProgress(progress_rows.decode(tail))
         case StateKind.DELIVERIES:
             return StatedDeliveries(delivery_rows.decode(tail))
+        case StateKind.AUDIT:
+            return StatedAudit(audit.decode_rows(tail))
         case what:
             raise UnknownRecord(f"STATE record of kind {what}")

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, final
 from tidemill.broker.engine.layout.config import decode_item, encode_item
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.broker.engine.metadata.audit_log import AuditLog
 from tidemill.broker.engine.metadata.deleted_names import DeletedName, DeletedNames
 from tidemill.broker.engine.metadata.ended_handles import EndedHandles
 from tidemill.broker.engine.metadata.membership import (
@@ -217,6 +218,7 @@ class Catalog:
         self.ended_handles = EndedHandles()
         self.pull_offsets = PullOffsets()
         self.security = SecurityItems()
+        self.audit = AuditLog()
         # Log offsets at which the times of records fall, ascending.
         self.clock_falls: tuple[int, ...] = ()
         self.stated_at: dict[str, int] = {}  # log offset of the newest record of each item

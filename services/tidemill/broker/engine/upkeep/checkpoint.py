@@ -18,18 +18,20 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Generator, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, final
 
 import numpy as np
 
 from tidemill.broker.engine.layout import (
+    audit,
     block_file,
     delivery_rows,
     progress_rows,
     snapshot,
     store_checkpoint,
 )
+from tidemill.broker.engine.layout.audit import AuditRow
 from tidemill.broker.engine.layout.floor import floor_item
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED
@@ -56,6 +58,7 @@ QUEUE_BLOCK_ENTRIES_MAX = 32_768  # 640 KiB: copied, summed and written in a mil
 QUEUES_A_SLICE = 512  # queues measured, or given a run
 BLOCKS_A_SLICE = 128  # blocks of different queues; each is copied, summed and listed
 CATALOG_ITEMS_A_SECTION = 128  # a group's JSON takes up to ten microseconds
+AUDIT_ROWS_A_SECTION = 128  # of at most 9 KiB each, mostly 500 bytes
 SECURITY_BYTES_A_SECTION = 256 << 10  # of encoded items, which are only copied and summed
 ENDS_A_SECTION = 1024
 # Each ordered queue has its own section, which takes 20 microseconds.
@@ -121,6 +124,7 @@ class SnapshotSize:
             + len(self._pops.progress) * PROGRESS_BYTES
             + self._catalog.item_count * CATALOG_ITEM_BYTES
             + self._catalog.security.size_bytes
+            + self._catalog.audit.size_bytes
         )
         return max(known, self.last_bytes)
 
@@ -272,6 +276,7 @@ class Checkpoints:
         items, item_count = self._catalog.items(), self._catalog.item_count
         if self._log.state_floor > self._log.min_offset:
             items, item_count = chain([floor_item(self._log.state_floor)], items), item_count + 1
+        audit_count, audited = len(self._catalog.audit), self._catalog.audit.all_rows()
         covered = self._log.committed_offset
         # The log after `begin` states everything that is created from here on.
         progresses = list(pops.progress.values())
@@ -284,6 +289,7 @@ class Checkpoints:
         block_count_max = (
             -(-item_count // CATALOG_ITEMS_A_SECTION)
             + self._catalog.security.size_bytes // SECURITY_BYTES_A_SECTION
+            + -(-audit_count // AUDIT_ROWS_A_SECTION)
             + (-(-len(ends) // ENDS_A_SECTION) or 1)
             + len(progresses)
             + slices_max
@@ -298,6 +304,7 @@ class Checkpoints:
 
         def slices() -> Iterator[list[EncodedBlock]]:
             yield from self._catalog_sections(items, covered)
+            yield from self._audit_sections(audited, covered)
             yield from self._end_sections(ends, begin)
             yield from self._progress_sections(progresses)
             yield from self._delivery_sections()
@@ -341,6 +348,16 @@ class Checkpoints:
             self._tally.add(len(chunk))
             data = snapshot.encode_items(chunk)
             yield [EncodedBlock(SnapshotSection.CATALOG, number, covered, len(data), data)]
+            number += 1
+
+    def _audit_sections(
+        self, rows: Iterator[AuditRow], covered: int
+    ) -> Iterator[list[EncodedBlock]]:
+        number = 0
+        while chunk := list(islice(rows, AUDIT_ROWS_A_SECTION)):
+            self._tally.add(len(chunk))
+            data = audit.encode_rows(chunk)
+            yield [EncodedBlock(SnapshotSection.AUDIT, number, covered, len(data), data)]
             number += 1
 
     def _end_sections(

@@ -13,8 +13,10 @@ import numpy as np
 
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import trim
+from tidemill.broker.engine.layout.audit import AuditRow
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.state import (
+    StatedAudit,
     StatedConfig,
     StatedDeliveries,
     StatedProgress,
@@ -37,6 +39,8 @@ from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 # Each of these takes about a millisecond per slice:
 KEYS_SEEN_A_SLICE = 4096
 ENDS_A_RECORD = 1024  # ends of queues
+AUDIT_ROWS_SEEN_A_SLICE = 256
+AUDIT_BYTES_A_RECORD = 32 << 10
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -56,6 +60,7 @@ class Restatement:
     def restate(self, end: int, now_ms: int) -> Steps:
         """Record all live state that is stated only before log offset `end`, except lows."""
         yield from self._restate_config(end, now_ms)
+        yield from self._restate_audit(end, now_ms)
         yield from self._restate_queues(end, now_ms)
         # Deliveries first: an ack in between then settles a stated one, also in a replay.
         yield from self._restate_deliveries(end, now_ms)
@@ -85,6 +90,24 @@ class Restatement:
             yield []
         for item in catalog.deleted_names.items(end, now_ms - self._recreate_block_ms):
             self._fold.append(StatedConfig(item), now_ms)
+            yield []
+
+    def _restate_audit(self, end: int, now_ms: int) -> Steps:
+        kept = self._catalog.audit
+        sequences = kept.stated_before(end)
+        yield []
+        for chunk in _in_parts(sequences, AUDIT_ROWS_SEEN_A_SLICE):
+            together: list[AuditRow] = []
+            size = 0
+            # Records that newer ones have displaced between two slices stay away.
+            for row in filter(None, map(kept.find, chunk)):
+                together.append(row)
+                size += len(row.fields)
+                if size >= AUDIT_BYTES_A_RECORD:
+                    self._fold.append(StatedAudit(together), now_ms)
+                    together, size = [], 0
+            if together:
+                self._fold.append(StatedAudit(together), now_ms)
             yield []
 
     def _restate_queues(self, end: int, now_ms: int) -> Steps:

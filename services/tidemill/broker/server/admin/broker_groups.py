@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.server.round.rpc import in_round, read_in_round, rpc_error
 from tidemill.broker.server.wire import config_frames, config_log
+from tidemill.broker.server.wire.audit_facts import CREATE, UPDATE, audited, broker_group_facts
 from tidemill.common.errors import BrokerUnreachable, Conflict, ServiceError
 from tidemill.message.broker_names import check_name
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -103,7 +104,13 @@ class BrokerGroupAdmin:
             # The name of a member may be older than the rule for names.
             if request.name not in engine.catalog.membership.groups:
                 check_name(request.name)
-            group = engine.broker_groups.add(request.name, request.address, turn.now_ms)
+            before = engine.catalog.membership.groups.get(request.name)
+            facts = {"address": request.address, "state": "active"}
+            action = CREATE if before is None else UPDATE
+            with audited(
+                engine, request, before=broker_group_facts(before), after=facts, action=action
+            ):
+                group = engine.broker_groups.add(request.name, request.address, turn.now_ms)
             config_log.broker_group_put(group, by=request.requested_by)
             return engine.catalog.broker_name, group
 
@@ -114,7 +121,9 @@ class BrokerGroupAdmin:
         """Send no more messages to a broker group."""
 
         def drain(engine: Engine, turn: Turn) -> tuple[str, BrokerGroup]:
-            group = engine.broker_groups.drain(request.name, turn.now_ms)
+            facts = broker_group_facts(engine.catalog.membership.groups.get(request.name))
+            with audited(engine, request, before=facts, after={**facts, "state": "draining"}):
+                group = engine.broker_groups.drain(request.name, turn.now_ms)
             config_log.broker_group_put(group, by=request.requested_by)
             return engine.catalog.broker_name, group
 
@@ -151,7 +160,9 @@ class BrokerGroupAdmin:
                 if request.name not in engine.catalog.membership.groups:
                     return  # Such a report has finished the removal.
                 engine.broker_groups.find_removable(request.name)
-                yield from engine.broker_groups.remove(request.name, turn.now_ms)
+                facts = broker_group_facts(engine.catalog.membership.groups[request.name])
+                with audited(engine, request, before={**facts, "force": request.force}):
+                    yield from engine.broker_groups.remove(request.name, turn.now_ms)
                 config_log.broker_group_removed(request.name, by=request.requested_by)
 
             await self._rounds.call_slices(remove)

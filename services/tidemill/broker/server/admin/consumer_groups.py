@@ -10,6 +10,7 @@ from tidemill.broker.server.admin.lookup import check_queue_id, find_group, find
 from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND
 from tidemill.broker.server.wire import config_frames, config_log
+from tidemill.broker.server.wire.audit_facts import CREATE, UPDATE, audited, group_facts
 from tidemill.common.errors import Conflict
 from tidemill.message.resource_names import check_group
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -34,9 +35,14 @@ class ConsumerGroupAdmin:
         def put(engine: Engine, turn: Turn) -> pb.PutGroupReply:
             check_group(request.name)
             before = engine.catalog.find_group(request.name)
-            group = engine.administration.put_group(
-                request.name, **config_frames.group_fields(request), now_ms=turn.now_ms
+            fields = config_frames.group_fields(request)
+            planned = engine.administration.put_group(
+                request.name, **fields, is_dry=True, now_ms=turn.now_ms
             )
+            facts = group_facts(before), group_facts(planned)
+            action = CREATE if before is None else UPDATE
+            with audited(engine, request, before=facts[0], after=facts[1], action=action):
+                group = engine.administration.put_group(request.name, **fields, now_ms=turn.now_ms)
             config_log.group_put(before, group, by=request.requested_by)
             return pb.PutGroupReply(
                 group=config_frames.group_config(group),
@@ -54,7 +60,9 @@ class ConsumerGroupAdmin:
         def delete(engine: Engine, turn: Turn) -> pb.DeleteGroupReply:
             group = find_group(engine, request.name)
             if not request.dry_run:
-                engine.administration.delete_group(request.name, turn.now_ms)
+                facts = {**group_facts(group), "lag": lag, "topics": topics}
+                with audited(engine, request, before=facts):
+                    engine.administration.delete_group(request.name, turn.now_ms)
                 config_log.group_deleted(group, topics, lag, by=request.requested_by)
             return pb.DeleteGroupReply(
                 group=config_frames.group_config(group), topics=topics, lag=lag
@@ -137,7 +145,11 @@ class ConsumerGroupAdmin:
             check_queue_id(topic, request.queue_id)
             key = group.id, topic.id, QueueId(request.queue_id)
             lock = engine.inspection.find_lock(key)
-            engine.administration.release_lock(key, turn.now_ms)
+            facts = {"topic": topic.name, "queue": request.queue_id}
+            if lock is not None:
+                facts["clientId"] = lock.client_id
+            with audited(engine, request, before=facts):
+                engine.administration.release_lock(key, turn.now_ms)
             assert lock is not None, "release_lock raises for a queue without a lock"
             config_log.lock_released(
                 group.name, topic.name, request.queue_id, lock, by=request.asked_by
@@ -164,9 +176,11 @@ class ConsumerGroupAdmin:
             before = engine.inspection.consumer_offsets(group, topic)
             queues = engine.inspection.queue_status(topic)
             if not request.dry_run:
-                engine.administration.reset_offset(
-                    request.group, request.topic, target, turn.now_ms
-                )
+                states = [{"topic": request.topic, "offsets": each} for each in (before, after)]
+                with audited(engine, request, before=states[0], after=states[1]):
+                    engine.administration.reset_offset(
+                        request.group, request.topic, target, turn.now_ms
+                    )
                 config_log.offsets_reset(
                     request.group,
                     request.topic,
@@ -206,7 +220,12 @@ class ConsumerGroupAdmin:
                 each for each in engine.inspection.pulled_by(group) if each.topic == topic.name
             ]
             if pulled and not request.dry_run:
-                engine.administration.forget_pull_offsets(group.id, topic.id, turn.now_ms)
+                facts = {
+                    "topic": topic.name,
+                    "pullOffsets": {str(each.queue_id): each.offset for each in pulled},
+                }
+                with audited(engine, request, before=facts):
+                    engine.administration.forget_pull_offsets(group.id, topic.id, turn.now_ms)
                 config_log.pull_offsets_forgotten(
                     group.name,
                     topic.name,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.queries.in_flight import InFlightFilter, PopPosition
 from tidemill.broker.server.admin.lookup import check_queue_id, find_group, find_topic
 from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.wire import config_log
+from tidemill.broker.server.wire.audit_facts import change_of
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded
 from tidemill.message.client_key import ClientKey
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -85,6 +86,7 @@ class DeliveryAdmin:
             )
 
         listing = await read_in_round(self._rounds, begin)
+        change = change_of(request, before=_facts(request.filter))
 
         def step(engine: Engine, turn: Turn) -> bool:
             nonlocal last, stop
@@ -95,7 +97,7 @@ class DeliveryAdmin:
                     continue
                 try:
                     # A message may have been acked in this round.
-                    with contextlib.suppress(InvalidReceiptHandle):
+                    with contextlib.suppress(InvalidReceiptHandle), engine.fold.audited(change):
                         engine.commands.release(found.delivery, turn.now_ms)
                         reply.count += 1
                 except Overloaded:
@@ -116,6 +118,18 @@ class DeliveryAdmin:
         if stop is not None:
             reply.end.CopyFrom(_place(stop))
         return reply
+
+
+def _facts(selection: pb.DeliveryFilter) -> dict[str, Any]:
+    """Return the filter of a release for the audit log."""
+    facts: dict[str, Any] = {
+        "topic": selection.topic,
+        "clientId": selection.client_id,
+        "messageId": selection.message_id,
+    }
+    if selection.HasField("queue_id"):
+        facts["queue"] = selection.queue_id
+    return {name: value for name, value in facts.items() if value != ""}
 
 
 def _listing(

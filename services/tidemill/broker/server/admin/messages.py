@@ -11,6 +11,7 @@ from tidemill.broker.engine.queries.queue_reader import committed_end, describe
 from tidemill.broker.server.admin.lookup import check_queue_id, find_topic, use_topic
 from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.broker.server.wire import config_frames
+from tidemill.broker.server.wire.audit_facts import audited
 from tidemill.common.errors import (
     BadRequest,
     IllegalOffset,
@@ -61,15 +62,17 @@ class MessageAdmin:
             has_delay = request.HasField("delay_ms")
             if has_delay and kind != v2.DELAY:
                 raise BadRequest("a delay needs a message of type DELAY")
-            queue_offset, due_at_ms = engine.commands.send(
-                topic.id,
-                QueueId(queue_id),
-                request.blob,
-                crc32(request.blob),
-                now_ms=turn.now_ms,
-                firing_ms=turn.firing_ms,
-                delay_ms=request.delay_ms if has_delay else None,
-            )
+            facts = {"messageId": stored_message.message_id_of(request.blob), "queue": queue_id}
+            with audited(engine, request, after={**facts, "bytes": len(request.blob)}):
+                queue_offset, due_at_ms = engine.commands.send(
+                    topic.id,
+                    QueueId(queue_id),
+                    request.blob,
+                    crc32(request.blob),
+                    now_ms=turn.now_ms,
+                    firing_ms=turn.firing_ms,
+                    delay_ms=request.delay_ms if has_delay else None,
+                )
             self._traffic.appended(topic.id, request.blob)
             return pb.StoreMessageReply(
                 queue_id=queue_id, queue_offset=queue_offset, due_at_ms=due_at_ms

@@ -6,14 +6,22 @@ import json
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.broker.engine.metadata.security_items import COUNTS_MAX, MODE
+from tidemill.broker.engine.metadata.security_items import COUNTS_MAX, DELETIONS, MODE
 from tidemill.broker.server.round.rpc import read_in_round, rpc_error
 from tidemill.broker.server.wire import config_log
+from tidemill.broker.server.wire.audit_facts import (
+    CREATE,
+    ITEMS_NAMED_MAX,
+    UPDATE,
+    change_of,
+    security_facts,
+)
 from tidemill.common.errors import BadRequest, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.metadata.audit_log import AuditedChange
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
@@ -37,12 +45,14 @@ class SecurityAdmin:
                 items.append(_decode(encoded))
                 if len(items) % ITEMS_A_SLICE == 0:
                     yield
-            version = yield from engine.security.change(
-                items,
-                expected_version=request.expected_version,
-                is_dry=request.dry_run,
-                now_ms=turn.now_ms,
-            )
+            change = _change_of(engine, request, items)
+            with engine.fold.audited(change):
+                version = yield from engine.security.change(
+                    items,
+                    expected_version=request.expected_version,
+                    is_dry=request.dry_run,
+                    now_ms=turn.now_ms,
+                )
             if not request.dry_run:
                 config_log.security_changed(items, version, by=request.requested_by)
             return version
@@ -79,6 +89,25 @@ class SecurityAdmin:
             )
 
         return await read_in_round(self._rounds, read)
+
+
+def _change_of(
+    engine: Engine, request: pb.ChangeSecurityRequest, items: list[dict[str, Any]]
+) -> AuditedChange | None:
+    """Return the change for the audit log; None if the items are malformed."""
+    if not request.HasField("audit") or not all(isinstance(one.get("op"), str) for one in items):
+        return None
+    table = engine.catalog.security
+    named = items[: ITEMS_NAMED_MAX + 1]
+    found = [
+        table.find((DELETIONS.get(one["op"], one["op"]), str(one.get("name", "")))) for one in named
+    ]
+    before = [None if one is None else json.loads(one) for one in found]
+    is_deletion = any(one["op"] in DELETIONS for one in items)
+    action = "" if is_deletion else CREATE if not any(before) else UPDATE
+    return change_of(
+        request, before=security_facts(before), after=security_facts(items), action=action
+    )
 
 
 def _decode(encoded: bytes) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from tidemill.broker.engine.layout.numbers import TimerId
-from tidemill.broker.engine.timer.status import DueRange, TimerQuery, TimerStatus
+from tidemill.broker.engine.timer.status import DueRange, TimerQuery, TimerState, TimerStatus
 from tidemill.broker.server.admin.lookup import find_topic
 from tidemill.broker.server.round.rpc import in_round, read_in_round
+from tidemill.broker.server.wire.audit_facts import audited, timer_facts
 from tidemill.common.errors import BadRequest, MessageNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -90,7 +91,11 @@ class TimerAdmin:
             if request.dry_run:
                 engine.timers.commands.check_cancel(TimerId(request.timer_id))
             else:
-                engine.timers.commands.cancel(TimerId(request.timer_id), now_ms=turn.now_ms)
+                commands, timer_id = engine.timers.commands, TimerId(request.timer_id)
+                facts = _facts_of(engine, timer_id)
+                after = {**facts, "state": TimerState.CANCELLED.name}
+                with audited(engine, request, before=facts, after=after):
+                    commands.cancel(timer_id, now_ms=turn.now_ms)
             return engine.timers.commands.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, cancel)
@@ -109,20 +114,20 @@ class TimerAdmin:
         expected = request.expected_due_at_ms if request.HasField("expected_due_at_ms") else None
 
         def reschedule(engine: Engine, turn: Turn) -> tuple[int | None, TimerStatus]:
-            old_due_at_ms = None
-            with contextlib.suppress(MessageNotFound):  # reschedule() raises and counts it.
-                old_due_at_ms = engine.timers.commands.status(TimerId(request.timer_id)).due_at_ms
+            facts = _facts_of(engine, TimerId(request.timer_id))
             due_at_ms = request.due_at_ms
             if request.HasField("delay_ms"):
                 due_at_ms = turn.firing_ms + request.delay_ms
-            engine.timers.commands.reschedule(
-                TimerId(request.timer_id),
-                due_at_ms=due_at_ms,
-                expected_due_at_ms=expected,
-                now_ms=turn.now_ms,
-                firing_ms=turn.firing_ms,
-            )
-            return old_due_at_ms, engine.timers.commands.status(TimerId(request.timer_id))
+            after = {**facts, "dueAtMs": max(due_at_ms, turn.firing_ms)}
+            with audited(engine, request, before=facts, after=after):
+                engine.timers.commands.reschedule(
+                    TimerId(request.timer_id),
+                    due_at_ms=due_at_ms,
+                    expected_due_at_ms=expected,
+                    now_ms=turn.now_ms,
+                    firing_ms=turn.firing_ms,
+                )
+            return facts.get("dueAtMs"), engine.timers.commands.status(TimerId(request.timer_id))
 
         old_due_at_ms, status = await in_round(self._rounds, reschedule)
         log.info(
@@ -139,9 +144,11 @@ class TimerAdmin:
         """Deliver the message of a pending timer now."""
 
         def fire(engine: Engine, turn: Turn) -> TimerStatus:
-            engine.timers.commands.fire(
-                TimerId(request.timer_id), now_ms=turn.now_ms, firing_ms=turn.firing_ms
-            )
+            commands, timer_id = engine.timers.commands, TimerId(request.timer_id)
+            facts = _facts_of(engine, timer_id)
+            after = {**facts, "dueAtMs": turn.firing_ms}
+            with audited(engine, request, before=facts, after=after):
+                commands.fire(timer_id, now_ms=turn.now_ms, firing_ms=turn.firing_ms)
             return engine.timers.commands.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, fire)
@@ -149,6 +156,13 @@ class TimerAdmin:
             "timer fired", timer_id=status.timer_id, topic=status.topic, by=request.requested_by
         )
         return _timer(status)
+
+
+def _facts_of(engine: Engine, timer_id: TimerId) -> dict[str, Any]:
+    """Return the state of a timer; nothing for an unknown one, which its command counts."""
+    with contextlib.suppress(MessageNotFound):
+        return timer_facts(engine.timers.commands.status(timer_id))
+    return {}
 
 
 def _query(engine: Engine, request: pb.ListTimersRequest) -> TimerQuery:

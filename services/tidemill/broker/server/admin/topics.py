@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.server.admin.lookup import check_queue_id, find_topic, use_topic
 from tidemill.broker.server.round.rpc import in_round, read_in_round, slices_in_round
 from tidemill.broker.server.wire import config_frames, config_log
+from tidemill.broker.server.wire.audit_facts import CREATE, UPDATE, audited, change_of, topic_facts
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, check_own_topic
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.server.round.rounds import Rounds
@@ -20,6 +24,13 @@ if TYPE_CHECKING:
 
 
 QUEUES_A_ROUND = 16  # queues of a purge: 0.1 s with a thousand consumer groups
+
+
+class PutOfTopic(Protocol):
+    """A function that puts a topic."""
+
+    def __call__(self, *, is_dry: bool) -> Topic:
+        """Put the topic, or only check it. Raises ServiceError."""
 
 
 class TopicAdmin:
@@ -36,26 +47,41 @@ class TopicAdmin:
             before = engine.catalog.find_topic(request.name)
             is_dead_letters = request.name.startswith(DEAD_LETTER_TOPIC_PREFIX)
             if is_dead_letters and request.HasField("retention"):
-                topic = engine.administration.put_dead_letter_topic(
-                    request.name, retention=retention, is_dry=request.dry_run, now_ms=turn.now_ms
-                )
-                return reply(engine, before, topic)
+
+                def put_retention(*, is_dry: bool) -> Topic:
+                    return engine.administration.put_dead_letter_topic(
+                        request.name, retention=retention, is_dry=is_dry, now_ms=turn.now_ms
+                    )
+
+                return reply(engine, before, audited_put(engine, before, put_retention))
             check_own_topic(request.name)
             if request.is_first_use:
                 return pb.PutTopicReply(
                     topic=config_frames.topic_config(use_topic(engine, request.name, turn.now_ms))
                 )
-            topic = engine.administration.put_topic(
-                request.name,
-                type_=config_frames.topic_type(request.type),
-                queues=request.queues,
-                delivery_spread_ms=config_frames.delivery_spread_ms(request),
-                retention=retention,
-                is_forced=request.force,
-                is_dry=request.dry_run,
-                now_ms=turn.now_ms,
-            )
-            return reply(engine, before, topic)
+
+            def put_settings(*, is_dry: bool) -> Topic:
+                return engine.administration.put_topic(
+                    request.name,
+                    type_=config_frames.topic_type(request.type),
+                    queues=request.queues,
+                    delivery_spread_ms=config_frames.delivery_spread_ms(request),
+                    retention=retention,
+                    is_forced=request.force,
+                    is_dry=is_dry,
+                    now_ms=turn.now_ms,
+                )
+
+            return reply(engine, before, audited_put(engine, before, put_settings))
+
+        def audited_put(engine: Engine, before: Topic | None, put: PutOfTopic) -> Topic:
+            planned = put(is_dry=True)
+            if request.dry_run:
+                return planned
+            facts = topic_facts(before), topic_facts(planned)
+            action = CREATE if before is None else UPDATE
+            with audited(engine, request, before=facts[0], after=facts[1], action=action):
+                return put(is_dry=False)
 
         def reply(engine: Engine, before: Topic | None, topic: Topic) -> pb.PutTopicReply:
             if not request.dry_run:
@@ -77,7 +103,9 @@ class TopicAdmin:
             topic = engine.administration.find_deletable(request.name)
             use = engine.inspection.use_of(topic)
             if not request.dry_run:
-                engine.administration.delete_topic(request.name, turn.now_ms)
+                facts = {**topic_facts(topic), "messages": use.message_count}
+                with audited(engine, request, before=facts):
+                    engine.administration.delete_topic(request.name, turn.now_ms)
                 config_log.topic_deleted(topic, use, by=request.requested_by)
             return pb.DeleteTopicReply(
                 topic=config_frames.topic_config(topic),
@@ -115,13 +143,24 @@ class TopicAdmin:
         while await read_in_round(self._rounds, lambda _engine, _turn: counting.step()):
             pass
 
+        # The first round that removes something records the whole purge.
+        removed = {"messages": counting.messages, "bytes": counting.size_bytes}
+        if request.HasField("queue_id"):
+            removed["queue"] = request.queue_id
+        if request.HasField("before_timestamp_ms"):
+            removed["beforeTimestampMs"] = request.before_timestamp_ms
+        change = change_of(request, before=removed)
+
+        def purge(
+            engine: Engine, turn: Turn, part: list[PurgedQueue]
+        ) -> Generator[None, None, None]:
+            with engine.fold.audited(change):
+                yield from engine.purge.purge(part, turn.now_ms)
+
         # Other work of the broker goes on between the rounds.
         for first in range(0, 0 if request.dry_run else len(queues), QUEUES_A_ROUND):
             part = queues[first : first + QUEUES_A_ROUND]
-            await slices_in_round(
-                self._rounds,
-                lambda engine, turn, part=part: engine.purge.purge(part, turn.now_ms),  # type: ignore[misc]  # mypy cannot type lambdas with defaults.
-            )
+            await slices_in_round(self._rounds, functools.partial(purge, part=part))
 
         def reply(engine: Engine, _turn: Turn) -> pb.PurgeTopicReply:
             use = engine.inspection.use_of(topic)
