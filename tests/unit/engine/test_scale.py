@@ -47,6 +47,7 @@ from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import FILES_MAX, Mappings
 from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
 from tidemill.broker.engine.store.round_slices import SLICE_BUFFERS, in_slices
+from tidemill.broker.engine.store.segment import Segment
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer import census as census_
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -56,8 +57,9 @@ from tidemill.broker.engine.timer.load import SLOTS_A_SCAN
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES, TimerTable
 from tidemill.broker.engine.timer.timer_log import TAIL_PIECE_BYTES, TimerLog
 from tidemill.broker.engine.timer.wheel import TimerWheel
-from tidemill.broker.engine.upkeep import retention_rules
+from tidemill.broker.engine.upkeep import packing, retention_rules
 from tidemill.broker.engine.upkeep.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
+from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.retention import QUEUES_CUT_A_SLICE
 from tidemill.broker.engine.upkeep.retention_rules import QUEUES_A_SLICE as RULES_QUEUES_A_SLICE
 from tidemill.message.client_key import ClientKey
@@ -1039,3 +1041,33 @@ def test_the_limit_of_a_wide_topic_reads_a_bounded_number_of_queues_at_once(
     assert sum(world.engine.trims.messages.values()) > QUEUES_MAX
     assert sum(of_each) >= 2 * QUEUES_MAX
     assert max(of_each) <= 160
+
+
+def test_a_choice_of_a_pack_looks_at_a_bounded_number_of_segments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log of 1 TiB has 8,192 segments. Here each has more dead bytes than the one before."""
+    engine = World().engine
+    size, count = engine.config.segment_bytes, 8_192
+    engine.log.segments[:] = [Segment(n * size, size) for n in range(count)]
+    engine.log.committed_offset = LogOffset(count * size)
+    engine.live_bytes.counted_to = count * size
+    looks, turns = Counter[int](), [0]
+
+    def live_bytes_in(_: LiveBytes, start: int) -> int:
+        looks[turns[0]] += 1
+        return size - start // count
+
+    monkeypatch.setattr(LiveBytes, "live_bytes_in", live_bytes_in)
+    chosen: list[Segment] = []
+
+    def pack_chosen(segment: Segment, *_: object, **__: object) -> Iterator[list[File]]:
+        chosen.append(segment)
+        yield from ()
+
+    monkeypatch.setattr(engine.packing, "_pack_chosen", pack_chosen)
+    for _ in engine.packing._pack_next(1_000_000, is_full=False):
+        turns[0] += 1
+    assert [one.start for one in chosen] == [(count - 1 - packing.SEGMENTS_KEPT) * size]
+    assert sum(looks.values()) >= count - packing.SEGMENTS_KEPT
+    assert max(looks.values()) <= 2 * packing.SEGMENTS_A_SLICE

@@ -34,6 +34,7 @@ PACKS_LEVEL: Final = 2  # feature level of stubs
 # Sends wait for a slice and for its sync, so both are short: 0.1 to 0.5 ms, and about 0.7 ms.
 RECORDS_A_SLICE: Final = 64  # 3 to 9 us each
 SLICE_BYTES: Final = 128 << 10  # read or copied
+SEGMENTS_A_SLICE: Final = 1_024  # of a choice: under 1 us each
 LOOK_PERIOD_MS: Final = 1_000
 PAUSE_MS: Final = 30_000  # after an attempt that met damage, or a disk that became full
 # The active segment and the one before it stay: followers compare and copy their records.
@@ -82,7 +83,7 @@ class Packing:
         self.packed_count = self.copied_bytes = 0
 
     def find_work(self, now_ms: int) -> Steps | None:
-        """Return the steps that pack the segment with the most dead bytes; None if none is due."""
+        """Return the steps that pack the segment with the most dead bytes; None: not now."""
         if now_ms < self._look_at_ms or not self._has_level:
             return None
         self._look_at_ms = now_ms + LOOK_PERIOD_MS
@@ -96,9 +97,7 @@ class Packing:
         if now_ms < self._not_before_ms and not is_full:
             self._look_at_ms = self._not_before_ms
             return None
-        segment = self._choose(now_ms, is_full=is_full)
-        self._is_searching = segment is not None
-        return None if segment is None else self._pack_chosen(segment, now_ms, is_full=is_full)
+        return self._pack_next(now_ms, is_full=is_full)
 
     def take_pace_s(self) -> float:
         """Return the seconds that the bytes copied since the last call take at the allowed rate.
@@ -133,13 +132,21 @@ class Packing:
     def _has_level(self) -> bool:
         return self._catalog.feature_level >= PACKS_LEVEL
 
-    def _choose(self, now_ms: int, *, is_full: bool) -> Segment | None:
+    def _pack_next(self, now_ms: int, *, is_full: bool) -> Steps:
+        segment = yield from self._choose(now_ms, is_full=is_full)
+        self._is_searching = segment is not None
+        if segment is not None:
+            yield from self._pack_chosen(segment, now_ms, is_full=is_full)
+
+    def _choose(self, now_ms: int, *, is_full: bool) -> Generator[list[File], None, Segment | None]:
         """Return the segment with the most dead bytes whose pack fits; None if none is due."""
         log, best, most = self._log, None, 0
         last = min(int(log.committed_offset), self._live_bytes.counted_to)
-        for segment in log.segments[:-SEGMENTS_KEPT]:
+        for n, segment in enumerate(log.segments[:-SEGMENTS_KEPT], 1):
             if segment.end > last:
                 break
+            if n % SEGMENTS_A_SLICE == 0:
+                yield []
             size, least = segment.file_size, _freed_min(segment, is_full=is_full)
             dead = size - self._live_bytes.live_bytes_in(segment.start)
             if dead <= most or now_ms < self._paused.get(segment.start, 0):
