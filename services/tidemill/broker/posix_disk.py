@@ -11,6 +11,7 @@ from typing import final
 
 from tidemill.broker.engine.store.disk import DiskFailed, DiskHasNoSpace, ReadFailed
 
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 IOV_MAX = 1024  # buffers of one pwritev, the limit of Linux
 
 
@@ -19,7 +20,12 @@ class PosixFile:
 
     def __init__(self, name: str, path: Path, flags: int) -> None:
         self.name = name
-        self._fd = os.open(path, flags, 0o640)
+        try:
+            self._fd = os.open(path, flags, 0o640)
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise DiskHasNoSpace(f"creating {name}: {error}") from error
+            raise
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -41,8 +47,7 @@ class PosixFile:
                     self._write_rest(offset + written, b"".join(chunk)[written:])
                 offset += expected
         except OSError as error:
-            is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            failure = DiskHasNoSpace if is_full else DiskFailed
+            failure = DiskHasNoSpace if error.errno in NO_SPACE else DiskFailed
             raise failure(f"writing {self.name}: {error}") from error
 
     def _write_rest(self, offset: int, rest: bytes) -> None:

@@ -18,7 +18,7 @@ from tidemill.broker.engine.layout import block_file, store_checkpoint, timer_en
 from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.store.disk import ReadFailed
 from tidemill.broker.engine.store.segment import CorruptStore
-from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
+from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE, NEXT_CHECKPOINT_FILE
 from tidemill.broker.offline import block_files, source
 from tidemill.broker.offline.check import CheckReport, NoStore, check
 from tidemill.broker.offline.check_timers import newest_checkpoint
@@ -64,7 +64,8 @@ def checked(disk: FaultyDisk) -> CheckReport:
 
 
 def all_files() -> list[str]:
-    return disk_of_all().all_names()
+    """Return the files with content. The next checkpoint file has none yet."""
+    return [name for name in disk_of_all().all_names() if name != NEXT_CHECKPOINT_FILE]
 
 
 def contents(disk: FaultyDisk) -> dict[str, bytes | None]:

@@ -13,6 +13,7 @@ Queue and index files describe everything before derived_offset. The newest snap
 and so does the replay. At the time of the write, the log was durable up to durable_offset, its
 epoch was `epoch`, and it began, or was about to begin, at min_offset. The crc covers the 36 bytes
 before it. Big-endian. The file is written to `checkpoint.new`, synced, and renamed.
+Then `checkpoint.new` is created again, with zeros: on a full disk the next one needs no block.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
 from itertools import chain, islice
 from typing import Any, final
 
@@ -46,7 +47,7 @@ from tidemill.broker.engine.room import DERIVED_RESERVE_PART
 from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import BlockFile, EncodedBlock
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, QueueRun
-from tidemill.broker.engine.store.disk import CachedFolder, File
+from tidemill.broker.engine.store.disk import CachedFolder, DiskHasNoSpace, File, ReadFailed
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX, PAIR_SIZE
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
@@ -54,6 +55,7 @@ QUEUES_FOLDER = "queues"
 INDEX_FOLDER = "index"
 SNAPSHOTS_FOLDER = "snapshots"
 CHECKPOINT_FILE = "checkpoint"
+NEXT_CHECKPOINT_FILE = f"{CHECKPOINT_FILE}.new"
 QUEUE_BLOCK_ENTRIES_MAX = 32_768  # 640 KiB: copied, summed and written in a millisecond
 QUEUES_A_SLICE = 512  # queues measured, or given a run
 BLOCKS_A_SLICE = 128  # blocks of different queues; each is copied, summed and listed
@@ -444,16 +446,27 @@ class Checkpoints:
             min_offset=min_offset,
             epoch=self._log.epoch,
         )
-        temporary = f"{CHECKPOINT_FILE}.new"
-        if disk.read(temporary) is not None:
-            disk.delete(temporary)
-        file = disk.open(temporary, create=True)
+        file = disk.open(NEXT_CHECKPOINT_FILE, create=not self._has_next_file())
         file.write_at(0, [store_checkpoint.encode(checkpoint)])
         yield [file]
         file.close()
-        disk.rename(temporary, CHECKPOINT_FILE)
+        disk.rename(NEXT_CHECKPOINT_FILE, CHECKPOINT_FILE)
         yield [disk.folder(".")]
+        # On a full disk, the removal of the oldest segment needs the next file. So it exists, with
+        # the block of the file that was replaced now.
+        with suppress(DiskHasNoSpace):
+            file = disk.open(NEXT_CHECKPOINT_FILE, create=True)
+            with closing(file):
+                file.write_at(0, [bytes(store_checkpoint.SIZE)])
         self._log.checkpoint_end = max(self._log.checkpoint_end, committed)
+
+    def _has_next_file(self) -> bool:
+        """Return whether the next file exists. An unreadable one is deleted."""
+        try:
+            return self._disk.read(NEXT_CHECKPOINT_FILE) is not None
+        except ReadFailed:
+            self._disk.delete(NEXT_CHECKPOINT_FILE)
+            return False
 
 
 def _take_section(items: Iterator[dict[str, Any] | bytes]) -> list[dict[str, Any] | bytes]:
