@@ -16,9 +16,10 @@ from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.http.browser_pages import add_pages
 from tidemill.admin.http.problems import MEDIA_TYPE, RESPONSES, add_problem_handlers
 from tidemill.admin.http.query_parameters import KnownParameters
-from tidemill.admin.http.route_templates import RouteTemplates, check_method
+from tidemill.admin.http.route_templates import PREFIX, RouteTemplates, check_method
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.routes import (
+    audit,
     broker_groups,
     clients,
     consumer_groups,
@@ -36,10 +37,10 @@ from tidemill.admin.routes import (
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.clock import SystemClock
 from tidemill.common.item_bytes import ITEM_BYTES_MAX
+from tidemill.security.access_log import AccessLog
 from tidemill.security.secret_keys import SecretKeys
 from tidemill.security.table import Mode
 
-PREFIX = "/api/v1"
 API_VERSION = "1"  # Of the API, so that a release does not change the document.
 # For the OpenAPI document and the button of its page; `http/access.py` checks the token.
 BEARER = HTTPBearer(
@@ -60,6 +61,7 @@ ROUTES = (
     users,
     roles,
     security,
+    audit,
 )
 
 
@@ -102,10 +104,13 @@ def create_app(
     item_bytes_max: int = ITEM_BYTES_MAX,
     secret_keys: Callable[[], SecretKeys | None] = lambda: None,
     security_floor: Mode = Mode.OFF,
+    access_log: AccessLog | None = None,
+    process: str = "admin",
 ) -> FastAPI:
     """Return the application for these broker groups, which sends messages up to a size.
 
-    `secret_keys` returns the keys of the users' secrets; None without a key file.
+    `secret_keys` returns the keys of the users' secrets; None without a key file. `process` is the
+    name in the audit log, and `access_log` has the refused calls of this process.
     """
     clock = SystemClock()
     app = AdminApi(
@@ -121,6 +126,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.secret_keys, app.state.security_floor = secret_keys, security_floor
+    app.state.process = process
+    app.state.access_log = access_log or AccessLog(process, clock.wall_ms, clock.monotonic_ms)
     app.state.brokers, app.state.demands = brokers, demands
     app.state.controllers = controllers or ControllerClients([])
     app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)

@@ -16,6 +16,7 @@ import structlog
 import uvicorn
 
 from tidemill.admin.app import create_app
+from tidemill.admin.audit.access_reports import RequestReports
 from tidemill.admin.cluster.broker_client import broker_client
 from tidemill.admin.cluster.broker_credentials import broker_credentials
 from tidemill.admin.cluster.broker_health import BrokerHealth
@@ -37,6 +38,9 @@ from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import ProcessReadiness
+from tidemill.common.repeating import repeating
+from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
+from tidemill.security.access_log import AccessLog
 from tidemill.security.key_file import open_key_file
 from tidemill.security.table import parse_mode
 from tidemill.transport.aio.misuse_log import MisuseLog
@@ -84,8 +88,11 @@ async def serve(settings: AdminSettings) -> None:
     registry.register(certificates.collect)
     counted = AdminMetrics()
     registry.register(counted.collect)
+    clock = SystemClock()
+    access_log = AccessLog(settings.name or "admin", clock.wall_ms, clock.monotonic_ms, write_line)
+    registry.register(lambda: access_log_metrics(access_log))
     token = TokenFile(settings.admin_token_file) if settings.admin_token_file else None
-    keys = open_key_file(settings.security_key_file, SystemClock().monotonic_ms)
+    keys = open_key_file(settings.security_key_file, clock.monotonic_ms)
     with (
         stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
         listening(settings.host, settings.port) as listeners,
@@ -93,6 +100,7 @@ async def serve(settings: AdminSettings) -> None:
         async with contextlib.AsyncExitStack() as running:
             enter = running.enter_async_context
             await enter(certificates.watching())
+            await enter(repeating(access_log.tick, period_s=TICK_PERIOD_S))
             brokers, controllers = await enter(connected(settings, credentials))
             checks = [BrokerHealth(await brokers.client_at(a), a) for a in settings.broker]
             for check in checks:
@@ -121,6 +129,8 @@ async def serve(settings: AdminSettings) -> None:
                             item_bytes_max=settings.message_item_bytes_max,
                             secret_keys=keys,
                             security_floor=parse_mode(settings.security_floor),
+                            access_log=access_log,
+                            process=settings.name or "admin",
                         ),
                         settings,
                         token,
@@ -188,6 +198,7 @@ def with_access_control(
         token=token,
         body_bytes_max=settings.admin_body_bytes_max,
         large=MESSAGES,
+        reports=RequestReports(app.state.access_log, app.state.paths),
     )
     return RequestCounter(door, metrics, app.state.paths)
 

@@ -12,6 +12,7 @@ import typer
 
 from tidemill.cli import (
     acl,
+    audit,
     broker_groups,
     clients,
     cluster,
@@ -61,6 +62,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill storage show`
 * `tidemill security enable`
 * `tidemill user create orders --producer orders --consumer billing:orders`
+* `tidemill audit list --since 1h`
 * `tidemill store copy ./data ./backup`
 * `tidemill pipeline archive --to ./archive`
 """,
@@ -79,6 +81,7 @@ app.add_typer(security.app, name="security")
 app.add_typer(users.app, name="user")
 app.add_typer(roles.app, name="role")
 app.add_typer(acl.app, name="acl")
+app.add_typer(audit.app, name="audit")
 
 app.add_typer(release.app, name="release")
 

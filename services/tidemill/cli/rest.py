@@ -42,7 +42,9 @@ PAGE_SIZE = 1000  # the limit of the API
 CLIENTS_SHOWN = 5  # in a warning
 # Columns of text that a narrow terminal may fold. The other columns have names, ids and numbers,
 # which users copy into the next command. They are never folded.
-FOLDED = frozenset({"BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG", "KEPT BY"})
+FOLDED = frozenset(
+    {"BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG", "KEPT BY", "BY", "CHANGE"}
+)
 FOLDED_WIDTH_MIN = 8  # columns: below that, each line has one word
 UNFOLDED_WIDTH = 10_000  # columns if a program reads the output: each row is one line
 # Nouns whose commands have names of topics and consumer groups.

@@ -18,6 +18,7 @@ from tidemill.common.log import is_text_format
 from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
+from tidemill.common.repeating import repeating
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.metrics import ClientMetrics
 from tidemill.proxy.clients.questions import Questions
@@ -33,6 +34,7 @@ from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
 from tidemill.proxy.server.access import AccessGate
+from tidemill.proxy.server.access_reports import CallReports
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.grpc_server import GrpcServer
@@ -48,6 +50,8 @@ from tidemill.proxy.server.routes import Routes
 from tidemill.proxy.server.settle import Settler
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
+from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
+from tidemill.security.access_log import AccessLog
 from tidemill.security.key_file import open_key_file
 from tidemill.security.table import SecurityTable
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -79,6 +83,7 @@ class ProxyParts:
     cluster: BrokerCluster
     calls: BrokerCalls
     relays: Relays
+    access_log: AccessLog
     telemetry: Telemetry
     clients: Clients
     client_life: ClientLifecycle
@@ -106,6 +111,7 @@ async def serve(settings: ProxySettings) -> None:
             parts.cluster.running(),
             parts.calls.running(),
             parts.relays.running(),
+            repeating(parts.access_log.tick, period_s=TICK_PERIOD_S),
             sending(parts.telemetry.updates),
         ):
             if await first_of(parts.cluster.configured(), stop):
@@ -146,6 +152,8 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     )
     cluster = cluster_of(settings, metrics, connect=connect, routes=routes)
     gate = gate_of(settings, cluster.security, clock)
+    access_log = AccessLog(settings.name, clock.wall_ms, clock.monotonic_ms, write_line)
+    gate.reports = CallReports(access_log)
     # Its messages go to other consumers at once.
     gate.on_revoked = lambda call: cluster.report_ended(call.client_id)
     polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
@@ -169,10 +177,11 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     metrics.register(registry)
     for collect in (clients.collect, certificates.collect, server.collect, gate.collect):
         registry.register(collect)
+    registry.register(lambda: access_log_metrics(access_log))
     relays = Relays(
         settings.name,
         cluster.masters,
-        Questions(clients, clock.monotonic_ms).answer,
+        Questions(clients, clock.monotonic_ms, access_log).answer,
         connect=connect,
     )
     return ProxyParts(
@@ -184,6 +193,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         cluster=cluster,
         calls=calls,
         relays=relays,
+        access_log=access_log,
         telemetry=telemetry,
         clients=clients,
         client_life=client_life,

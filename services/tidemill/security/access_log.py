@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, final
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final, NamedTuple, Protocol, final
 
 REFUSAL: Final = "refusal"
 ACCESS: Final = "access"
@@ -56,6 +56,25 @@ class RingRecord(NamedTuple):
     fields: dict[str, Any]
 
 
+class RingPage(NamedTuple):
+    """Records, the newest first, and whether older ones match too."""
+
+    records: list[RingRecord]
+    has_more: bool
+
+
+class FilterRequest(Protocol):
+    """The filter as fields of a request."""
+
+    kind: str
+    user: str
+    resource: str
+    action: str
+    result: str
+    from_ms: int
+    to_ms: int
+
+
 class RecordFilter(NamedTuple):
     """The wanted records; an empty field matches all."""
 
@@ -66,6 +85,19 @@ class RecordFilter(NamedTuple):
     result: str = ""
     from_ms: int = 0
     to_ms: int = 0  # exclusive; 0: no end
+
+    @classmethod
+    def of(cls, request: FilterRequest) -> RecordFilter:
+        """Return the filter of a request of another process."""
+        return cls(
+            kind=request.kind,
+            user=request.user,
+            resource=request.resource,
+            action=request.action,
+            result=request.result,
+            from_ms=request.from_ms,
+            to_ms=request.to_ms,
+        )
 
     def matches(self, fields: Mapping[str, Any]) -> bool:
         """Whether a record is wanted. A resource may end with `*`."""
@@ -188,25 +220,22 @@ class AccessLog:
         self._ring.append((self._sequence, at_ms, json.dumps(fields).encode()))
         self._write(fields)
 
-    def find(
+    def find_page(
         self, wanted: RecordFilter, *, before: int, limit: int
-    ) -> Iterator[list[RingRecord] | None]:
-        """Yield None after each slice of the search, and the found records at the end.
-
-        They have a sequence below `before` (0: all), the newest first, at most `limit`.
-        """
+    ) -> Generator[None, None, RingPage]:
+        """Return the newest records below a sequence (0: all); yield between slices."""
         found: list[RingRecord] = []
         for number, (sequence, at_ms, encoded) in enumerate(reversed(list(self._ring)), 1):
             if (before and sequence >= before) or not wanted.matches_time(at_ms):
                 continue
             fields = json.loads(encoded)
             if wanted.matches(fields):
-                found.append(RingRecord(sequence, fields))
                 if len(found) == limit:
-                    break
+                    return RingPage(found, has_more=True)
+                found.append(RingRecord(sequence, fields))
             if number % RECORDS_A_SLICE == 0:
-                yield None
-        yield found
+                yield
+        return RingPage(found, has_more=False)
 
 
 def _fields(

@@ -20,6 +20,7 @@ from tidemill.proxy.clients.clients import EXPIRY_MS, Client, Clients
 from tidemill.proxy.clients.questions import CLIENTS_MAX, Questions
 from tidemill.proxy.clients.relay import Relays
 from tidemill.proxy.clients.telemetry_streams import ClientAnswer
+from tidemill.security.access_log import AccessLog
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -81,7 +82,8 @@ class World:
         self.addresses = ["broker:1"]
         self.is_there = True
         self.streams: list[Stream] = []
-        questions = Questions(self.clients, self.clock.monotonic_ms)
+        self.access_log = AccessLog("proxy-7", self.clock.wall_ms, self.clock.monotonic_ms)
+        questions = Questions(self.clients, self.clock.monotonic_ms, self.access_log)
         self.relays = Relays(
             "proxy-7", lambda: self.addresses, questions.answer, connect=self.connect
         )

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from tests.support.worlds.fake_calls import CallsByRequest
+from tidemill.admin.audit.author import Author
+from tidemill.admin.http.actor import Actor
 from tidemill.admin.json.broker_groups import BrokerGroupChangeView, NewBrokerGroup
 from tidemill.admin.routes.broker_groups import add_broker_group, drain_broker_group
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, BrokerTimeout, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+AUTHOR = Author(Actor("", "", "me", "10.1.2.3"), "admin", "PUT /broker-groups/{name}")
 
 
 class Client(CallsByRequest):
@@ -82,7 +86,9 @@ def add(
     cluster: Cluster, name: str, address: str, *, force: bool = False, dry_run: bool = False
 ) -> BrokerGroupChangeView:
     new = NewBrokerGroup(address=address, force=force)
-    return asyncio.run(add_broker_group(name, new, cast("Any", cluster), "me", dry_run=dry_run))
+    return asyncio.run(
+        add_broker_group(name, new, cast("Any", cluster), "me", AUTHOR, dry_run=dry_run)
+    )
 
 
 def test_a_broker_with_the_name_at_the_address_is_added() -> None:
@@ -131,4 +137,6 @@ def test_a_dry_run_of_a_drain_fails_while_the_home_is_unreachable() -> None:
     cluster = Cluster()
     cluster.is_up = False
     with pytest.raises(BrokerGroupUnreachable, match="the home is unreachable"):
-        asyncio.run(drain_broker_group("broker-1", cast("Any", cluster), "me", dry_run=True))
+        asyncio.run(
+            drain_broker_group("broker-1", cast("Any", cluster), "me", AUTHOR, dry_run=True)
+        )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.disk.offline_world import finish
 from tidemill.security.access_log import (
     ACCESS,
     CALLERS_MAX,
@@ -48,10 +49,8 @@ class World:
         self.log.note(record._replace(**changed))
 
     def find(self, limit: int = 100, before: int = 0, **wanted: Any) -> list[dict[str, Any]]:
-        for found in self.log.find(RecordFilter(**wanted), before=before, limit=limit):
-            if found is not None:
-                return [record.fields for record in found]
-        raise AssertionError("the search ends")
+        found = finish(self.log.find_page(RecordFilter(**wanted), before=before, limit=limit))
+        return [record.fields for record in found.records]
 
 
 def test_a_refused_call_is_one_line_and_one_record() -> None:

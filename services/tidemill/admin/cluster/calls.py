@@ -94,6 +94,10 @@ FIRE_TIMER = _change(lambda stubs: stubs.admin.FireTimer)
 LIST_SECURITY = _read(lambda stubs: stubs.admin.ListSecurity)
 CHANGE_SECURITY = _change(lambda stubs: stubs.admin.ChangeSecurity)
 
+# The audit log.
+FIND_AUDIT = _read(lambda stubs: stubs.admin.FindAudit)
+RECORD_AUDIT = _change(lambda stubs: stubs.admin.RecordAudit)
+
 # Broker groups and proxies.
 LIST_BROKER_GROUPS = _read(lambda stubs: stubs.admin.ListBrokerGroups)
 GET_BROKER_STATUS = _read(lambda stubs: stubs.admin.GetBrokerStatus)

@@ -96,7 +96,7 @@ async def list_clients(brokers: Brokers, request: pb.ListClientsRequest) -> Conn
     unreachable = list(routes.unreachable)
     question = pb.ProxyQuestion(list_clients=request)
     replies = await asyncio.gather(
-        *(_ask(proxy, question, LIST_TIMEOUT_MS) for proxy in routes.proxies),
+        *(ask_proxy(proxy, question, LIST_TIMEOUT_MS) for proxy in routes.proxies),
         return_exceptions=True,
     )
     known: dict[str, list[tuple[ProxyRoute, pb.ClientState]]] = {}
@@ -152,10 +152,13 @@ async def command_client(brokers: Brokers, command: pb.ClientCommand) -> pb.Clie
     if proxy is None:
         raise ClientMute.of(command.client_id)
     question = pb.ProxyQuestion(command=command)
-    return (await _ask(proxy, question, command.timeout_ms + RELAY_TIMEOUT_MS)).client
+    return (await ask_proxy(proxy, question, command.timeout_ms + RELAY_TIMEOUT_MS)).client
 
 
-async def _ask(proxy: ProxyRoute, question: pb.ProxyQuestion, timeout_ms: int) -> pb.ProxyAnswer:
+async def ask_proxy(
+    proxy: ProxyRoute, question: pb.ProxyQuestion, timeout_ms: int
+) -> pb.ProxyAnswer:
+    """Send a question to a proxy. Raises ServiceError."""
     request = pb.AskProxyRequest(
         process_id=proxy.process_id, question=question, timeout_ms=timeout_ms
     )

@@ -73,6 +73,7 @@ class SecurityClient:
         decide: Callable[[FoundItem], Sequence[Item]],
         *,
         caller: str,
+        audit: pb.ChangeAuthor,
         dry_run: bool = False,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> int:
@@ -95,6 +96,7 @@ class SecurityClient:
                 items=[json.dumps(item).encode() for item in items],
                 dry_run=dry_run,
                 requested_by=caller,
+                audit=audit,
             )
             attempt += 1
             try:

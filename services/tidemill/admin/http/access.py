@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, make_actor, set_actor
+from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, Actor, make_actor, set_actor
 from tidemill.admin.http.problems import problem
 from tidemill.common.addresses import is_ip, unmapped
 from tidemill.common.errors import CODES, Overloaded
@@ -97,6 +97,16 @@ def _read_token(file: str) -> bytes:
     return token
 
 
+class HttpAccessReports(Protocol):
+    """The receiver of requests with wrong credentials, and of those of super users."""
+
+    def note_refusal(self, scope: Scope, actor: Actor, reason: str) -> None:
+        """Note a request with wrong or missing credentials."""
+
+    def note_access(self, scope: Scope, actor: Actor) -> None:
+        """Note a request of a super user."""
+
+
 @final
 class AccessControl:
     """Filter that passes requests on to `app` or rejects them."""
@@ -109,9 +119,14 @@ class AccessControl:
         token: TokenFile | None = None,
         body_bytes_max: int,
         large: re.Pattern[str] | None = None,
+        reports: HttpAccessReports | None = None,
     ) -> None:
-        """Allow bodies up to `body_bytes_max` on paths that match `large`; None: on all paths."""
+        """Allow bodies up to `body_bytes_max` on paths that match `large`; None: on all paths.
+
+        `reports` gets the requests with wrong credentials and those of super users.
+        """
         self._app = app
+        self._reports = reports
         self._large = large
         self._hosts = {host.lower().strip("[]").rstrip(".") for host in hosts} - {""}
         self._token = token
@@ -130,7 +145,10 @@ class AccessControl:
             return
         is_token = self._token is not None and scope["path"].startswith(GUARDED)
         user, via = (BUILT_IN_USER, VIA_FILE) if is_token else ("", "")
-        set_actor(scope, make_actor(scope, user=user, via=via))
+        actor = make_actor(scope, user=user, via=via)
+        set_actor(scope, actor)
+        if is_token and self._reports is not None:
+            self._reports.note_access(scope, actor)
         body = _RequestBody(receive, self._body_bytes_max_of(scope), self._hold)
         try:
             await self._app(scope, body.receive, send)
@@ -147,11 +165,13 @@ class AccessControl:
             )
         is_guarded = self._token is not None and scope["path"].startswith(GUARDED)
         if is_guarded and not self._shows_token(headers):
-            refusal = _refusal(
-                HTTPStatus.UNAUTHORIZED,
+            reason = (
                 "the token is missing or wrong; send the token of this API in the header"
-                " Authorization: Bearer TOKEN",
+                " Authorization: Bearer TOKEN"
             )
+            refusal = _refusal(HTTPStatus.UNAUTHORIZED, reason)
+            if self._reports is not None:
+                self._reports.note_refusal(scope, make_actor(scope), reason)
             refusal.headers["WWW-Authenticate"] = 'Bearer realm="tidemill"'
             return refusal
         # The server has already rejected a header that is repeated or not a number.

@@ -11,10 +11,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from fastapi import HTTPException, Request
 from starlette.routing import compile_path
+
+PREFIX: Final = "/api/v1"
 
 
 class RouteTemplate(NamedTuple):

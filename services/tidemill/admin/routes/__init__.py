@@ -8,13 +8,16 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
 
+from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.http.actor import CLAIMED_USER_HEADER, Actor, actor_of
+from tidemill.admin.http.route_templates import PREFIX
 from tidemill.admin.json.schema import Schema
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.errors import Forbidden
 from tidemill.message.resource_names import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
+from tidemill.security.access_log import AccessLog
 
 
 def brokers_of(request: Request) -> Brokers:
@@ -65,10 +68,31 @@ def caller_of(
     return actor.text
 
 
+def author_of(request: Request, actor: Annotated[Actor, Depends(actor_of)]) -> Author:
+    """Return the author of a change."""
+    return Author(actor, request.app.state.process, call_of(request))
+
+
+def call_of(request: Request) -> str:
+    """Return the method and the template of the path: `PUT /topics/{topic}`."""
+    template = request.app.state.paths.find(request.scope["path"])
+    path = request.scope["path"] if template is None else template.path
+    return f"{request.method} {path.removeprefix(PREFIX)}"
+
+
+def access_log_of(request: Request) -> AccessLog:
+    """Return the refused calls and the accesses of this process."""
+    known = request.app.state.access_log
+    assert isinstance(known, AccessLog)
+    return known
+
+
 Cluster = Annotated[Brokers, Depends(brokers_of)]
 ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]
+ChangeAuthor = Annotated[Author, Depends(author_of)]
+OwnAccessLog = Annotated[AccessLog, Depends(access_log_of)]
 # Documented patterns; the rules of names refuse others, with a reason.
 NAME = "[A-Za-z0-9_|-]+(%[A-Za-z0-9_|-]+)*"
 TopicName = Annotated[

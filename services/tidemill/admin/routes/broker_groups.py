@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Response
 
+from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import (
     MEMBER_UNREACHABLE_MS,
@@ -29,6 +30,7 @@ from tidemill.admin.json.broker_groups import (
 from tidemill.admin.routes import (
     BrokerGroupName,
     Caller,
+    ChangeAuthor,
     Cluster,
     DryRun,
     json_of,
@@ -85,6 +87,7 @@ async def add_broker_group(
     new: NewBrokerGroup,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     dry_run: DryRun = False,
 ) -> BrokerGroupChangeView:
     """Add a broker group, change its address, or undo its drain.
@@ -104,7 +107,9 @@ async def add_broker_group(
         planned = _planned(name, new) if known is None else await _find(cluster, name)
         planned.address = new.address
         return BrokerGroupChangeView(dry_run=True, by=caller, group=planned)
-    request = pb.AddBrokerGroupRequest(name=name, address=new.address, requested_by=caller)
+    request = pb.AddBrokerGroupRequest(
+        name=name, address=new.address, requested_by=caller, audit=author.of(f"BrokerGroup:{name}")
+    )
     added = await (await cluster.home()).call(calls.ADD_BROKER_GROUP, request)
     if added.member.address != new.address:
         raise Conflict(f"{name} stays at {added.member.address}: the home did not move it")
@@ -114,13 +119,19 @@ async def add_broker_group(
 
 @router.post("/broker-groups/{name}:drain", response_model_exclude_none=True, dependencies=BODILESS)
 async def drain_broker_group(
-    name: BrokerGroupName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+    name: BrokerGroupName,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    dry_run: DryRun = False,
 ) -> BrokerGroupChangeView:
     """Stop new messages to a broker group. Consumers still receive its stored messages."""
     if dry_run:
         await _check_home_is_up(cluster)
     else:
-        request = pb.DrainBrokerGroupRequest(name=name, requested_by=caller)
+        request = pb.DrainBrokerGroupRequest(
+            name=name, requested_by=caller, audit=author.of(f"BrokerGroup:{name}")
+        )
         await (await cluster.home()).call(calls.DRAIN_BROKER_GROUP, request)
         await cluster.refresh()
     group = await _find(cluster, name)
@@ -144,6 +155,7 @@ async def remove_broker_group(
     name: BrokerGroupName,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     dry_run: DryRun = False,
     force: Force = False,
 ) -> Response | None:
@@ -158,7 +170,9 @@ async def remove_broker_group(
     if dry_run and group is not None:
         _check_removable(group, force=force)
         return json_of(BrokerGroupChangeView(dry_run=True, by=caller, group=group))
-    request = pb.RemoveBrokerGroupRequest(name=name, requested_by=caller, force=force)
+    request = pb.RemoveBrokerGroupRequest(
+        name=name, requested_by=caller, force=force, audit=author.of(f"BrokerGroup:{name}", DELETE)
+    )
     removed = await (await cluster.home()).call(calls.REMOVE_BROKER_GROUP, request)
     await cluster.refresh()
     if group is None:

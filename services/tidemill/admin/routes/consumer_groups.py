@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
@@ -27,7 +28,7 @@ from tidemill.admin.json.consumer_groups import (
 )
 from tidemill.admin.json.deliveries import LockReleaseRequest, LockReleaseView
 from tidemill.admin.json.schema import millis_of
-from tidemill.admin.routes import Caller, Cluster, DryRun, GroupName, Namespace
+from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, GroupName, Namespace
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.message.namespaces import check_namespace
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -58,7 +59,11 @@ async def list_groups(
 
 @router.put("/groups/{group}", response_model_exclude_none=True)
 async def put_group(
-    group: GroupName, settings: ConsumerGroupSettings, cluster: Cluster, caller: Caller
+    group: GroupName,
+    settings: ConsumerGroupSettings,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
 ) -> ConsumerGroupPutView:
     """Create or change a consumer group. The answer has the previous settings after a change."""
     request = pb.PutGroupRequest(
@@ -66,6 +71,7 @@ async def put_group(
         max_attempts=settings.max_attempts or 0,
         start_from_latest=None if settings.start_from is None else settings.start_from == "latest",
         requested_by=caller,
+        audit=author.of(f"Group:{group}"),
     )
     if settings.delivery_order is not None:
         is_fifo = settings.delivery_order is DeliveryOrder.FIFO
@@ -120,6 +126,7 @@ async def reset_offset(
     reset: OffsetResetRequest,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     dry_run: DryRun = False,
 ) -> OffsetResetView:
     """Move a group to another position of a topic, at all broker groups or at none.
@@ -129,7 +136,11 @@ async def reset_offset(
     """
     is_dry = dry_run or reset.dry_run
     request = pb.ResetOffsetRequest(
-        group=group, topic=reset.topic, dry_run=is_dry, requested_by=caller
+        group=group,
+        topic=reset.topic,
+        dry_run=is_dry,
+        requested_by=caller,
+        audit=author.of(f"Group:{group}"),
     )
     if reset.timestamp is not None:
         request.timestamp_ms = millis_of(reset.timestamp)
@@ -166,6 +177,7 @@ async def forget_pull_offsets(
     pulled: PullOffsetDeletionRequest,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     dry_run: DryRun = False,
 ) -> PullOffsetDeletionView:
     """Delete the pull offsets of a group in a topic, at all broker groups or at none.
@@ -177,7 +189,11 @@ async def forget_pull_offsets(
 
     def request(*, is_dry: bool) -> pb.ForgetPullOffsetsRequest:
         return pb.ForgetPullOffsetsRequest(
-            group=group, topic=pulled.topic, dry_run=is_dry, requested_by=caller
+            group=group,
+            topic=pulled.topic,
+            dry_run=is_dry,
+            requested_by=caller,
+            audit=author.of(f"Group:{group}"),
         )
 
     replies = await cluster.change_all(
@@ -203,7 +219,11 @@ async def forget_pull_offsets(
 
 @router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
 async def release_lock(
-    group: GroupName, release: LockReleaseRequest, cluster: Cluster, caller: Caller
+    group: GroupName,
+    release: LockReleaseRequest,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
 ) -> LockReleaseView:
     """Unlock a queue of a FIFO group before the invisible duration of its batch ends.
 
@@ -214,7 +234,11 @@ async def release_lock(
     lock = await member.client.call(
         calls.RELEASE_LOCK,
         pb.ReleaseLockRequest(
-            group=group, topic=release.topic, queue_id=release.queue, asked_by=caller
+            group=group,
+            topic=release.topic,
+            queue_id=release.queue,
+            asked_by=caller,
+            audit=author.of(f"Group:{group}"),
         ),
     )
     released = render.lock_of(release.topic, release.queue, lock, member.name)
@@ -223,7 +247,11 @@ async def release_lock(
 
 @router.delete("/groups/{group}", response_model_exclude_none=True)
 async def delete_group(
-    group: GroupName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+    group: GroupName,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    dry_run: DryRun = False,
 ) -> ConsumerGroupDeletionView:
     """Delete a consumer group with its progress. Its dead letters remain."""
     clients = await list_client_ids(cluster, pb.ListClientsRequest(group=group))
@@ -231,7 +259,9 @@ async def delete_group(
         calls.DELETE_GROUP, pb.DeleteGroupRequest(name=group, dry_run=True, requested_by=caller)
     )
     if not dry_run:
-        request = pb.DeleteGroupRequest(name=group, requested_by=caller)
+        request = pb.DeleteGroupRequest(
+            name=group, requested_by=caller, audit=author.of(f"Group:{group}", DELETE)
+        )
         await (await cluster.home()).call(calls.DELETE_GROUP, request)
     replies = [reply for _, reply in found.answers]
     return ConsumerGroupDeletionView(

@@ -18,7 +18,7 @@ from tidemill.admin.json.deliveries import (
 )
 from tidemill.admin.json.render import delivery_of
 from tidemill.admin.messages.delivery_pages import Token, cursor_of, merged, position_after
-from tidemill.admin.routes import Caller, Cluster, DryRun, GroupName
+from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, GroupName
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
@@ -82,6 +82,7 @@ async def release_deliveries(
     release: DeliveryReleaseRequest,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     dry_run: DryRun = False,
 ) -> DeliveryReleaseView:
     """Make messages in flight of a group visible again at once, for the next consumer.
@@ -110,6 +111,9 @@ async def release_deliveries(
         request = pb.ReleaseDeliveriesRequest(
             filter=delivery_filter, dry_run=is_dry, asked_by=caller
         )
+        if not counts.get(member.name):
+            # The first call that releases something is recorded, for the whole change.
+            request.audit.CopyFrom(author.of(f"Group:{group}"))
         if (before := incomplete.get(member.name)) is not None:
             request.after.CopyFrom(before.end)
             request.before_id = before.before_id

@@ -7,9 +7,11 @@ from collections.abc import Callable, Coroutine
 from itertools import islice
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
+from tidemill.admin.audit.access_reports import note_access
+from tidemill.admin.audit.author import PUB
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerAnswers
 from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX
@@ -24,7 +26,15 @@ from tidemill.admin.json.schema import EXACT_MAX
 from tidemill.admin.messages.store import store
 from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, CURSOR_PATTERN, trace
 from tidemill.admin.messages.views import message_of
-from tidemill.admin.routes import BrokerName, Cluster, MessageComposer, OwnTopicName, TopicName
+from tidemill.admin.routes import (
+    BrokerName,
+    ChangeAuthor,
+    Cluster,
+    MessageComposer,
+    OwnAccessLog,
+    OwnTopicName,
+    TopicName,
+)
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.message.recall_handle import RecallFields
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -85,12 +95,24 @@ MaxBytes = Annotated[
         description="The answer ends with the first message that exceeds this size.",
     ),
 ]
+
+
+def note_read(topic: TopicName, author: ChangeAuthor, own: OwnAccessLog) -> None:
+    """Note a read of message bodies in the access log."""
+    note_access(own, author.actor, author.call, resource=f"Topic:{topic}", action="Sub")
+
+
+NotedRead = Annotated[None, Depends(note_read)]
 MessageId = Annotated[str, Path(description="Id of the message, as the producer received it.")]
 
 
 @router.post("/topics/{topic}/messages", response_model_exclude_none=True)
 async def send_message(
-    topic: OwnTopicName, message: NewMessage, cluster: Cluster, composer: MessageComposer
+    topic: OwnTopicName,
+    message: NewMessage,
+    cluster: Cluster,
+    composer: MessageComposer,
+    author: ChangeAuthor,
 ) -> SentMessageView:
     """Send a message for immediate or delayed delivery.
 
@@ -98,7 +120,12 @@ async def send_message(
     with a message group goes to the broker group of that message group, others to any one.
     """
     composed = composer.compose(topic, message)
-    request = pb.StoreMessageRequest(topic=topic, blob=composed.blob, delay_ms=composed.delay_ms)
+    request = pb.StoreMessageRequest(
+        topic=topic,
+        blob=composed.blob,
+        delay_ms=composed.delay_ms,
+        audit=author.of(f"Topic:{topic}", PUB),
+    )
     name, reply = await store(cluster, request, message.message_group or "")
     sent = SentMessageView(message_id=composed.message_id, broker=name, queue_id=reply.queue_id)
     if not reply.due_at_ms:
@@ -113,7 +140,7 @@ async def send_message(
 
 @router.get("/topics/{topic}/messages", response_model_exclude_none=True)
 async def find_messages(
-    topic: TopicName, key: Key, cluster: Cluster, limit: Limit = 32
+    topic: TopicName, key: Key, cluster: Cluster, _noted: NotedRead, limit: Limit = 32
 ) -> MessageListView:
     """Find messages by key, newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
@@ -123,7 +150,7 @@ async def find_messages(
 
 @router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
 async def peek_message(
-    topic: TopicName, message_id: MessageId, cluster: Cluster
+    topic: TopicName, message_id: MessageId, cluster: Cluster, _noted: NotedRead
 ) -> MessageListView:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
@@ -168,6 +195,7 @@ async def read_messages(
     topic: TopicName,
     queue: QueueId,
     cluster: Cluster,
+    _noted: NotedRead,
     broker: BrokerName = None,
     from_offset: FromOffset = 0,
     limit: Limit = 32,

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
+from tidemill.admin.audit.author import DELETE
+from tidemill.admin.audit.controller_actions import recorded
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.json.replicas import (
@@ -19,7 +21,7 @@ from tidemill.admin.json.replicas import (
     ReplicatedBrokerGroupListView,
     ReplicatedBrokerGroupView,
 )
-from tidemill.admin.routes import BrokerGroupName, Cluster
+from tidemill.admin.routes import BrokerGroupName, ChangeAuthor, Cluster
 from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
@@ -56,18 +58,33 @@ async def get_replicas(
 
 @router.post("/replicas/{name}:transfer", response_model_exclude_none=True)
 async def transfer_master(
-    name: BrokerGroupName, wish: MasterTransferRequest, controllers: All
+    name: BrokerGroupName,
+    wish: MasterTransferRequest,
+    controllers: All,
+    cluster: Cluster,
+    author: ChangeAuthor,
 ) -> ReplicatedBrokerGroupView:
     """Start a planned transfer of the master role to another replica. Sends pause for a moment.
 
     The answer does not wait for the transfer. The controller rejects a replica that is not in sync.
     """
-    return _of(await controllers.transfer(name, wish.target))
+    return _of(
+        await recorded(
+            cluster,
+            author.of(f"BrokerGroup:{name}"),
+            lambda: controllers.transfer(name, wish.target),
+            after={"transfer": wish.target},
+        )
+    )
 
 
 @router.post("/replicas/{name}:drain", response_model_exclude_none=True)
 async def drain_replica(
-    name: BrokerGroupName, wish: ReplicaDrainRequest, controllers: All
+    name: BrokerGroupName,
+    wish: ReplicaDrainRequest,
+    controllers: All,
+    cluster: Cluster,
+    author: ChangeAuthor,
 ) -> ReplicatedBrokerGroupView:
     """Drain a replica before its pod or machine is removed, or undo the drain.
 
@@ -75,41 +92,77 @@ async def drain_replica(
     this: `role` is `retired` when the drain is complete. The controller rejects a drain that leaves
     fewer than `minInSync` replicas in sync.
     """
-    return _of(await controllers.drain(name, wish.replica, undo=wish.undo))
+    return _of(
+        await recorded(
+            cluster,
+            author.of(f"Replica:{name}-{wish.replica}"),
+            lambda: controllers.drain(name, wish.replica, undo=wish.undo),
+            after={"drained": not wish.undo},
+        )
+    )
 
 
 @router.post("/replicas/{name}:setMinInSync", response_model_exclude_none=True)
 async def set_min_in_sync(
-    name: BrokerGroupName, wish: MinInSyncRequest, controllers: All
+    name: BrokerGroupName,
+    wish: MinInSyncRequest,
+    controllers: All,
+    cluster: Cluster,
+    author: ChangeAuthor,
 ) -> ReplicatedBrokerGroupView:
     """Set the number of replicas that must store a message before it is acknowledged.
 
     With 1, an acknowledged message may be stored at the master alone. The controller rejects the
     change if a `BrokerGroup` resource sets this number, and while there is no master.
     """
-    return _of(await controllers.set_min_in_sync(name, wish.min_in_sync))
+    return _of(
+        await recorded(
+            cluster,
+            author.of(f"BrokerGroup:{name}"),
+            lambda: controllers.set_min_in_sync(name, wish.min_in_sync),
+            after={"minInSync": wish.min_in_sync},
+        )
+    )
 
 
 @router.delete("/replicas/{name}", status_code=204)
-async def forget_replicas(name: BrokerGroupName, controllers: All) -> None:
+async def forget_replicas(
+    name: BrokerGroupName, controllers: All, cluster: Cluster, author: ChangeAuthor
+) -> None:
     """Delete the record of a broker group whose replicas no longer exist.
 
     The controller rejects this while a replica sent a heartbeat within the last half minute and did
     not stop cleanly. Afterwards it is unknown which replica has all messages, so replicas that come
     back need `:replace`.
     """
-    await controllers.forget(name)
+    await recorded(
+        cluster,
+        author.of(f"BrokerGroup:{name}", DELETE),
+        lambda: controllers.forget(name),
+        after={"record": "deleted"},
+    )
 
 
 @router.post("/replicas/{name}:replace", response_model_exclude_none=True)
 async def replace_master(
-    name: BrokerGroupName, wish: MasterReplacementRequest, controllers: All
+    name: BrokerGroupName,
+    wish: MasterReplacementRequest,
+    controllers: All,
+    cluster: Cluster,
+    author: ChangeAuthor,
 ) -> ReplicatedBrokerGroupView:
     """Make a replica master at once, even if it may lack acknowledged messages.
 
     Use it only if the complete replicas do not come back: the missing messages are lost.
     """
-    return _of(await controllers.force(name, wish.target, wish.reason))
+    return _of(
+        await recorded(
+            cluster,
+            author.of(f"BrokerGroup:{name}"),
+            lambda: controllers.force(name, wish.target, wish.reason),
+            after={"master": wish.target, "reason": wish.reason},
+        )
+    )
 
 
 async def _add_problems(shown: list[ReplicatedBrokerGroupView], cluster: Brokers) -> None:

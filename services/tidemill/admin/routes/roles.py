@@ -8,11 +8,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
 from tidemill.admin.cluster.user_changes import check_size, check_version
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.security import RoleDeletionView, RolePageView, RoleSettings, RoleView
-from tidemill.admin.routes import Caller, Cluster, DryRun
+from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun
 from tidemill.admin.routes.security import WallClock, entries_of, entry_views
 from tidemill.common.errors import Conflict, RoleNotFound
 from tidemill.security.identities import (
@@ -63,6 +64,7 @@ async def put_role(
     settings: RoleSettings,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     clock: WallClock,
     dry_run: DryRun = False,
 ) -> RoleView:
@@ -85,14 +87,16 @@ async def put_role(
         return [made[0].to_item()]
 
     items = SecurityClient(cluster)
-    version = await items.change(ROLE, role, decide, caller=caller, dry_run=dry_run)
+    version = await items.change(
+        ROLE, role, decide, caller=caller, audit=author.of(f"Role:{role}"), dry_run=dry_run
+    )
     [new] = made
     return view_of(new if new.version else replace(new, version=version))
 
 
 @router.delete("/roles/{role}")
 async def delete_role(
-    role: RoleName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+    role: RoleName, cluster: Cluster, caller: Caller, author: ChangeAuthor, dry_run: DryRun = False
 ) -> RoleDeletionView:
     """Delete a role that no user has."""
     _check_own(role)
@@ -110,7 +114,15 @@ async def delete_role(
         gone[:] = [_find(found, role)]
         return [{"op": "deleteRole", "name": role}]
 
-    await items.change(ROLE, role, decide, caller=caller, dry_run=dry_run, check=check)
+    await items.change(
+        ROLE,
+        role,
+        decide,
+        caller=caller,
+        audit=author.of(f"Role:{role}", DELETE),
+        dry_run=dry_run,
+        check=check,
+    )
     return RoleDeletionView(dry_run=dry_run, role=view_of(gone[0]))
 
 

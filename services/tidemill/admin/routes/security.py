@@ -17,7 +17,7 @@ from tidemill.admin.json.security import (
     SecuritySettingsView,
     SecurityView,
 )
-from tidemill.admin.routes import Caller, Cluster, DryRun
+from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun
 from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.errors import BadRequest, UserNotFound
 from tidemill.security.acl import (
@@ -70,6 +70,7 @@ async def put_security(
     settings: SecuritySettingsView,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     request: Request,
     keys: Keys,
     dry_run: DryRun = False,
@@ -81,7 +82,9 @@ async def put_security(
         return [] if found.encoded and _mode_of(found) is mode else [mode_item(mode)]
 
     items = SecurityClient(cluster)
-    version = await items.change(MODE, "", decide, caller=caller, dry_run=dry_run)
+    version = await items.change(
+        MODE, "", decide, caller=caller, audit=author.of("Cluster:security"), dry_run=dry_run
+    )
     held = keys()
     floor: Mode = request.app.state.security_floor
     return SecurityView(

@@ -15,7 +15,14 @@ from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
 from tidemill.admin.json.timers import RescheduleRequest, TimerPageView, TimerView
 from tidemill.admin.messages.timer_pages import Token, cursor_of, merged, request_after
 from tidemill.admin.messages.views import timer_of
-from tidemill.admin.routes import BrokerName, Caller, Cluster, DryRun, refuse_foreign_pages
+from tidemill.admin.routes import (
+    BrokerName,
+    Caller,
+    ChangeAuthor,
+    Cluster,
+    DryRun,
+    refuse_foreign_pages,
+)
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -91,11 +98,17 @@ async def cancel_timer(
     timer_id: TimerId,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     broker: BrokerName = None,
     dry_run: DryRun = False,
 ) -> TimerView:
     """Cancel a timer, so that its message is never delivered. Repeating the call is allowed."""
-    request = pb.CancelTimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
+    request = pb.CancelTimerRequest(
+        timer_id=timer_id,
+        dry_run=dry_run,
+        requested_by=caller,
+        audit=author.of(f"Timer:{timer_id}"),
+    )
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(await member.client.call(calls.CANCEL_TIMER, request), broker=member.name)
 
@@ -106,6 +119,7 @@ async def reschedule_timer(
     change: RescheduleRequest,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     broker: BrokerName = None,
 ) -> TimerView:
     """Change the due time of a timer to an earlier or later time."""
@@ -115,6 +129,7 @@ async def reschedule_timer(
         delay_ms=change.delay_ms,
         expected_due_at_ms=_millis(change.expected_due_at_ms, change.expected_due_at),
         requested_by=caller,
+        audit=author.of(f"Timer:{timer_id}"),
     )
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(await member.client.call(calls.RESCHEDULE_TIMER, request), broker=member.name)
@@ -122,10 +137,16 @@ async def reschedule_timer(
 
 @router.post("/timers/{timer_id}:fire", response_model_exclude_none=True, dependencies=BODILESS)
 async def fire_timer(
-    timer_id: TimerId, cluster: Cluster, caller: Caller, broker: BrokerName = None
+    timer_id: TimerId,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    broker: BrokerName = None,
 ) -> TimerView:
     """Deliver a timer's message now."""
-    request = pb.FireTimerRequest(timer_id=timer_id, requested_by=caller)
+    request = pb.FireTimerRequest(
+        timer_id=timer_id, requested_by=caller, audit=author.of(f"Timer:{timer_id}")
+    )
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(await member.client.call(calls.FIRE_TIMER, request), broker=member.name)
 

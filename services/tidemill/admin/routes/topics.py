@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
@@ -25,7 +26,7 @@ from tidemill.admin.json.topics import (
     TopicSettings,
     TopicTypeView,
 )
-from tidemill.admin.routes import Caller, Cluster, DryRun, Namespace, TopicName
+from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, Namespace, TopicName
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
@@ -62,7 +63,11 @@ async def list_topics(
 
 @router.put("/topics/{topic}", response_model_exclude_none=True)
 async def put_topic(
-    topic: TopicName, settings: TopicSettings, cluster: Cluster, caller: Caller
+    topic: TopicName,
+    settings: TopicSettings,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
 ) -> TopicPutView:
     """Create or change a topic.
 
@@ -72,7 +77,9 @@ async def put_topic(
     """
     retention = _retention_change(settings.retention)
     if retention is not None and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-        return await _put_dead_letter_topic(cluster, topic, settings, caller)
+        return await _put_dead_letter_topic(
+            cluster, topic, settings, author.of(f"Topic:{topic}"), caller
+        )
     kind = settings.message_type
     if kind is not None and not settings.force:
         await _check_empty(cluster, topic, kind)
@@ -84,6 +91,7 @@ async def put_topic(
         retention=retention,
         force=settings.force,
         requested_by=caller,
+        audit=author.of(f"Topic:{topic}"),
     )
     reply = await (await cluster.home()).call(calls.PUT_TOPIC, request)
     return _put_view(reply)
@@ -110,7 +118,7 @@ def _retention_change(settings: RetentionSettings | None) -> pb.TopicRetentionCh
 
 
 async def _put_dead_letter_topic(
-    cluster: Brokers, topic: str, settings: TopicSettings, caller: str
+    cluster: Brokers, topic: str, settings: TopicSettings, author: pb.ChangeAuthor, caller: str
 ) -> TopicPutView:
     others = settings.model_fields_set - {"retention"}
     if others:
@@ -118,7 +126,9 @@ async def _put_dead_letter_topic(
 
     def request(*, is_dry: bool) -> pb.PutTopicRequest:
         change = _retention_change(settings.retention)
-        return pb.PutTopicRequest(name=topic, retention=change, dry_run=is_dry, requested_by=caller)
+        return pb.PutTopicRequest(
+            name=topic, retention=change, dry_run=is_dry, requested_by=caller, audit=author
+        )
 
     answers = await cluster.change_all(
         calls.PUT_TOPIC, dry_run=request(is_dry=True), request=request(is_dry=False)
@@ -143,7 +153,11 @@ async def get_topic(topic: TopicName, cluster: Cluster) -> TopicDetailsView:
 
 @router.delete("/topics/{topic}", response_model_exclude_none=True)
 async def delete_topic(
-    topic: TopicName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+    topic: TopicName,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    dry_run: DryRun = False,
 ) -> TopicDeletionView:
     """Delete a topic with its messages.
 
@@ -152,7 +166,9 @@ async def delete_topic(
     while one is unreachable.
     """
     planned = pb.DeleteTopicRequest(name=topic, dry_run=True, requested_by=caller)
-    request = pb.DeleteTopicRequest(name=topic, requested_by=caller)
+    request = pb.DeleteTopicRequest(
+        name=topic, requested_by=caller, audit=author.of(f"Topic:{topic}", DELETE)
+    )
     clients = await list_client_ids(cluster, pb.ListClientsRequest(topic=topic))
     found = await cluster.call_all(calls.DELETE_TOPIC, planned)
     if not dry_run and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
@@ -178,6 +194,7 @@ async def purge_topic(
     settings: PurgeSettings,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     dry_run: DryRun = False,
 ) -> TopicPurgeView:
     """Remove messages of a topic, read or not, at all broker groups.
@@ -194,6 +211,7 @@ async def purge_topic(
             with_retries=settings.include_retries,
             dry_run=is_dry,
             requested_by=caller,
+            audit=author.of(f"Topic:{topic}", DELETE),
         )
 
     planned, unreachable = request(is_dry=True), None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
 from tidemill.admin.cluster.user_changes import UserChange, UserChanges, find_user
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
@@ -18,7 +19,7 @@ from tidemill.admin.json.security import (
     UserSettings,
     UserView,
 )
-from tidemill.admin.routes import Caller, Cluster, DryRun
+from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun
 from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
 from tidemill.common.errors import Conflict, RoleNotFound
 from tidemill.security.identities import READY_MADE_ROLES, SealedSecret, User, user_of
@@ -57,6 +58,7 @@ async def put_user(
     settings: UserSettings,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     keys: Keys,
     clock: WallClock,
     dry_run: DryRun = False,
@@ -83,7 +85,15 @@ async def put_user(
     async def check() -> None:
         await _check_roles(items, change.roles or ())
 
-    version = await items.change(USER, user, decide, caller=caller, dry_run=dry_run, check=check)
+    version = await items.change(
+        USER,
+        user,
+        decide,
+        caller=caller,
+        audit=author.of(f"User:{user}"),
+        dry_run=dry_run,
+        check=check,
+    )
     [(old, new, secret)] = made
     view = view_of(new, version=new.version if new == old else version)
     is_shown = secret and settings.secret is None and not dry_run
@@ -96,6 +106,7 @@ async def rotate_user(
     settings: RotationSettings,
     cluster: Cluster,
     caller: Caller,
+    author: ChangeAuthor,
     keys: Keys,
     clock: WallClock,
     dry_run: DryRun = False,
@@ -117,7 +128,9 @@ async def rotate_user(
         return [made[0][0].to_item()]
 
     items = SecurityClient(cluster)
-    version = await items.change(USER, user, decide, caller=caller, dry_run=dry_run)
+    version = await items.change(
+        USER, user, decide, caller=caller, audit=author.of(f"User:{user}"), dry_run=dry_run
+    )
     [(new, secret)] = made
     view = view_of(new, version=version)
     return UserPutView(**view.model_dump(), is_new=False, secret=None if dry_run else secret)
@@ -125,7 +138,7 @@ async def rotate_user(
 
 @router.delete("/users/{user}", response_model_exclude_none=True)
 async def delete_user(
-    user: UserName, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+    user: UserName, cluster: Cluster, caller: Caller, author: ChangeAuthor, dry_run: DryRun = False
 ) -> UserDeletionView:
     """Delete a user. Its credentials are invalid at once; a later user of its name gets nothing."""
     gone: list[User] = []
@@ -134,7 +147,9 @@ async def delete_user(
         gone[:] = [find_user(_read(found), user)]
         return [{"op": "deleteUser", "name": user}]
 
-    await SecurityClient(cluster).change(USER, user, decide, caller=caller, dry_run=dry_run)
+    await SecurityClient(cluster).change(
+        USER, user, decide, caller=caller, audit=author.of(f"User:{user}", DELETE), dry_run=dry_run
+    )
     return UserDeletionView(dry_run=dry_run, user=view_of(gone[0]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
@@ -14,16 +15,19 @@ from tidemill.common.slices import run_slices
 from tidemill.message import stored_message
 from tidemill.message.resources import resource_name
 from tidemill.proxy.clients.settings import resources_of
+from tidemill.security.access_log import RecordFilter
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.proxy.clients.clients import ClientListing, Clients
+    from tidemill.security.access_log import AccessLog
 
 log = structlog.get_logger()
 
 CLIENTS_MAX: Final = 1_000  # per page
+AUDIT_RECORDS_MAX: Final = 1_000  # per page; each has at most 3 KB, mostly 400 bytes
 PAGE_BYTES_MAX: Final = 1 << 20  # settings per page; a page ends with the client that exceeds it
 TOPICS_SHOWN: Final = 10  # subscriptions in an error text
 
@@ -35,9 +39,12 @@ _PUSH_CONSUMERS = frozenset({v2.PUSH_CONSUMER, v2.LITE_PUSH_CONSUMER})
 class Questions:
     """The answers to the questions of operators."""
 
-    def __init__(self, clients: Clients, monotonic_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, clients: Clients, monotonic_ms: Callable[[], int], access_log: AccessLog
+    ) -> None:
         self._clients = clients
         self._monotonic_ms = monotonic_ms
+        self._access_log = access_log
 
     async def answer(self, question: pb.ProxyQuestion) -> pb.ProxyAnswer:
         """Return the answer or the error in it."""
@@ -48,6 +55,8 @@ class Questions:
                     answer.clients.CopyFrom(await self._list(question.list_clients))
                 case "command":
                     answer.client.CopyFrom(await self._command(question.command))
+                case "find_audit":
+                    answer.audit.CopyFrom(await self._find_audit(question.find_audit))
                 case _:
                     raise BadRequest("this proxy is older than the question; upgrade it")
         except ServiceError as error:
@@ -74,6 +83,25 @@ class Questions:
             reply.clients.append(self._state(listed))
             size += len(listed.settings)
         return reply
+
+    async def _find_audit(self, asked: pb.FindAuditRequest) -> pb.FindAuditReply:
+        slices = self._access_log.find_page(
+            RecordFilter.of(asked),
+            before=asked.before_sequence,
+            limit=min(asked.limit or AUDIT_RECORDS_MAX, AUDIT_RECORDS_MAX),
+        )
+        page = await run_slices(slices)
+        return pb.FindAuditReply(
+            records=[
+                pb.AuditRecord(
+                    sequence=one.sequence,
+                    at_ms=one.fields["atMs"],
+                    fields=json.dumps(one.fields).encode(),
+                )
+                for one in page.records
+            ],
+            has_more=page.has_more,
+        )
 
     def _state(self, listed: ClientListing) -> pb.ClientState:
         now_ms, client = self._monotonic_ms(), listed.client

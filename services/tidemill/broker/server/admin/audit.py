@@ -32,7 +32,7 @@ class AuditAdmin:
     async def FindAudit(self, request: pb.FindAuditRequest) -> pb.FindAuditReply:
         """Return a page of records, the newest first; each slice of the search takes a round."""
         reply = pb.FindAuditReply()
-        wanted = filter_of(request)
+        wanted = RecordFilter.of(request)
         size, next_sequence = 0, request.before_sequence
 
         def search(engine: Engine, _turn: Turn) -> bool:
@@ -92,16 +92,3 @@ class AuditAdmin:
             return pb.RecordAuditReply()
 
         return await in_round(self._rounds, record)
-
-
-def filter_of(request: pb.FindAuditRequest) -> RecordFilter:
-    """Return the filter of a request."""
-    return RecordFilter(
-        kind=request.kind,
-        user=request.user,
-        resource=request.resource,
-        action=request.action,
-        result=request.result,
-        from_ms=request.from_ms,
-        to_ms=request.to_ms,
-    )

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 CREATE: Final = "Create"
 UPDATE: Final = "Update"
-# Encrypted secrets and hashes of tokens in security items.
-_HIDDEN: Final = frozenset({"sealed", "hash", "secret"})
+# Of security items: encrypted secrets, hashes of tokens, and fields that the record repeats.
+_HIDDEN: Final = frozenset(
+    {"sealed", "hash", "sha256", "secret", "createdAtMs", "changedAtMs", "changedBy"}
+)
 ITEMS_NAMED_MAX: Final = 16  # of a change with many security items
 
 
@@ -46,7 +48,7 @@ def audited(
     after: Mapping[str, Any] | None = None,
     action: str = "",
 ) -> AbstractContextManager[None]:
-    """Record what the block changes in the audit log, if the request names its author."""
+    """Record the change of the block in the audit log, if the request has an author."""
     return engine.fold.audited(change_of(request, before=before, after=after, action=action))
 
 

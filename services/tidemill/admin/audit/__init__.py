@@ -1,0 +1,1 @@
+"""The audit log at the admin process: authors of changes, controller actions, and pages."""

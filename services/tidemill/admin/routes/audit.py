@@ -1,0 +1,81 @@
+"""The audit log: a page of records of all broker groups and processes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from tidemill.admin.audit.pages import TOKEN_CHARS_MAX, find_page
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize
+from tidemill.admin.json.audit import AuditKindView, AuditPageView, AuditRecordView
+from tidemill.admin.json.schema import Instant
+from tidemill.admin.routes import Cluster, OwnAccessLog
+from tidemill.security.access_log import RecordFilter
+
+router = APIRouter(tags=["audit"])
+
+FILTER_CHARS_MAX = 512
+Kind = Annotated[AuditKindView | None, Query(description="Only records of this kind.")]
+User = Annotated[
+    str, Query(max_length=FILTER_CHARS_MAX, description="Only of this user, verified or claimed.")
+]
+Resource = Annotated[
+    str,
+    Query(
+        max_length=FILTER_CHARS_MAX,
+        description="Only of this resource, such as Topic:orders. A last `*` stands for any text.",
+    ),
+]
+Action = Annotated[
+    str, Query(max_length=FILTER_CHARS_MAX, description="Only this action, such as Update.")
+]
+Result = Annotated[
+    str, Query(max_length=FILTER_CHARS_MAX, description="Only this result, such as refused.")
+]
+FromMs = Annotated[Instant, Query(alias="fromMs", description="Only from this time on.")]
+ToMs = Annotated[Instant | None, Query(alias="toMs", description="Only before this time.")]
+AuditPageToken = Annotated[
+    str | None,
+    Query(
+        alias="pageToken",
+        max_length=TOKEN_CHARS_MAX,
+        description="`nextPageToken` of the previous page with the same filter.",
+    ),
+]
+
+
+@router.get("/audit", response_model_exclude_none=True)
+async def list_audit(
+    cluster: Cluster,
+    own: OwnAccessLog,
+    kind: Kind = None,
+    user: User = "",
+    resource: Resource = "",
+    action: Action = "",
+    result: Result = "",
+    from_ms: FromMs = 0,
+    to_ms: ToMs = None,
+    page_size: PageSize = PAGE_SIZE,
+    page_token: AuditPageToken = None,
+) -> AuditPageView:
+    """List changes, refused calls and accesses, the newest first.
+
+    Broker groups keep the newest 20,000 changes, at most 16 MiB. Each proxy and this admin process
+    keep the last 10,000 refusals and accesses since their start.
+    """
+    wanted = RecordFilter(
+        kind="" if kind is None else kind.value,
+        user=user,
+        resource=resource,
+        action=action,
+        result=result,
+        from_ms=from_ms,
+        to_ms=to_ms or 0,
+    )
+    page = await find_page(cluster, own, wanted, size=page_size, token=page_token)
+    return AuditPageView(
+        records=[AuditRecordView(**record) for record in page.records],
+        next_page_token=page.next_token,
+        unreachable=page.unreachable or None,
+    )

@@ -1,0 +1,123 @@
+"""`tidemill audit ...`: changes, refused calls and accesses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from tidemill.cli.rest import OutputFormat, call, options_of, show, warn_unreachable
+from tidemill.common.prompts import warn
+from tidemill.common.rest_client import Json
+from tidemill.common.times import DURATION, duration_ms, utc
+
+app = typer.Typer(no_args_is_help=True, help="Show changes, refused calls and accesses.")
+
+PAGE_SIZE: Final = 1_000  # the limit of the API
+LIMIT: Final = 100
+COLUMNS: Final = ("TIME", "BY", "ACTION", "RESOURCE", "RESULT", "CHANGE")
+
+
+class Kind(StrEnum):
+    """The kinds of records."""
+
+    CHANGE = "change"
+    REFUSAL = "refusal"
+    ACCESS = "access"
+
+
+@app.callback()
+def noun() -> None:
+    """Keep `list` a command of its own, although it is the only one."""
+
+
+@app.command("list")
+def list_audit(
+    context: typer.Context,
+    since: Annotated[
+        str,
+        typer.Option(metavar=DURATION, help="Only as old as this, such as 1h. Default: any age."),
+    ] = "",
+    kind: Annotated[Kind | None, typer.Option(help="Only records of this kind.")] = None,
+    user: Annotated[str, typer.Option(help="Only of this user, verified or claimed.")] = "",
+    resource: Annotated[
+        str, typer.Option(help="Only of this resource, such as Topic:orders or Topic:ord*.")
+    ] = "",
+    action: Annotated[str, typer.Option(help="Only this action, such as Update.")] = "",
+    result: Annotated[str, typer.Option(help="Only this result, such as refused.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of records.")] = LIMIT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
+) -> None:
+    """List changes, refused calls and accesses, the newest first.
+
+    Examples: tidemill audit list --since 1h --kind change; tidemill audit list --resource Group:g
+    """
+    if as_json:
+        context.obj = replace(options_of(context), output=OutputFormat.JSON)
+    filters = {
+        "kind": "" if kind is None else kind.value,
+        "user": user,
+        "resource": resource,
+        "action": action,
+        "result": result,
+        "fromMs": str(max(int(time.time() * 1_000) - duration_ms(since), 0)) if since else "",
+    }
+    query = {name: value for name, value in filters.items() if value}
+    records, has_more = _find(context, query, limit)
+    show(context, records, COLUMNS, [_row(record) for record in records])
+    if has_more:
+        warn(f"there are more than {limit} records; add --limit, or filters")
+
+
+def _find(context: typer.Context, query: Mapping[str, str], limit: int) -> tuple[list[Json], bool]:
+    """Return the newest records, and whether there are more."""
+    records: list[Json] = []
+    token = ""
+    while True:
+        size = min(limit - len(records), PAGE_SIZE)
+        paged = {**query, "pageSize": str(size), **({"pageToken": token} if token else {})}
+        page = call(context, "GET", "/audit", query=paged)
+        records += page["records"]
+        if not token:
+            warn_unreachable(page)
+        token = page.get("nextPageToken", "")
+        if not token or len(records) >= limit:
+            return records, bool(token)
+
+
+def _row(record: Mapping[str, Any]) -> tuple[str, ...]:
+    user = record.get("user") or record.get("claimedUser", "")
+    by = " at ".join(filter(None, (user, record.get("from", ""))))
+    return (
+        utc(record["atMs"] // 1_000 * 1_000).replace(".000Z", "Z"),
+        by,
+        record.get("action") or record.get("call", ""),
+        record.get("resource", ""),
+        record["result"],
+        _change(record),
+    )
+
+
+def _change(record: Mapping[str, Any]) -> str:
+    """Return the changed fields, or the reason of a refusal, with the number of equal calls."""
+    text = record.get("reason", "")
+    before, after = record.get("before") or {}, record.get("after") or {}
+    if not text:
+        names = list({**before, **after})
+        text = ", ".join(_difference(name, before, after) for name in names)
+    count = record.get("count", 1)
+    return f"{text} ({count} times)" if count > 1 else text
+
+
+def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    values = [_text(state[name]) for state in (before, after) if name in state]
+    return f"{name} {' -> '.join(values)}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
