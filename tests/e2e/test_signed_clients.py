@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.clients.api import POLL_MS_MIN, api
 from tests.support.clients.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
@@ -26,6 +28,8 @@ from tests.support.clients.client_process import (
     staying_client,
 )
 from tests.support.processes.processes import LARGEST_MESSAGES, Standalone, standalone
+from tests.support.worlds.access_world import signed
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 RunClient = Callable[..., Facts]
 
@@ -162,6 +166,43 @@ def test_the_messages_of_a_revoked_push_consumer_go_to_others(
             tidemill(running, home, "message", "send", name, "later")
             stayer.wait_for("received", body="later")
             assert not leaver.facts_of("received", body="later")
+
+
+def test_a_user_cannot_touch_the_client_of_another_user(secured: Secured) -> None:
+    """Both have the same rights and the same client id."""
+    running, home = secured.running, secured.home
+    tidemill(running, home, "topic", "create", "shop-owned")
+    tidemill(running, home, "group", "create", "shop-owned")
+    made = tidemill(running, home, "user", "create", "mallory", "--consumer=shop*:shop*")
+    assert isinstance(made, dict)
+    tidemill(running, home, "message", "send", "shop-owned", "one")
+    tidemill(running, home, "message", "send", "shop-owned", "two")
+
+    async def scenario() -> None:
+        name = "shop-owned"
+        async with (
+            api(running.grpc, headers=signed("shop", secured.secret)) as shop,
+            api(running.grpc, headers=signed("mallory", made["secret"])) as mallory,
+        ):
+            assert (await shop.heartbeat(name)).status.code == v2.OK
+            assert (await mallory.heartbeat(name)).status.code == v2.OK
+            held = await shop.receive(name, name, poll_ms=POLL_MS_MIN, renews=True)
+            while len(held) < 2:
+                held += await shop.receive(name, name, poll_ms=POLL_MS_MIN, renews=True)
+            handles = [one.system_properties.receipt_handle for one in held]
+            acked = await mallory.ack(name, name, handles[:1])
+            assert acked.status.code == v2.INVALID_RECEIPT_HANDLE
+            changed = await mallory.change_invisible(name, name, handles[1], 1_000)
+            assert changed.status.code == v2.INVALID_RECEIPT_HANDLE
+            assert (await mallory.end(name)).status.code == v2.OK
+            assert not await mallory.receive(name, name, poll_ms=POLL_MS_MIN)
+            acked = await shop.ack(name, name, handles[:1])
+            assert acked.status.code == v2.OK
+            assert (await shop.end(name)).status.code == v2.OK
+            [returned] = await mallory.receive(name, name, poll_ms=POLL_MS_MIN)
+            assert returned.body == held[1].body
+
+    asyncio.run(scenario())
 
 
 def test_a_second_call_of_enable_changes_nothing(secured: Secured) -> None:

@@ -88,6 +88,7 @@ def show_client(context: typer.Context, client_id: ClientId) -> None:
     """
     client = call(context, "GET", f"/clients/{segment(client_id)}")
     rows = [
+        ("users", ", ".join(client.get("users") or ()) or None),
         ("kind", client["kind"]),
         ("group", client.get("group")),
         ("language", client["language"]),

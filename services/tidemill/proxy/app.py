@@ -155,7 +155,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     access_log = AccessLog(settings.name, clock.wall_ms, clock.monotonic_ms, write_line)
     gate.reports = CallReports(access_log)
     # Its messages go to other consumers at once.
-    gate.on_revoked = lambda call: cluster.report_ended(call.client_id)
+    gate.on_revoked = lambda call: cluster.report_ended(call.client)
     polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
     PollingMetrics(registry, polling, cluster.knows)
     telemetry = telemetry_of(settings, cluster, clients, clock)

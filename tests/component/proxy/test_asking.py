@@ -16,6 +16,7 @@ from tests.support.worlds.proxy_world import eventually
 from tidemill.broker.server.admin import relay as broker_relay
 from tidemill.broker.server.admin.relay import Relay
 from tidemill.broker.server.round.rpc import ERROR_KEY
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients.clients import EXPIRY_MS, Client, Clients
 from tidemill.proxy.clients.questions import CLIENTS_MAX, Questions
 from tidemill.proxy.clients.relay import Relays
@@ -27,6 +28,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 LONG_MS = 10_000
+CLIENT = ClientKey("c")
 ALL = pb.ProxyQuestion(list_clients=pb.ListClientsRequest())
 
 
@@ -122,7 +124,7 @@ class World:
             seen_at_ms=self.clock.monotonic_ms(),
             address="ipv4:10.1.2.3:4",
         )
-        self.clients.record(client_id, client, settings, connection=client_id)
+        self.clients.record(ClientKey(client_id), client, settings, connection=client_id)
 
     async def proxy(self) -> pb.ProxyName:
         """Wait until the proxy is attached, and return it."""
@@ -170,7 +172,7 @@ class ClientStream:
             field = command.WhichOneof("command")
             assert field is not None
             nonce = getattr(command, field).nonce
-            self._world.clients.streams.resolve(self._client_id, nonce, self._answer)
+            self._world.clients.streams.resolve(ClientKey(self._client_id), nonce, self._answer)
 
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -216,7 +218,7 @@ def test_a_command_gets_to_the_client_and_its_answer_back() -> None:
     async def scenario(world: World) -> None:
         world.seen("c")
         stream = ClientStream(world, "c", ClientAnswer(v2.OK, "", "all threads"))
-        with world.clients.streams.open("c", stream), capture_logs() as logs:
+        with world.clients.streams.open(CLIENT, stream), capture_logs() as logs:
             answer = await world.command(
                 "c", print_stack=pb.PrintStack(), requested_by="me at 10.0.0.1"
             )
@@ -238,7 +240,7 @@ def test_a_message_to_verify_is_as_at_a_delivery() -> None:
         found = pb.FoundMessage(
             queue_id=3, queue_offset=4, stored_at_ms=5_000, delivery_attempt=2, blob=stored()
         )
-        with world.clients.streams.open("c", stream):
+        with world.clients.streams.open(CLIENT, stream):
             answer = await world.command(
                 "c", verify=pb.VerifiedMessage(topic="orders", message=found)
             )
@@ -288,7 +290,7 @@ def test_a_message_to_verify_goes_only_to_its_consumers() -> None:
         async def rpc_error(name: str, *, is_forced: bool = False) -> tuple[str, str]:
             found = pb.FoundMessage(blob=stored())
             verify = pb.VerifiedMessage(topic="orders", message=found, is_forced=is_forced)
-            with world.clients.streams.open(name, streams[name]):
+            with world.clients.streams.open(ClientKey(name), streams[name]):
                 answer = await world.command(name, verify=verify)
             return answer.error, answer.message
 
@@ -311,7 +313,7 @@ def test_an_answer_with_an_unknown_code_comes_back() -> None:
         world.seen("c")
         code = cast("v2.Code.ValueType", -1)
         stream = ClientStream(world, "c", ClientAnswer(code, "", ""))
-        with world.clients.streams.open("c", stream):
+        with world.clients.streams.open(CLIENT, stream):
             answer = await world.command("c", print_stack=pb.PrintStack())
         assert (answer.error, answer.client.code) == ("", -1)
 
@@ -323,9 +325,9 @@ def test_commands_that_wait_leave_room_for_lists(monkeypatch: pytest.MonkeyPatch
 
     async def scenario(world: World) -> None:
         world.seen("c")
-        with world.clients.streams.open("c", ClientStream(world, "c", None)):
+        with world.clients.streams.open(CLIENT, ClientStream(world, "c", None)):
             first = asyncio.create_task(world.command("c", print_stack=pb.PrintStack()))
-            await eventually(lambda: world.clients.streams.is_asked("c"))
+            await eventually(lambda: world.clients.streams.is_asked(CLIENT))
             with pytest.raises(RpcError) as many:
                 await world.command("c", print_stack=pb.PrintStack())
             assert refused_as(many.value) == "Overloaded"
@@ -333,7 +335,7 @@ def test_commands_that_wait_leave_room_for_lists(monkeypatch: pytest.MonkeyPatch
             first.cancel()
             await asyncio.wait([first])
         with world.clients.streams.open(
-            "c", ClientStream(world, "c", ClientAnswer(v2.OK, "", "again"))
+            CLIENT, ClientStream(world, "c", ClientAnswer(v2.OK, "", "again"))
         ):
             answer = await world.command("c", print_stack=pb.PrintStack())
             assert answer.client.stack == "again"
@@ -346,7 +348,7 @@ def test_missing_mute_and_silent_clients_have_different_errors() -> None:
         assert (await world.command("c", print_stack=pb.PrintStack())).error == "ClientNotFound"
         world.seen("c")
         assert (await world.command("c", print_stack=pb.PrintStack())).error == "ClientMute"
-        with world.clients.streams.open("c", ClientStream(world, "c", None)):
+        with world.clients.streams.open(CLIENT, ClientStream(world, "c", None)):
             asked = pb.ClientCommand(client_id="c", timeout_ms=1, print_stack=pb.PrintStack())
             answer = await world.ask(pb.ProxyQuestion(command=asked))
         assert answer.error == "ClientTimeout"
@@ -383,10 +385,10 @@ def test_a_failed_question_is_answered_and_logged(monkeypatch: pytest.MonkeyPatc
 def test_a_disconnect_of_the_proxy_ends_its_questions() -> None:
     async def scenario(world: World) -> None:
         world.seen("c")
-        with world.clients.streams.open("c", ClientStream(world, "c", None)):
+        with world.clients.streams.open(CLIENT, ClientStream(world, "c", None)):
             name = await world.proxy()
             asking = asyncio.create_task(world.command("c", print_stack=pb.PrintStack()))
-            await eventually(lambda: world.clients.streams.is_asked("c"))
+            await eventually(lambda: world.clients.streams.is_asked(CLIENT))
             world.is_there = False
             world.streams[0].cancel()
             with pytest.raises(RpcError) as gone:
@@ -409,9 +411,9 @@ def test_a_slow_proxy_and_too_many_questions_are_refused(monkeypatch: pytest.Mon
         world.seen("c")
         silent = pb.ClientCommand(client_id="c", timeout_ms=LONG_MS, print_stack=pb.PrintStack())
         question = pb.ProxyQuestion(command=silent)
-        with world.clients.streams.open("c", ClientStream(world, "c", None)):
+        with world.clients.streams.open(CLIENT, ClientStream(world, "c", None)):
             first = asyncio.create_task(world.ask(question))
-            await eventually(lambda: world.clients.streams.is_asked("c"))
+            await eventually(lambda: world.clients.streams.is_asked(CLIENT))
             with pytest.raises(RpcError) as many:
                 await world.ask(ALL)
             assert refused_as(many.value) == "Overloaded"
@@ -448,7 +450,7 @@ def test_a_page_ends_where_the_settings_are_large(monkeypatch: pytest.MonkeyPatc
                 seen_at_ms=world.clock.monotonic_ms(),
             )
             settings = v2.Settings(user_agent=v2.UA(hostname="h" * 60)).SerializeToString()
-            world.clients.record(f"c{n}", client, settings, connection=n)
+            world.clients.record(ClientKey(f"c{n}"), client, settings, connection=n)
         answer = await world.ask(ALL)
         assert [state.client_id for state in answer.clients.clients] == ["c0", "c1"]
         assert answer.clients.has_more

@@ -20,6 +20,7 @@ from tests.support.worlds.proxy_world import (
     run,
 )
 from tests.support.worlds.several_brokers import SeveralBrokers
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients.clients import FORGOTTEN_A_TURN
 from tidemill.proxy.server import client_lifecycle
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -122,9 +123,9 @@ def test_a_client_is_ended_only_on_a_connection_that_presented_its_id() -> None:
         await heartbeat(world, "consumer")
         await end(world, "consumer", connection="of another client")
         await end(world, "another consumer")
-        assert world.clients.find("consumer") is not None
+        assert world.clients.find(ClientKey("consumer")) is not None
         await end(world, "consumer")
-        assert world.clients.find("consumer") is None
+        assert world.clients.find(ClientKey("consumer")) is None
         await eventually(lambda: world.broker.engine.ended_clients == ["consumer"])
 
     run(scenario)
@@ -133,9 +134,11 @@ def test_a_client_is_ended_only_on_a_connection_that_presented_its_id() -> None:
 def test_a_new_connection_with_the_key_of_a_lost_one_ends_no_client() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await heartbeat(world, "consumer")
-        assert [one.client_ids for one in world.clients.forget_connection("test")] == [["consumer"]]
+        assert [one.clients for one in world.clients.forget_connection("test")] == [
+            [ClientKey("consumer")]
+        ]
         await end(world, "consumer")
-        assert world.clients.find("consumer") is not None
+        assert world.clients.find(ClientKey("consumer")) is not None
 
     run(scenario)
 
@@ -180,7 +183,7 @@ def test_a_heartbeat_without_a_type_has_the_type_of_the_known_client() -> None:
         await heartbeat(world, "consumer", untyped, expected=v2.UNRECOGNIZED_CLIENT_TYPE)
         await heartbeat(world, "consumer")
         await heartbeat(world, "consumer", untyped)
-        found = world.clients.find("consumer")
+        found = world.clients.find(ClientKey("consumer"))
         assert found is not None
         assert found.client.client_type == v2.PUSH_CONSUMER
 
@@ -235,10 +238,10 @@ def test_the_time_without_a_connection_begins_with_the_last_loss(
 
     async def scenario(world: ProxyWorld) -> None:
         await heartbeat(world, "back")
-        known = world.clients.find("back")
+        known = world.clients.find(ClientKey("back"))
         assert known is not None
         for client_id, connection in (("back", "test"), ("gone", "second"), ("back", "third")):
-            world.clients.record(client_id, known.client, connection=connection)
+            world.clients.record(ClientKey(client_id), known.client, connection=connection)
             world.client_life.forget_connection(connection)
         engine = world.broker.engine
         await eventually(lambda: len(engine.disconnected_clients) == 2)
@@ -260,7 +263,7 @@ def test_the_many_clients_of_a_connection_are_forgotten_over_several_turns(
             await heartbeat(world, client_id)
 
         def known_count() -> int:
-            return sum(world.clients.has_presented(one, "test") for one in ids)
+            return sum(bool(world.clients.find_presented(ClientKey(one), "test")) for one in ids)
 
         before = known_count()
         world.client_life.forget_connection("test")
@@ -305,14 +308,15 @@ def test_a_client_that_calls_while_its_connection_is_forgotten_is_connected() ->
         for n in range(2 * FORGOTTEN_A_TURN):
             await heartbeat(world, f"consumer-{n}")
         slices = world.clients.forget_connection("test")
-        lost = next(slices).client_ids
-        (back, *_) = {f"consumer-{n}" for n in range(2 * FORGOTTEN_A_TURN)} - set(lost)
+        lost = next(slices).clients
+        keys = {ClientKey(f"consumer-{n}") for n in range(2 * FORGOTTEN_A_TURN)}
+        (back, *_) = keys.difference(lost)
         known = world.clients.find(back)
         assert known is not None
         world.clients.record(back, known.client, connection="second")
-        lost += [client_id for more in slices for client_id in more.client_ids]
+        lost += [client for more in slices for client in more.clients]
         assert back not in lost
-        assert not world.clients.has_presented(back, "test")
+        assert not world.clients.find_presented(back, "test")
         assert len(lost) == 2 * FORGOTTEN_A_TURN - 1
 
     run(scenario)
@@ -324,7 +328,7 @@ def test_a_proxy_that_stops_reports_no_disconnected_clients() -> None:
         world.client_life.is_draining = True
         world.client_life.forget_connection("test")
         await end(world, "consumer")
-        assert world.clients.find("consumer") is not None, "its connection is forgotten"
+        assert world.clients.find(ClientKey("consumer")) is not None, "its connection is forgotten"
         assert not world.broker.engine.disconnected_clients
 
     run(scenario)

@@ -32,6 +32,7 @@ from tests.support.worlds.proxy_world import (
     message,
     receive_request,
 )
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.methods import SERVICE, UNSERVED_UNARY
@@ -334,7 +335,7 @@ async def observe(method: str, request: Message) -> Observation:
             answers = await converse(world, request, reader.seen)
         else:
             answers = await answers_to(world, method, request)
-        listing = world.clients.find(CLIENT_ID)
+        listing = world.clients.find(ClientKey(CLIENT_ID))
         if listing is not None:
             client = listing.client
             reader.seen.append(f"client {client.client_type} {client.group}")
@@ -383,8 +384,8 @@ async def converse(world: ProxyWorld, request: Message, seen: list[str]) -> list
     waiting = service.TelemetryCommand(
         print_thread_stack_trace_command=service.PrintThreadStackTraceCommand()
     )
-    with streams.open(CLIENT_ID, sink):
-        asking = asyncio.create_task(streams.ask(CLIENT_ID, waiting, timeout_ms=20_000))
+    with streams.open(ClientKey(CLIENT_ID), sink):
+        asking = asyncio.create_task(streams.ask(ClientKey(CLIENT_ID), waiting, timeout_ms=20_000))
         await eventually(lambda: bool(sink.answers))
         stream = Sink(service.TelemetryCommand)
         try:

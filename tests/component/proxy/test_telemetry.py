@@ -16,6 +16,7 @@ from tests.support.clocks import ManualClock
 from tests.support.worlds.proxy_world import HEADERS
 from tidemill.common.errors import GroupNotFound
 from tidemill.common.item_bytes import ITEM_BYTES_MAX
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients import settings_updates
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.settings import DEFAULT_GROUP
@@ -293,7 +294,7 @@ def test_a_rejected_stream_leaves_no_reference_cycle(refused: bytes | v2.Setting
 def test_an_answer_of_a_client_goes_to_its_question(
     command: service.TelemetryCommand, answer: ClientAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[tuple[str, str, ClientAnswer]] = []
+    taken: list[tuple[ClientKey, str, ClientAnswer]] = []
     monkeypatch.setattr(
         TelemetryStreams, "resolve", lambda _self, *arguments: taken.append(arguments)
     )
@@ -306,7 +307,7 @@ def test_an_answer_of_a_client_goes_to_its_question(
         await cancelled(task)
 
     asyncio.run(scenario())
-    assert taken == [(HEADERS["x-mq-client-id"], "n", answer)]
+    assert taken == [(ClientKey(HEADERS["x-mq-client-id"]), "n", answer)]
 
 
 def test_an_unrequested_large_answer_ends_the_stream() -> None:
@@ -328,9 +329,9 @@ def test_a_stream_is_registered_while_it_is_open() -> None:
         stream = Stream(PRODUCER, clients=clients)
         task = asyncio.create_task(stream.serving)
         await stream.waits.wait()
-        assert HEADERS["x-mq-client-id"] in clients.streams
+        assert ClientKey(HEADERS["x-mq-client-id"]) in clients.streams
         await cancelled(task)
-        assert HEADERS["x-mq-client-id"] not in clients.streams
+        assert ClientKey(HEADERS["x-mq-client-id"]) not in clients.streams
 
     asyncio.run(scenario())
 

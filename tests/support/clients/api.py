@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -22,10 +22,13 @@ POLL_MS_MIN = 5_000  # the proxy's shortest long poll
 
 
 @contextlib.asynccontextmanager
-async def api(endpoint: str, *, call_s: float = CALL_S) -> AsyncIterator[Api]:
+async def api(
+    endpoint: str, *, call_s: float = CALL_S, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Api]:
     """Connect with a separate connection, so that several proxies on one port share the clients.
 
-    `call_s` is the timeout of a call. Use a longer one if an election comes first.
+    `call_s` is the timeout of a call. Use a longer one if an election comes first. Each call has
+    these additional `headers`.
     """
     options = (
         ("grpc.use_local_subchannel_pool", 1),
@@ -36,13 +39,19 @@ async def api(endpoint: str, *, call_s: float = CALL_S) -> AsyncIterator[Api]:
         ("grpc.max_receive_message_length", -1),
     )
     async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
-        yield Api(channel, call_s)
+        yield Api(channel, call_s, headers)
 
 
 class Api:
     """One client's calls."""
 
-    def __init__(self, channel: grpc.aio.Channel, call_s: float = CALL_S) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        call_s: float = CALL_S,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._metadata = (*METADATA, *(headers or {}).items())
         self.channel = channel
         self._call_s = call_s
         self.stub = service_pb2_grpc.MessagingServiceStub(channel)
@@ -50,7 +59,7 @@ class Api:
     async def send(self, *messages: v2.Message) -> service.SendMessageResponse:
         request = service.SendMessageRequest(messages=messages)
         answer: service.SendMessageResponse = await self.stub.SendMessage(
-            request, metadata=METADATA, timeout=self._call_s
+            request, metadata=self._metadata, timeout=self._call_s
         )
         return answer
 
@@ -62,14 +71,20 @@ class Api:
         poll_ms: int = 0,
         invisible_ms: int = 30_000,
         batch_size: int = 32,
+        renews: bool = False,
     ) -> list[v2.Message]:
-        """Return the received messages, or an empty list. Raises AssertionError for any error."""
+        """Return the received messages, or an empty list. Raises AssertionError for any error.
+
+        If `renews`, receive as a push consumer does.
+        """
+        request = receive_request(
+            topic, group, poll_ms=poll_ms, invisible_ms=invisible_ms, batch_size=batch_size
+        )
+        if renews:
+            request.auto_renew = True
+            request.ClearField("invisible_duration")
         call = self.stub.ReceiveMessage(
-            receive_request(
-                topic, group, poll_ms=poll_ms, invisible_ms=invisible_ms, batch_size=batch_size
-            ),
-            metadata=METADATA,
-            timeout=poll_ms / 1000 + self._call_s,
+            request, metadata=self._metadata, timeout=poll_ms / 1000 + self._call_s
         )
         items = [item async for item in call]
         assert items[0].status.code in {v2.OK, v2.MESSAGE_NOT_FOUND}, items[0].status
@@ -79,14 +94,31 @@ class Api:
         self, topic: str, group: str, handles: Iterable[str]
     ) -> service.AckMessageResponse:
         answer: service.AckMessageResponse = await self.stub.AckMessage(
-            ack_request(topic, group, handles), metadata=METADATA, timeout=self._call_s
+            ack_request(topic, group, handles), metadata=self._metadata, timeout=self._call_s
+        )
+        return answer
+
+    async def heartbeat(self, group: str) -> service.HeartbeatResponse:
+        request = service.HeartbeatRequest(
+            client_type=v2.PUSH_CONSUMER, group=v2.Resource(name=group)
+        )
+        answer: service.HeartbeatResponse = await self.stub.Heartbeat(
+            request, metadata=self._metadata, timeout=self._call_s
+        )
+        return answer
+
+    async def end(self, group: str) -> service.NotifyClientTerminationResponse:
+        """End the client, as it does when it stops."""
+        request = service.NotifyClientTerminationRequest(group=v2.Resource(name=group))
+        answer: service.NotifyClientTerminationResponse = await self.stub.NotifyClientTermination(
+            request, metadata=self._metadata, timeout=self._call_s
         )
         return answer
 
     async def recall(self, topic: str, handle: str) -> service.RecallMessageResponse:
         request = service.RecallMessageRequest(topic=v2.Resource(name=topic), recall_handle=handle)
         answer: service.RecallMessageResponse = await self.stub.RecallMessage(
-            request, metadata=METADATA, timeout=self._call_s
+            request, metadata=self._metadata, timeout=self._call_s
         )
         return answer
 
@@ -95,7 +127,7 @@ class Api:
     ) -> service.ChangeInvisibleDurationResponse:
         answer: service.ChangeInvisibleDurationResponse = await self.stub.ChangeInvisibleDuration(
             change_request(topic, group, handle, invisible_ms),
-            metadata=METADATA,
+            metadata=self._metadata,
             timeout=self._call_s,
         )
         return answer

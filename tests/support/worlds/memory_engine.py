@@ -39,6 +39,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.message import stored_message
+from tidemill.message.client_key import UNKNOWN_CLIENT, ClientKey
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 SECRET = bytes(range(32))
@@ -245,17 +246,17 @@ class MemoryEngine:
 
     # ------------------------------------------------------------ deliveries
 
-    def note_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
-        self.alive_clients += client_ids
+    def note_alive(self, alive: Iterable[ClientKey], *, monotonic_ms: int) -> None:
+        self.alive_clients += [client.client_id for client in alive]
 
     def note(self, group_id: GroupId, topic_id: TopicId) -> None:
         self.subscriptions.append((group_id, topic_id))
 
-    def end_clients(self, client_ids: Iterable[str]) -> None:
-        self.ended_clients += client_ids
+    def end_clients(self, clients: Iterable[ClientKey]) -> None:
+        self.ended_clients += [client.client_id for client in clients]
 
-    def disconnect_clients(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
-        self.disconnected_clients += client_ids
+    def disconnect_clients(self, clients: Iterable[ClientKey], *, monotonic_ms: int) -> None:
+        self.disconnected_clients += [client.client_id for client in clients]
 
     def begin_handover(self, batches: Iterable[DeliveryBatch]) -> None:
         """Do nothing: deliveries do not expire here."""
@@ -273,12 +274,12 @@ class MemoryEngine:
         tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
-        client_id: str = "",  # unused: this engine locks no queue
+        client: ClientKey = UNKNOWN_CLIENT,  # unused: this engine locks no queue
         renews: bool = False,  # unused: deliveries do not expire here
     ) -> list[DeliveryBatch]:
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest("too few or too many messages")
-        self.pops.append((client_id, renews))
+        self.pops.append((client.client_id, renews))
         self._topic(topic_id)
         self._group(group_id)
         by_queue: dict[int, list[int]] = {}

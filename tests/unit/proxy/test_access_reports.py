@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.worlds.access_world import AccessWorld, signed
 from tidemill.common.errors import ServiceError, Unauthorized
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.server.access import Caller, StreamWatch
 from tidemill.proxy.server.access_reports import CallReports
 from tidemill.security.access_log import AccessLog
@@ -28,6 +29,7 @@ class OneCall:
         self.failure: tuple[int, ServiceError] | None = None
         self.watch: StreamWatch | None = None
         self.client_id = "client"
+        self.client = ClientKey(self.client_id)
         self.metadata = headers
 
     def find_address(self) -> SourceAddress | None:

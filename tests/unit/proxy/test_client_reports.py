@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.link.batching import FrameBatcher
 from tidemill.proxy.link.client_reports import (
     CLIENTS_PER_FRAME_MAX,
@@ -21,48 +22,54 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 def test_a_client_is_reported_once_per_period() -> None:
     reports = ClientReports(clients_max=10)
-    assert reports.add_alive("a", 0)
-    assert reports.take() == FrameReports(["a"], [], [], [], [])
-    assert not reports.add_alive("a", REPORT_PERIOD_MS - 1)
+    assert reports.add_alive(ClientKey("a"), 0)
+    assert reports.take() == FrameReports([ClientKey("a")], [], [], [], [])
+    assert not reports.add_alive(ClientKey("a"), REPORT_PERIOD_MS - 1)
     assert not reports
-    assert reports.add_alive("a", REPORT_PERIOD_MS)
-    assert reports.take() == FrameReports(["a"], [], [], [], [])
+    assert reports.add_alive(ClientKey("a"), REPORT_PERIOD_MS)
+    assert reports.take() == FrameReports([ClientKey("a")], [], [], [], [])
 
 
 def test_an_end_replaces_a_waiting_report() -> None:
     reports = ClientReports(clients_max=10)
-    reports.add_alive("a", 0)
-    reports.add_ended("a")
-    assert reports.take() == FrameReports([], ["a"], [], [], [])
-    assert reports.add_alive("a", 1), "a new start is reported at once"
+    reports.add_alive(ClientKey("a"), 0)
+    reports.add_ended(ClientKey("a"))
+    assert reports.take() == FrameReports([], [ClientKey("a")], [], [], [])
+    assert reports.add_alive(ClientKey("a"), 1), "a new start is reported at once"
 
 
 def test_a_new_stream_gets_all_reports_again() -> None:
     reports = ClientReports(clients_max=10)
-    reports.add_alive("a", 0)
+    reports.add_alive(ClientKey("a"), 0)
     reports.take()
     reports.close()
-    assert reports.add_alive("a", 1)
+    assert reports.add_alive(ClientKey("a"), 1)
 
 
 def test_waiting_reports_and_known_clients_are_limited() -> None:
     reports = ClientReports(clients_max=3)
     for n in range(10):
-        reports.add_alive(f"alive-{n}", n)
-        reports.add_ended(f"ended-{n}")
+        reports.add_alive(ClientKey(f"alive-{n}"), n)
+        reports.add_ended(ClientKey(f"ended-{n}"))
     assert reports.take() == FrameReports(
-        ["alive-7", "alive-8", "alive-9"], ["ended-7", "ended-8", "ended-9"], [], [], []
+        [ClientKey("alive-7"), ClientKey("alive-8"), ClientKey("alive-9")],
+        [ClientKey("ended-7"), ClientKey("ended-8"), ClientKey("ended-9")],
+        [],
+        [],
+        [],
     )
-    assert reports.add_alive("alive-6", 11), "the client was forgotten"
-    assert not reports.add_alive("alive-8", 11)
+    assert reports.add_alive(ClientKey("alive-6"), 11), "the client was forgotten"
+    assert not reports.add_alive(ClientKey("alive-8"), 11)
 
 
 def test_a_frame_has_a_limited_number_of_clients() -> None:
     reports = ClientReports(clients_max=10_000)
     for n in range(CLIENTS_PER_FRAME_MAX + 1):
-        reports.add_alive(f"client-{n}", 0)
+        reports.add_alive(ClientKey(f"client-{n}"), 0)
     assert len(reports.take().alive) == CLIENTS_PER_FRAME_MAX
-    assert reports.take() == FrameReports([f"client-{CLIENTS_PER_FRAME_MAX}"], [], [], [], [])
+    assert reports.take() == FrameReports(
+        [ClientKey(f"client-{CLIENTS_PER_FRAME_MAX}")], [], [], [], []
+    )
 
 
 def test_reports_wait_for_a_request_and_ends_do_not() -> None:
@@ -70,7 +77,7 @@ def test_reports_wait_for_a_request_and_ends_do_not() -> None:
         frames: list[pb.RequestFrame] = []
         reports = ClientReports(clients_max=10)
         batching = FrameBatcher(range(0), frames.append, reports)
-        reports.add_alive("a", 0)
+        reports.add_alive(ClientKey("a"), 0)
         batching.send_reports()
         batching.open()
         await asyncio.sleep(0)
@@ -78,7 +85,7 @@ def test_reports_wait_for_a_request_and_ends_do_not() -> None:
             "the report waited for the stream"
         )
         batching.mark_answered(1)
-        reports.add_alive("b", 0)
+        reports.add_alive(ClientKey("b"), 0)
         batching.send_reports()
         await asyncio.sleep(0)
         assert len(frames) == 1
@@ -86,7 +93,7 @@ def test_reports_wait_for_a_request_and_ends_do_not() -> None:
         await asyncio.sleep(0)
         assert list(frames[1].alive_clients) == ["b"]
         batching.mark_answered(2)
-        reports.add_ended("b")
+        reports.add_ended(ClientKey("b"))
         batching.send_reports()
         await asyncio.sleep(0)
         assert list(frames[2].ended_clients) == ["b"]

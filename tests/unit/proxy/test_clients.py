@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidemill.common.metrics import OVERFLOW
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients.clients import (
     ALL_SETTINGS_BYTES_MAX,
     EXPIRED_A_TURN,
@@ -44,7 +45,7 @@ class World:
             seen_at_ms=self.now_ms,
             address=f"ipv4:{host}:5000",
         )
-        self.clients.record(client_id, client, settings, connection=f"of {client_id}")
+        self.clients.record(ClientKey(client_id), client, settings, connection=f"of {client_id}")
 
     def metric_values(self, name: str) -> dict[tuple[str, ...], float]:
         [family] = [one for one in self.clients.collect() if one.name == name]
@@ -62,8 +63,8 @@ def test_clients_are_counted_by_their_reported_labels() -> None:
         ("grpc", "pop", "g", "GO", "5.1.2"): 1,
         ("grpc", "pop", "g", "GO", "5.2"): 1,
     }
-    world.clients.forget("c1")
-    world.clients.forget("c1")
+    world.clients.forget(ClientKey("c1"))
+    world.clients.forget(ClientKey("c1"))
     assert world.metric_values("rocketmq_consumer_connections") == {
         ("grpc", "pop", "g", "GO", "5.2"): 1
     }
@@ -117,9 +118,9 @@ def test_an_address_with_many_clients_removes_its_own() -> None:
     for n in range(2 * CLIENTS_MAX):
         world.seen(f"p{n}", host="10.0.0.9")
     assert len(world.clients) == CLIENTS_MAX
-    assert all(world.clients.find(f"honest{n}") for n in range(10))
-    assert world.clients.find(f"p{2 * CLIENTS_MAX - 1}")
-    assert world.clients.find("p0") is None
+    assert all(world.clients.find(ClientKey(f"honest{n}")) for n in range(10))
+    assert world.clients.find(ClientKey(f"p{2 * CLIENTS_MAX - 1}"))
+    assert world.clients.find(ClientKey("p0")) is None
 
 
 def test_an_address_with_much_settings_leaves_room_for_those_of_others() -> None:
@@ -127,13 +128,13 @@ def test_an_address_with_much_settings_leaves_room_for_those_of_others() -> None
     for n in range(ALL_SETTINGS_BYTES_MAX // SETTINGS_BYTES_MAX):
         world.seen(f"p{n}", settings=settings, host="10.0.0.9")
     world.seen("honest", settings=b"small", host="10.0.1.1")
-    honest = world.clients.find("honest")
+    honest = world.clients.find(ClientKey("honest"))
     assert honest is not None
     assert honest.settings == b"small"
     for n in range(ALL_SETTINGS_BYTES_MAX // SETTINGS_BYTES_MAX):
-        world.clients.forget(f"p{n}")
+        world.clients.forget(ClientKey(f"p{n}"))
     world.seen("p", settings=settings, host="10.0.0.9")
-    found = world.clients.find("p")
+    found = world.clients.find(ClientKey("p"))
     assert found is not None
     assert found.settings == settings
 
@@ -175,7 +176,7 @@ def page_of(
             page = ended.value
             break
     assert turns >= (len(world.clients) - 1) // LISTED_A_TURN
-    return [listed.client_id for listed in page.clients], page.has_more
+    return [listed.key.client_id for listed in page.clients], page.has_more
 
 
 def test_a_page_has_the_first_ids_after_the_cursor_in_order() -> None:
@@ -203,7 +204,7 @@ def test_a_list_omits_expired_clients() -> None:
     world.seen("alive")
     world.now_ms += 1
     assert page_of(world) == (["alive"], False)
-    assert world.clients.find("dead") is None
+    assert world.clients.find(ClientKey("dead")) is None
 
 
 def test_a_heartbeat_keeps_the_announced_settings() -> None:
@@ -211,7 +212,7 @@ def test_a_heartbeat_keeps_the_announced_settings() -> None:
     world.seen("c", settings=settings_of("orders"))
     since_ms, world.now_ms = world.now_ms, world.now_ms + 10_000
     world.seen("c")
-    found = world.clients.find("c")
+    found = world.clients.find(ClientKey("c"))
     assert found is not None
     assert (found.settings, found.since_ms) == (settings_of("orders"), since_ms)
 
@@ -219,19 +220,19 @@ def test_a_heartbeat_keeps_the_announced_settings() -> None:
 def test_stored_settings_stay_within_their_limits() -> None:
     world = World()
     world.seen("large", settings=settings_of(size=SETTINGS_BYTES_MAX))
-    found = world.clients.find("large")
+    found = world.clients.find(ClientKey("large"))
     assert found is not None
     assert found.settings == b""
     settings = settings_of(size=SETTINGS_BYTES_MAX - 100)
     count = ALL_SETTINGS_BYTES_MAX // len(settings)
     for n in range(count + 1):
         world.seen(f"c{n}", settings=settings)
-    last = world.clients.find(f"c{count}")
+    last = world.clients.find(ClientKey(f"c{count}"))
     assert last is not None
     assert last.settings == b""
-    world.clients.forget("c0")
+    world.clients.forget(ClientKey("c0"))
     world.seen(f"c{count}", settings=settings)
-    last = world.clients.find(f"c{count}")
+    last = world.clients.find(ClientKey(f"c{count}"))
     assert last is not None
     assert last.settings == settings
 
@@ -256,7 +257,7 @@ def test_a_slice_of_a_list_by_topic_parses_limited_bytes() -> None:
     for n in range(count):
         world.seen(f"c{n:03}", group="g", settings=settings)
     assert len(settings) <= SETTINGS_BYTES_MAX
-    assert world.clients.find("c000").settings  # type: ignore[union-attr]  # It is there.
+    assert world.clients.find(ClientKey("c000")).settings  # type: ignore[union-attr]  # It is there.
     turns = len(
         list(world.clients.list_slices(group="", topic="orders", after="", clients_max=count))
     )

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable
 import pytest
 
 from tidemill.common.errors import ClientCannot, ClientMute, ClientTimeout, Overloaded
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients import telemetry_streams
 from tidemill.proxy.clients.telemetry_streams import ASKED_MAX, ClientAnswer, TelemetryStreams
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -16,6 +17,7 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import DisconnectError
 
 LONG_MS = 10_000
+CLIENT, OTHER = ClientKey("c"), ClientKey("a")
 DONE = ClientAnswer(v2.OK, "", "all threads")
 
 
@@ -73,19 +75,19 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 def test_only_the_answer_with_the_nonce_counts() -> None:
     async def scenario() -> None:
         streams, old, new = TelemetryStreams(), Outlet(), Outlet()
-        with streams.open("c", old), streams.open("c", new):
-            asking = asyncio.create_task(streams.ask("c", stack_wanted(), timeout_ms=LONG_MS))
+        with streams.open(CLIENT, old), streams.open(CLIENT, new):
+            asking = asyncio.create_task(streams.ask(CLIENT, stack_wanted(), timeout_ms=LONG_MS))
             nonce = await new.nonce()
             assert not old.sent
-            assert streams.is_asked("c")
-            assert not streams.is_asked("other")
-            streams.resolve("c", "another nonce", ClientAnswer(v2.OK, "", "wrong"))
-            streams.resolve("other", nonce, ClientAnswer(v2.OK, "", "wrong"))
-            streams.resolve("c", nonce, DONE)
-            streams.resolve("c", nonce, ClientAnswer(v2.OK, "", "too late"))
+            assert streams.is_asked(CLIENT)
+            assert not streams.is_asked(ClientKey("other"))
+            streams.resolve(CLIENT, "another nonce", ClientAnswer(v2.OK, "", "wrong"))
+            streams.resolve(ClientKey("other"), nonce, ClientAnswer(v2.OK, "", "wrong"))
+            streams.resolve(CLIENT, nonce, DONE)
+            streams.resolve(CLIENT, nonce, ClientAnswer(v2.OK, "", "too late"))
             assert await asking == DONE
         assert new.held_bytes == 0
-        assert not streams.is_asked("c")
+        assert not streams.is_asked(CLIENT)
 
     run(scenario)
 
@@ -93,11 +95,11 @@ def test_only_the_answer_with_the_nonce_counts() -> None:
 def test_a_client_without_a_stream_cannot_be_asked() -> None:
     async def scenario() -> None:
         streams = TelemetryStreams()
-        with streams.open("c", Outlet()):
-            assert "c" in streams
-        assert "c" not in streams
+        with streams.open(CLIENT, Outlet()):
+            assert CLIENT in streams
+        assert CLIENT not in streams
         with pytest.raises(ClientMute):
-            await streams.ask("c", stack_wanted(), timeout_ms=LONG_MS)
+            await streams.ask(CLIENT, stack_wanted(), timeout_ms=LONG_MS)
 
     run(scenario)
 
@@ -105,16 +107,16 @@ def test_a_client_without_a_stream_cannot_be_asked() -> None:
 def test_silent_disconnected_and_full_clients_have_different_errors() -> None:
     async def scenario() -> None:
         streams = TelemetryStreams()
-        with streams.open("c", Outlet()), pytest.raises(ClientTimeout, match="within 1 ms"):
-            await streams.ask("c", stack_wanted(), timeout_ms=1)
+        with streams.open(CLIENT, Outlet()), pytest.raises(ClientTimeout, match="within 1 ms"):
+            await streams.ask(CLIENT, stack_wanted(), timeout_ms=1)
         with (
-            streams.open("c", Outlet(is_gone=True)),
+            streams.open(CLIENT, Outlet(is_gone=True)),
             pytest.raises(ClientTimeout, match="disconnected"),
         ):
-            await streams.ask("c", stack_wanted(), timeout_ms=LONG_MS)
-        with streams.open("c", Outlet(has_room=False)), pytest.raises(Overloaded):
-            await streams.ask("c", stack_wanted(), timeout_ms=LONG_MS)
-        assert not streams.is_asked("c")
+            await streams.ask(CLIENT, stack_wanted(), timeout_ms=LONG_MS)
+        with streams.open(CLIENT, Outlet(has_room=False)), pytest.raises(Overloaded):
+            await streams.ask(CLIENT, stack_wanted(), timeout_ms=LONG_MS)
+        assert not streams.is_asked(CLIENT)
 
     run(scenario)
 
@@ -124,16 +126,20 @@ def test_concurrent_questions_are_limited_per_client_and_in_total() -> None:
         streams = TelemetryStreams()
         with contextlib.ExitStack() as opened:
             for n in range(ASKED_MAX):
-                opened.enter_context(streams.open(f"c{n}", Outlet()))
+                opened.enter_context(streams.open(ClientKey(f"c{n}"), Outlet()))
             asking = [
-                asyncio.create_task(streams.ask(f"c{n // 2}", stack_wanted(), timeout_ms=LONG_MS))
+                asyncio.create_task(
+                    streams.ask(ClientKey(f"c{n // 2}"), stack_wanted(), timeout_ms=LONG_MS)
+                )
                 for n in range(ASKED_MAX)
             ]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="for client c0;"):
-                await streams.ask("c0", stack_wanted(), timeout_ms=LONG_MS)
+                await streams.ask(ClientKey("c0"), stack_wanted(), timeout_ms=LONG_MS)
             with pytest.raises(Overloaded, match="for clients;"):
-                await streams.ask(f"c{ASKED_MAX - 1}", stack_wanted(), timeout_ms=LONG_MS)
+                await streams.ask(
+                    ClientKey(f"c{ASKED_MAX - 1}"), stack_wanted(), timeout_ms=LONG_MS
+                )
             for task in asking:
                 task.cancel()
             await asyncio.wait(asking)
@@ -151,11 +157,11 @@ def test_all_streams_are_asked_to_reconnect_despite_slow_readers(
         streams = TelemetryStreams()
         outlets = [Outlet(), Outlet(is_gone=True), Outlet(has_room=False), Outlet()]
         with (
-            streams.open("a", outlets[0]),
-            streams.open("b", outlets[1]),
-            streams.open("c", outlets[2]),
-            streams.open("a", outlets[3]),
-            streams.open("d", Outlet(reads=False)),
+            streams.open(OTHER, outlets[0]),
+            streams.open(ClientKey("b"), outlets[1]),
+            streams.open(CLIENT, outlets[2]),
+            streams.open(OTHER, outlets[3]),
+            streams.open(ClientKey("d"), Outlet(reads=False)),
         ):
             await streams.ask_to_reconnect()
         for outlet in (outlets[0], outlets[3]):
@@ -175,10 +181,10 @@ def test_each_connection_is_drained_once_with_its_streams(monkeypatch: pytest.Mo
         first, second, alone, mute = Outlet(), Outlet(), Outlet(), Outlet(reads=False)
         first.connection = second.connection = "shared"
         with (
-            streams.open("a", first),
-            streams.open("b", second),
-            streams.open("c", alone),
-            streams.open("d", mute),
+            streams.open(OTHER, first),
+            streams.open(ClientKey("b"), second),
+            streams.open(CLIENT, alone),
+            streams.open(ClientKey("d"), mute),
         ):
             await streams.ask_to_reconnect()
         assert [len(one.sent) for one in (first, second, alone)] == [1, 1, 1]
@@ -192,12 +198,12 @@ def test_each_connection_is_drained_once_with_its_streams(monkeypatch: pytest.Mo
 def test_a_too_large_answer_fails_its_question() -> None:
     async def scenario() -> None:
         streams, outlet = TelemetryStreams(), Outlet()
-        with streams.open("c", outlet):
-            asking = asyncio.create_task(streams.ask("c", stack_wanted(), timeout_ms=LONG_MS))
+        with streams.open(CLIENT, outlet):
+            asking = asyncio.create_task(streams.ask(CLIENT, stack_wanted(), timeout_ms=LONG_MS))
             await outlet.nonce()
-            streams.reject_large_answer("d", 5)
+            streams.reject_large_answer(ClientKey("d"), 5)
             assert not asking.done()
-            streams.reject_large_answer("c", 3_000_000)
+            streams.reject_large_answer(CLIENT, 3_000_000)
             with pytest.raises(ClientCannot, match="3000000 bytes"):
                 await asking
 

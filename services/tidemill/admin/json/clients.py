@@ -47,6 +47,11 @@ class ClientView(Schema):
     """A client with a call within the last two minutes."""
 
     client_id: str = Field(description="Id of the client.")
+    users: list[str] | None = Field(
+        None,
+        description="Users that call with this id. Two users with one id are two clients, and are"
+        " shown together. Missing if the calls have no user.",
+    )
     kind: ClientKind = Field(description="Kind of client, as the client reports it.")
     group: str | None = Field(None, description="Consumer group of a consumer.")
     language: str = Field(description="Language, as the client reports it.")

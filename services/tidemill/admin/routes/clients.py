@@ -206,6 +206,7 @@ def _show(client_id: str, client: ConnectedClient) -> ClientView:
     settings = v2.Settings.FromString(state.settings) if state.settings else None
     shown = ClientView(
         client_id=client_id,
+        users=sorted({each.user for _, each in client.states if each.user}) or None,
         kind=_KINDS.get(state.client_type, "unknown"),
         group=state.group or None,
         language=state.language,

@@ -7,7 +7,7 @@ call a proxy that has just started, or never announce itself.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from tidemill.common.addresses import host_of_peer
 from tidemill.common.metrics import OVERFLOW, Labels
 from tidemill.common.reserves import has_little, unreserved
+from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.message.namespaces import namespace_of
 from tidemill.message.resource_names import NAMESPACE_SEPARATOR
 from tidemill.message.resources import resource_name
@@ -58,6 +59,7 @@ class Client:
     version: str
     seen_at_ms: int  # monotonic
     address: str = ""  # from which it called
+    user: str = ""  # name; empty if the call had none
 
 
 @dataclass(slots=True)
@@ -78,13 +80,13 @@ class LostClients(NamedTuple):
     """Clients that have no connection left."""
 
     loss: int  # larger than those of earlier losses
-    client_ids: list[str]
+    clients: list[ClientKey]
 
 
 class ClientListing(NamedTuple):
     """A client as a listing shows it."""
 
-    client_id: str
+    key: ClientKey
     client: Client
     since_ms: int  # monotonic
     settings: bytes  # v2.Settings; empty if not stored
@@ -101,14 +103,16 @@ class Clients:
     """The clients of this proxy, the one with the oldest sign of life first."""
 
     def __init__(self, *, clients_max: int, monotonic_ms: Callable[[], int]) -> None:
-        self._clients: OrderedDict[str, _ClientRecord] = OrderedDict()
+        self._clients: OrderedDict[ClientKey, _ClientRecord] = OrderedDict()
         self._clients_max = clients_max
         self._monotonic_ms = monotonic_ms
         self._settings_bytes = 0  # of all clients
         # Clients by host, the one with the oldest sign of life first, and their bytes of settings.
-        self._of_host: dict[str, OrderedDict[str, None]] = {}
+        self._of_host: dict[str, OrderedDict[ClientKey, None]] = {}
         self._settings_bytes_of: Counter[str] = Counter()
-        self._presented: dict[Hashable, set[str]] = {}  # client ids by connection
+        self._presented: dict[Hashable, set[ClientKey]] = {}  # by connection
+        # Of the clients with an owner, by client id. Without users there are none.
+        self._owners: dict[str, set[int]] = {}
         self._losses = 0
         self._producers, self._consumers = ClientGauge(), ClientGauge()
         self.streams = TelemetryStreams()
@@ -117,19 +121,19 @@ class Clients:
         return len(self._clients)
 
     def record(
-        self, client_id: str, client: Client, settings: bytes | None = None, *, connection: Hashable
+        self, key: ClientKey, client: Client, settings: bytes | None = None, *, connection: Hashable
     ) -> None:
         """Record a sign of life and new settings; with None, keep the earlier settings.
 
         `connection` is the key of the connection on which the client presented its id.
         """
-        before = self._clients.get(client_id)
+        before = self._clients.get(key)
         since_ms = client.seen_at_ms if before is None else before.since_ms
         connections = {connection} if before is None else {*before.connections, connection}
         if settings is None:
             settings = b"" if before is None else before.settings
         host = host_of_peer(client.address)
-        self.forget(client_id)
+        self.forget(key)
         self._expire(client.seen_at_ms, room_for=1, host=host)
         labels: Labels = "grpc", client.language, client.version
         gauge = self._producers
@@ -140,12 +144,14 @@ class Clients:
             settings = b""
         self._settings_bytes += len(settings)
         self._settings_bytes_of[host] += len(settings)
-        self._of_host.setdefault(host, OrderedDict())[client_id] = None
-        self._clients[client_id] = _ClientRecord(
+        self._of_host.setdefault(host, OrderedDict())[key] = None
+        if key.owner != NO_OWNER:
+            self._owners.setdefault(key.client_id, set()).add(key.owner)
+        self._clients[key] = _ClientRecord(
             client, gauge, gauge.add(labels), since_ms, settings, connections, host
         )
         for each in connections:
-            self._presented.setdefault(each, set()).add(client_id)
+            self._presented.setdefault(each, set()).add(key)
 
     def _has_room(self, settings_bytes: int, host: str) -> bool:
         room = unreserved(ALL_SETTINGS_BYTES_MAX)
@@ -154,30 +160,39 @@ class Clients:
         all_bytes = self._settings_bytes + settings_bytes
         return settings_bytes <= SETTINGS_BYTES_MAX and all_bytes <= room
 
-    def forget(self, client_id: str) -> None:
+    def forget(self, key: ClientKey) -> None:
         """Remove a client."""
-        record = self._clients.pop(client_id, None)
+        record = self._clients.pop(key, None)
         if record is not None:
             self._settings_bytes -= len(record.settings)
             self._settings_bytes_of[record.host] -= len(record.settings)
             of_host = self._of_host[record.host]
-            del of_host[client_id]
+            del of_host[key]
             if not of_host:
                 del self._of_host[record.host], self._settings_bytes_of[record.host]
+            if key.owner != NO_OWNER:
+                self._owners[key.client_id].remove(key.owner)
+                if not self._owners[key.client_id]:
+                    del self._owners[key.client_id]
             record.gauge.remove(record.labels)
             for connection in record.connections:
                 presented = self._presented[connection]
-                presented.discard(client_id)
+                presented.discard(key)
                 if not presented:
                     del self._presented[connection]
 
-    def has_presented(self, client_id: str, connection: Hashable) -> bool:
-        """Return whether a connection presented this id in its telemetry or heartbeat."""
-        return client_id in self._presented.get(connection, ())
+    def find_presented(self, key: ClientKey, connection: Hashable) -> list[ClientKey]:
+        """Return the clients of this key that a connection presented in telemetry or heartbeats.
 
-    def is_lost(self, client_id: str, loss: int) -> bool:
+        There may be two: one with the owner, and one of the time before the owner was known.
+        """
+        keys = dict.fromkeys((key, ClientKey(key.client_id)))
+        presented = self._presented.get(connection, ())
+        return [one for one in keys if one in presented]
+
+    def is_lost(self, key: ClientKey, loss: int) -> bool:
         """Return whether a known client has no connection since this loss."""
-        record = self._clients.get(client_id)
+        record = self._clients.get(key)
         return record is not None and not record.connections and record.loss == loss
 
     def forget_connection(self, connection: Hashable) -> Iterator[LostClients]:
@@ -190,22 +205,40 @@ class Clients:
             self._losses += 1
             lost = LostClients(self._losses, [])
             for _ in range(min(len(presented), FORGOTTEN_A_TURN)):
-                client_id = presented.pop()
-                record = self._clients[client_id]
+                key = presented.pop()
+                record = self._clients[key]
                 record.connections.discard(connection)
                 if not record.connections:
                     record.loss = lost.loss
-                    lost.client_ids.append(client_id)
+                    lost.clients.append(key)
             if not presented:
                 self._presented.pop(connection, None)
             yield lost
 
-    def find(self, client_id: str) -> ClientListing | None:
-        """Return a client that gave a sign of life within two minutes."""
-        record = self._clients.get(client_id)
+    def find(self, key: ClientKey) -> ClientListing | None:
+        """Return a client that gave a sign of life within two minutes.
+
+        If it has given none since its owner is known, return the one of before.
+        """
+        record = self._clients.get(key)
+        if record is None and key.owner != NO_OWNER:
+            key = ClientKey(key.client_id)
+            record = self._clients.get(key)
         if record is None or self._monotonic_ms() - record.client.seen_at_ms > EXPIRY_MS:
             return None
-        return ClientListing(client_id, record.client, record.since_ms, record.settings)
+        return ClientListing(key, record.client, record.since_ms, record.settings)
+
+    def find_all(self, client_id: str) -> list[ClientListing]:
+        """Return the clients with this id of all owners, the newest sign of life first."""
+        owners = sorted({NO_OWNER, *self._owners.get(client_id, ())})
+        found = [
+            self.find(key)
+            for owner in owners
+            if (key := ClientKey(client_id, owner)) in self._clients
+        ]
+        return sorted(
+            [one for one in found if one is not None], key=lambda one: -one.client.seen_at_ms
+        )
 
     def list_slices(
         self, *, group: str, topic: str, after: str, clients_max: int, namespace: str = ""
@@ -214,21 +247,21 @@ class Clients:
 
         `group`, `topic` and `namespace` are filters if not empty.
         """
-        listings: dict[str, ClientListing] = {}
-        end: str | None = None  # first id that cannot be on the page
+        listings: dict[ClientKey, ClientListing] = {}
+        end: str | None = None  # the first id that cannot be on the page
         # The last part of the name: settings have the namespace in a field of its own.
         topic_bytes = topic.rpartition(NAMESPACE_SEPARATOR)[2].encode()
         inspected, parsed_bytes = 0, 0
         # dict.keys takes a millisecond for 100,000 clients, iteration in order seven.
-        for client_id in list(dict.keys(self._clients)):
+        for key in list(dict.keys(self._clients)):
             if inspected >= LISTED_A_TURN or parsed_bytes >= PARSED_BYTES_A_TURN:
                 inspected, parsed_bytes = 0, 0
                 yield
             inspected += 1
-            if client_id <= after or (end is not None and client_id >= end):
+            if key.client_id <= after or (end is not None and key.client_id >= end):
                 continue
             # An expired client must not displace another one from the page.
-            listing = self.find(client_id)
+            listing = self.find(key)
             if listing is None or (group and listing.client.group != group):
                 continue
             if topic:
@@ -241,12 +274,16 @@ class Clients:
                 parsed_bytes += len(listing.settings)
                 if not _is_of_namespace(listing, namespace):
                     continue
-            listings[client_id] = listing
+            listings[key] = listing
             if len(listings) > clients_max + LISTED_A_TURN:
-                listings = {key: listings[key] for key in sorted(listings)[: clients_max + 1]}
-                end = next(reversed(listings))
-        page = [listings[key] for key in sorted(listings)[:clients_max]]
-        return ClientPage(page, len(listings) > clients_max)
+                keys = sorted(listings)
+                end = keys[clients_max].client_id
+                kept = keys[: _whole_ids(keys, clients_max + 1)]
+                listings = {one: listings[one] for one in kept}
+        keys = sorted(listings)
+        end_of_page = _whole_ids(keys, clients_max)
+        page = [listings[key] for key in keys[:end_of_page]]
+        return ClientPage(page, len(keys) > end_of_page)
 
     def _expire(self, now_ms: int, *, room_for: int = 0, host: str = "") -> None:
         """Forget silent clients. If there are too many others, forget the oldest for one of `host`.
@@ -254,14 +291,14 @@ class Clients:
         It is one of `host` if this host has half of all clients.
         """
         for _ in range(min(EXPIRED_A_TURN, len(self._clients))):
-            client_id, oldest = next(iter(self._clients.items()))
+            key, oldest = next(iter(self._clients.items()))
             is_silent = now_ms - oldest.client.seen_at_ms > EXPIRY_MS
             if not is_silent and len(self._clients) + room_for <= self._clients_max:
                 return
             of_host = self._of_host.get(host)
             if of_host and not is_silent and 2 * len(of_host) >= self._clients_max:
-                client_id = next(iter(of_host))
-            self.forget(client_id)
+                key = next(iter(of_host))
+            self.forget(key)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of connected clients."""
@@ -277,6 +314,13 @@ class Clients:
             "Consumers that gave a sign of life within two minutes.",
             _CONSUMER_LABELS,
         )
+
+
+def _whole_ids(keys: Sequence[ClientKey], count: int) -> int:
+    """Return `count`, or more if the clients with the last id go on: a page ends behind an id."""
+    while 0 < count < len(keys) and keys[count].client_id == keys[count - 1].client_id:
+        count += 1
+    return min(count, len(keys))
 
 
 def _is_of_namespace(listing: ClientListing, namespace: str) -> bool:

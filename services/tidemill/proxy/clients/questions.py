@@ -65,8 +65,7 @@ class Questions:
 
     async def _list(self, asked: pb.ListClientsRequest) -> pb.ClientList:
         if asked.client_id:
-            found = self._clients.find(asked.client_id)
-            return pb.ClientList(clients=[] if found is None else [self._state(found)])
+            return pb.ClientList(clients=map(self._state, self._clients.find_all(asked.client_id)))
         slices = self._clients.list_slices(
             group=asked.group,
             topic=asked.topic,
@@ -106,7 +105,7 @@ class Questions:
     def _state(self, listed: ClientListing) -> pb.ClientState:
         now_ms, client = self._monotonic_ms(), listed.client
         return pb.ClientState(
-            client_id=listed.client_id,
+            client_id=listed.key.client_id,
             client_type=client.client_type,
             group=client.group,
             language=client.language,
@@ -115,12 +114,14 @@ class Questions:
             address=client.address.removeprefix("ipv4:").removeprefix("ipv6:"),
             connected_ms=now_ms - listed.since_ms,
             silent_ms=now_ms - client.seen_at_ms,
-            has_stream=listed.client_id in self._clients.streams,
+            has_stream=listed.key in self._clients.streams,
             settings=listed.settings,
+            user=client.user,
         )
 
     async def _command(self, asked: pb.ClientCommand) -> pb.ClientAnswer:
-        client = self._clients.find(asked.client_id)
+        streams, found = self._clients.streams, self._clients.find_all(asked.client_id)
+        client = next((one for one in found if one.key in streams), next(iter(found), None))
         if client is None:
             raise ClientNotFound(f"no client {asked.client_id!r} is connected to this proxy")
         match asked.WhichOneof("command"):
@@ -142,13 +143,13 @@ class Questions:
             by=asked.requested_by,
         )
         timeout_ms = max(1, min(asked.timeout_ms, ANSWER_TIMEOUT_MS_MAX))
-        answer = await self._clients.streams.ask(asked.client_id, command, timeout_ms=timeout_ms)
+        answer = await self._clients.streams.ask(client.key, command, timeout_ms=timeout_ms)
         return pb.ClientAnswer(code=answer.code, message=answer.message, stack=answer.stack)
 
 
 def _check_verifier(listed: ClientListing, verified: pb.VerifiedMessage) -> None:
     """Raise if the client would not receive the message."""
-    client = f"client {listed.client_id}"
+    client = f"client {listed.key.client_id}"
     if listed.client.client_type not in _PUSH_CONSUMERS:
         raise ClientCannot(f"{client} is not a push consumer; only those can verify a message")
     if not listed.settings:

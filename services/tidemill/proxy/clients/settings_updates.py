@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
+from tidemill.message.client_key import ClientKey
+
 if TYPE_CHECKING:
     from tidemill.proxy.clients.telemetry_streams import TelemetrySink, TelemetryStreams
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -30,7 +32,7 @@ GroupVersion: TypeAlias = "tuple[int, int] | None"
 
 
 class _Follower(NamedTuple):
-    client_id: str
+    client: ClientKey
     sink: TelemetrySink
 
 
@@ -42,7 +44,7 @@ class SettingsUpdates:
         self,
         streams: TelemetryStreams,
         find_group: Callable[[str], link_pb2.GroupConfig | None],
-        settings_of: Callable[[str, link_pb2.GroupConfig], bytes | None],
+        settings_of: Callable[[ClientKey, link_pb2.GroupConfig], bytes | None],
     ) -> None:
         """`settings_of` returns the command for a client; None if the client is unknown."""
         self._streams = streams
@@ -56,16 +58,16 @@ class SettingsUpdates:
         """Return the number of followed groups."""
         return len(self._followers)
 
-    def follow(self, group: str, client_id: str, sink: TelemetrySink) -> None:
+    def follow(self, group: str, client: ClientKey, sink: TelemetrySink) -> None:
         """Record that the client of a stream has the settings of a group."""
         # Earlier followers may still have an older version, so keep that one.
         self._versions.setdefault(group, self._version(group))
-        self._followers.setdefault(group, set()).add(_Follower(client_id, sink))
+        self._followers.setdefault(group, set()).add(_Follower(client, sink))
 
-    def unfollow(self, group: str, client_id: str, sink: TelemetrySink) -> None:
+    def unfollow(self, group: str, client: ClientKey, sink: TelemetrySink) -> None:
         """Remove a stream that ends or whose client has another group now."""
         followers = self._followers.get(group, set())
-        followers.discard(_Follower(client_id, sink))
+        followers.discard(_Follower(client, sink))
         if not followers:
             self._followers.pop(group, None)
             self._versions.pop(group, None)
@@ -114,6 +116,6 @@ class SettingsUpdates:
         found = self._find_group(group)
         if found is None or follower not in self._followers.get(group, set()):
             return
-        command = self._settings_of(follower.client_id, found)
+        command = self._settings_of(follower.client, found)
         if command is not None:
             await self._streams.try_send(follower.sink, command, timeout_s=SEND_TIMEOUT_S)

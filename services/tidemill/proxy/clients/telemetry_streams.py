@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from tidemill.common.errors import ClientCannot, ClientMute, ClientTimeout, Overloaded
+from tidemill.message.client_key import UNKNOWN_CLIENT, ClientKey
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import DisconnectError
 
@@ -63,39 +64,40 @@ class TelemetryStreams:
     """The open streams by client, and the commands in flight."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, list[TelemetrySink]] = {}  # by client id, the newest last
-        self._asked: dict[str, tuple[str, asyncio.Future[ClientAnswer]]] = {}  # by nonce
+        self._streams: dict[ClientKey, list[TelemetrySink]] = {}  # the newest last
+        self._asked: dict[str, tuple[ClientKey, asyncio.Future[ClientAnswer]]] = {}  # by nonce
 
     @contextlib.contextmanager
-    def open(self, client_id: str, sink: TelemetrySink) -> Iterator[None]:
+    def open(self, client: ClientKey, sink: TelemetrySink) -> Iterator[None]:
         """Register the stream of a client until the block ends."""
-        self._streams.setdefault(client_id, []).append(sink)
+        self._streams.setdefault(client, []).append(sink)
         try:
             yield
         finally:
-            sinks = self._streams[client_id]
+            sinks = self._streams[client]
             sinks.remove(sink)
             if not sinks:
-                del self._streams[client_id]
+                del self._streams[client]
 
-    def __contains__(self, client_id: str) -> bool:
-        return client_id in self._streams
+    def __contains__(self, client: ClientKey) -> bool:
+        return client in self._streams
 
     # ------------------------------------------------------------ commands
 
     async def ask(
-        self, client_id: str, command: service.TelemetryCommand, *, timeout_ms: int
+        self, client: ClientKey, command: service.TelemetryCommand, *, timeout_ms: int
     ) -> ClientAnswer:
         """Send a command with a nonce, and return the answer.
 
         Raises ClientMute, ClientTimeout, Overloaded.
         """
-        streams = self._streams.get(client_id)
+        streams = self._streams.get(client)
         if not streams:
-            raise ClientMute.of(client_id)
-        if sum(client_id == asked for asked, _ in self._asked.values()) >= ASKED_OF_A_CLIENT_MAX:
+            raise ClientMute.of(client.client_id)
+        if sum(client == asked for asked, _ in self._asked.values()) >= ASKED_OF_A_CLIENT_MAX:
             raise Overloaded(
-                f"{ASKED_OF_A_CLIENT_MAX} commands already wait for client {client_id}; retry later"
+                f"{ASKED_OF_A_CLIENT_MAX} commands already wait for client {client.client_id}; "
+                f"retry later"
             )
         if len(self._asked) >= ASKED_MAX:
             raise Overloaded(f"{ASKED_MAX} commands already wait for clients; retry later")
@@ -104,29 +106,31 @@ class TelemetryStreams:
         assert field is not None, "an empty command"
         getattr(command, field).nonce = nonce
         answer: asyncio.Future[ClientAnswer] = asyncio.get_running_loop().create_future()
-        self._asked[nonce] = client_id, answer
+        self._asked[nonce] = client, answer
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await _send(streams[-1], command.SerializeToString())
                 return await answer
         except TimeoutError:
             raise ClientTimeout(
-                f"client {client_id} did not answer within {timeout_ms} ms; clients in Java and Go"
-                f" answer, clients in Python never do"
+                f"client {client.client_id} did not answer within {timeout_ms} ms; clients in Java "
+                f"and Go answer, clients in Python never do"
             ) from None
         except DisconnectError:
-            raise ClientTimeout(f"client {client_id} disconnected before it answered") from None
+            raise ClientTimeout(
+                f"client {client.client_id} disconnected before it answered"
+            ) from None
         finally:
             del self._asked[nonce]
 
-    def is_asked(self, client_id: str) -> bool:
+    def is_asked(self, client: ClientKey) -> bool:
         """Whether a command waits for an answer of the client."""
-        return any(client_id == asked for asked, _ in self._asked.values())
+        return any(client.matches(asked) for asked, _ in self._asked.values())
 
-    def resolve(self, client_id: str, nonce: str, answer: ClientAnswer) -> None:
+    def resolve(self, client: ClientKey, nonce: str, answer: ClientAnswer) -> None:
         """Return an answer to its command, if the command still waits."""
-        asked, waiting = self._asked.get(nonce, ("", None))
-        if waiting is not None and asked == client_id and not waiting.done():
+        asked, waiting = self._asked.get(nonce, (UNKNOWN_CLIENT, None))
+        if waiting is not None and client.matches(asked) and not waiting.done():
             waiting.set_result(answer)
 
     async def try_send(self, sink: TelemetrySink, encoded: bytes, *, timeout_s: float) -> None:
@@ -135,14 +139,16 @@ class TelemetryStreams:
             async with asyncio.timeout(timeout_s):
                 await _send(sink, encoded)
 
-    def reject_large_answer(self, client_id: str, size_bytes: int) -> None:
+    def reject_large_answer(self, client: ClientKey, size_bytes: int) -> None:
         """Fail all commands of a client whose answer was too large.
 
         The answer was dropped with its nonce, so its command is unknown.
         """
         for asked, waiting in self._asked.values():
-            if asked == client_id and not waiting.done():
-                sentence = f"the answer of client {client_id} has {size_bytes} bytes, too many"
+            if client.matches(asked) and not waiting.done():
+                sentence = (
+                    f"the answer of client {client.client_id} has {size_bytes} bytes, too many"
+                )
                 waiting.set_exception(ClientCannot(sentence))
 
     # ------------------------------------------------------------ drain

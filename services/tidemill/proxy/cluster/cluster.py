@@ -26,6 +26,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.common.readiness import PeerStatus
+from tidemill.message.client_key import ClientKey
 from tidemill.message.queue_choice import broker_queue_of_message_group, queue_of_message_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
@@ -145,15 +146,15 @@ class BrokerCluster:
         """Return the address of the master of each broker group, as its link dialled it last."""
         return [broker.link.dialled for broker in self._members.all]
 
-    def report_alive(self, client_id: str, now_ms: int) -> None:
+    def report_alive(self, client: ClientKey, now_ms: int) -> None:
         """Report that a consumer lives, by monotonic time, so that brokers renew its deliveries."""
         for broker in self.brokers:
-            broker.link.report_alive(client_id, now_ms)
+            broker.link.report_alive(client, now_ms)
 
-    def report_disconnected(self, client_id: str) -> None:
+    def report_disconnected(self, client: ClientKey) -> None:
         """Report that a consumer has no connection, so that brokers stop its renewals."""
         for broker in self.brokers:
-            broker.link.report_disconnected(client_id)
+            broker.link.report_disconnected(client)
 
     def report_subscriptions(self, group: str, topics: Iterable[str]) -> None:
         """Report the topics that a consumer subscribes to, so that brokers count their lag."""
@@ -161,10 +162,10 @@ class BrokerCluster:
             for broker in self.brokers:
                 broker.link.report_subscription(group, topic)
 
-    def report_ended(self, client_id: str) -> None:
+    def report_ended(self, client: ClientKey) -> None:
         """Report that a consumer has ended, so that brokers release its messages."""
         for broker in self.brokers:
-            broker.link.report_ended(client_id)
+            broker.link.report_ended(client)
 
     def release_polls(self) -> None:
         """End every parked pop empty, and every later one at once: the process stops."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, MutableSequence, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, final
 
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.link.client_reports import REPORT_DELAY_S
 from tidemill.proxy.link.commands import FRAME_BYTES
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -271,9 +272,11 @@ class FrameBatcher:
         room_bytes = FRAME_BYTES
         if self._reports:
             reports = self._reports.take()
-            frame.alive_clients.extend(reports.alive)
-            frame.ended_clients.extend(reports.ended)
-            frame.disconnected_clients.extend(reports.disconnected)
+            _add_clients(frame.alive_clients, frame.alive_owners, reports.alive)
+            _add_clients(frame.ended_clients, frame.ended_owners, reports.ended)
+            _add_clients(
+                frame.disconnected_clients, frame.disconnected_owners, reports.disconnected
+            )
             if reports.handovers:
                 slots, delivery_ids = zip(*reports.handovers, strict=True)
                 frame.handed_over.slots.extend(slots)
@@ -316,3 +319,11 @@ class FrameBatcher:
         if rows:
             self._rows[command] = rows
             self._weight += command.weight * len(rows)
+
+
+def _add_clients(
+    client_ids: MutableSequence[str], owners: MutableSequence[int], clients: Sequence[ClientKey]
+) -> None:
+    client_ids.extend([client_id for client_id, _ in clients])
+    if any(owner for _, owner in clients):
+        owners.extend([owner for _, owner in clients])

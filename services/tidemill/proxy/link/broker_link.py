@@ -17,6 +17,7 @@ from tidemill.common.errors import (
     from_wire,
 )
 from tidemill.common.log import is_debug
+from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.proxy.link.batching import FrameBatcher
 from tidemill.proxy.link.broker_configuration import BrokerConfiguration
 from tidemill.proxy.link.client_reports import ClientReports
@@ -182,14 +183,23 @@ class BrokerLink:
         return self._reply(request_id, future)
 
     def ack(
-        self, group_id: int, topic_id: int, deliveries: Collection[HandleFields], *, timeout_ms: int
+        self,
+        group_id: int,
+        topic_id: int,
+        deliveries: Collection[HandleFields],
+        *,
+        owner: int = NO_OWNER,
+        timeout_ms: int,
     ) -> Coroutine[None, None, list[int]]:
-        """Settle deliveries; return an AckResult or UNKNOWN_ACK for each, in order."""
+        """Settle deliveries of a user; return an AckResult or UNKNOWN_ACK for each, in order.
+
+        `owner` is the id of the user, 0 for none.
+        """
         future: asyncio.Future[list[int]]
         request_id, future = self.pending.begin(ACK, timeout_ms, ACK_BYTES * len(deliveries))
         # All under one id: they travel in one frame, and so do their results.
         rows = [
-            (request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms)
+            (request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms, owner)
             for slot, delivery_id, visible_at_ms, index in deliveries
         ]
         self.pending.repeatable[request_id] = rows
@@ -256,9 +266,9 @@ class BrokerLink:
         pop = PopInFlight(group_id, topic_id)
         self._metrics.messages_returned += self._pops.give_back(pop, batches, skip=skip)
 
-    def report_alive(self, client_id: str, now_ms: int) -> None:
+    def report_alive(self, client: ClientKey, now_ms: int) -> None:
         """Report soon that a consumer lives, by monotonic time."""
-        if self._reports.add_alive(client_id, now_ms):
+        if self._reports.add_alive(client, now_ms):
             self.batching.send_reports()
 
     def report_handovers(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
@@ -284,14 +294,14 @@ class BrokerLink:
         """Wait until the broker has all reports about clients."""
         await self.batching.wait_reported()
 
-    def report_ended(self, client_id: str) -> None:
+    def report_ended(self, client: ClientKey) -> None:
         """Report that a consumer has ended."""
-        self._reports.add_ended(client_id)
+        self._reports.add_ended(client)
         self.batching.send_reports()
 
-    def report_disconnected(self, client_id: str) -> None:
+    def report_disconnected(self, client: ClientKey) -> None:
         """Report that a consumer has had no connection to this proxy for some seconds."""
-        self._reports.add_disconnected(client_id)
+        self._reports.add_disconnected(client)
         self.batching.send_reports()
 
     def release_polls(self) -> None:

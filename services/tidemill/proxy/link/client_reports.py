@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar, final
 
+from tidemill.message.client_key import ClientKey
+
 K = TypeVar("K")
 
 REPORT_PERIOD_MS: Final = 10_000  # a twelfth of the silence after which a client counts as ended
@@ -35,9 +37,9 @@ REPORT_DELAY_S: Final = 0.1
 class FrameReports(NamedTuple):
     """The reports of one frame."""
 
-    alive: list[str]
-    ended: list[str]
-    disconnected: list[str]
+    alive: list[ClientKey]
+    ended: list[ClientKey]
+    disconnected: list[ClientKey]
     handovers: list[tuple[int, int]]  # deliveries, by slot and identity
     subscriptions: list[tuple[int, int]]  # ids of consumer groups and topics
 
@@ -49,11 +51,11 @@ class ClientReports:
     def __init__(self, *, clients_max: int) -> None:
         """Keep at most `clients_max` clients of each kind; forget the oldest first."""
         self._clients_max = clients_max
-        self._reported_at_ms: OrderedDict[str, int] = OrderedDict()  # the oldest report first
+        self._reported_at_ms: OrderedDict[ClientKey, int] = OrderedDict()  # the oldest report first
         # Dictionaries, since they keep the order.
-        self._alive: dict[str, None] = {}
-        self._ended: dict[str, None] = {}
-        self._disconnected: dict[str, None] = {}
+        self._alive: dict[ClientKey, None] = {}
+        self._ended: dict[ClientKey, None] = {}
+        self._disconnected: dict[ClientKey, None] = {}
         # The last hand-overs with their times, and how many of the newest are not reported yet.
         self._handovers: deque[tuple[int, tuple[int, int]]] = deque(maxlen=HANDOVERS_MAX)
         self._unreported = 0
@@ -75,30 +77,30 @@ class ClientReports:
         """Whether the end of a client waits for a frame."""
         return bool(self._ended)
 
-    def add_alive(self, client_id: str, now_ms: int) -> bool:
+    def add_alive(self, client: ClientKey, now_ms: int) -> bool:
         """Note a call of a client, by monotonic time; return whether a report is due."""
         reported_at_ms = self._reported_at_ms
-        if now_ms - reported_at_ms.get(client_id, now_ms - REPORT_PERIOD_MS) < REPORT_PERIOD_MS:
+        if now_ms - reported_at_ms.get(client, now_ms - REPORT_PERIOD_MS) < REPORT_PERIOD_MS:
             return False
-        reported_at_ms[client_id] = now_ms
-        reported_at_ms.move_to_end(client_id)
+        reported_at_ms[client] = now_ms
+        reported_at_ms.move_to_end(client)
         _cut(reported_at_ms, self._clients_max)
-        self._alive[client_id] = None
+        self._alive[client] = None
         _cut(self._alive, self._clients_max)
         return True
 
-    def add_ended(self, client_id: str) -> None:
+    def add_ended(self, client: ClientKey) -> None:
         """Note the end of a client. Its next call is reported at once."""
-        self._reported_at_ms.pop(client_id, None)
-        self._alive.pop(client_id, None)
-        self._ended[client_id] = None
+        self._reported_at_ms.pop(client, None)
+        self._alive.pop(client, None)
+        self._ended[client] = None
         _cut(self._ended, self._clients_max)
 
-    def add_disconnected(self, client_id: str) -> None:
+    def add_disconnected(self, client: ClientKey) -> None:
         """Note that a client has no connection. Its next call is reported at once."""
-        self._reported_at_ms.pop(client_id, None)
-        self._alive.pop(client_id, None)
-        self._disconnected[client_id] = None
+        self._reported_at_ms.pop(client, None)
+        self._alive.pop(client, None)
+        self._disconnected[client] = None
         _cut(self._disconnected, self._clients_max)
 
     def add_handovers(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:

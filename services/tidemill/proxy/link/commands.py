@@ -142,7 +142,7 @@ def _cut_appends(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
 
 
 def _pack_acks(frame: pb.RequestFrame, rows: Sequence[Row]) -> None:
-    ids, groups, topics, slots, deliveries, indexes, instants = zip(*rows, strict=True)
+    ids, groups, topics, slots, deliveries, indexes, instants, owners = zip(*rows, strict=True)
     columns = frame.acks
     columns.request_ids.extend(ids)
     columns.group_ids.extend(groups)
@@ -151,6 +151,8 @@ def _pack_acks(frame: pb.RequestFrame, rows: Sequence[Row]) -> None:
     columns.delivery_ids.extend(deliveries)
     columns.indexes.extend(indexes)
     columns.visible_at_ms.extend(instants)
+    if any(owners):
+        columns.owners.extend(owners)
 
 
 def _unpack_acks(columns: pb.AckResults) -> Iterable[tuple[int, list[int]]]:

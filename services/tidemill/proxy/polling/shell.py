@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.common.errors import ServiceError, TopicNotFound
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.notifications import NotificationStart, NotificationStop
 from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch
@@ -63,7 +64,7 @@ class PollingShell:
         self._brokers: dict[Broker, LinkedGroup] = {}
         self._receives: dict[PairPoll, MultiBrokerReceive] = {}
         self._directs: set[SingleBrokerReceive] = set()
-        self._open: dict[str, set[MultiBrokerReceive | SingleBrokerReceive]] = {}  # by client id
+        self._open: dict[ClientKey, set[MultiBrokerReceive | SingleBrokerReceive]] = {}
         self._asked: dict[PairWatch, _PendingNotification] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -97,16 +98,17 @@ class PollingShell:
             silent=frozenset([broker.name for broker in brokers if not broker.link.is_up]),
             target=target,
         )
-        receive = self._receives[poll] = MultiBrokerReceive(self, poll, pop.client_id)
-        self._open.setdefault(pop.client_id, set()).add(receive)
+        client = ClientKey(pop.client_id, pop.owner)
+        receive = self._receives[poll] = MultiBrokerReceive(self, poll, client)
+        self._open.setdefault(client, set()).add(receive)
         self.carry_out()
         return receive
 
-    def begin_direct(self, link: BrokerLink, client_id: str) -> SingleBrokerReceive:
+    def begin_direct(self, link: BrokerLink, client: ClientKey) -> SingleBrokerReceive:
         """Begin a receive at the only broker group; the caller ends it with `end_direct`."""
-        direct = SingleBrokerReceive(link, client_id)
+        direct = SingleBrokerReceive(link, client)
         self._directs.add(direct)
-        self._open.setdefault(client_id, set()).add(direct)
+        self._open.setdefault(client, set()).add(direct)
         return direct
 
     def end_direct(self, direct: SingleBrokerReceive) -> None:
@@ -114,17 +116,17 @@ class PollingShell:
         self._directs.discard(direct)
         self._close(direct)
 
-    def end_client(self, client_id: str) -> None:
+    def end_client(self, client: ClientKey) -> None:
         """Answer the open polls of a client empty, because it ends."""
-        for receive in self._open.get(client_id, set()).copy():
+        for receive in self._open.get(client, set()).copy():
             receive.end()
         self.carry_out()
 
     def _close(self, receive: MultiBrokerReceive | SingleBrokerReceive) -> None:
-        receives = self._open[receive.client_id]
+        receives = self._open[receive.client]
         receives.discard(receive)
         if not receives:
-            del self._open[receive.client_id]
+            del self._open[receive.client]
 
     def broker(self, name: Broker) -> LinkedGroup:
         """Return the broker group of a step."""
@@ -252,10 +254,10 @@ class PollingShell:
 class MultiBrokerReceive:
     """One receive for its caller."""
 
-    __slots__ = ("_link", "_poll", "_request", "_shell", "_woken", "client_id")
+    __slots__ = ("_link", "_poll", "_request", "_shell", "_woken", "client")
 
-    def __init__(self, shell: PollingShell, poll: PairPoll, client_id: str) -> None:
-        self.client_id = client_id
+    def __init__(self, shell: PollingShell, poll: PairPoll, client: ClientKey) -> None:
+        self.client = client
         self._shell = shell
         self._poll = poll
         self._woken: asyncio.Future[None] | None = None
@@ -339,10 +341,10 @@ class SingleBrokerReceive:
     A poll that is parked at one broker group does not see messages of another.
     """
 
-    __slots__ = ("_link", "_request", "client_id", "is_ended", "is_over")
+    __slots__ = ("_link", "_request", "client", "is_ended", "is_over")
 
-    def __init__(self, link: BrokerLink, client_id: str) -> None:
-        self.client_id = client_id
+    def __init__(self, link: BrokerLink, client: ClientKey) -> None:
+        self.client = client
         self.is_over = False
         self.is_ended = False  # because the client ends
         self._link = link

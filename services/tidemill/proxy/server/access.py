@@ -17,6 +17,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized, WrongCredentials
+from tidemill.message.client_key import ClientKey
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress
@@ -73,6 +74,10 @@ class GatedCall(Protocol):
     @property
     def client_id(self) -> str:
         """The id of the client."""
+
+    @property
+    def client(self) -> ClientKey:
+        """The client, as far as its user is known."""
 
     @property
     def metadata(self) -> Mapping[str, str]:

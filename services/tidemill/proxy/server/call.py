@@ -31,6 +31,7 @@ from tidemill.common.errors import (
 )
 from tidemill.common.log import is_debug
 from tidemill.message import limits
+from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.message.resources import ResourceName, resource_name
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
 from tidemill.security.acl import (
@@ -167,6 +168,17 @@ class Call:
         self.topic = self.group = ""  # for the debug log, if the method knows them
         self.is_long_polling = ""
         self.is_short_polling_hit = ""
+
+    @property
+    def client(self) -> ClientKey:
+        """The client that calls, as far as its user is known."""
+        caller = self.caller
+        return ClientKey(self.client_id, NO_OWNER if caller is None else caller.known.user.id)
+
+    @property
+    def user(self) -> str:
+        """The name of the user; empty if it is not known."""
+        return "" if self.caller is None else self.caller.known.user.name
 
     def check(self) -> None:
         """Check the client's id and the credentials.

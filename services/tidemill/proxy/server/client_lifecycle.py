@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from tidemill.message.client_key import ClientKey
 from tidemill.message.resource_names import check_group
 from tidemill.proxy.clients.clients import Client
 from tidemill.proxy.clients.settings import check_client_type
@@ -50,7 +51,7 @@ class ClientLifecycle:
         """
         parsed = service.HeartbeatRequest.FromString(request)
         if parsed.client_type == v2.CLIENT_TYPE_UNSPECIFIED:
-            known = self._clients.find(call.client_id)
+            known = self._clients.find(call.client)
             if known is not None:
                 parsed.client_type = v2.ClientType.ValueType(known.client.client_type)
         check_client_type(parsed.client_type)
@@ -61,9 +62,9 @@ class ClientLifecycle:
             call.require(group_resource(group), Action.SUB)
         now_ms = self._clock.monotonic_ms()
         if parsed.client_type != v2.PRODUCER:
-            self._cluster.report_alive(call.client_id, now_ms)
+            self._cluster.report_alive(call.client, now_ms)
         self._clients.record(
-            call.client_id,
+            call.client,
             Client(
                 client_type=parsed.client_type,
                 group=group,
@@ -71,6 +72,7 @@ class ClientLifecycle:
                 version=call.version,
                 seen_at_ms=now_ms,
                 address=call.peer(),
+                user=call.user,
             ),
             connection=call.connection,
         )
@@ -90,7 +92,7 @@ class ClientLifecycle:
             return
         loop = asyncio.get_running_loop()
         loop.call_soon(self._forget_slice, slices)
-        if self.is_draining or not lost.client_ids:
+        if self.is_draining or not lost.clients:
             return
         if not self._lost:
             loop.call_later(RECONNECT_S, self._report_disconnected)
@@ -102,30 +104,31 @@ class ClientLifecycle:
         reported = 0
         while self._lost and self._lost[0][0] <= loop.time() and reported < REPORTED_A_TURN:
             _, lost = self._lost.popleft()
-            reported += len(lost.client_ids)
-            for client_id in lost.client_ids:
-                if self._clients.is_lost(client_id, lost.loss) and self._is_consumer(client_id):
-                    self._cluster.report_disconnected(client_id)
+            reported += len(lost.clients)
+            for client in lost.clients:
+                if self._clients.is_lost(client, lost.loss) and self._is_consumer(client):
+                    self._cluster.report_disconnected(client)
         if self._lost and not self.is_draining:
             loop.call_at(self._lost[0][0], self._report_disconnected)
 
-    def _is_consumer(self, client_id: str) -> bool:
-        listing = self._clients.find(client_id)
+    def _is_consumer(self, client: ClientKey) -> bool:
+        listing = self._clients.find(client)
         return listing is not None and listing.client.client_type != v2.PRODUCER
 
     async def notify_client_termination(self, call: Call, request: bytes) -> bytes:
         """Forget a client that ends, end its polls, and release its messages to others.
 
-        Only a connection that presented the id of a client can end it. Other connections get OK
-        and change nothing: ids are no secrets. Silence then ends the client.
+        Only a connection that presented the id of a client can end it, and only for its user.
+        Other calls get OK and change nothing: ids are no secrets. Silence then ends the client.
         """
         group = call.name_of(service.NotifyClientTerminationRequest.FromString(request).group)
         if group:
             call.require(group_resource(group), Action.SUB)
-        if not self._clients.has_presented(call.client_id, call.connection):
-            return OK_STATUS
-        self._clients.forget(call.client_id)
-        self._polling.end_client(call.client_id)
-        # Producers hold no messages, but not every client reports its type.
-        self._cluster.report_ended(call.client_id)
+        presented = self._clients.find_presented(call.client, call.connection)
+        for client in presented:
+            self._clients.forget(client)
+            self._polling.end_client(client)
+        if presented:
+            # Producers hold no messages, but not every client reports its type.
+            self._cluster.report_ended(call.client)
         return OK_STATUS

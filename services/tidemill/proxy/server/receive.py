@@ -165,7 +165,7 @@ class Receiver:
         if poll_ms:
             call.is_long_polling = "true"
         if parsed.auto_renew:
-            self._cluster.report_alive(call.client_id, self._clock.monotonic_ms())
+            self._cluster.report_alive(call.client, self._clock.monotonic_ms())
         pop = link_pb2.PopRequest(
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
             invisible_duration_ms=invisible_ms,
@@ -173,6 +173,7 @@ class Receiver:
             tags=tags,
             attempt_id=parsed.attempt_id,
             client_id=call.client_id,
+            owner=call.client.owner,
             renews=parsed.auto_renew,
         )
         return group, topic, topic_name.namespace, pop
@@ -190,7 +191,7 @@ class Receiver:
         pop.group_id, pop.topic_id = ids
         poll_ms, began_ms = pop.poll_duration_ms, self._clock.monotonic_ms()
         outcome = "cancelled"
-        direct = self._polling.begin_direct(broker.link, pop.client_id)
+        direct = self._polling.begin_direct(broker.link, call.client)
         self._polling.counts.began(topic.name, group.name, "direct", is_long=poll_ms > 0)
         try:
             reply = await self._pop(

@@ -52,7 +52,7 @@ class Routes:
         name = call.resource_name(parsed.topic)
         group_name = call.name_of(parsed.group)
         call.require_consumer(group_name, name.full)
-        client = self._clients.find(call.client_id)
+        client = self._clients.find(call.client)
         if client is not None and client.settings:
             check_filters(v2.Settings.FromString(client.settings), name.full)
         group = await self._cluster.use_group(group_name, call)

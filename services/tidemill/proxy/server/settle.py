@@ -93,7 +93,9 @@ class Settler:
                 ids = broker.find_ids(group, topic)
                 if ids is None:
                     raise InvalidReceiptHandle(_GONE.message)
-                results = await broker.link.ack(*ids, numbered.values(), timeout_ms=timeout_ms)
+                results = await broker.link.ack(
+                    *ids, numbered.values(), owner=call.client.owner, timeout_ms=timeout_ms
+                )
             except ServiceError as error:
                 for number in numbered:
                     outcomes[number] = status_of(error)
@@ -195,6 +197,7 @@ class Settler:
             "delivery_id": delivery.delivery_id,
             "index": delivery.message_index,
             "visible_at_ms": delivery.visible_at_ms,
+            "owner": call.client.owner,
         }
         return _NamedDelivery(topic.name, group.name, broker, fields)
 

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import RequestError, ServiceError
 from tidemill.message import outline
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients.clients import Client
 from tidemill.proxy.clients.settings import (
     DEFAULT_GROUP,
@@ -97,11 +98,11 @@ class Telemetry:
         # Not a task group: its error would form a reference cycle, and the garbage collector would
         # have to free the frames.
         repeat = _RepeatedAnswer(responses)
-        subscription = _GroupSubscription(self.updates, call.client_id, responses)
+        subscription = _GroupSubscription(self.updates, call.client, responses)
         allowance = TokenBucket(burst=COMMANDS_BURST, per_s=COMMANDS_PER_S, now_s=self._now_s())
         streams = contextlib.ExitStack()
         try:
-            streams.enter_context(self._clients.streams.open(call.client_id, responses))
+            streams.enter_context(self._clients.streams.open(call.client, responses))
             while (request := await self._next(call, requests)) is not None:
                 if not allowance.take(self._now_s()):
                     sentence = (
@@ -124,7 +125,7 @@ class Telemetry:
         try:
             return await anext(requests, None)
         except RequestTooLarge as error:
-            self._clients.streams.reject_large_answer(call.client_id, error.size_bytes)
+            self._clients.streams.reject_large_answer(call.client, error.size_bytes)
             return b""
 
     def _now_s(self) -> float:
@@ -158,13 +159,13 @@ class Telemetry:
     def _record(self, call: Call, request: bytes) -> _Announcement | None:
         """Check and record the settings in a command; return None if it has none."""
         try:
-            is_asked = self._clients.streams.is_asked(call.client_id)
+            is_asked = self._clients.streams.is_asked(call.client)
             outline.check_telemetry(request, is_requested=is_asked)
         except RequestError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
         command = _parse(request)
         if not command.HasField("settings"):
-            self._pass_answer(call.client_id, command)
+            self._pass_answer(call.client, command)
             return None
         settings = command.settings
         try:
@@ -176,12 +177,12 @@ class Telemetry:
         _check_rights(call, settings, group_name)
         now_ms = self._clock.monotonic_ms()
         if not settings.HasField("publishing"):
-            self._cluster.report_alive(call.client_id, now_ms)
+            self._cluster.report_alive(call.client, now_ms)
             entries = settings.subscription.subscriptions
             topics = [call.name_of(entry.topic) for entry in entries]
             self._cluster.report_subscriptions(group_name, topics)
         self._clients.record(
-            call.client_id,
+            call.client,
             Client(
                 client_type=settings.client_type,
                 group=group_name,
@@ -189,6 +190,7 @@ class Telemetry:
                 version=call.version,
                 seen_at_ms=now_ms,
                 address=call.peer(),
+                user=call.user,
             ),
             settings.SerializeToString(),
             connection=call.connection,
@@ -203,7 +205,7 @@ class Telemetry:
             is_node_js=settings.user_agent.language == v2.NODE_JS,
         )
 
-    def _pass_answer(self, client_id: str, command: service.TelemetryCommand) -> None:
+    def _pass_answer(self, client: ClientKey, command: service.TelemetryCommand) -> None:
         """Pass the answer of a client to the request that waits for it."""
         match command.WhichOneof("command"):
             case "thread_stack_trace":
@@ -219,7 +221,7 @@ class Telemetry:
         # An answer without a status is a success.
         code = command.status.code or v2.OK
         answer = ClientAnswer(code, command.status.message, stack)
-        self._clients.streams.resolve(client_id, nonce, answer)
+        self._clients.streams.resolve(client, nonce, answer)
 
     def _settings_for(
         self, call: Call, request: bytes, group: link_pb2.GroupConfig | None
@@ -240,9 +242,9 @@ class Telemetry:
         )
         return service.TelemetryCommand(status=_OK, settings=answer).SerializeToString()
 
-    def _settings_again(self, client_id: str, group: link_pb2.GroupConfig) -> bytes | None:
+    def _settings_again(self, client: ClientKey, group: link_pb2.GroupConfig) -> bytes | None:
         """Return the effective settings of a consumer; None if its own are not stored."""
-        known = self._clients.find(client_id)
+        known = self._clients.find(client)
         if known is None or known.client.group != group.name or not known.settings:
             return None
         return self._consumer_settings(v2.Settings.FromString(known.settings), group)
@@ -285,9 +287,9 @@ def _parse(request: bytes) -> service.TelemetryCommand:
 class _GroupSubscription:
     """The subscription of one stream to changes of a consumer group: the last one it named."""
 
-    def __init__(self, updates: SettingsUpdates, client_id: str, sink: TelemetrySink) -> None:
+    def __init__(self, updates: SettingsUpdates, client: ClientKey, sink: TelemetrySink) -> None:
         self._updates = updates
-        self._client_id = client_id
+        self._client = client
         self._sink = sink
         self._group = ""
 
@@ -296,12 +298,12 @@ class _GroupSubscription:
         if group != self._group:
             self.end()
         self._group = group
-        self._updates.follow(group, self._client_id, self._sink)
+        self._updates.follow(group, self._client, self._sink)
 
     def end(self) -> None:
         """Stop reporting changes."""
         if self._group:
-            self._updates.unfollow(self._group, self._client_id, self._sink)
+            self._updates.unfollow(self._group, self._client, self._sink)
             self._group = ""
 
 
