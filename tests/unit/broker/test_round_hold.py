@@ -78,3 +78,31 @@ def test_too_few_replicas_are_named_and_messages_accepted_when_one_is_back() -> 
         hold.update(pair.master.master, pair.now_ms)
     world.engine.commands.check_sends()
     assert [line["event"] for line in lines] == ["messages are accepted again"]
+
+
+def test_each_hold_has_its_whole_time() -> None:
+    pair, world = Pair(AckMode.SYNC_MEMORY), World()
+    hold = RoundHold(world.engine.commands)
+    for number in range(2):
+        pair.learn(view(version=2 * number + 1, sss=(0,)))
+        for _ in range(0, SHORT_HOLD_MS, 500):
+            assert hold.update(pair.master.master, pair.now_ms)
+            pair.now_ms += 500
+            pair.master.tick(pair.now_ms)
+        pair.learn(view(version=2 * number + 2, sss=(0, 1)))
+        assert not hold.update(pair.master.master, pair.now_ms)
+
+
+def test_a_rejection_names_the_present_reason() -> None:
+    pair, world = Pair(AckMode.SYNC_MEMORY), World()
+    hold = RoundHold(world.engine.commands)
+    pair.now_ms += 1_001  # longer than a stream may be silent
+    pair.master.tick(pair.now_ms)
+    reasons = []
+    for recorded in (view(version=2, sss=(0,)), view(version=3, sss=(0, 1))):
+        pair.learn(recorded)
+        hold.update(pair.master.master, pair.now_ms)
+        pair.now_ms += SHORT_HOLD_MS
+        hold.update(pair.master.master, pair.now_ms)
+        reasons.append(world.engine.commands.why_unconfirmed)
+    assert ["too few" in reasons[0], "stood still" in reasons[1]] == [True, True]

@@ -23,6 +23,7 @@ from tests.support.worlds.packed_worlds import (
     move_floor,
     pack_all,
     small_world,
+    two_topics,
 )
 from tidemill.broker.engine.layout.block_file import ROW_SIZE
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
@@ -508,4 +509,57 @@ def test_a_search_waits_for_the_room_that_its_rewrite_needs(
     for _ in range(40):
         world.advance(1_000)
         world.background()
+    assert derived_bytes(world.engine)[0] < before[0]
+
+
+def test_a_merge_leaves_the_whole_reserve_after_a_rewrite_of_dead_entries() -> None:
+    reserve = 32 << 20
+    world = small_world(
+        FaultyDisk(Random(0), capacity_bytes=256 << 20), files_merged=2, disk_reserve_bytes=reserve
+    )
+    for n in range(40):
+        world.send(f"gone {n}", topic="gone", size=4_000)
+        world.checkpoint()
+    merges = world.engine.merges
+    dues = [merges.is_due]
+    world.leave_room(reserve // 2)
+    finish(merges._drop_dead_entries())
+    dues.append(merges.is_due)
+    world.leave_room(reserve + (1 << 20))
+    dues.append(merges.is_due)
+    assert dues == [True, False, True]
+
+
+def test_a_new_pack_lets_a_search_for_dead_entries_follow() -> None:
+    """The pairs of its gaps are dead, although no message has died since the last search."""
+    world = small_world(files_merged=100, event_retention_ms=60_000)
+    two_topics(world)
+    world.purge("gone")
+    world.checkpoint()
+    move_floor(world, floors(world)[-1])
+    merges = world.engine.merges
+    steps = merges.find_dead_entries(world.now_ms)
+    assert steps is not None
+    finish(steps)
+    assert merges.next_ms() is None
+    assert pack_all(world)
+    assert merges.next_ms() is not None
+
+
+def test_a_rewrite_of_dead_entries_may_use_a_part_of_the_reserve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_entries, "FREED_BYTES_MIN", 1)
+    reserve = 32 << 20
+    disk = FaultyDisk(Random(0), capacity_bytes=256 << 20)
+    world = small_world(disk, files_merged=100, disk_reserve_bytes=reserve)
+    for _ in range(5):
+        two_topics(world, count=40)
+    world.purge("gone")
+    world.checkpoint()
+    forget_recent(world.engine)
+    before = derived_bytes(world.engine)
+    world.leave_room(reserve // 2)
+    finish(world.engine.live_bytes.look(0))
+    finish(world.engine.merges._drop_dead_entries())
     assert derived_bytes(world.engine)[0] < before[0]

@@ -175,6 +175,37 @@ def test_messages_die_although_others_die_all_the_time() -> None:
     assert 60 < 3 * low < 200
 
 
+def test_a_log_that_shrinks_saves_the_oldest_messages() -> None:
+    """While other work frees space every 50 s, no live message dies."""
+    world = full_world()
+    send_segments(world, 8, topic="gone")
+    send_segments(world, 2)
+    gone = world.engine.catalog.queue(world.topic("gone"), QueueId(0))
+    ends = [int(gone.offset_behind(one.end)) for one in world.engine.log.segments[:8]]
+    fill(world)
+    rules = world.engine.retention.rules
+    rules.may_free_space = lambda _now_ms: True
+    for low in ends[:6]:
+        world.purge("gone", low=low)
+        world.elapse(50 * SECOND_MS, step_ms=SECOND_MS)
+        world.leave_room(RESERVE - MIB)
+    assert TrimReason.DISK not in world.removed("gone")
+    world.elapse(80 * SECOND_MS, step_ms=SECOND_MS)
+    assert TrimReason.DISK in world.removed("gone")
+
+
+def test_each_time_of_a_full_disk_counts_alone() -> None:
+    world = full_world()
+    send_segments(world, 6)
+    world.engine.retention.rules.may_free_space = lambda _now_ms: True
+    for _ in range(3):
+        fill(world)
+        world.elapse(40 * SECOND_MS, step_ms=SECOND_MS)
+        world.leave_room(100 * MIB)
+        world.elapse(20 * SECOND_MS, step_ms=SECOND_MS)
+    assert world.first("a") == 0
+
+
 def test_a_death_makes_the_rule_wait_for_packing() -> None:
     world = full_world()
     send_segments(world, 3)

@@ -37,6 +37,7 @@ from tidemill.broker.engine.replication.messages import (
     Welcome,
 )
 from tidemill.broker.engine.replication.replication import Replication
+from tidemill.broker.engine.replication.sync_state import SyncState
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
 
@@ -704,6 +705,28 @@ def test_slow_controllers_end_the_doubt_of_a_master() -> None:
             pair.master.learn(view(version=1 + len(proposed), sss=(0, 1)), pair.now_ms)
         pair.now_ms += 50
     assert proposed == [0, 500, 1_500, 3_500, 5_500]
+
+
+def proposals_in_doubt(state: SyncState, begin_ms: int, end_ms: int) -> list[Proposal]:
+    """Let a doubt begin and time pass; return the proposals, each with its time as version."""
+    state.doubt(begin_ms)
+    found = []
+    for now_ms in range(begin_ms, end_ms, 10):
+        proposal = state.tick(10, now_ms)
+        if proposal is not None:
+            found.append(proposal._replace(version=now_ms - begin_ms))
+    return found
+
+
+def test_a_second_doubt_waits_as_short_as_the_first_one() -> None:
+    """Controllers that were slow during the first one may be fast again."""
+    recorded = view(sss=(0, 1))
+    state = SyncState(run(0), recorded, ReplicationConfig(), epoch_start_end=1, confirm=1, now_ms=0)
+    for begin_ms in (0, 10_000):
+        found = proposals_in_doubt(state, begin_ms, begin_ms + 2_000)
+        assert [one.version for one in found] == [0, 500, 1_500]
+        state.handle_acceptance(recorded.version)
+        assert not state.is_doubtful
 
 
 def test_an_ack_confirms_although_its_stream_has_just_ended() -> None:

@@ -117,8 +117,7 @@ class BackgroundJobs:
         """Whether a job that should not wait for a pack is due."""
         is_master = self._log.applied_offset is None
         return (
-            self._checkpoints.is_requested
-            or self._checkpoints.is_due
+            self._checkpoints.is_due
             or (self._rebuilds.is_due if is_master else self._rebuilds.has_directory)
             or (self._log.needs_preparation and self._room.may_prepare_segment)
             or self._timers.wants_background(now_ms)

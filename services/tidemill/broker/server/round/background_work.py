@@ -20,10 +20,25 @@ if TYPE_CHECKING:
 
 # Period of a slice without other work: retention has work when enough time has passed.
 IDLE_PERIOD_MS = 10_000
-# Slices with a limited rate make up for a delay of at most this.
+# Slices with a limited rate make up for a delay of at most this. They are then closer together, but
+# sends still have the time between them.
 MADE_UP_S_MAX = 0.5
+SHORTEST_PAUSE_PART = 4  # of the time that the rate demands
 # A slice waits for a sync of the log for at most this. A slow disk must not stop the slices.
 BREAK_MS_MAX = 2
+
+
+@final
+class RatePauses:
+    """The pauses after slices that must not exceed a rate. All times are in seconds."""
+
+    def __init__(self) -> None:
+        self._until_s = 0.0  # the rate allows the last slices then
+
+    def next_s(self, now_s: float, pace_s: float) -> float:
+        """Return the pause from now on, after slices that must take `pace_s`."""
+        self._until_s = max(self._until_s, now_s - MADE_UP_S_MAX) + pace_s
+        return max(self._until_s - now_s, pace_s / SHORTEST_PAUSE_PART)
 
 
 @final
@@ -38,7 +53,7 @@ class BackgroundWork:
         self._has_files = asyncio.Event()
         self._has_stepped = asyncio.Event()
         self._now_ms = self._stepped_at_ms = 0  # wall and monotonic time of the last slice
-        self._paced_until_s = 0.0  # loop time at which the limited rate allows the last slices
+        self._pauses = RatePauses()
         # The last time that a slice found no work: monotonic, and the committed offset then.
         self._idle_at_ms = 0
         self._idle_offset = -1
@@ -114,5 +129,4 @@ class BackgroundWork:
         pace_s = self._background.take_pace_s(self._now_ms)
         if pace_s:
             now_s = asyncio.get_running_loop().time()
-            self._paced_until_s = max(self._paced_until_s, now_s - MADE_UP_S_MAX) + pace_s
-            await asyncio.sleep(max(self._paced_until_s - now_s, pace_s / 4))
+            await asyncio.sleep(self._pauses.next_s(now_s, pace_s))
