@@ -334,6 +334,49 @@ def test_the_bytes_of_an_incomplete_pack_count(monkeypatch: pytest.MonkeyPatch) 
     assert world.engine.packing.copied_bytes >= 4_000
 
 
+def packed_at_once(world: World) -> int:
+    """Run the background work without letting time pass; return the number of new packs."""
+    before = world.engine.packing.packed_count
+    world.background()
+    return world.engine.packing.packed_count - before
+
+
+def two_due_packs() -> World:
+    world = small_world(
+        FaultyDisk(Random(0), capacity_bytes=64 << 20),
+        pack_rate_bytes=1_000,
+        disk_reserve_bytes=1 << 20,
+        event_retention_ms=DAY_MS,
+    )
+    two_topics(world, count=150)
+    world.background()
+    world.purge("gone")
+    world.now_ms += packing.LOOK_PERIOD_MS
+    return world
+
+
+def test_the_next_pack_waits_as_long_as_the_rate_demands() -> None:
+    world = two_due_packs()
+    assert packed_at_once(world) == 1
+    wait_ms = world.engine.packing.copied_bytes  # at 1,000 bytes per second
+    world.now_ms += wait_ms - 1
+    assert packed_at_once(world) == 0
+    world.now_ms += 1
+    assert packed_at_once(world) == 1
+
+
+def test_nothing_limits_the_rate_of_packs_on_a_full_disk() -> None:
+    world = two_due_packs()
+    assert packed_at_once(world) == 1
+    packing_ = world.engine.packing
+    assert packing_.take_pace_s() == packing_.copied_bytes / 1_000
+    world.leave_room(100 << 10)
+    assert world.engine.room.is_full
+    world.now_ms += packing.LOOK_PERIOD_MS
+    assert packed_at_once(world) >= 2, "no pack waits for the one before it"
+    assert packing_.take_pace_s() == 0
+
+
 def test_below_feature_level_2_nothing_is_packed() -> None:
     world = small_world(feature_level=1)
     two_topics(world)

@@ -95,7 +95,8 @@ class Packing:
             return iter(())
         is_full = self._room.is_full
         if now_ms < self._not_before_ms and not is_full:
-            self._look_at_ms = self._not_before_ms
+            # Not only then: the disk may become full before.
+            self._look_at_ms = min(self._look_at_ms, self._not_before_ms)
             return None
         return self._pack_next(now_ms, is_full=is_full)
 
