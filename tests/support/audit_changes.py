@@ -8,7 +8,8 @@ from typing import Any
 from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.audit import ROW_SIZE
-from tidemill.broker.engine.metadata.audit_log import BYTES_MAX, RECORDS_MAX, AuditedChange
+from tidemill.broker.engine.metadata import audit_log
+from tidemill.broker.engine.metadata.audit_log import AuditedChange
 from tidemill.broker.engine.metadata.catalog import TopicType
 
 AUTHOR = {
@@ -46,8 +47,10 @@ def records_of(engine: Engine) -> list[dict[str, Any]]:
     """Return the kept records, the oldest first, with their sequences and times."""
     audit = engine.catalog.audit
     rows = list(audit.newest_first())
-    assert len(rows) == len(audit) <= RECORDS_MAX
-    assert audit.size_bytes == sum(ROW_SIZE + len(row.fields) for row in rows) <= BYTES_MAX
+    assert len(rows) == len(audit) <= audit_log.RECORDS_MAX
+    assert (
+        audit.size_bytes == sum(ROW_SIZE + len(row.fields) for row in rows) <= audit_log.BYTES_MAX
+    )
     return [
         {"sequence": row.sequence, "atMs": row.at_ms, **json.loads(row.fields)}
         for row in reversed(rows)

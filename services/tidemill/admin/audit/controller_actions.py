@@ -6,8 +6,10 @@ down, and its records are only lines in the log of this process.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -27,7 +29,7 @@ BEGUN: Final = "begun"
 OK: Final = "ok"
 FAILED: Final = "failed"
 OK_CODE: Final = 20_000
-RECORD_TIMEOUT_S: Final = 2.0  # for a home that hangs
+RECORD_TIMEOUT_S: Final = 4.0  # longer than a failover; then the action goes on
 
 
 async def recorded(
@@ -38,20 +40,22 @@ async def recorded(
     after: Mapping[str, Any],
 ) -> T:
     """Record an action of a controller before and after it. Raises the error of the action."""
-    await _record(brokers, author, BEGUN, after=after)
+    action_id = secrets.token_hex(8)
+    await _record(brokers, author, action_id, BEGUN, after=after)
     try:
         done = await act()
     except ServiceError as error:
         code = codes_of(error).rocketmq
-        await _record(brokers, author, FAILED, code=code, reason=error.message)
+        await _record(brokers, author, action_id, FAILED, code=code, reason=error.message)
         raise
-    await _record(brokers, author, OK, after=after)
+    await _record(brokers, author, action_id, OK, after=after)
     return done
 
 
 async def _record(
     brokers: Brokers,
     author: pb.ChangeAuthor,
+    action_id: str,
     result: str,
     *,
     after: Mapping[str, Any] | None = None,
@@ -65,11 +69,13 @@ async def _record(
         result=result,
         code=0 if code == OK_CODE else code,
         reason=reason,
+        action_id=action_id,
     )
     with contextlib.suppress(ServiceError, grpc.aio.AioRpcError, TimeoutError):
-        home = await brokers.home()
-        await home.call(calls.RECORD_AUDIT, request, timeout_s=RECORD_TIMEOUT_S)
-        return
+        async with asyncio.timeout(RECORD_TIMEOUT_S):
+            home = await brokers.home()
+            await home.call(calls.RECORD_AUDIT, request)
+            return
     fields = {
         "kind": "change",
         "user": author.user,
@@ -84,6 +90,7 @@ async def _record(
         "result": result,
         "code": code,
         "reason": reason,
+        "actionId": action_id,
         "durable": False,
     }
     log.warning("audit", **fields)

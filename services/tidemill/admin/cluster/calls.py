@@ -2,7 +2,8 @@
 
 `BrokerClient.call` takes one of them and its request. If the connection is lost, the change may
 have been applied. So the client repeats a call at the next master only if a second execution
-changes nothing more. Such calls are reads, dry runs, and PutTopic and PutGroup.
+changes nothing more. Such calls are reads, dry runs, PutTopic, PutGroup and
+RecordAudit.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ CHANGE_SECURITY = _change(lambda stubs: stubs.admin.ChangeSecurity)
 
 # The audit log.
 FIND_AUDIT = _read(lambda stubs: stubs.admin.FindAudit)
-RECORD_AUDIT = _change(lambda stubs: stubs.admin.RecordAudit)
+RECORD_AUDIT = _put(lambda stubs: stubs.admin.RecordAudit)
 
 # Broker groups and proxies.
 LIST_BROKER_GROUPS = _read(lambda stubs: stubs.admin.ListBrokerGroups)

@@ -67,6 +67,9 @@ class AuditRecordView(Schema):
         20_000, description="Code of apache.rocketmq.v2 for the result.", examples=[20_000]
     )
     reason: str = Field("", description="Reason of a refusal or a failure.", examples=[""])
+    action_id: str | None = Field(
+        None, description="The same in the records before and after an action of a controller."
+    )
     count: int | None = Field(
         None, description="Number of equal calls that this record stands for. Changes have none."
     )

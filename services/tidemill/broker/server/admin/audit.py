@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.engine.metadata.audit_log import AUDIT_LEVEL, AuditedChange
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 CHANGE: Final = "change"  # the kind of all records in the log
 PAGE_RECORDS_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 1 << 20
+REPEATED_AMONG: Final = 64  # newest records; a repetition comes within seconds
 RECORDS_A_ROUND: Final = 256  # compared in two milliseconds
 
 
@@ -80,8 +82,10 @@ class AuditAdmin:
                 )
             if not request.audit.call:
                 raise BadRequest("an audit record needs the call that it is about")
+            if _is_recorded(engine, request):
+                return pb.RecordAuditReply()
             change = AuditedChange(
-                author_fields(request.audit),
+                {**author_fields(request.audit), "actionId": request.action_id},
                 before=json_facts(request.before),
                 after=json_facts(request.after),
                 result=request.result,
@@ -92,3 +96,12 @@ class AuditAdmin:
             return pb.RecordAuditReply()
 
         return await in_round(self._rounds, record)
+
+
+def _is_recorded(engine: Engine, request: pb.RecordAuditRequest) -> bool:
+    """Whether the request is a repetition, among the newest records."""
+    for row in islice(engine.catalog.audit.newest_first(), REPEATED_AMONG):
+        fields = json.loads(row.fields)
+        if (fields.get("actionId"), fields["result"]) == (request.action_id, request.result):
+            return True
+    return False

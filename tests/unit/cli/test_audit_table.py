@@ -1,0 +1,76 @@
+"""The table of `tidemill audit list` on terminals of several widths."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tidemill.cli import rest
+from tidemill.cli.audit import COLUMNS, _row
+
+CHANGE = {
+    "id": "broker-0:2481",
+    "atMs": 1_795_750_000_123,
+    "kind": "change",
+    "user": "ops",
+    "from": "10.1.2.3",
+    "action": "Update",
+    "resource": "Topic:orders",
+    "before": {"queues": 4},
+    "after": {"queues": 8, "retention": {"ms": 60_000}},
+    "result": "ok",
+}
+REFUSAL = {
+    "id": "proxy-0:7",
+    "atMs": 1_795_750_000_123,
+    "kind": "refusal",
+    "from": "10.1.2.3",
+    "call": "SendMessage",
+    "result": "would_refuse",
+    "reason": "no credentials",
+    "count": 49,
+}
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, width: int, *records: dict[str, Any]) -> list[str]:
+    out = io.StringIO()
+    narrow = functools.partial(Console, file=out, force_terminal=True, width=width, no_color=True)
+    monkeypatch.setattr("rich.console.Console", narrow)
+    rest.show_table(COLUMNS, [_row(record) for record in records])
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_change_shows_what_differs() -> None:
+    assert _row(CHANGE) == (
+        "2026-11-27 03:26:40Z",
+        "ops at 10.1.2.3",
+        "Update",
+        "Topic:orders",
+        "ok",
+        'queues 4 -> 8, retention {"ms": 60000}',
+    )
+
+
+def test_a_refusal_shows_its_reason_and_the_number_of_calls() -> None:
+    *_, result, text = _row(REFUSAL)
+    assert (result, text) == ("would_refuse", "no credentials (49 times)")
+    assert _row(REFUSAL)[1:4] == ("10.1.2.3", "SendMessage", "")
+
+
+def test_the_table_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, 80, CHANGE)
+    assert max(map(len, lines[1:])) <= 80  # The head has control codes.
+    assert "Topic:orders" in lines[1]
+    assert "2026-11-27 03:26:40Z" in lines[1]
+
+
+def test_a_narrower_terminal_gets_lines_of_names_and_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = shown(monkeypatch, 60, CHANGE)
+    assert lines[0] == "TIME      2026-11-27 03:26:40Z"
+    assert "RESOURCE  Topic:orders" in lines
