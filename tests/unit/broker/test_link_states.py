@@ -35,6 +35,7 @@ class LinkWorld:
         self._events: dict[ProxyLinkEvent, Callable[[], None]] = {
             ProxyLinkEvent.GREET: lambda: self.link.greet(self.rounds.turn),
             ProxyLinkEvent.REPLACE: self._replace,
+            ProxyLinkEvent.REFUSE: lambda: self.link.refuse(self.rounds.turn),
             ProxyLinkEvent.END: self.link.end,
             ProxyLinkEvent.REMOVE: lambda: self.link.remove(self.rounds.turn),
         }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 from google.protobuf.message import DecodeError
 
+from tidemill.common.feature_level import FEATURE_LEVEL
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connector, OpenChannel, OpenStream
@@ -236,7 +237,11 @@ class LinkStream:
         self._stream_number += 1
         # First: the broker then drops frames of older streams that arrive later.
         self.write(
-            link_pb2.RequestFrame(process_id=self._process_id, stream_number=self._stream_number)
+            link_pb2.RequestFrame(
+                process_id=self._process_id,
+                stream_number=self._stream_number,
+                feature_level=FEATURE_LEVEL,
+            )
         )
         try:
             await stream.wait_ended()

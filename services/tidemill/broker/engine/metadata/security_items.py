@@ -40,6 +40,7 @@ SECURITY_OPS: Final = frozenset({MODE, VERSION_OP, *COUNTS_MAX, *DELETIONS})
 ITEM_PREFIX: Final = "security "  # of the keys of these items in the catalog
 
 ItemKey: TypeAlias = tuple[str, str]  # kind and name; the mode has no name
+MODE_KEY: Final[ItemKey] = (MODE, "")
 
 
 class ItemPage(NamedTuple):

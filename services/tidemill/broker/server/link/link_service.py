@@ -46,10 +46,17 @@ class BrokerLinkService:
         link.epoch = 0 if view is None else view.epoch
         offering = asyncio.create_task(link.pops.offer_room(), name="offer room")
         paging = asyncio.create_task(link.security.send_pages(), name="send security items")
+        reading = asyncio.create_task(link.read(call), name="read frames")
+        refusing = asyncio.create_task(link.is_refused.wait(), name="refuse an old proxy")
         try:
-            await link.read(call)
+            await asyncio.wait([reading, refusing], return_when=asyncio.FIRST_COMPLETED)
+            if link.is_refused.is_set():
+                raise link.refusal()
+            await reading
             await link.flush()
         finally:
+            reading.cancel()
+            refusing.cancel()
             offering.cancel()
             paging.cancel()
             link.end()

@@ -1,7 +1,7 @@
 """The states of a link at the broker, and the events that lead from one to the next.
 
-    OPENED ── GREET ──> SERVED ── END or REPLACE ──> CLOSED ── REMOVE ──> REMOVED
-       └───────────────── END ──────────────────────────┘
+    OPENED ── GREET ──> SERVED ── END, REPLACE or REFUSE ──> CLOSED ── REMOVE ──> REMOVED
+       └───────────────── END ──────────────────────────────────┘
 
 The stream of a link may end before the round that greets it. The round then leaves it CLOSED.
 """
@@ -26,6 +26,7 @@ class ProxyLinkEvent(Enum):
 
     GREET = auto()  # a round sends the configuration
     REPLACE = auto()  # a round learns of a newer stream of the same process of the proxy
+    REFUSE = auto()  # the proxy is too old for the security mode
     END = auto()  # the stream has ended
     REMOVE = auto()  # a round removes the ended link
 
@@ -36,9 +37,11 @@ TRANSITIONS: Final[dict[tuple[ProxyLinkState, ProxyLinkEvent], ProxyLinkState]] 
     (ProxyLinkState.OPENED, ProxyLinkEvent.GREET): ProxyLinkState.SERVED,
     (ProxyLinkState.OPENED, ProxyLinkEvent.END): ProxyLinkState.CLOSED,
     (ProxyLinkState.SERVED, ProxyLinkEvent.REPLACE): ProxyLinkState.CLOSED,
+    (ProxyLinkState.SERVED, ProxyLinkEvent.REFUSE): ProxyLinkState.CLOSED,
     (ProxyLinkState.SERVED, ProxyLinkEvent.END): ProxyLinkState.CLOSED,
     (ProxyLinkState.CLOSED, ProxyLinkEvent.GREET): ProxyLinkState.CLOSED,
     (ProxyLinkState.CLOSED, ProxyLinkEvent.REPLACE): ProxyLinkState.CLOSED,
+    (ProxyLinkState.CLOSED, ProxyLinkEvent.REFUSE): ProxyLinkState.CLOSED,
     (ProxyLinkState.CLOSED, ProxyLinkEvent.END): ProxyLinkState.CLOSED,
     (ProxyLinkState.CLOSED, ProxyLinkEvent.REMOVE): ProxyLinkState.REMOVED,
 }

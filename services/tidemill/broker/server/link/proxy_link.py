@@ -8,6 +8,7 @@ requests are not read either. `UNSENT_BYTES_MAX` and the replies of the rounds i
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice, zip_longest
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, final
 from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.metadata.security_items import MODE_KEY, SECURITY_LEVEL
 from tidemill.broker.server.link.commands import COMMANDS, FrameContext, ReplySource
 from tidemill.broker.server.link.link_states import TRANSITIONS, ProxyLinkEvent, ProxyLinkState
 from tidemill.broker.server.link.pops import POP, LinkPops
@@ -24,8 +26,10 @@ from tidemill.broker.server.link.reply_frames import build_frames
 from tidemill.broker.server.link.security_stream import SecurityStream
 from tidemill.broker.server.round.round_log import log_frame
 from tidemill.broker.server.wire.config_frames import changed_config, complete_config
+from tidemill.common.feature_level import FIRST_LEVEL, read_level
 from tidemill.common.log import is_debug
 from tidemill.message.client_key import NO_OWNER, ClientKey
+from tidemill.security.table import Mode, SecurityTable
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
@@ -61,11 +65,13 @@ class ProxyLink:
         self._state = ProxyLinkState.OPENED
         self._source = ReplySource(rounds.engine, traffic)
         self._process_id = b""  # of the process that opened the stream
+        self._level = FIRST_LEVEL  # of the proxy, until it reports its own
         self._is_debug = is_debug()
         self.pops = LinkPops(rounds, stream, lambda: self.replies)
         self.security = SecurityStream(stream, self._send_update)
         self.stream_number = 0  # counts the streams of that process
         self.epoch = 0  # of this master; 0 without replicas
+        self.is_refused = asyncio.Event()  # the proxy is too old for the security mode
 
     @property
     def replies(self) -> LinkReplies:
@@ -122,6 +128,8 @@ class ProxyLink:
         """Add the changes to the link's replies of the current round."""
         if changes.has_config:
             self.replies.configs.append(changed_config(changes))
+        if MODE_KEY in changes.security_items:
+            self._check_level(self._rounds.turn)
         if changes.has_security:
             self.replies.security = changes.security_items, changes.security_version
 
@@ -193,6 +201,31 @@ class ProxyLink:
         self._newest[frame.process_id] = newer
         if older is not newer:
             older.replace(turn)
+        self._level = read_level(frame.feature_level)
+        self._check_level(turn)
+
+    def _check_level(self, turn: Turn) -> None:
+        """Refuse a proxy that checks no rights, unless the security mode is off."""
+        if self._level >= SECURITY_LEVEL:
+            return
+        items = turn.engine.catalog.security
+        table = SecurityTable(lambda kind, name: items.find((kind, name)))
+        if table.recorded_mode is not Mode.OFF:
+            self.refuse(turn)
+
+    def refuse(self, turn: Turn) -> None:
+        """Send nothing more: the proxy is too old."""
+        self._advance(ProxyLinkEvent.REFUSE)
+        turn.polls.forget(self.pops)
+        self.is_refused.set()
+
+    def refusal(self) -> RpcError:
+        """Return the error for a refused proxy."""
+        return RpcError(
+            RpcCode.FAILED_PRECONDITION,
+            f"this proxy has feature level {self._level} and checks no rights; the security mode"
+            f" needs {SECURITY_LEVEL}: upgrade the proxy",
+        )
 
     def replace(self, turn: Turn) -> None:
         """Send nothing more: the proxy has a newer stream."""
