@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from zlib import crc32
 
@@ -383,3 +384,42 @@ def test_a_power_cut_during_a_mend_leaves_the_record_damaged_or_mended() -> None
         assert (after[:place], after[end:]) == (before[:place], before[end:]), "no other state"
         assert after == before or outcomes[-1] == "cut"
     assert outcomes.count("cut") >= 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_replica_waits_for_the_mending_of_a_record_that_it_must_apply(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record before the first one of a segment ends before a pad."""
+    group = Group(2, config=replace(SMALL, segment_bytes=16 << 10))
+    group.records_proposals = True
+    group.elect(0)
+    group.set_members(0, 1)
+    node = group.nodes[1]
+    monkeypatch.setattr(node, "apply", lambda: None)
+    texts = [f"m{n}" for n in range(40)]
+    group.send(*texts, size=1_000)
+    group.settle()
+    log, damage = node.engine.log, node.engine.log.damage
+    queue = group.nodes[0].engine.catalog.queue(TopicId(1), QueueId(0))
+    offsets = [int(queue.entry(n)[0]) for n in range(40)]
+    segment = next(one for one in log.segments if one.start in offsets)
+    place = segment.start if is_first else offsets[offsets.index(segment.start) + 1]
+    node.disk.damage(segment.name, place - segment.start)
+    requests = []
+    request = damage.request
+
+    def counted(log_offset: int, end: int | None = None) -> bool:
+        requests.append(log_offset)
+        assert len(requests) < 10, "it tries again and again"
+        return request(log_offset, end)
+
+    monkeypatch.setattr(damage, "request", counted)
+    for _ in node.log.apply_slices():
+        pass
+    assert log.folded_offset == place
+    assert not node.log.is_behind
+    assert group.mend(1) == [MendOutcome.MENDED]
+    for _ in node.log.apply_slices():
+        pass
+    assert node.bodies() == texts

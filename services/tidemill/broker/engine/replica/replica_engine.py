@@ -348,10 +348,18 @@ class ReplicaEngine:
             except LogDamaged as error:
                 if not self._log.damage.request(error.log_offset, error.end):
                     raise
+                self._pass_pad(error.log_offset)
         if not self.is_master:
             if self.catch_up_to is not None and self._log.folded_offset >= self.catch_up_to:
                 self._end_catch_up()
             self._follow_time()
+
+    def _pass_pad(self, log_offset: LogOffset) -> None:
+        """Move behind the pad before `log_offset`, if the next record begins a segment."""
+        log = self._log
+        applied = log.applied_offset
+        if applied is not None and applied < log_offset == log.segment_start(log_offset):
+            log.applied_offset = log_offset
 
     def _apply(self, end: int) -> Iterator[None]:
         """Apply all records before `end`. Raises LogDamaged."""
