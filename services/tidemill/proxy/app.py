@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from tidemill.common.addresses import HostPort
+from tidemill.common.addresses import HostPort, is_loopback
 from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.lifecycle import announce_ready, stop_on_signal, tune_garbage_collector
 from tidemill.common.log import is_text_format
@@ -53,7 +53,7 @@ from tidemill.proxy.settings import ProxySettings
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
 from tidemill.security.key_file import open_key_file
-from tidemill.security.table import SecurityTable
+from tidemill.security.table import Mode, SecurityTable
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connector
@@ -169,7 +169,9 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         wire(settings, cluster, polling, clients, telemetry, client_life, clock, calls, pages),
         Boundary(metrics, clock),
         MetricsReceiver(measures) if settings.client_metrics else None,
-        pipeline_methods(pipeline_table(cluster, calls, pages), metrics, gate),
+        pipeline_methods(pipeline_table(cluster, calls, pages), metrics, gate)
+        if settings.pipeline_source
+        else None,
         kept.listening,
         on_lost=client_life.forget_connection,
         gate=gate,
@@ -215,8 +217,20 @@ def announce(settings: ProxySettings, parts: ProxyParts, *, metrics_url: str) ->
     parts.metrics.is_serving, parts.readiness.phase = True, "serving"
     addresses = {"grpc": parts.server.address, "metrics": metrics_url}
     log.info("proxy serving", tls=settings.tls, **addresses)
+    warn_of_open_port(settings, parts.cluster.security.mode)
     tune_garbage_collector()
     announce_ready(settings.supervisor_fd, **addresses)
+
+
+def warn_of_open_port(settings: ProxySettings, mode: Mode) -> None:
+    """Warn once of a port that other machines reach without credentials or without TLS."""
+    port = str(HostPort(settings.grpc_host, settings.grpc_port))
+    if is_loopback(settings.grpc_host):
+        return
+    if mode is not Mode.ON:
+        log.warning("every host that reaches this port can read and send all messages", port=port)
+    elif settings.tls != "required":
+        log.warning("credentials and messages cross the network without TLS", port=port)
 
 
 async def drain(settings: ProxySettings, parts: ProxyParts) -> None:

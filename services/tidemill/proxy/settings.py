@@ -25,6 +25,8 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
         "": "Calls",
         "grpc_host": "Connections of clients",
         "grpc_port": "Connections of clients",
+        "grpc_reflection": "Connections of clients",
+        "pipeline_source": "Connections of clients",
         "reuse_port": "Connections of clients",
         "keeper_": "Connections of clients",
         "connection": "Connections of clients",
@@ -46,6 +48,12 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
     grpc_port: Port = Field(8081, description="Port of the public gRPC API; 0 picks a free one.")
     reuse_port: Flag = Field(
         False, description="Share the gRPC port with other proxies on this machine (SO_REUSEPORT)."
+    )
+    pipeline_source: Flag = Field(
+        True, description="Serve the reads of data pipelines on the gRPC port."
+    )
+    grpc_reflection: Flag = Field(
+        True, description="Serve gRPC reflection, which tools read the methods from."
     )
     keeper_fd: CliSuppress[int | None] = Field(
         None,

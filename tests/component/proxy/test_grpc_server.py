@@ -51,7 +51,12 @@ class Client:
             call.cancel()
 
 
-def run(scenario: Callable[[Client], Awaitable[None]], *, auto_create: bool = True) -> None:
+def run(
+    scenario: Callable[[Client], Awaitable[None]],
+    *,
+    auto_create: bool = True,
+    grpc_reflection: bool = True,
+) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(20),
@@ -59,7 +64,7 @@ def run(scenario: Callable[[Client], Awaitable[None]], *, auto_create: bool = Tr
             ProxyWorld.open(broker) as world,
             GrpcServer(
                 world.methods, world.boundary, on_lost=world.client_life.forget_connection
-            ).serving(ProxySettings(grpc_port=0)) as server,
+            ).serving(ProxySettings(grpc_port=0, grpc_reflection=grpc_reflection)) as server,
             grpc.aio.insecure_channel(server.address) as channel,
         ):
             await scenario(Client(world, server, channel))
@@ -346,6 +351,16 @@ def test_health_and_reflection_are_served() -> None:
         assert SERVICE in await reflected_services(client.channel)
 
     run(scenario)
+
+
+def test_reflection_can_be_switched_off() -> None:
+    async def scenario(client: Client) -> None:
+        assert await is_serving(client.channel, SERVICE)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await reflected_services(client.channel)
+        assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    run(scenario, grpc_reflection=False)
 
 
 def test_changes_of_the_configuration_reach_the_proxy() -> None:

@@ -89,12 +89,9 @@ class GrpcServer:
         self, settings: ProxySettings, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[GrpcServer]:
         """Accept calls until the block ends; raise StartError if the port is in use."""
-        table = {
-            **self._table(),
-            **self._health.methods(),
-            **self._pipeline,
-            **reflection_methods((*self._services, health.SERVICE), self._admit),
-        }
+        table = {**self._table(), **self._health.methods(), **self._pipeline}
+        if settings.grpc_reflection:
+            table |= reflection_methods((*self._services, health.SERVICE), self._admit)
         self._server = RpcServer(
             table,
             Limits(age_max_s=settings.connection_max_age_ms / 1000),

@@ -1,0 +1,35 @@
+"""A proxy warns of a port that other machines reach without credentials or without TLS."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from tidemill.proxy.app import warn_of_open_port
+from tidemill.proxy.settings import ProxySettings
+from tidemill.security.table import Mode
+
+OPEN = "every host that reaches this port can read and send all messages"
+PLAIN = "credentials and messages cross the network without TLS"
+
+
+@pytest.mark.parametrize(
+    ("host", "tls", "mode", "warnings"),
+    [
+        ("127.0.0.1", "off", Mode.OFF, []),
+        ("127.0.0.1", "off", Mode.ON, []),
+        ("0.0.0.0", "off", Mode.OFF, [OPEN]),
+        ("0.0.0.0", "required", Mode.OFF, [OPEN]),
+        ("0.0.0.0", "off", Mode.PERMISSIVE, [OPEN]),
+        ("0.0.0.0", "off", Mode.ON, [PLAIN]),
+        ("0.0.0.0", "optional", Mode.ON, [PLAIN]),
+        ("0.0.0.0", "required", Mode.ON, []),
+    ],
+)
+def test_a_port_is_warned_of(host: str, tls: str, mode: Mode, warnings: list[str]) -> None:
+    settings = ProxySettings.model_construct(grpc_host=host, grpc_port=8081, tls=tls)
+    with capture_logs() as logs:
+        warn_of_open_port(settings, mode)
+    assert [(line["event"], line["log_level"], line["port"]) for line in logs] == [
+        (event, "warning", "0.0.0.0:8081") for event in warnings
+    ]
