@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from tidemill.admin.audit.pages import TOKEN_CHARS_MAX, find_page
+from tidemill.admin.audit.pages import CURSOR_CHARS_MAX, CURSOR_PATTERN, find_page
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.json.audit import AuditKindView, AuditPageView, AuditRecordView
-from tidemill.admin.json.schema import Instant
+from tidemill.admin.json.schema import EXACT_MAX, Instant
 from tidemill.admin.routes import Cluster, OwnAccessLog
 from tidemill.security.access_log import RecordFilter
 
@@ -33,13 +33,30 @@ Action = Annotated[
 Result = Annotated[
     str, Query(max_length=FILTER_CHARS_MAX, description="Only this result, such as refused.")
 ]
-FromMs = Annotated[Instant, Query(alias="fromMs", description="Only from this time on.")]
-ToMs = Annotated[Instant | None, Query(alias="toMs", description="Only before this time.")]
+FromMs = Annotated[
+    Instant,
+    Query(
+        alias="fromMs",
+        ge=0,
+        le=EXACT_MAX,
+        description="Only from this time on: Unix ms, or a time such as 2027-01-01T08:00:00Z.",
+    ),
+]
+ToMs = Annotated[
+    Instant,
+    Query(
+        alias="toMs",
+        ge=0,
+        le=EXACT_MAX,
+        description="Only before this time: Unix ms, or a time such as 2027-01-01T08:00:00Z.",
+    ),
+]
 AuditPageToken = Annotated[
     str | None,
     Query(
         alias="pageToken",
-        max_length=TOKEN_CHARS_MAX,
+        max_length=CURSOR_CHARS_MAX,
+        pattern=CURSOR_PATTERN,
         description="`nextPageToken` of the previous page with the same filter.",
     ),
 ]
@@ -55,7 +72,7 @@ async def list_audit(
     action: Action = "",
     result: Result = "",
     from_ms: FromMs = 0,
-    to_ms: ToMs = None,
+    to_ms: ToMs = EXACT_MAX,
     page_size: PageSize = PAGE_SIZE,
     page_token: AuditPageToken = None,
 ) -> AuditPageView:
@@ -71,7 +88,7 @@ async def list_audit(
         action=action,
         result=result,
         from_ms=from_ms,
-        to_ms=to_ms or 0,
+        to_ms=to_ms,
     )
     page = await find_page(cluster, own, wanted, size=page_size, token=page_token)
     return AuditPageView(
