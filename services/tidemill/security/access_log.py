@@ -10,9 +10,9 @@ This module has no I/O and no clock: the process writes the lines and calls `tic
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 
 REFUSAL: Final = "refusal"
 ACCESS: Final = "access"
@@ -20,12 +20,16 @@ KINDS: Final = (REFUSAL, ACCESS)
 
 RING_RECORDS_MAX: Final = 10_000  # about 4 MB; beyond it the oldest record is dropped
 PERIODS_MS: Final[Mapping[str, int]] = {REFUSAL: 1_000, ACCESS: 60_000}
-# Callers, calls and resources with a line in the current period. Beyond it, the oldest one is
-# forgotten, so its next refusal is written at once.
+# Callers, calls and resources with a line in the current period, by kind. Beyond it, the oldest
+# one is forgotten with its unwritten count, so its next refusal is written at once.
 CALLERS_MAX: Final = 10_000
+PERIODS_A_TICK: Final = 1_000  # ended in half a millisecond; the others end in later ticks
 LINES_PER_S_MAX: Final = 200  # of a process; beyond it records are only counted
 TEXT_CHARS_MAX: Final = 512  # of each field, which may come from a client
 RECORDS_A_SLICE: Final = 256  # compared in half a millisecond
+
+
+RecordKey: TypeAlias = tuple[str, str, str, str]
 
 
 class AccessRecord(NamedTuple):
@@ -44,8 +48,8 @@ class AccessRecord(NamedTuple):
     claimed_user: str = ""
 
     @property
-    def key(self) -> tuple[str, ...]:
-        """The caller, the call and the resource, which share a line."""
+    def key(self) -> RecordKey:
+        """The kind, the caller, the call and the resource, which share a line."""
         return self.kind, self.user or self.address, self.call, self.resource
 
 
@@ -122,14 +126,14 @@ class RecordFilter(NamedTuple):
 
 @final
 class _Period:
-    """The time with one line of a caller, a call and a resource, and its unwritten records."""
+    """The time with one line of a caller, a call and a resource."""
 
-    __slots__ = ("count", "ends_ms", "last")
+    __slots__ = ("count", "ends_ms", "record")
 
-    def __init__(self, ends_ms: int) -> None:
+    def __init__(self, record: AccessRecord, ends_ms: int) -> None:
+        self.record = record  # that has the line
         self.ends_ms = ends_ms
-        self.count = 0
-        self.last: AccessRecord | None = None
+        self.count = 0  # later records, which have no line yet
 
 
 @final
@@ -152,42 +156,55 @@ class AccessLog:
         self._ring: deque[tuple[int, int, bytes]] = deque(maxlen=RING_RECORDS_MAX)
         # Later processes of this name begin higher: none writes a thousand lines per second.
         self._sequence = wall_ms()
-        self._periods: dict[tuple[str, ...], _Period] = {}  # the oldest first
+        # By kind, the oldest first. An ordered dictionary removes the oldest one in constant time.
+        self._periods: dict[str, OrderedDict[RecordKey, _Period]] = {
+            kind: OrderedDict() for kind in KINDS
+        }
         self._line_count = 0  # of the current second
         self._second_ends_ms = 0
         self.unwritten_count = 0  # records over the limit of lines, since the last line about them
         self.counts = Counter(dict.fromkeys(KINDS, 0))
 
+    def count_repeated(self, key: RecordKey) -> bool:
+        """Count a record if its caller has a line in this period; else return False.
+
+        It is faster than `note`, because it needs no record.
+        """
+        period = self._periods[key[0]].get(key)
+        if period is None or self._monotonic_ms() >= period.ends_ms:
+            return False
+        period.count += 1
+        self.counts[key[0]] += 1
+        return True
+
     def note(self, record: AccessRecord) -> None:
         """Write a record, or count it if its caller has a line in this period."""
-        self.counts[record.kind] += 1
-        now_ms, key = self._monotonic_ms(), record.key
-        period = self._periods.get(key)
-        if period is not None and now_ms < period.ends_ms:
-            period.count += 1
-            period.last = record
+        key = record.key
+        if self.count_repeated(key):
             return
-        count = 1
-        if period is not None:
-            count += period.count
-            del self._periods[key]
-        self._begin(key, record, count, now_ms)
+        self.counts[record.kind] += 1
+        ended = self._periods[record.kind].pop(key, None)
+        count = 1 if ended is None else 1 + ended.count
+        self._begin(key, record, count, self._monotonic_ms())
 
-    def _begin(self, key: tuple[str, ...], record: AccessRecord, count: int, now_ms: int) -> None:
-        if len(self._periods) >= CALLERS_MAX:
-            del self._periods[next(iter(self._periods))]
-        self._periods[key] = _Period(now_ms + PERIODS_MS[record.kind])
+    def _begin(self, key: RecordKey, record: AccessRecord, count: int, now_ms: int) -> None:
+        periods = self._periods[record.kind]
+        if len(periods) >= CALLERS_MAX:
+            periods.popitem(last=False)
+        periods[key] = _Period(record, now_ms + PERIODS_MS[record.kind])
         self._add(record, count, now_ms)
 
     def tick(self) -> None:
         """Write the counted records of periods that have ended. Call it once per second."""
         now_ms = self._monotonic_ms()
-        ended = [key for key, period in self._periods.items() if period.ends_ms <= now_ms]
-        for key in ended:
-            period = self._periods.pop(key)
-            # The count of accesses joins the next line of the same caller.
-            if period.last is not None:
-                self._begin(key, period.last, period.count, now_ms)
+        for periods in self._periods.values():
+            for _ in range(min(len(periods), PERIODS_A_TICK)):
+                key = next(iter(periods))
+                if periods[key].ends_ms > now_ms:
+                    break
+                period = periods.pop(key)
+                if period.count:
+                    self._begin(key, period.record, period.count, now_ms)
         if self.unwritten_count and now_ms >= self._second_ends_ms:
             count, self.unwritten_count = self.unwritten_count, 0
             self._add(

@@ -130,7 +130,7 @@ def test_the_ring_and_the_callers_are_bounded() -> None:
         world.now_ms += 6
         world.refuse(user=f"user-{number}", reason="r" * 10_000)
     assert len(world.log._ring) == RING_RECORDS_MAX
-    assert len(world.log._periods) <= CALLERS_MAX
+    assert len(world.log._periods[REFUSAL]) <= CALLERS_MAX
     assert world.find(limit=1)[0]["user"] == f"user-{RING_RECORDS_MAX + 499}"
     assert len(world.find(limit=1)[0]["reason"]) == TEXT_CHARS_MAX
 

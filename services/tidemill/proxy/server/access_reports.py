@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tidemill.common.errors import ServiceError, codes_of
 from tidemill.proxy.metrics import request_code
-from tidemill.security.access_log import ACCESS, REFUSAL, AccessRecord
+from tidemill.security.access_log import ACCESS, REFUSAL, AccessRecord, RecordKey
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
@@ -40,12 +40,14 @@ class CallReports:
         passes: bool,
     ) -> None:
         """Note a call without its rights; it `passes` in the mode permissive."""
+        key = _key_of(REFUSAL, call, "" if resource is None else str(resource))
+        if self._log.count_repeated(key):
+            return
         self._log.note(
             _record(
-                REFUSAL,
+                key,
                 call,
                 action=" or ".join(each.text for each in actions),
-                resource="" if resource is None else str(resource),
                 result="would_refuse" if passes else "refused",
                 code=codes_of(error).rocketmq,
                 reason=error.message,
@@ -54,30 +56,33 @@ class CallReports:
 
     def note_access(self, call: GatedCall, action: Action, resource: Resource) -> None:
         """Note an access of a super user."""
-        self._log.note(
-            _record(
-                ACCESS,
-                call,
-                action=action.text,
-                resource=str(resource),
-                result="ok",
-                code=OK_CODE,
-                reason="",
-            )
-        )
+        key = _key_of(ACCESS, call, str(resource))
+        if not self._log.count_repeated(key):
+            record = _record(key, call, action=action.text, result="ok", code=OK_CODE, reason="")
+            self._log.note(record)
+
+
+def _key_of(kind: str, call: GatedCall, resource: str) -> RecordKey:
+    user = "" if call.caller is None else call.caller.known.user.name
+    return kind, user or _address_of(call), _NAMES.get(call.method, call.method), resource
+
+
+def _address_of(call: GatedCall) -> str:
+    address = call.find_address()
+    return "" if address is None else str(address)
 
 
 def _record(
-    kind: str, call: GatedCall, *, action: str, resource: str, result: str, code: int, reason: str
+    key: RecordKey, call: GatedCall, *, action: str, result: str, code: int, reason: str
 ) -> AccessRecord:
+    kind, _, name, resource = key
     user = "" if call.caller is None else call.caller.known.user.name
-    address = call.find_address()
     return AccessRecord(
         kind,
         user=user,
         via=VIA_SIGNATURE if user else "",
-        address="" if address is None else str(address),
-        call=_NAMES.get(call.method, call.method),
+        address=_address_of(call),
+        call=name,
         resource=resource,
         action=action,
         result=result,
