@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI, Request
 
+from tidemill.admin.audit.access_reports import RequestReports
 from tidemill.admin.http.access import AccessControl, TokenFile
 from tidemill.admin.http.actor import BUILT_IN_USER, Actor, actor_of
+from tidemill.admin.http.route_templates import RouteTemplates
+from tidemill.security.access_log import AccessLog
 
 
 def ask(*, token: TokenFile | None = None, headers: dict[str, str] | None = None) -> Actor:
@@ -47,3 +52,42 @@ def test_a_request_with_the_token_of_the_file_is_the_built_in_user(tmp_path: Pat
 
 def test_a_request_without_names_is_its_address() -> None:
     assert ask().text == "10.1.2.3"
+
+
+class Reports:
+    """The receiver of refusals and accesses."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        log = AccessLog("admin-0", lambda: 1, lambda: 1, self.lines.append)
+        self.requests = RequestReports(log, RouteTemplates([("/api/v1/whoami", ["GET"])]))
+
+
+@pytest.mark.parametrize(
+    ("headers", "kind", "user", "result"),
+    [
+        ({"Authorization": "Bearer wrong"}, "refusal", None, "refused"),
+        ({}, "refusal", None, "refused"),
+        ({"Authorization": "Bearer secret"}, "access", "admin-token", "ok"),
+    ],
+)
+def test_requests_with_a_wrong_token_and_of_the_super_user_are_reported(
+    tmp_path: Path, headers: dict[str, str], kind: str, user: str | None, result: str
+) -> None:
+    file, reports = tmp_path / "token", Reports()
+    file.write_text("secret\n")
+
+    async def request() -> None:
+        app = FastAPI()
+        served = AccessControl(
+            app, body_bytes_max=1_000, token=TokenFile(str(file)), reports=reports.requests
+        )
+        transport = httpx.ASGITransport(served, client=("10.1.2.3", 4711))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            await client.get("/api/v1/whoami", headers=headers)
+
+    asyncio.run(request())
+    [line] = reports.lines
+    assert (line["kind"], line.get("user"), line["result"]) == (kind, user, result)
+    assert (line["call"], line["from"]) == ("GET /whoami", "10.1.2.3")
+    assert "secret" not in str(line)

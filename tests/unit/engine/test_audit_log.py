@@ -324,3 +324,31 @@ def test_a_replica_with_a_snapshot_behind_an_open_record_drops_it() -> None:
     world.restart()
     assert world.report.snapshot
     assert resources_of(world.engine) == ["Topic:applied"]
+
+
+def test_a_replica_that_takes_over_drops_an_open_record() -> None:
+    """The master ended between the audit record and its change."""
+    world = World(is_followed=True)
+    put_topic(world, "applied")
+    world.commit()
+    with world.engine.fold.audited(change_of("Topic:lost")):
+        world.engine.fold._record_audited(world.now_ms)
+    world.commit()
+    assert world.follower is not None
+    assert world.follower.engine.catalog.audit.is_open
+    world.fail_over()
+    assert resources_of(world.engine) == ["Topic:applied"]
+    put_topic(world, "next")
+    world.commit()
+    world.restart()
+    assert resources_of(world.engine) == ["Topic:applied", "Topic:next"]
+
+
+def test_a_replica_keeps_a_record_whose_change_follows() -> None:
+    world = World(is_followed=True)
+    put_topic(world, "applied")
+    world.commit()
+    assert world.follower is not None
+    assert not world.follower.engine.catalog.audit.is_open
+    world.fail_over()
+    assert resources_of(world.engine) == ["Topic:applied"]
