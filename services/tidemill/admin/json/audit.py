@@ -38,7 +38,7 @@ class AuditRecordView(Schema):
     claimed_user: str | None = Field(
         None, description="Value of the header Tidemill-User, which is not checked."
     )
-    from_address: str = Field(
+    address: str = Field(
         "", alias="from", description="Address of the caller.", examples=["10.1.2.3"]
     )
     process: str = Field("", description="Process that received the call.", examples=["admin-0"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
@@ -92,12 +92,7 @@ async def list_audit(
     )
     page = await find_page(cluster, own, wanted, size=page_size, token=page_token)
     return AuditPageView(
-        records=[_view_of(record) for record in page.records],
+        records=[AuditRecordView(**record) for record in page.records],
         next_page_token=page.next_token,
         unreachable=page.unreachable or None,
     )
-
-
-def _view_of(record: dict[str, Any]) -> AuditRecordView:
-    fields = {name: value for name, value in record.items() if name != "from"}
-    return AuditRecordView(from_address=record.get("from", ""), **fields)
