@@ -179,6 +179,7 @@ class BrokerProcess:
         RetentionMetrics(registry, sizes, rounds)
         TimerMetrics(registry, rounds)
         if replica_engine is not None and replicas is not None:
+            replicas.hold.on_rejection = rounds.report_rejection
             ReplicaMetrics(registry, settings.name, replica_engine, replicas)
         mender = self._mender(replica_engine, replicas, rounds)
         registry.register(self._certificates.collect)

@@ -234,7 +234,15 @@ class DiskFull(UnavailableError):
 
 
 class TooFewInSync(UnavailableError):
-    """Too few replicas of the broker group are in sync to confirm a message; nothing was stored."""
+    """The broker group cannot confirm a message; nothing was stored."""
+
+    @classmethod
+    def of(cls, broker_group: str, why: str) -> TooFewInSync:
+        """Return the error of one broker group, for its master and for proxies."""
+        return cls(
+            f"broker group {broker_group} cannot confirm a message: {why}; nothing was stored, so"
+            f" send it again later (see `tidemill cluster status`)"
+        )
 
 
 class Repairing(UnavailableError):

@@ -36,6 +36,12 @@ async def stall(world: ProxyWorld) -> None:
     assert not first.done()
 
 
+async def send_until(code: int, world: ProxyWorld) -> None:
+    """Send messages until the answer has a code."""
+    while (await world.send(message(b"next"))).status.code != code:  # noqa: ASYNC110 - the proxy reads the frame meanwhile
+        await asyncio.sleep(0.001)
+
+
 def test_a_send_that_times_out_unsent_is_never_sent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
@@ -46,6 +52,37 @@ def test_a_send_that_times_out_unsent_is_never_sent() -> None:
         world.broker.is_reading.set()
         assert (await world.send(message(b"next"))).status.code == v2.OK
         assert [b"late" in stored.blob for stored in world.broker.engine.log] == [False] * 3
+
+    run(scenario)
+
+
+def test_unsent_messages_are_refused_while_the_broker_can_confirm_none() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await stall(world)
+        waiting = asyncio.create_task(world.send(message(b"waits")))
+        await asyncio.sleep(0)
+        world.broker.reject_sends("too few replicas are in sync")
+        for response in (await waiting, await world.send(message(b"new"))):
+            assert response.status.code == v2.HA_NOT_AVAILABLE
+            assert "too few replicas are in sync; nothing was stored" in response.status.message
+        assert world.link.pending.bytes == len(FIRST), "the sent one waits for its reply"
+        world.broker.reject_sends("")
+        world.broker.is_reading.set()
+        await send_until(v2.OK, world)
+        stored = [one.blob for one in world.broker.engine.log]
+        assert not any(b"waits" in blob or b"new" in blob for blob in stored)
+
+    run(scenario)
+
+
+def test_a_new_stream_accepts_messages_again() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic()
+        world.broker.reject_sends("too few replicas are in sync")
+        await send_until(v2.HA_NOT_AVAILABLE, world)
+        world.broker.drop_links()
+        await eventually(lambda: not world.link.is_connected)
+        assert (await world.send(message())).status.code == v2.OK
 
     run(scenario)
 

@@ -225,6 +225,11 @@ class MemoryBroker:
             yield proxy
             serving.cancel()
 
+    def reject_sends(self, why: str) -> None:
+        """Report to all proxies that messages are rejected; "": they are accepted again."""
+        for link in self._rounds.links:
+            link.note_rejection(why)
+
     def put_topic(self, name: str, **fields: int) -> pb.TopicConfig:
         topic = self.engine.put_topic(name, **fields)
         self._rounds.do()

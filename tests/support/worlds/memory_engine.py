@@ -124,6 +124,7 @@ class MemoryEngine:
         self.tally = Tally()
         self.log: list[Message] = []
         self.refused_queues: set[int] = set()  # reject appends with Overloaded
+        self.why_unconfirmed = ""
         self.alive_clients: list[str] = []  # reported ids, in order
         self.ended_clients: list[str] = []
         self.disconnected_clients: list[str] = []

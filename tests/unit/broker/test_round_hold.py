@@ -30,7 +30,11 @@ def test_a_master_in_doubt_rejects_messages_after_the_hold_and_says_why() -> Non
         assert hold.update(pair.master.master, pair.now_ms)
         world.engine.commands.check_sends()
         pair.now_ms += SHORT_HOLD_MS
+        reported: list[str] = []
+        hold.on_rejection = reported.append
         assert not hold.update(pair.master.master, pair.now_ms)
+        [why] = reported
+        assert why.startswith("its master stood still")
         with pytest.raises(TooFewInSync, match="its master stood still"):
             world.engine.commands.check_sends()
         assert hold.take_end(pair.master.master, pair.now_ms)

@@ -93,6 +93,37 @@ def test_sends_are_rejected_while_too_few_replicas_are_in_sync() -> None:
     in_world(scenario)
 
 
+def test_links_learn_at_once_that_sends_are_rejected() -> None:
+    """The reply of a refused send would wait for the round before it."""
+
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        await proxy.send(world.append_frame("a"))
+        await idle()
+        world.rounds.report_rejection("too few replicas are in sync")
+        reply = await proxy.reply()
+        assert reply.sends_rejected == "too few replicas are in sync"
+        assert not reply.appends.request_ids
+        world.rounds.report_rejection("")
+        reply = await proxy.reply()
+        assert (reply.HasField("sends_rejected"), reply.sends_rejected) == (True, "")
+        world.syncs.gate.set()
+        assert list((await proxy.reply()).appends.request_ids) == [1]
+
+    in_world(scenario)
+
+
+def test_a_new_link_learns_that_sends_are_rejected() -> None:
+    async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
+        world.world.engine.commands.why_unconfirmed = "its master stood still"
+        newer = Proxy(world.rounds, {})
+        reading = asyncio.create_task(newer.link.read(newer.frames()))
+        assert (await newer.reply()).sends_rejected == "its master stood still"
+        reading.cancel()
+
+    in_world(scenario)
+
+
 def test_a_reply_waits_until_the_request_is_durable() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()

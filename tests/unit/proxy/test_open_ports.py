@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -9,6 +11,7 @@ from tidemill.proxy.app import warn_of_open_port
 from tidemill.proxy.settings import ProxySettings
 from tidemill.security.table import Mode
 
+Tls = Literal["off", "optional", "required"]
 OPEN = "every host that reaches this port can read and send all messages"
 PLAIN = "credentials and messages cross the network without TLS"
 
@@ -26,7 +29,7 @@ PLAIN = "credentials and messages cross the network without TLS"
         ("0.0.0.0", "required", Mode.ON, []),
     ],
 )
-def test_a_port_is_warned_of(host: str, tls: str, mode: Mode, warnings: list[str]) -> None:
+def test_a_port_is_warned_of(host: str, tls: Tls, mode: Mode, warnings: list[str]) -> None:
     settings = ProxySettings.model_construct(grpc_host=host, grpc_port=8081, tls=tls)
     with capture_logs() as logs:
         warn_of_open_port(settings, mode)

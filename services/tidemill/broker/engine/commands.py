@@ -146,11 +146,7 @@ class Commands:
         if self._room.is_full:
             raise self._room.sends_rejected()
         if self.why_unconfirmed:
-            raise TooFewInSync(
-                f"broker group {self._catalog.broker_name} cannot confirm a message: "
-                f"{self.why_unconfirmed}; nothing was stored, so send it again later (see "
-                f"`tidemill cluster status`)"
-            )
+            raise TooFewInSync.of(self._catalog.broker_name, self.why_unconfirmed)
 
     def _no_such_topic(self, topic_id: TopicId) -> TopicNotFound | Forbidden:
         if topic_id in self._catalog.topics:

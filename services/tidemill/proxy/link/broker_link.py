@@ -14,6 +14,7 @@ from tidemill.common.errors import (
     BrokerTimeout,
     BrokerUnreachable,
     ServiceError,
+    TooFewInSync,
     from_wire,
 )
 from tidemill.common.log import is_debug
@@ -87,6 +88,7 @@ class BrokerLink:
         # Set once the first configuration has been applied, with all security items.
         self.configured = asyncio.Event()
         self._is_greeted = False  # the configuration has arrived on this stream
+        self._why_rejected = ""  # why the broker can confirm no message; "": it can
         self._metrics = metrics
         self._stream = LinkStream(
             address, receive=self._receive, on_end=self._close, connect=connect, routes=routes
@@ -172,6 +174,8 @@ class BrokerLink:
         `may_repeat`: whether to send it again if the reply is lost; the broker then looks for it.
         `may_move`: whether to fail at once if the stream is lost; the caller tries another broker.
         """
+        if self._why_rejected:
+            raise TooFewInSync.of(self.configuration.broker_name, self._why_rejected)
         future: asyncio.Future[Appended]
         request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
         row = request_id, topic_id, queue_id, zlib.crc32(blob), blob
@@ -323,6 +327,8 @@ class BrokerLink:
         """Apply one frame. Its configuration comes first, since its replies rely on it."""
         if reply.HasField("config"):
             self._configure(reply.config)
+        if reply.HasField("sends_rejected"):
+            self._note_rejection(reply.sends_rejected)
         if reply.answered_sequence:
             self.batching.mark_answered(reply.answered_sequence)
         for field, replies in reply.ListFields():
@@ -337,6 +343,20 @@ class BrokerLink:
         for failure in reply.failures:
             self._pops.forget_rejected(failure.request_id)
             self.pending.fail(failure.request_id, _error_of(failure))
+
+    def _note_rejection(self, why: str) -> None:
+        """Refuse messages that were never sent, for as long as the broker can confirm none.
+
+        Sent messages wait for their replies: the broker may have stored them.
+        """
+        self._why_rejected = why
+        if not why:
+            return
+        rows = self.batching.rows_of(APPEND)
+        unsent = {row[0] for row in rows if not self.pending.was_sent(row[0])}
+        error = TooFewInSync.of(self.configuration.broker_name, why)
+        for request_id in self.batching.withdraw(unsent):
+            self.pending.fail(request_id, error)
 
     def _log_change(self, config: link_pb2.ConfigUpdate) -> None:
         """Log a change of the configuration."""
@@ -390,7 +410,7 @@ class BrokerLink:
     def _close(self, reason: str) -> bool:
         """Keep requests that can wait and fail the others; return whether there was a link."""
         was_connected = self.is_connected
-        self._is_greeted = False
+        self._is_greeted, self._why_rejected = False, ""
         if was_connected:
             log.warning(
                 "broker lost", address=self.address, reason=reason, pending=len(self.pending)

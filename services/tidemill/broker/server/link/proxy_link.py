@@ -123,6 +123,8 @@ class ProxyLink:
             self.security.begin(turn.engine.catalog.security, config)
             self.replies.configs = [config]
             self._rounds.attach(self)
+            if why := turn.engine.commands.why_unconfirmed:
+                self.note_rejection(why)
 
     def add_config_changes(self, changes: ConfigChanges) -> None:
         """Add the changes to the link's replies of the current round."""
@@ -132,6 +134,13 @@ class ProxyLink:
             self._check_level(self._rounds.turn)
         if changes.has_security:
             self.replies.security = changes.security_items, changes.security_version
+
+    def note_rejection(self, why: str) -> None:
+        """Report to the proxy why messages are rejected from now on."""
+        if self._state is ProxyLinkState.SERVED:
+            frame = pb.ReplyFrame(sends_rejected=why, epoch=self.epoch).SerializeToString()
+            self._stream.write(frame)
+            self.pops.note_written(len(frame), [])
 
     def remove(self, turn: Turn) -> None:
         """Let the rounds forget a link whose stream has ended."""

@@ -177,6 +177,9 @@ class ClusterMembers:
             )
         effects[self] = _ConfigEffect(self, self._rounds.count, update)
 
+    def note_rejection(self, _why: str) -> None:
+        """Ignore it: members send no messages."""
+
     def send_update(self, round_number: int, update: pb.ConfigUpdate) -> None:
         """Send the changes of a committed round to every member."""
         if update.HasField("membership"):

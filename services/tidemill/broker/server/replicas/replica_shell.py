@@ -102,7 +102,7 @@ class ReplicaShell:
             log=replica_engine,
             config=config,
         )
-        self._hold = RoundHold(replica_engine.engine.commands)
+        self.hold = RoundHold(replica_engine.engine.commands)
         self._lags = ReplicaLags()
         self.address = ""  # of this replica for the others; known once it is served
         self._blocked_since_ms = clock.monotonic_ms()
@@ -151,7 +151,7 @@ class ReplicaShell:
 
     def is_held(self) -> bool:
         """Whether no round may begin now; see `RoundHold`."""
-        return self._hold.update(self._machine.master, self._clock.monotonic_ms())
+        return self.hold.update(self._machine.master, self._clock.monotonic_ms())
 
     def peer_silence_ms(self) -> dict[ReplicaId, int]:
         """Return the silence of each peer, on replication streams and probes."""
@@ -240,7 +240,7 @@ class ReplicaShell:
                     self._do(self._machine.handle_part)
                 self._do(self._machine.tick)
                 self._log_damage()
-                if self._hold.take_end(self._machine.master, self._clock.monotonic_ms()):
+                if self.hold.take_end(self._machine.master, self._clock.monotonic_ms()):
                     self._wake()
                 if ticks % FLOOR_TICKS == 0:
                     self._send_floor()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidemill.broker.engine.commands import Commands
     from tidemill.broker.engine.replication.master import Master
 
@@ -28,6 +30,8 @@ class RoundHold:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
+        # Called with the reason when messages are rejected from now on; "" ends that.
+        self.on_rejection: Callable[[str], None] = lambda _why: None
         self._unconfirmed_since_ms: int | None = None
         self._was_held = False
 
@@ -57,6 +61,7 @@ class RoundHold:
         if why == self._commands.why_unconfirmed:
             return
         self._commands.why_unconfirmed = why
+        self.on_rejection(why)
         if why:
             log.warning("messages are rejected, because none can be confirmed", reason=why)
         else:

@@ -72,6 +72,10 @@ class ConfigReceiver(Protocol):
         """Add the changes to the receiver's effect of the current round."""
         ...
 
+    def note_rejection(self, why: str) -> None:
+        """Note why messages are rejected from now on; "": they are accepted again."""
+        ...
+
 
 @final
 class Rounds:
@@ -246,6 +250,11 @@ class Rounds:
     def detach(self, receiver: ConfigReceiver) -> None:
         """Report nothing more to `receiver`."""
         self._receivers.pop(receiver, None)
+
+    def report_rejection(self, why: str) -> None:
+        """Report at once why messages are rejected: replies of rounds wait for earlier rounds."""
+        for receiver in self._receivers:
+            receiver.note_rejection(why)
 
     def wake(self) -> None:
         """Do a round soon: work is queued, or the clock was moved."""
