@@ -72,6 +72,39 @@ _CALLS = Row(
     ),
 )
 
+_ACCESS = Row(
+    "Users and rights",
+    (
+        panel(
+            "Refused calls",
+            "Calls per second without credentials or without a right, by result. would_refuse: the mode permissive lets them pass.",
+            Query(
+                'sum by (result) (rate(rocketmq_access_total{HERE, result!="allowed"}[RATE]))',
+                "{{result}}",
+            ),
+            unit="cps",
+            alerts=("RefusalsGrowing",),
+        ),
+        panel(
+            "Secrets not decrypted",
+            "Secrets of users that no key of the proxy's key file decrypts.",
+            Query("max by (node_id) (rocketmq_auth_undecryptable_secrets{HERE})", "{{node_id}}"),
+            alerts=("SecretsUndecryptable",),
+        ),
+        panel(
+            "Security mode",
+            "The mode in force: 0 off, 1 permissive, 2 on.",
+            Query("max by (node_id) (rocketmq_security_mode{HERE})", "{{node_id}}"),
+        ),
+        panel(
+            "Refusals and accesses in the log",
+            "Log lines per second about refused calls and calls of super users, by kind.",
+            Query("sum by (kind) (rate(rocketmq_audit_log_records_total{HERE}[RATE]))", "{{kind}}"),
+            unit="cps",
+        ),
+    ),
+)
+
 _BROKERS = Row(
     "Brokers",
     (
@@ -202,5 +235,5 @@ PAGE: Final = Page(
     name="proxy",
     title="Tidemill / Proxy",
     description="Calls of clients, replies, and the load of each proxy.",
-    rows=(_CALLS, _BROKERS, _CONNECTIONS, _PROCESS),
+    rows=(_CALLS, _ACCESS, _BROKERS, _CONNECTIONS, _PROCESS),
 )
