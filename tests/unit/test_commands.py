@@ -20,8 +20,19 @@ OF_THE_REQUEST_FRAME = {
     "disconnected_clients",
     "handed_over",
     "subscribed",
+    "alive_owners",
+    "ended_owners",
+    "disconnected_owners",
+    "feature_level",
 }
-OF_THE_REPLY_FRAME = {"config", "epoch", "failures", "answered_sequence", "not_master"}
+OF_THE_REPLY_FRAME = {
+    "config",
+    "epoch",
+    "failures",
+    "answered_sequence",
+    "not_master",
+    "sends_rejected",
+}
 
 
 def test_both_ends_know_the_same_commands() -> None:

@@ -69,7 +69,10 @@ class LinkState(NamedTuple):
 
 @final
 class BrokerLink:
-    """The link to one broker, or to the master of a broker group."""
+    """The link to one broker, or to the master of a broker group.
+
+    It is one class, because the end of its stream ends or keeps the requests of all its parts.
+    """
 
     def __init__(
         self,

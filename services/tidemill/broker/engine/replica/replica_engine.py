@@ -52,7 +52,10 @@ class MustBeEmptied(Exception):
 
 @final
 class ReplicaEngine:
-    """The log and the engine of one replica; a `ReplicatedLog`."""
+    """The log and the engine of one replica; a `ReplicatedLog`.
+
+    It is one class, because its methods read and move the same offsets of the log.
+    """
 
     def __init__(self, engine: Engine, files: ReplicaFiles, secret: bytes, now_ms: int) -> None:
         self.engine = engine

@@ -38,7 +38,10 @@ NO_WINDOW: Final = Window(None, [0], [0])
 
 @final
 class SegmentReader:
-    """Reads the segments of one log, former segments included."""
+    """Reads the segments of one log, former segments included.
+
+    It is one class, because its readers share the window of the last look-up.
+    """
 
     def __init__(
         self,

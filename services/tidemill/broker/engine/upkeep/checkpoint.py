@@ -11,6 +11,8 @@ a crash before the last step, the next start deletes the new files (ADR 0003).
 A failed write ends the process and every later start. A checkpoint therefore writes no file that
 does not fit on the disk: it waits for room, or omits the snapshot. Without a new snapshot, the next
 start uses the previous one or reads the whole log.
+
+This is one module, because the order of the writes is one rule.
 """
 
 from __future__ import annotations
