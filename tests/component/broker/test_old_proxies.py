@@ -21,14 +21,18 @@ SECURITY_LEVEL = 3
 POLL_MS = 20_000
 
 
+def introduction(level: int) -> pb.RequestFrame:
+    return pb.RequestFrame(process_id=b"proxy", stream_number=1, feature_level=level)
+
+
 class Stream(Proxy):
     """The stream of a proxy, as the service serves it."""
 
-    def __init__(self, world: RoundWorld, level: int) -> None:
+    def __init__(self, world: RoundWorld, level: int | None) -> None:
+        """Begin with the level of the proxy; with None, wait for the frames of the test."""
         super().__init__(world.rounds, {})
-        self.requests.put_nowait(
-            pb.RequestFrame(process_id=b"proxy", stream_number=1, feature_level=level)
-        )
+        if level is not None:
+            self.requests.put_nowait(introduction(level))
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self.frames()
@@ -82,6 +86,50 @@ def test_the_mode_ends_the_link_and_the_polls_of_an_old_proxy() -> None:
         await set_mode(world, MODE_ON)
         assert not world.polls.count
         await refused(serving)
+
+    run(scenario)
+
+
+def test_a_link_without_an_introduction_is_refused() -> None:
+    async def scenario(world: RoundWorld) -> None:
+        await set_mode(world, MODE_ON)
+        stream = Stream(world, None)
+        serving = serve(world, stream)
+        await stream.reply()
+        end = world.world.engine.log.log_end
+        await stream.send(world.append_frame("m"))
+        await refused(serving)
+        assert world.world.engine.log.log_end == end
+
+    run(scenario)
+
+
+def test_the_mode_ends_a_link_that_never_introduced_itself() -> None:
+    async def scenario(world: RoundWorld) -> None:
+        stream = Stream(world, None)
+        serving = serve(world, stream)
+        await stream.reply()
+        await stream.send(world.pop_frame(1, poll_ms=POLL_MS))
+        await eventually(lambda: world.polls.count == 1)
+        await set_mode(world, MODE_ON)
+        assert not world.polls.count
+        await refused(serving)
+
+    run(scenario)
+
+
+def test_a_present_proxy_may_introduce_itself_after_a_change_of_the_mode() -> None:
+    async def scenario(world: RoundWorld) -> None:
+        stream = Stream(world, None)
+        serving = serve(world, stream)
+        await stream.reply()
+        await set_mode(world, MODE_ON)
+        await stream.send(introduction(FEATURE_LEVEL))
+        await stream.send(world.append_frame("m"))
+        while not (await stream.reply()).appends.request_ids:
+            pass
+        await stream.requests.put(None)
+        await serving
 
     run(scenario)
 

@@ -234,6 +234,36 @@ def test_a_telemetry_stream_ends_when_its_user_loses_a_right() -> None:
     run(scenario)
 
 
+def test_the_stream_of_a_call_without_a_user_ends_no_client_of_a_user() -> None:
+    """The owner 0 would match the clients of all users with this id."""
+
+    async def scenario(wire: Wire) -> None:
+        wire.users.set_mode(Mode.PERMISSIVE)
+        stub = service_pb2_grpc.MessagingServiceStub(wire.channel)
+        may_end = asyncio.Event()
+
+        async def commands() -> AsyncIterator[service.TelemetryCommand]:
+            yield service.TelemetryCommand(
+                settings=v2.Settings(
+                    client_type=v2.PUSH_CONSUMER,
+                    subscription=v2.Subscription(group=v2.Resource(name="group")),
+                )
+            )
+            await may_end.wait()
+
+        codes = []
+        async for answer in stub.Telemetry(commands(), metadata=metadata()):
+            if answer.WhichOneof("command") == "settings":
+                wire.users.set_mode(Mode.ON)
+            else:
+                codes.append(answer.status.code)
+        assert codes == [v2.UNAUTHORIZED]
+        assert not wire.revoked
+        may_end.set()
+
+    run(scenario)
+
+
 def test_a_refused_stream_takes_no_messages_from_the_client_whose_id_it_shows() -> None:
     async def scenario(wire: Wire) -> None:
         wire.users.put_user("stranger")

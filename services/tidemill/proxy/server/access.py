@@ -284,7 +284,8 @@ class AccessGate:
         except Unauthorized as error:
             watch.error = error
             watch.task.cancel()
-            if watch.call.method == "telemetry":
+            # Without a user, the end would be that of the clients of all users with this id.
+            if watch.call.method == "telemetry" and watch.call.caller is not None:
                 self.on_revoked(watch.call)
 
     def _decides(self, caller: Caller, call: GatedCall, action: Action, resource: Resource) -> bool:

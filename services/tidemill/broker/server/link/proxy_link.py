@@ -65,7 +65,7 @@ class ProxyLink:
         self._state = ProxyLinkState.OPENED
         self._source = ReplySource(rounds.engine, traffic)
         self._process_id = b""  # of the process that opened the stream
-        self._level = FIRST_LEVEL  # of the proxy, until it reports its own
+        self._level = 0  # feature level of the proxy; 0: its first frame has not arrived
         self._is_debug = is_debug()
         self.pops = LinkPops(rounds, stream, lambda: self.replies)
         self.security = SecurityStream(stream, self._send_update)
@@ -130,7 +130,7 @@ class ProxyLink:
         """Add the changes to the link's replies of the current round."""
         if changes.has_config:
             self.replies.configs.append(changed_config(changes))
-        if MODE_KEY in changes.security_items:
+        if MODE_KEY in changes.security_items and self._level:
             self._check_level(self._rounds.turn)
         if changes.has_security:
             self.replies.security = changes.security_items, changes.security_version
@@ -155,6 +155,9 @@ class ProxyLink:
         if frame.process_id:
             self._introduce(frame, turn)
             return
+        if not self._level and self._state is ProxyLinkState.SERVED:
+            self._level = FIRST_LEVEL
+            self._check_level(turn)
         if self._state is not ProxyLinkState.SERVED:
             # Its appends, too: their outcome is unknown to the sender, which may repeat them.
             return
