@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPBearer
+from fastapi.security import HTTPBasic, HTTPBearer
 from pydantic.alias_generators import to_camel
 from starlette.types import Receive, Scope, Send
 
@@ -16,6 +16,7 @@ from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.http.browser_pages import add_pages
 from tidemill.admin.http.problems import MEDIA_TYPE, RESPONSES, add_problem_handlers
 from tidemill.admin.http.query_parameters import KnownParameters
+from tidemill.admin.http.rights import check_rights
 from tidemill.admin.http.route_templates import PREFIX, RouteTemplates, check_method
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.routes import (
@@ -44,7 +45,12 @@ from tidemill.security.table import Mode
 API_VERSION = "1"  # Of the API, so that a release does not change the document.
 # For the OpenAPI document and the button of its page; `http/access.py` checks the token.
 BEARER = HTTPBearer(
-    auto_error=False, scheme_name="token", description="Required if admin_token_file is set."
+    auto_error=False, scheme_name="token", description="The token of admin_token_file."
+)
+BASIC = HTTPBasic(
+    auto_error=False,
+    scheme_name="user",
+    description="A user and its secret. Required in the security mode `on` without a token.",
 )
 
 ROUTES = (
@@ -106,11 +112,13 @@ def create_app(
     security_floor: Mode = Mode.OFF,
     access_log: AccessLog | None = None,
     process: str = "admin",
+    needs_identity: bool = False,
 ) -> FastAPI:
     """Return the application for these broker groups, which sends messages up to a size.
 
     `secret_keys` returns the keys of the users' secrets; None without a key file. `process` is the
-    name in the audit log, and `access_log` has the refused calls of this process.
+    name in the audit log, and `access_log` has the refused calls of this process. With
+    `needs_identity`, requests that have not passed an identity check are refused.
     """
     clock = SystemClock()
     app = AdminApi(
@@ -126,13 +134,14 @@ def create_app(
         redoc_url=None,
     )
     app.state.secret_keys, app.state.security_floor = secret_keys, security_floor
-    app.state.process = process
+    app.state.process, app.state.needs_identity = process, needs_identity
     app.state.access_log = access_log or AccessLog(process, clock.wall_ms, clock.monotonic_ms)
     app.state.brokers, app.state.demands = brokers, demands
     app.state.controllers = controllers or ControllerClients([])
     app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)
     routers = [routes.router for routes in ROUTES]
-    of_all = [Depends(BEARER), Depends(check_method), Depends(KnownParameters(PREFIX))]
+    of_all = [Depends(BEARER), Depends(BASIC), Depends(check_method)]
+    of_all += [Depends(check_rights), Depends(KnownParameters(PREFIX))]
     for router in routers:
         app.include_router(router, prefix=PREFIX, dependencies=of_all)
     add_pages(app)

@@ -23,8 +23,11 @@ from tidemill.admin.cluster.broker_health import BrokerHealth
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.cluster.master_addresses import MasterAddresses
+from tidemill.admin.cluster.security_client import SecurityClient
+from tidemill.admin.cluster.security_copy import SecurityCopy
 from tidemill.admin.http.access import AccessControl, TokenFile
 from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
+from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
@@ -111,6 +114,9 @@ async def serve(settings: AdminSettings) -> None:
                 find_problems=brokers.problems,
             )
             await enter(brokers.watching())
+            floor = parse_mode(settings.security_floor)
+            copy = SecurityCopy(SecurityClient(brokers).find, clock.monotonic_ms, floor=floor)
+            await enter(copy.running())
             metrics = await enter(
                 MetricsServer(registry, readiness).serving(
                     settings.metrics_host, settings.metrics_port
@@ -128,13 +134,15 @@ async def serve(settings: AdminSettings) -> None:
                             controllers,
                             item_bytes_max=settings.message_item_bytes_max,
                             secret_keys=keys,
-                            security_floor=parse_mode(settings.security_floor),
+                            security_floor=floor,
                             access_log=access_log,
                             process=settings.name or "admin",
+                            needs_identity=True,
                         ),
                         settings,
                         token,
                         counted,
+                        copy,
                     ),
                     listeners,
                     settings.drain_timeout_ms,
@@ -189,16 +197,30 @@ def tls_of(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext] | N
 
 
 def with_access_control(
-    app: FastAPI, settings: AdminSettings, token: TokenFile | None, metrics: AdminMetrics
+    app: FastAPI,
+    settings: AdminSettings,
+    token: TokenFile | None,
+    metrics: AdminMetrics,
+    copy: SecurityCopy,
 ) -> ASGIApp:
     """Return the application behind its access control. Metrics count rejected requests too."""
+    clock, reports = SystemClock(), RequestReports(app.state.access_log, app.state.paths)
+    identities = IdentityCheck(
+        copy,
+        app.state.secret_keys,
+        wall_ms=clock.wall_ms,
+        monotonic_ms=clock.monotonic_ms,
+        token=token,
+        reports=reports,
+    )
     door = AccessControl(
         app,
         hosts=[settings.host, *settings.admin_hosts],
         token=token,
         body_bytes_max=settings.admin_body_bytes_max,
         large=MESSAGES,
-        reports=RequestReports(app.state.access_log, app.state.paths),
+        reports=reports,
+        identities=identities,
     )
     return RequestCounter(door, metrics, app.state.paths)
 

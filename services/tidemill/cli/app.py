@@ -28,6 +28,7 @@ from tidemill.cli import (
     topics,
     users,
 )
+from tidemill.cli.credentials import find_credentials
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import (
     ADMIN_URL,
@@ -139,7 +140,16 @@ for _noun in (topics, groups, deliveries, messages, timers, clients, broker_grou
 
 
 # Options of the root that may also stand behind a command, where most people write them.
-_SHARED = ("-o", "--output", "--admin", "--token", "--token-file", "--admin-ca-file", "--namespace")
+_SHARED = (
+    "-o",
+    "--output",
+    "--admin",
+    "--token",
+    "--token-file",
+    "--secret-file",
+    "--admin-ca-file",
+    "--namespace",
+)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -181,6 +191,15 @@ def root(
     token_file: Annotated[
         Path | None, typer.Option(envvar="TIDEMILL_ADMIN_TOKEN_FILE", help="File with that token.")
     ] = None,
+    user: Annotated[str, typer.Option(envvar="TIDEMILL_USER", help="User of the admin API.")] = "",
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TIDEMILL_SECRET_FILE",
+            help="File with the secret of that user. Default: the user and the secret in"
+            " ~/.config/tidemill/credentials.",
+        ),
+    ] = None,
     ca_file: Annotated[
         Path | None,
         typer.Option(
@@ -213,6 +232,7 @@ def root(
         admin=admin_url(admin),
         output=output,
         token=read_token(token, token_file),
+        credentials=find_credentials(user, secret_file),
         ca_file=_ca_file(context, ca_file),
         sends_plain_token=sends_plain_token,
         namespace=read_namespace(namespace, context.invoked_subcommand),

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from tidemill.cli.credentials import Credentials, read_private
 from tidemill.common.addresses import is_loopback
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
@@ -68,6 +69,7 @@ class Options:
     admin: str
     output: OutputFormat
     token: str = ""
+    credentials: Credentials | None = None  # a token precedes them
     ca_file: Path | None = None  # authorities that signed the certificate of the API
     sends_plain_token: bool = False  # over plain HTTP, also to another machine
     namespace: str = ""  # of topics and consumer groups
@@ -87,11 +89,12 @@ def call(
     With `may_miss`, return None if the API answers 404.
     """
     options = options_of(context)
-    _check_token_is_private(options)
+    credentials = _find_sendable(options)
     client = RestClient(
         url=options.admin,
         user=_user(),
         token=options.token,
+        credentials=credentials,
         ca_file=options.ca_file,
         timeout_s=TIMEOUT_S,
     )
@@ -110,17 +113,25 @@ def call(
         fail(_reason(options, error), EXIT_REFUSED)
 
 
-def _check_token_is_private(options: Options) -> None:
-    """End the command before it sends a token unencrypted to another machine."""
-    url = urlsplit(options.admin)
-    if not options.token or url.scheme != "http" or is_loopback(url.hostname or ""):
-        return
-    if not options.sends_plain_token:
+def _find_sendable(options: Options) -> tuple[str, str] | None:
+    """Return the user and the secret to send; None without any.
+
+    End the command before it sends a token or a named secret unencrypted to another machine. The
+    saved credentials are only left out then.
+    """
+    url, known = urlsplit(options.admin), options.credentials
+    pair = None if known is None or options.token else known.pair
+    is_private = url.scheme != "http" or is_loopback(url.hostname or "")
+    if is_private or options.sends_plain_token:
+        return pair
+    if options.token or (known is not None and known.is_named):
+        what = "token" if options.token else "secret"
         fail(
-            f"the token would go to {url.hostname} unencrypted; use --admin https://..., or"
+            f"the {what} would go to {url.hostname} unencrypted; use --admin https://..., or"
             " --plain-token (TIDEMILL_ADMIN_PLAIN_TOKEN=true) if the network is private",
             EXIT_USAGE,
         )
+    return None
 
 
 def _remedy(options: Options, error: RestUnreachable) -> str:
@@ -156,10 +167,7 @@ def read_token(token: str, file: Path | None) -> str:
     """Return the token or the content of its file. If the file is unreadable, end the command."""
     if token or file is None:
         return token
-    try:
-        return file.read_text("ascii").strip()
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"cannot read the token: {error}") from error
+    return read_private(file, "the token").strip()
 
 
 def check_is_sure(command: str, *, is_sure: bool) -> None:
@@ -332,6 +340,11 @@ def _reason(options: Options, rejection: RestRejection) -> str:
             f"{options.admin} answered {rejection.status} {rejection.reason_phrase}, which is not"
             " an answer of the admin API; give the address of the API with --admin"
         )
+    if rejection.status == HTTPStatus.FORBIDDEN and options.credentials and not options.token:
+        return (
+            f"{problem.title}: {problem.detail}; use another user with --user and --secret-file, or"
+            " let a super user allow it: tidemill acl allow"
+        )
     if rejection.status != HTTPStatus.UNAUTHORIZED:
         return f"{problem.title}: {problem.detail}"
     if options.token:
@@ -339,7 +352,13 @@ def _reason(options: Options, rejection: RestRejection) -> str:
             f"{problem.title}: the API at {options.admin} has another token; check --token-file,"
             " --token, and the setting admin_token_file of the API"
         )
+    if options.credentials is not None:
+        return (
+            f"{problem.title}: {problem.detail}; the API at {options.admin} refused the user"
+            f" {options.credentials.user}; check --user and --secret-file, or the file"
+            " ~/.config/tidemill/credentials"
+        )
     return (
-        f"{problem.title}: the API at {options.admin} requires a token; give its file with"
-        " --token-file (TIDEMILL_ADMIN_TOKEN_FILE), or the token with --token"
+        f"{problem.title}: the API at {options.admin} requires a token or a user; give the file of"
+        " a token with --token-file (TIDEMILL_ADMIN_TOKEN_FILE), or --user and --secret-file"
     )

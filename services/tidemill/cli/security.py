@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
 
+from tidemill.cli.credentials import credentials_file
 from tidemill.cli.rest import call, call_pages, say, segment, show
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
 from tidemill.common.prompts import fail
@@ -16,7 +16,6 @@ from tidemill.common.rest_client import Json
 app = typer.Typer(no_args_is_help=True, help="Require credentials and rights, or stop that.")
 
 FIRST_ADMIN = "admin"
-CREDENTIALS = Path("tidemill") / "credentials"  # in the folder of configurations
 AdminName = Annotated[str, typer.Option("--name", help="Name of the first super user.")]
 Permissive = Annotated[
     bool, typer.Option("--permissive", help="Count refusals, and let the calls pass.")
@@ -95,8 +94,7 @@ def _effective(security: Json) -> str:
 
 def _credentials_file() -> TextIO:
     """Open the file for the credentials, for this account alone. Ends the command if it cannot."""
-    home = os.environ.get("XDG_CONFIG_HOME")
-    file = (Path(home) if home else Path.home() / ".config") / CREDENTIALS
+    file = credentials_file()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

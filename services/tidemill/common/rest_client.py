@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ssl
 import sys
@@ -59,6 +60,7 @@ class RestClient:
     url: str  # scheme, host and port
     user: str  # for the log of the broker
     token: str = ""
+    credentials: tuple[str, str] | None = None  # user and secret; a token precedes them
     ca_file: Path | None = None  # signers of the API's certificate; default: public authorities
     timeout_s: float
     transport: httpx.BaseTransport | None = None  # for tests
@@ -99,7 +101,12 @@ class RestClient:
 
     def _headers(self) -> dict[str, str]:
         headers = {"Tidemill-User": self.user}
-        return headers | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        if self.token:
+            return headers | {"Authorization": f"Bearer {self.token}"}
+        if self.credentials is not None:
+            encoded = base64.b64encode(":".join(self.credentials).encode()).decode()
+            return headers | {"Authorization": f"Basic {encoded}"}
+        return headers
 
     def _trust(self) -> ssl.SSLContext | bool:
         if self.ca_file is None:

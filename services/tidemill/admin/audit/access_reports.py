@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.admin.http.route_templates import PREFIX
-from tidemill.common.errors import CODES, Unauthorized
+from tidemill.common.errors import CODES, Forbidden, Unauthorized
 from tidemill.security.access_log import ACCESS, REFUSAL, AccessRecord
 
 if TYPE_CHECKING:
@@ -26,8 +26,21 @@ class RequestReports:
         self._log = log
         self._paths = paths
 
-    def note_refusal(self, scope: Scope, actor: Actor, reason: str) -> None:
-        """Note a request with wrong or missing credentials."""
+    def note_refusal(
+        self,
+        scope: Scope,
+        actor: Actor,
+        reason: str,
+        *,
+        action: str = "",
+        resource: str = "",
+        passes: bool = False,
+        is_known: bool = False,
+    ) -> None:
+        """Note a request with wrong or missing credentials, or of a known user without a right.
+
+        It `passes` in the mode permissive.
+        """
         self._log.note(
             AccessRecord(
                 REFUSAL,
@@ -35,10 +48,10 @@ class RequestReports:
                 via=actor.via,
                 address=actor.address,
                 call=self._call_of(scope),
-                resource="",
-                action="",
-                result="refused",
-                code=CODES[Unauthorized].rocketmq,
+                resource=resource,
+                action=action,
+                result="would_refuse" if passes else "refused",
+                code=CODES[Forbidden if is_known else Unauthorized].rocketmq,
                 reason=reason,
                 claimed_user=actor.claimed_user,
             )

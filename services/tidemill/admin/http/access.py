@@ -20,9 +20,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, Actor, make_actor, set_actor
+from tidemill.admin.http.browser_defences import find_foreign_page, with_headers
+from tidemill.admin.http.identities import IdentityCheck, RefusedLogin
 from tidemill.admin.http.problems import problem
+from tidemill.admin.http.request_access import OPEN, set_access
 from tidemill.common.addresses import is_ip, unmapped
-from tidemill.common.errors import CODES, Overloaded
+from tidemill.common.errors import CODES, Overloaded, ServiceError, codes_of
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartError
 
@@ -120,13 +123,16 @@ class AccessControl:
         body_bytes_max: int,
         large: re.Pattern[str] | None = None,
         reports: HttpAccessReports | None = None,
+        identities: IdentityCheck | None = None,
     ) -> None:
         """Allow bodies up to `body_bytes_max` on paths that match `large`; None: on all paths.
 
-        `reports` gets the requests with wrong credentials and those of super users.
+        `reports` gets the requests with wrong credentials and those of super users. `identities`
+        checks users and the token; None: only the token counts.
         """
         self._app = app
         self._reports = reports
+        self._identities = identities
         self._large = large
         self._hosts = {host.lower().strip("[]").rstrip(".") for host in hosts} - {""}
         self._token = token
@@ -138,17 +144,16 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        send = with_headers(scope, send)
         headers = Headers(scope=scope)
         refusal = self._find_refusal(scope, headers)
+        if refusal is None:
+            refusal = await self._identify(scope, headers)
+        if refusal is None:
+            refusal = self._find_large_body(scope, headers)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        is_token = self._token is not None and scope["path"].startswith(GUARDED)
-        user, via = (BUILT_IN_USER, VIA_FILE) if is_token else ("", "")
-        actor = make_actor(scope, user=user, via=via)
-        set_actor(scope, actor)
-        if is_token and self._reports is not None:
-            self._reports.note_access(scope, actor)
         body = _RequestBody(receive, self._body_bytes_max_of(scope), self._hold)
         try:
             await self._app(scope, body.receive, send)
@@ -163,8 +168,26 @@ class AccessControl:
                 f"the host name {', '.join(names)!r} is not allowed; call this API by its address,"
                 " or add the name to admin_hosts",
             )
-        is_guarded = self._token is not None and scope["path"].startswith(GUARDED)
-        if is_guarded and not self._shows_token(headers):
+        if reason := find_foreign_page(scope):
+            return _refusal(HTTPStatus.FORBIDDEN, reason)
+        return None
+
+    async def _identify(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        """Store the caller in the state of the request, or return the answer of a refusal."""
+        is_guarded = scope["path"].startswith(GUARDED)
+        if is_guarded and self._identities is not None:
+            try:
+                actor, access = await self._identities.identify(scope)
+            except RefusedLogin as refused:
+                return refused.answer(self._identities.challenge)
+            except ServiceError as error:
+                codes = codes_of(error)
+                return problem(codes.http, type(error).__name__, error.message, codes.rocketmq)
+            set_actor(scope, actor)
+            set_access(scope, access)
+            return None
+        is_token = is_guarded and self._token is not None
+        if is_token and not self._shows_token(headers):
             reason = (
                 "the token is missing or wrong; send the token of this API in the header"
                 " Authorization: Bearer TOKEN"
@@ -174,6 +197,15 @@ class AccessControl:
                 self._reports.note_refusal(scope, make_actor(scope), reason)
             refusal.headers["WWW-Authenticate"] = 'Bearer realm="tidemill"'
             return refusal
+        user, via = (BUILT_IN_USER, VIA_FILE) if is_token else ("", "")
+        actor = make_actor(scope, user=user, via=via)
+        set_actor(scope, actor)
+        set_access(scope, OPEN)
+        if is_token and self._reports is not None:
+            self._reports.note_access(scope, actor)
+        return None
+
+    def _find_large_body(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         # The server has already rejected a header that is repeated or not a number.
         size_bytes, bytes_max = (
             int(headers.get("content-length", 0)),

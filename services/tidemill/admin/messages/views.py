@@ -45,7 +45,7 @@ def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> MessageVie
     )
 
 
-def timer_of(timer: pb.Timer, *, broker: str) -> TimerView:
+def timer_of(timer: pb.Timer, *, broker: str, with_keys: bool = True) -> TimerView:
     """Return the model of a timer, with the head of its message if it is still stored."""
     shown = TimerView(
         timer_id=timer.timer_id,
@@ -63,7 +63,7 @@ def timer_of(timer: pb.Timer, *, broker: str) -> TimerView:
         system = v2.SystemProperties.FromString(timer.head[fields.system_at : fields.user_at])
         shown.message_id = system.message_id
         shown.tag = system.tag if system.HasField("tag") else None
-        shown.keys = list(system.keys)
+        shown.keys = list(system.keys) if with_keys else []
         shown.born_at_ms = fields.born_at_ms
         shown.born_host = system.born_host
     return shown

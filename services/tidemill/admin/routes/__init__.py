@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
@@ -11,11 +10,11 @@ from fastapi.responses import JSONResponse
 from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.http.actor import CLAIMED_USER_HEADER, Actor, actor_of
+from tidemill.admin.http.request_access import RequestAccess, access_of
 from tidemill.admin.http.route_templates import PREFIX
 from tidemill.admin.json.schema import Schema
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.scaling.demand_queries import DemandQueries
-from tidemill.common.errors import Forbidden
 from tidemill.message.resource_names import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
 from tidemill.security.access_log import AccessLog
 
@@ -44,13 +43,6 @@ def composer_of(request: Request) -> Composer:
 def json_of(answer: Schema) -> JSONResponse:
     """Render the answer of a route that usually answers without content."""
     return JSONResponse(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
-
-
-def refuse_foreign_pages(request: Request) -> None:
-    """Raise Forbidden for a request that a web page of another origin sends through a browser."""
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise Forbidden(f"pages of {origin} may not call this API; use a page of the API itself")
 
 
 def caller_of(
@@ -91,6 +83,7 @@ Cluster = Annotated[Brokers, Depends(brokers_of)]
 ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]
+Access = Annotated[RequestAccess, Depends(access_of)]
 ChangeAuthor = Annotated[Author, Depends(author_of)]
 OwnAccessLog = Annotated[AccessLog, Depends(access_log_of)]
 # Documented patterns; the rules of names refuse others, with a reason.

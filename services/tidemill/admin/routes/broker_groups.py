@@ -7,7 +7,7 @@ import contextlib
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
@@ -27,15 +27,7 @@ from tidemill.admin.json.broker_groups import (
     NewBrokerGroup,
     ReplicaView,
 )
-from tidemill.admin.routes import (
-    BrokerGroupName,
-    Caller,
-    ChangeAuthor,
-    Cluster,
-    DryRun,
-    json_of,
-    refuse_foreign_pages,
-)
+from tidemill.admin.routes import BrokerGroupName, Caller, ChangeAuthor, Cluster, DryRun, json_of
 from tidemill.admin.routes.replicas import All
 from tidemill.common.errors import (
     BrokerGroupNotFound,
@@ -57,7 +49,6 @@ ANSWER_TIMEOUT_S: Final = 3.0  # of a broker to add; afterwards the address has 
 Force = Annotated[
     bool, Query(description="Remove the broker group even if its backlog is not empty or unknown.")
 ]
-BODILESS = [Depends(refuse_foreign_pages)]  # for actions without a JSON body
 
 
 @router.get("/broker-groups", response_model_exclude_none=True)
@@ -117,7 +108,7 @@ async def add_broker_group(
     return BrokerGroupChangeView(dry_run=False, by=caller, group=await _find(cluster, name))
 
 
-@router.post("/broker-groups/{name}:drain", response_model_exclude_none=True, dependencies=BODILESS)
+@router.post("/broker-groups/{name}:drain", response_model_exclude_none=True)
 async def drain_broker_group(
     name: BrokerGroupName,
     cluster: Cluster,

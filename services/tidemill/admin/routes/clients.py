@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
@@ -28,7 +28,7 @@ from tidemill.admin.json.clients import (
     VerificationView,
 )
 from tidemill.admin.json.conflicts import conflicts_of
-from tidemill.admin.routes import Caller, Cluster, Namespace, refuse_foreign_pages
+from tidemill.admin.routes import Caller, Cluster, Namespace
 from tidemill.common.errors import BrokerGroupUnreachable, ClientCannot, MessageNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resources import resource_name
@@ -36,8 +36,6 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["clients"])
-
-BODILESS = [Depends(refuse_foreign_pages)]  # for actions without a JSON body
 
 ClientId = Annotated[str, Path(max_length=255, description="Id of the client.")]
 Group = Annotated[str, Query(max_length=255, description="Only consumers of this group.")]
@@ -111,7 +109,7 @@ async def get_client(client_id: ClientId, cluster: Cluster) -> ClientView:
     return shown
 
 
-@router.post("/clients/{client_id}:stack", response_model_exclude_none=True, dependencies=BODILESS)
+@router.post("/clients/{client_id}:stack", response_model_exclude_none=True)
 async def print_stack(
     client_id: ClientId, cluster: Cluster, caller: Caller, timeout_ms: TimeoutMs = CLIENT_TIMEOUT_MS
 ) -> StackTraceView:

@@ -10,6 +10,7 @@ from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
+from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
 from tidemill.admin.json.conflicts import conflicts_of
 from tidemill.admin.json.consumer_groups import (
@@ -28,7 +29,15 @@ from tidemill.admin.json.consumer_groups import (
 )
 from tidemill.admin.json.deliveries import LockReleaseRequest, LockReleaseView
 from tidemill.admin.json.schema import millis_of
-from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, GroupName, Namespace
+from tidemill.admin.routes import (
+    Access,
+    Caller,
+    ChangeAuthor,
+    Cluster,
+    DryRun,
+    GroupName,
+    Namespace,
+)
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.message.namespaces import check_namespace
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -39,6 +48,7 @@ router = APIRouter(tags=["groups"])
 @router.get("/groups", response_model_exclude_none=True)
 async def list_groups(
     cluster: Cluster,
+    access: Access,
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
     namespace: Namespace = "",
@@ -49,7 +59,8 @@ async def list_groups(
     """
     check_namespace(namespace)
     found = await read_configuration(cluster)
-    page, token = page_of(of_namespace(found.groups, namespace), page_size, page_token)
+    shown = [group for group in found.groups if access.allows_group(READS, group.name)]
+    page, token = page_of(of_namespace(shown, namespace), page_size, page_token)
     return ConsumerGroupPageView(
         groups=[render.group_of(group) for group in page],
         next_page_token=token,

@@ -18,9 +18,10 @@ from tidemill.admin.json.storage import (
     TopicAtBrokerView,
     TopicStorageView,
 )
-from tidemill.admin.routes import Cluster
+from tidemill.admin.routes import Access, Cluster
 from tidemill.common.sizes import size_text
 from tidemill.common.times import duration_text
+from tidemill.security.acl import Action
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["storage"])
@@ -28,7 +29,7 @@ router = APIRouter(tags=["storage"])
 
 @router.get("/storage", response_model_exclude_none=True)
 async def get_storage(
-    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    cluster: Cluster, access: Access, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
 ) -> StorageView:
     """Show the disks and logs of all broker groups, and the space that topics hold.
 
@@ -39,7 +40,7 @@ async def get_storage(
     topics, token = page_of_topics(found.answers, page_size)
     return StorageView(
         broker_groups=[_broker_group(broker, reply) for broker, reply in found.answers],
-        topics=topics,
+        topics=[topic for topic in topics if access.allows_topic(Action.GET, topic.name)],
         next_page_token=token,
         unreachable=found.unreachable or None,
     )

@@ -6,29 +6,22 @@ from collections.abc import Awaitable
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
+from tidemill.admin.http.request_access import READS
 from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
 from tidemill.admin.json.timers import RescheduleRequest, TimerPageView, TimerView
 from tidemill.admin.messages.timer_pages import Token, cursor_of, merged, request_after
 from tidemill.admin.messages.views import timer_of
-from tidemill.admin.routes import (
-    BrokerName,
-    Caller,
-    ChangeAuthor,
-    Cluster,
-    DryRun,
-    refuse_foreign_pages,
-)
+from tidemill.admin.routes import Access, BrokerName, Caller, ChangeAuthor, Cluster, DryRun
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
+from tidemill.security.acl import Action
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["timers"])
-
-BODILESS = [Depends(refuse_foreign_pages)]  # for actions without a JSON body
 
 TimerId = Annotated[int, Path(ge=0, le=2**63 - 1, description="Number of the timer.")]
 Topic = Annotated[str, Query(description="Only of this topic.")]
@@ -56,6 +49,7 @@ DueTo = Annotated[
 @router.get("/timers", response_model_exclude_none=True)
 async def list_timers(
     cluster: Cluster,
+    access: Access,
     topic: Topic = "",
     due_from: DueFrom = 0,
     due_to: DueTo = 0,
@@ -77,7 +71,11 @@ async def list_timers(
     found = await cluster.ask_all(ask)
     timers, token = merged(found.answers, page_size)
     return TimerPageView(
-        timers=[timer_of(timer, broker=broker) for broker, timer in timers],
+        timers=[
+            timer_of(timer, broker=broker, with_keys=access.allows_topic(Action.SUB, timer.topic))
+            for broker, timer in timers
+            if access.allows_topic(READS, timer.topic)
+        ],
         next_page_token=token,
         unreachable=found.unreachable or None,
     )
@@ -93,7 +91,7 @@ async def get_timer(timer_id: TimerId, cluster: Cluster, broker: BrokerName = No
     )
 
 
-@router.post("/timers/{timer_id}:cancel", response_model_exclude_none=True, dependencies=BODILESS)
+@router.post("/timers/{timer_id}:cancel", response_model_exclude_none=True)
 async def cancel_timer(
     timer_id: TimerId,
     cluster: Cluster,
@@ -135,7 +133,7 @@ async def reschedule_timer(
     return timer_of(await member.client.call(calls.RESCHEDULE_TIMER, request), broker=member.name)
 
 
-@router.post("/timers/{timer_id}:fire", response_model_exclude_none=True, dependencies=BODILESS)
+@router.post("/timers/{timer_id}:fire", response_model_exclude_none=True)
 async def fire_timer(
     timer_id: TimerId,
     cluster: Cluster,

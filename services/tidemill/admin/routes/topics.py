@@ -12,6 +12,7 @@ from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
+from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
 from tidemill.admin.json.topics import (
     AckedView,
@@ -26,7 +27,15 @@ from tidemill.admin.json.topics import (
     TopicSettings,
     TopicTypeView,
 )
-from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, Namespace, TopicName
+from tidemill.admin.routes import (
+    Access,
+    Caller,
+    ChangeAuthor,
+    Cluster,
+    DryRun,
+    Namespace,
+    TopicName,
+)
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
@@ -42,6 +51,7 @@ IncludeSystem = Annotated[
 @router.get("/topics", response_model_exclude_none=True)
 async def list_topics(
     cluster: Cluster,
+    access: Access,
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
     include_system: IncludeSystem = False,
@@ -53,7 +63,8 @@ async def list_topics(
     """
     check_namespace(namespace)
     found = await read_configuration(cluster, with_system=include_system)
-    page, token = page_of(of_namespace(found.topics, namespace), page_size, page_token)
+    shown = [topic for topic in found.topics if access.allows_topic(READS, topic.name)]
+    page, token = page_of(of_namespace(shown, namespace), page_size, page_token)
     return TopicPageView(
         topics=[render.topic_of(topic) for topic in page],
         next_page_token=token,

@@ -1,0 +1,294 @@
+"""The user of a request to the REST API, by its header `Authorization`.
+
+    Basic USER:SECRET    a user of the cluster
+    Bearer TOKEN         the built-in super user, with the token of admin_token_file
+
+The mode decides what a missing or wrong credential means (ADR 0071).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import secrets
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
+
+import structlog
+from starlette.datastructures import Headers
+
+from tidemill.admin.http.actor import BUILT_IN_USER, UNKNOWN_ADDRESS, VIA_FILE, Actor, make_actor
+from tidemill.admin.http.failed_logins import FailedLogins
+from tidemill.admin.http.problems import problem
+from tidemill.admin.http.request_access import RequestAccess, user_access
+from tidemill.common.errors import KeyMissing, WrongCredentials
+from tidemill.security.identities import SECRET_CHARS_MAX, SECRETS_MAX, SealedSecret
+from tidemill.security.secret_keys import UnknownKey
+from tidemill.security.table import Mode
+
+if TYPE_CHECKING:
+    from fastapi.responses import JSONResponse
+    from starlette.types import Scope
+
+    from tidemill.admin.cluster.security_copy import SecurityCopy
+    from tidemill.security.secret_keys import SecretKeys
+    from tidemill.security.table import KnownUser
+
+VIA_BASIC: Final = "basic"
+HEADER_CHARS_MAX: Final = 4_096
+# Time of the answer to wrong credentials, from the begin of the check: the first check of an
+# existing user takes longer than that of an unknown one.
+WRONG_ANSWER_S: Final = 0.05
+CHALLENGE: Final = 'Basic realm="tidemill", Bearer realm="tidemill"'
+WRONG: Final = "the user or the secret is wrong"
+MISSING: Final = (
+    "no credentials; send a user and its secret in the header Authorization: Basic, or a token in"
+    " Authorization: Bearer TOKEN"
+)
+REFUSED_BY_FILE: Final = (
+    "the token is missing or wrong; send the token of this API in the header"
+    " Authorization: Bearer TOKEN"
+)
+
+log = structlog.get_logger()
+
+
+class Token(Protocol):
+    """The token of admin_token_file."""
+
+    def admits(self, authorization: str) -> bool:
+        """Whether the header contains the token."""
+
+
+class IdentityReports(Protocol):
+    """The receiver of refused requests, and of those of super users."""
+
+    def note_refusal(
+        self,
+        scope: Scope,
+        actor: Actor,
+        reason: str,
+        *,
+        action: str = "",
+        resource: str = "",
+        passes: bool = False,
+        is_known: bool = False,
+    ) -> None:
+        """Note a refused request; it `passes` in the mode permissive."""
+
+    def note_access(self, scope: Scope, actor: Actor) -> None:
+        """Note a request of a super user."""
+
+
+class Identity(NamedTuple):
+    """The caller of a request, and its rights."""
+
+    actor: Actor
+    access: RequestAccess
+
+
+class RefusedLogin(Exception):
+    """A request without valid credentials, with its answer."""
+
+    def __init__(self, reason: str, *, wait_s: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_s = wait_s  # until the next check; 0: at once
+
+    def answer(self, challenge: str) -> JSONResponse:
+        """Return the problem document."""
+        if self.wait_s:
+            status = HTTPStatus.TOO_MANY_REQUESTS
+            refusal = problem(status, status.phrase, self.reason, status * 100)
+            refusal.headers["Retry-After"] = str(self.wait_s)
+            return refusal
+        status = HTTPStatus.UNAUTHORIZED
+        refusal = problem(status, status.phrase, self.reason, status * 100)
+        refusal.headers["WWW-Authenticate"] = challenge
+        return refusal
+
+
+class _MissingRights:
+    """Notes the missing rights of one request."""
+
+    def __init__(self, reports: IdentityReports | None, scope: Scope, actor: Actor) -> None:
+        self._reports, self._scope, self._actor = reports, scope, actor
+
+    def note_missing_right(self, reason: str, actions: str, resource: str, *, passes: bool) -> None:
+        """Note a missing right."""
+        if self._reports is not None:
+            self._reports.note_refusal(
+                self._scope,
+                self._actor,
+                reason,
+                action=actions,
+                resource=resource,
+                passes=passes,
+                is_known=True,
+            )
+
+
+@final
+class IdentityCheck:
+    """The check of credentials of all requests of the process."""
+
+    def __init__(
+        self,
+        copy: SecurityCopy,
+        keys: Callable[[], SecretKeys | None],
+        *,
+        wall_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+        token: Token | None = None,
+        reports: IdentityReports | None = None,
+    ) -> None:
+        """`keys` returns the keys of the secrets; None without a key file."""
+        self._copy = copy
+        self._keys = keys
+        self._wall_ms = wall_ms
+        self._token = token
+        self._reports = reports
+        self._failed = FailedLogins(monotonic_ms)
+        self._random_secret = secrets.token_urlsafe(32).encode()
+        self._is_token_reported = False
+
+    async def identify(self, scope: Scope) -> Identity:
+        """Return the caller of a request. Raises RefusedLogin, ServiceError."""
+        mode = await self._copy.mode()
+        shown = Headers(scope=scope).getlist("authorization")
+        if len(shown) == 1 and self._token is not None and self._token.admits(shown[0]):
+            return self._built_in(scope, mode)
+        if mode is Mode.OFF or (mode is Mode.PERMISSIVE and self._token is not None):
+            if self._token is not None:
+                raise self._refused(scope, RefusedLogin(REFUSED_BY_FILE))
+            return Identity(make_actor(scope), RequestAccess(mode, is_super=False))
+        try:
+            known = await self._verify(shown, make_actor(scope).address)
+        except RefusedLogin as refused:
+            if mode is Mode.ON:
+                raise self._refused(scope, refused) from None
+            self._note_refusal(scope, refused.reason, passes=True)
+            return self._anonymous(scope, mode)
+        except KeyMissing as error:
+            if mode is Mode.ON:
+                raise
+            self._note_refusal(scope, error.message, passes=True)
+            return self._anonymous(scope, mode)
+        actor = make_actor(scope, user=known.user.name, via=VIA_BASIC)
+        notes = _MissingRights(self._reports, scope, actor)
+        access = user_access(mode, known, address=actor.address, notes=notes)
+        if access.is_super and self._reports is not None:
+            self._reports.note_access(scope, actor)
+        return Identity(actor, access)
+
+    @property
+    def challenge(self) -> str:
+        """The value of WWW-Authenticate."""
+        return CHALLENGE
+
+    def _built_in(self, scope: Scope, mode: Mode) -> Identity:
+        if mode is Mode.ON and not self._is_token_reported:
+            self._is_token_reported = True
+            log.warning(
+                "the token of admin_token_file is used as a super user; give each caller a user"
+            )
+        actor = make_actor(scope, user=BUILT_IN_USER, via=VIA_FILE)
+        if self._reports is not None:
+            self._reports.note_access(scope, actor)
+        return Identity(actor, RequestAccess(mode, is_super=True, address=actor.address))
+
+    def _anonymous(self, scope: Scope, mode: Mode) -> Identity:
+        """Return the caller of a request that passes in the mode permissive.
+
+        Its missing credentials are noted already, so its missing rights are not.
+        """
+        return Identity(make_actor(scope), RequestAccess(mode, is_super=False))
+
+    def _refused(self, scope: Scope, refused: RefusedLogin) -> RefusedLogin:
+        self._note_refusal(scope, refused.reason, passes=False)
+        return refused
+
+    def _note_refusal(self, scope: Scope, reason: str, *, passes: bool) -> None:
+        if self._reports is not None:
+            self._reports.note_refusal(scope, make_actor(scope), reason, passes=passes)
+
+    # ------------------------------------------------------------ Basic
+
+    async def _verify(self, shown: list[str], address: str) -> KnownUser:
+        """Return the user of a header. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable.
+
+        The order of the checks is: secret, end of the secret, enabled. A text names the user only
+        after a correct secret.
+        """
+        if not shown:
+            raise RefusedLogin(MISSING)
+        began_at_s = asyncio.get_running_loop().time()
+        name, secret = parse_basic(shown[0]) if len(shown) == 1 else ("", "")
+        self._check_limit(name, address)
+        known = await self._copy.user(name) if name else None
+        # The check and the count are one piece: requests at the same time cannot exceed the limit.
+        self._check_limit(name, address)
+        try:
+            sealed = self._find_secret(known, secret.encode())
+        except WrongCredentials as error:
+            if address != UNKNOWN_ADDRESS:
+                self._failed.note(name, address)
+            delay_s = began_at_s + WRONG_ANSWER_S - asyncio.get_running_loop().time()
+            await asyncio.sleep(max(delay_s, 0))
+            raise RefusedLogin(error.message) from None
+        assert known is not None, "its secret was found"
+        if sealed.is_over(self._wall_ms()):
+            raise RefusedLogin(f"the secret of user {name} has ended; use the newer one")
+        if not known.user.is_enabled:
+            raise RefusedLogin(f"user {name} is disabled")
+        return known
+
+    def _check_limit(self, name: str, address: str) -> None:
+        if wait_s := self._failed.wait_s(name, address):
+            raise RefusedLogin(
+                f"too many failed logins from {address}; wait {wait_s} s", wait_s=wait_s
+            )
+
+    def _find_secret(self, known: KnownUser | None, shown: bytes) -> SealedSecret:
+        """Return the secret that was shown. Raises WrongCredentials, KeyMissing.
+
+        Each secret costs the same time, whether it is equal or not. A random one replaces a missing
+        one.
+        """
+        keys = self._keys()
+        if keys is None:
+            raise KeyMissing(
+                "this admin process has no security_key_file, so it verifies no secret; set it, or"
+                " use the token of admin_token_file"
+            )
+        found: SealedSecret | None = None
+        stored = () if known is None else known.user.secrets
+        for secret in stored:
+            assert known is not None, "it has secrets"
+            try:
+                opened = keys.open(secret, user_id=known.user.id)
+            except UnknownKey as error:
+                raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
+            if hmac.compare_digest(shown, opened):
+                found = secret
+        for _ in range(SECRETS_MAX - len(stored)):
+            hmac.compare_digest(shown, self._random_secret)
+        if found is None:
+            raise WrongCredentials(WRONG)
+        return found
+
+
+def parse_basic(authorization: str) -> tuple[str, str]:
+    """Return the user and the secret of a header (RFC 7617); two empty texts if it has none."""
+    scheme, _, encoded = authorization.partition(" ")
+    if scheme.lower() != "basic" or len(authorization) > HEADER_CHARS_MAX:
+        return "", ""
+    try:
+        text = base64.b64decode(encoded.strip(), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return "", ""
+    name, _, secret = text.partition(":")
+    return name, secret[: SECRET_CHARS_MAX + 1]

@@ -1,0 +1,137 @@
+"""The rights that each call of the REST API needs in the mode `on`: one row per operation.
+
+A row names rights, all of which are needed: `Get Topic:{topic}` is an action on the resource of a
+path parameter, and `Get Cluster:clients` on an area. An operation without a row needs a super user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from fastapi import Request
+
+from tidemill.admin.http.request_access import RequestAccess, access_of
+from tidemill.security.acl import (
+    Action,
+    Resource,
+    ResourceType,
+    group_resource,
+    parse_actions,
+    topic_resource,
+)
+
+
+class NeededRight(NamedTuple):
+    """One action on a resource."""
+
+    action: Action
+    type: ResourceType
+    name: str  # of an area, or a path parameter in braces
+
+    def resource_of(self, parameters: Mapping[str, object]) -> Resource:
+        """Return the resource of a request."""
+        if self.type is ResourceType.CLUSTER:
+            return Resource(self.type, self.name)
+        name = str(parameters[self.name.strip("{}")])
+        return topic_resource(name) if self.type is ResourceType.TOPIC else group_resource(name)
+
+
+class RightsRow(NamedTuple):
+    """The rights of one operation."""
+
+    needed: tuple[NeededRight, ...] = ()
+    is_own_user: bool = False  # the user of the path needs no right
+    is_super: bool = False
+
+
+def _needs(*texts: str, is_own_user: bool = False) -> RightsRow:
+    needed = []
+    for text in texts:
+        action, _, resource = text.partition(" ")
+        type_, _, name = resource.partition(":")
+        [parsed] = parse_actions([action])
+        needed.append(NeededRight(parsed, ResourceType[type_.upper()], name))
+    return RightsRow(tuple(needed), is_own_user)
+
+
+FILTERED: Final = RightsRow()  # any user; the route leaves out what the user may not see
+SUPER: Final = RightsRow(is_super=True)
+OWN: Final = RightsRow(is_own_user=True, is_super=True)  # the user itself, or a super user
+
+ROWS: Final[Mapping[str, RightsRow]] = {
+    "GET /topics": FILTERED,
+    "GET /topics/{topic}": _needs("Get Topic:{topic}"),
+    "PUT /topics/{topic}": _needs("Create Topic:{topic}", "Update Topic:{topic}"),
+    "DELETE /topics/{topic}": _needs("Delete Topic:{topic}"),
+    "POST /topics/{topic}:purge": _needs("Delete Topic:{topic}"),
+    "POST /topics/{topic}/messages": _needs("Pub Topic:{topic}"),
+    "GET /topics/{topic}/messages": _needs("Get Topic:{topic}", "Sub Topic:{topic}"),
+    "GET /topics/{topic}/messages/{message_id}": _needs("Get Topic:{topic}", "Sub Topic:{topic}"),
+    "GET /topics/{topic}/queues/{queue}/messages": _needs("Get Topic:{topic}", "Sub Topic:{topic}"),
+    "GET /messages/{message_id}/trace": SUPER,
+    "GET /groups": FILTERED,
+    "GET /groups/{group}": _needs("Get Group:{group}"),
+    "GET /groups/{group}/progress": _needs("Get Group:{group}"),
+    "GET /groups/{group}/scaling": _needs("Get Group:{group}"),
+    "GET /groups/{group}/deliveries": _needs("Get Group:{group}"),
+    "PUT /groups/{group}": _needs("Create Group:{group}", "Update Group:{group}"),
+    "DELETE /groups/{group}": _needs("Delete Group:{group}"),
+    "POST /groups/{group}:resetOffset": _needs("Update Group:{group}"),
+    "POST /groups/{group}:forgetPullOffsets": _needs("Update Group:{group}"),
+    "POST /groups/{group}:releaseLock": _needs("Update Group:{group}"),
+    "POST /groups/{group}/deliveries:release": _needs("Update Group:{group}"),
+    "GET /timers": FILTERED,
+    "GET /timers/{timer_id}": SUPER,
+    "POST /timers/{timer_id}:cancel": SUPER,
+    "POST /timers/{timer_id}:reschedule": SUPER,
+    "POST /timers/{timer_id}:fire": SUPER,
+    "GET /clients": _needs("Get Cluster:clients"),
+    "GET /clients/{client_id}": _needs("Get Cluster:clients"),
+    "POST /clients/{client_id}:stack": _needs("Update Cluster:clients"),
+    "POST /clients/{client_id}:verify": SUPER,
+    "GET /broker-groups": _needs("Get Cluster:broker-groups"),
+    "GET /broker-groups/{name}": _needs("Get Cluster:broker-groups"),
+    "PUT /broker-groups/{name}": _needs(
+        "Create Cluster:broker-groups", "Update Cluster:broker-groups"
+    ),
+    "POST /broker-groups/{name}:drain": _needs("Update Cluster:broker-groups"),
+    "DELETE /broker-groups/{name}": _needs("Delete Cluster:broker-groups"),
+    "GET /replicas": _needs("Get Cluster:replicas"),
+    "GET /replicas/{name}": _needs("Get Cluster:replicas"),
+    "POST /replicas/{name}:transfer": _needs("Update Cluster:replicas"),
+    "POST /replicas/{name}:drain": _needs("Update Cluster:replicas"),
+    "POST /replicas/{name}:setMinInSync": _needs("Update Cluster:replicas"),
+    "POST /replicas/{name}:replace": _needs("Update Cluster:replicas"),
+    "DELETE /replicas/{name}": _needs("Delete Cluster:replicas"),
+    "GET /storage": _needs("Get Cluster:broker-groups"),
+    "GET /audit": _needs("Get Cluster:audit"),
+    "GET /users": _needs("Get Cluster:security"),
+    "GET /users/{user}": _needs("Get Cluster:security", is_own_user=True),
+    "PUT /users/{user}": SUPER,
+    "POST /users/{user}:rotate": OWN,
+    "DELETE /users/{user}": SUPER,
+    "GET /roles": _needs("Get Cluster:security"),
+    "GET /roles/{role}": _needs("Get Cluster:security"),
+    "PUT /roles/{role}": SUPER,
+    "DELETE /roles/{role}": SUPER,
+    "GET /security": _needs("Get Cluster:security"),
+    "PUT /security": SUPER,
+    "POST /access:check": _needs("Get Cluster:security"),
+}
+
+
+async def check_rights(request: Request) -> None:
+    """Check the row of the matched route. Raises Forbidden."""
+    route = request.scope["route"]
+    row = ROWS.get(f"{request.method} {route.path}", SUPER)
+    _check(access_of(request), row, request.path_params)
+
+
+def _check(access: RequestAccess, row: RightsRow, parameters: Mapping[str, object]) -> None:
+    if row.is_own_user and access.user and access.user == parameters["user"]:
+        return
+    if row.is_super:
+        access.require_super()
+    for right in row.needed:
+        access.require(right.action, right.resource_of(parameters))

@@ -1,0 +1,73 @@
+"""The credentials of the command line: a token, or a user and its secret.
+
+    ~/.config/tidemill/credentials    two lines: the user and its secret
+
+`tidemill security enable` writes this file. Other users of the machine may not read it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import typer
+
+FILE: Final = Path("tidemill") / "credentials"  # in the folder of configurations
+OTHERS: Final = stat.S_IRWXO  # permissions of users that are not the owner and not of its group
+
+
+class Credentials(NamedTuple):
+    """A user and its secret."""
+
+    user: str
+    secret: str
+    is_named: bool  # by an option, not only in the file of `security enable`
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The user and the secret."""
+        return self.user, self.secret
+
+
+def credentials_file() -> Path:
+    """Return the path of the file that `security enable` writes."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / FILE
+
+
+def find_credentials(user: str, secret_file: Path | None) -> Credentials | None:
+    """Return the credentials of the options, or those of the file; None without any.
+
+    Ends the command if a file cannot be used.
+    """
+    if bool(user) != (secret_file is not None):
+        raise typer.BadParameter("--user and --secret-file belong together; give both")
+    if secret_file is not None:
+        return Credentials(user, read_private(secret_file, "the secret").strip(), is_named=True)
+    try:
+        file = credentials_file()
+        if not file.exists():
+            return None
+    except (OSError, RuntimeError):
+        return None  # A container need not have a home folder.
+    lines = read_private(file, "the credentials").split()
+    if not lines:
+        return None  # `security enable` is making the first user.
+    if len(lines) != 2:
+        raise typer.BadParameter(f"{file} does not have two lines: a user and its secret")
+    return Credentials(lines[0], lines[1], is_named=False)
+
+
+def read_private(file: Path, what: str) -> str:
+    """Return the content of a file. Ends the command if others may read it, or nobody can."""
+    try:
+        with file.open(encoding="ascii") as opened:
+            if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & OTHERS:
+                raise typer.BadParameter(
+                    f"every user of this machine can open {file}: run `chmod o= {file}`"
+                )
+            return opened.read()
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot read {what}: {error}") from error
