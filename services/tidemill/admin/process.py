@@ -24,7 +24,7 @@ from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.admin.cluster.security_client import SecurityClient
-from tidemill.admin.cluster.security_copy import SecurityCopy
+from tidemill.admin.cluster.security_copy import AdminSecurityCopy
 from tidemill.admin.http.access import AccessControl, TokenFile
 from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
 from tidemill.admin.http.identities import IdentityCheck
@@ -115,7 +115,7 @@ async def serve(settings: AdminSettings) -> None:
             )
             await enter(brokers.watching())
             floor = parse_mode(settings.security_floor)
-            copy = SecurityCopy(SecurityClient(brokers).find, clock.monotonic_ms, floor=floor)
+            copy = AdminSecurityCopy(SecurityClient(brokers).find, clock.monotonic_ms, floor=floor)
             await enter(copy.running())
             metrics = await enter(
                 MetricsServer(registry, readiness).serving(
@@ -201,7 +201,7 @@ def with_access_control(
     settings: AdminSettings,
     token: TokenFile | None,
     metrics: AdminMetrics,
-    copy: SecurityCopy,
+    copy: AdminSecurityCopy,
 ) -> ASGIApp:
     """Return the application behind its access control. Metrics count rejected requests too."""
     clock, reports = SystemClock(), RequestReports(app.state.access_log, app.state.paths)

@@ -18,7 +18,7 @@ FILE: Final = Path("tidemill") / "credentials"  # in the folder of configuration
 OTHERS: Final = stat.S_IRWXO  # permissions of users that are not the owner and not of its group
 
 
-class Credentials(NamedTuple):
+class UserCredentials(NamedTuple):
     """A user and its secret."""
 
     user: str
@@ -37,7 +37,7 @@ def credentials_file() -> Path:
     return (Path(home) if home else Path.home() / ".config") / FILE
 
 
-def find_credentials(user: str, secret_file: Path | None) -> Credentials | None:
+def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | None:
     """Return the credentials of the options, or those of the file; None without any.
 
     Ends the command if a file cannot be used.
@@ -45,7 +45,7 @@ def find_credentials(user: str, secret_file: Path | None) -> Credentials | None:
     if bool(user) != (secret_file is not None):
         raise typer.BadParameter("--user and --secret-file belong together; give both")
     if secret_file is not None:
-        return Credentials(user, read_private(secret_file, "the secret").strip(), is_named=True)
+        return UserCredentials(user, read_private(secret_file, "the secret").strip(), is_named=True)
     try:
         file = credentials_file()
         if not file.exists():
@@ -57,7 +57,7 @@ def find_credentials(user: str, secret_file: Path | None) -> Credentials | None:
         return None  # `security enable` is making the first user.
     if len(lines) != 2:
         raise typer.BadParameter(f"{file} does not have two lines: a user and its secret")
-    return Credentials(lines[0], lines[1], is_named=False)
+    return UserCredentials(lines[0], lines[1], is_named=False)
 
 
 def read_private(file: Path, what: str) -> str:

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from tidemill.cli.credentials import Credentials, read_private
+from tidemill.cli.credentials import UserCredentials, read_private
 from tidemill.common.addresses import is_loopback
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
@@ -69,7 +69,7 @@ class Options:
     admin: str
     output: OutputFormat
     token: str = ""
-    credentials: Credentials | None = None  # a token precedes them
+    credentials: UserCredentials | None = None  # a token precedes them
     ca_file: Path | None = None  # authorities that signed the certificate of the API
     sends_plain_token: bool = False  # over plain HTTP, also to another machine
     namespace: str = ""  # of topics and consumer groups

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from tests.support.clocks import ManualClock
 from tidemill.admin.app import create_app
 from tidemill.admin.cluster.security_client import FoundItem
-from tidemill.admin.cluster.security_copy import SecurityCopy
+from tidemill.admin.cluster.security_copy import AdminSecurityCopy
 from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.rights import ROWS, NeededRight, RightsRow
@@ -90,7 +90,7 @@ class Door:
         self.items = Items()
         self.items.put(mode_item(mode))
         self.clock = ManualClock()
-        self.copy = SecurityCopy(self.items.find, self.clock.monotonic_ms, floor=Mode.OFF)
+        self.copy = AdminSecurityCopy(self.items.find, self.clock.monotonic_ms, floor=Mode.OFF)
         self.app = APP
         self.identities = IdentityCheck(
             self.copy,

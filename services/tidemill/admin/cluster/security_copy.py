@@ -46,7 +46,7 @@ class _Copy:
 
 
 @final
-class SecurityCopy:
+class AdminSecurityCopy:
     """The items that the requests of this process have needed."""
 
     def __init__(self, find: FindItem, monotonic_ms: Callable[[], int], *, floor: Mode) -> None:

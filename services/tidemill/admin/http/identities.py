@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fastapi.responses import JSONResponse
     from starlette.types import Scope
 
-    from tidemill.admin.cluster.security_copy import SecurityCopy
+    from tidemill.admin.cluster.security_copy import AdminSecurityCopy
     from tidemill.security.secret_keys import SecretKeys
     from tidemill.security.table import KnownUser
 
@@ -137,7 +137,7 @@ class IdentityCheck:
 
     def __init__(
         self,
-        copy: SecurityCopy,
+        copy: AdminSecurityCopy,
         keys: Callable[[], SecretKeys | None],
         *,
         wall_ms: Callable[[], int],

@@ -1,7 +1,7 @@
 """The rights that each call of the REST API needs in the mode `on`: one row per operation.
 
-A row names rights, all of which are needed: `Get Topic:{topic}` is an action on the resource of a
-path parameter, and `Get Cluster:clients` on an area. An operation without a row needs a super user.
+A request needs all rights of its row. `Get Topic:{topic}` is an action on the resource of a path
+parameter, and `Get Cluster:clients` on an area. An operation without a row needs a super user.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _needs(*texts: str, is_own_user: bool = False) -> RightsRow:
     return RightsRow(tuple(needed), is_own_user)
 
 
-FILTERED: Final = RightsRow()  # any user; the route leaves out what the user may not see
+FILTERED: Final = RightsRow()  # any user; the route leaves out rows without a right
 SUPER: Final = RightsRow(is_super=True)
 OWN: Final = RightsRow(is_own_user=True, is_super=True)  # the user itself, or a super user
 
