@@ -58,6 +58,7 @@ def secured(
         shutil.copy(certificates.folder / name, folder)
     chain, key = folder / "server.crt", folder / "server.key"
     (folder / "token").write_text(TOKEN + "\n")
+    (folder / "token").chmod(0o600)
     (folder / "tidemill.yaml").write_text(
         f"cluster_tls_ca_file: {folder / 'ca.crt'}\n"
         f"cluster_tls_certificate_file: {chain}\ncluster_tls_key_file: {key}\n"
