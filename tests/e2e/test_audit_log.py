@@ -362,19 +362,25 @@ def test_each_applied_change_has_one_record_after_kills_of_the_home(tmp_path: Pa
                 base_url=f"{running.admin}/api/v1", trust_env=False, timeout=20
             ) as client:
 
+                created: asyncio.Queue[str] = asyncio.Queue()
+
                 async def put(name: str) -> None:
                     settings = {"messageType": "NORMAL", "queues": 4}
                     answer = await client.put(f"/topics/{name}", json=settings)
                     # The second one would create a topic whose creation was lost.
                     if answer.is_success:
+                        created.put_nowait(name)
                         await client.put(f"/topics/{name}", json={"queues": 20})
 
                 for number in range(3):
                     async with asyncio.TaskGroup() as tasks:
                         for n in range(40):
                             tasks.create_task(put(f"t{number}-{n}"))
-                        await asyncio.sleep(0.02 * (number + 1))
+                        for _ in range(15):
+                            await created.get()
                         os.kill(child_pid(running, "broker-0"), signal.SIGKILL)
+                    while not created.empty():
+                        created.get_nowait()
                     await asyncio.to_thread(until_up, lambda: world.http.get("/topics"))
 
         asyncio.run(change_while_killed())
@@ -387,4 +393,4 @@ def test_each_applied_change_has_one_record_after_kills_of_the_home(tmp_path: Pa
         for record in reversed(world.changes()):
             found.setdefault(record["resource"], []).append(record["action"])
         assert found == expected
-        assert len(found) >= 40
+        assert len(found) >= 45
