@@ -93,14 +93,20 @@ def _find(context: typer.Context, query: Mapping[str, str], limit: int) -> tuple
 def _row(record: Mapping[str, Any]) -> tuple[str, ...]:
     user = record.get("user") or record.get("claimedUser", "")
     by = " at ".join(filter(None, (user, record.get("from", ""))))
-    return (
+    cells = (
         utc(record["atMs"] // 1_000 * 1_000).replace(".000Z", "Z"),
         by,
         record.get("action") or record.get("call", ""),
         record.get("resource", ""),
-        record["result"],
+        record.get("result", ""),
         _change(record),
     )
+    return tuple(map(_escaped, cells))
+
+
+def _escaped(text: str) -> str:
+    """Escape characters that would move the cursor; the text may come from a client."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _change(record: Mapping[str, Any]) -> str:

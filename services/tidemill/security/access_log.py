@@ -10,6 +10,7 @@ This module has no I/O and no clock: the process writes the lines and calls `tic
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
@@ -27,6 +28,7 @@ PERIODS_A_TICK: Final = 1_000  # ended in half a millisecond; the others end in 
 LINES_PER_S_MAX: Final = 200  # of a process; beyond it records are only counted
 TEXT_CHARS_MAX: Final = 512  # of each field, which may come from a client
 RECORDS_A_SLICE: Final = 256  # compared in half a millisecond
+_UNPRINTABLE: Final = re.compile(r"[^ -~]")  # A client names resources as it likes.
 
 
 RecordKey: TypeAlias = tuple[str, str, str, str]
@@ -50,7 +52,13 @@ class AccessRecord(NamedTuple):
     @property
     def key(self) -> RecordKey:
         """The kind, the caller, the call and the resource, which share a line."""
-        return self.kind, self.user or self.address, self.call, self.resource
+        caller = self.user or self.address
+        return (
+            self.kind,
+            caller[:TEXT_CHARS_MAX],
+            self.call[:TEXT_CHARS_MAX],
+            self.resource[:TEXT_CHARS_MAX],
+        )
 
 
 class RingRecord(NamedTuple):
@@ -183,6 +191,9 @@ class AccessLog:
         if self.count_repeated(key):
             return
         self.counts[record.kind] += 1
+        record = record._replace(
+            call=key[2], resource=key[3], reason=record.reason[:TEXT_CHARS_MAX]
+        )
         ended = self._periods[record.kind].pop(key, None)
         count = 1 if ended is None else 1 + ended.count
         self._begin(key, record, count, self._monotonic_ms())
@@ -190,7 +201,8 @@ class AccessLog:
     def _begin(self, key: RecordKey, record: AccessRecord, count: int, now_ms: int) -> None:
         periods = self._periods[record.kind]
         if len(periods) >= CALLERS_MAX:
-            periods.popitem(last=False)
+            _, forgotten = periods.popitem(last=False)
+            self.unwritten_count += forgotten.count
         periods[key] = _Period(record, now_ms + PERIODS_MS[record.kind])
         self._add(record, count, now_ms)
 
@@ -216,7 +228,7 @@ class AccessLog:
                     call="",
                     resource="",
                     action="",
-                    result="",
+                    result="refused",
                     code=0,
                     reason=f"{count} records over the limit of {LINES_PER_S_MAX} lines per second",
                 ),
@@ -276,4 +288,8 @@ def _fields(
         "reason": record.reason[:TEXT_CHARS_MAX],
         "count": count,
     }
-    return {name: value for name, value in fields.items() if value not in {"", 0}}
+    return {
+        name: _UNPRINTABLE.sub("?", value) if isinstance(value, str) else value
+        for name, value in fields.items()
+        if value not in {"", 0}
+    }

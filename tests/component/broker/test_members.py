@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from tests.support.audit_changes import records_of
 from tests.support.worlds.engine_world import GROUP, TOPIC
 from tests.support.worlds.proxy_world import eventually
 from tests.support.worlds.round_world import RoundWorld, idle
@@ -449,5 +450,7 @@ def test_the_home_finishes_a_removal_that_the_member_has_recorded() -> None:
         groups = cluster.home.world.engine.catalog.membership.groups
         await eventually(lambda: "broker-1" not in groups)
         await eventually(lambda: not cluster.members.connections)
+        [record] = records_of(cluster.home.world.engine)
+        assert (record["resource"], record["action"]) == ("BrokerGroup:broker-1", "Delete")
 
     run(scenario)

@@ -67,6 +67,19 @@ def test_pages_have_each_record_once(seed: int) -> None:
     assert times == sorted(times, reverse=True)
 
 
+def test_no_record_is_skipped_if_a_clock_was_set_back() -> None:
+    logs: dict[str, Log] = {
+        "a": [(number, {"id": f"a:{number}", "atMs": 60 + 10 * number}) for number in (3, 2, 1)],
+        "b": [(2, {"id": "b:2", "atMs": 50}), (1, {"id": "b:1", "atMs": 100})],
+    }
+    shown: list[str] = []
+    cursor: AuditCursor | None = AuditCursor()
+    while cursor is not None:
+        page, cursor = page_at(logs, cursor, 2, 2)
+        shown += [one["id"] for one in page]
+    assert sorted(shown) == ["a:1", "a:2", "a:3", "b:1", "b:2"]
+
+
 def test_a_page_token_has_its_pattern() -> None:
     cursor = AuditCursor(1_795_750_000_000, {"b~broker-0": 1, "p~a, b:~0011": 2**53, "admin": 7})
     token = encode_cursor(cursor)

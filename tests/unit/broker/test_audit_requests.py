@@ -11,10 +11,13 @@ import pytest
 
 from tests.support.audit_changes import AUTHOR, change_of, records_of
 from tests.support.security_items import put
+from tests.support.worlds.engine_world import blob
 from tests.support.worlds.round_world import RoundWorld
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.admin import audit as audit_admin
 from tidemill.broker.server.admin.audit import AuditAdmin
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
+from tidemill.broker.server.admin.messages import MessageAdmin
 from tidemill.broker.server.admin.security import SecurityAdmin
 from tidemill.broker.server.admin.topics import TopicAdmin
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -110,6 +113,25 @@ def test_secrets_do_not_reach_the_record() -> None:
             {"secrets": [{"id": 1}], "roles": []},
         )
         assert "c2VjcmV0" not in json.dumps(record)
+
+    run(scenario)
+
+
+def test_a_topic_that_a_rejected_send_created_has_its_record() -> None:
+    async def scenario(world: RoundWorld, _admin: AuditAdmin) -> None:
+        messages = MessageAdmin(world.rounds, Traffic())
+        request = pb.StoreMessageRequest(
+            topic="fresh",
+            blob=blob("m"),
+            delay_ms=10**13,
+            audit=author("Topic:fresh", "POST /topics/{topic}/messages"),
+        )
+        with pytest.raises(RpcError):
+            await messages.StoreMessage(request)
+        engine = world.rounds.engine
+        assert engine.catalog.find_topic("fresh") is not None
+        [record] = records_of(engine)
+        assert (record["resource"], record["action"]) == ("Topic:fresh", "Create")
 
     run(scenario)
 

@@ -61,6 +61,17 @@ def test_a_refusal_shows_its_reason_and_the_number_of_calls() -> None:
     assert _row(REFUSAL)[1:4] == ("10.1.2.3", "SendMessage", "")
 
 
+def test_names_of_clients_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    forged = {**REFUSAL, "resource": "Topic:\x1b[2J\n2026-11-29  ops", "reason": "\x1b]0;x\x07"}
+    cells = _row(forged)
+    assert all(cell.isprintable() for cell in cells)
+    assert "\\x1b[2J\\n2026" in cells[3]
+
+
+def test_a_record_without_a_result_has_a_row() -> None:
+    assert _row({"atMs": 1, "kind": "refusal", "reason": "7 records over the limit"})[4] == ""
+
+
 def test_the_table_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(monkeypatch, 80, CHANGE)
     assert max(map(len, lines[1:])) <= 80  # The head has control codes.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import suppress
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -27,11 +29,13 @@ from tests.support.worlds.packed_worlds import (
     pack_all,
     small_world,
 )
+from tests.unit.broker.test_timer_requests import stored
 from tidemill.broker.engine.layout.audit import AuditRow, decode_rows, encode_rows
-from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.metadata import audit_log
 from tidemill.broker.engine.metadata.audit_log import STATE_BYTES_MAX, AuditedChange, AuditLog
+from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep import checkpoint, restatement
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy
@@ -287,6 +291,43 @@ def test_each_applied_change_has_one_record_after_a_crash_at_any_step(is_power_c
             world.restart()
             check_promise(world)
     assert torn, "some rounds were torn"
+
+
+def test_a_torn_send_of_the_first_delayed_message_has_no_record() -> None:
+    """The hidden topic of timers is created with it, and stays."""
+
+    def world_on(disk: FaultyDisk) -> World:
+        world = World(disk)
+        world.topic(TOPIC)
+        world.commit()
+        return world
+
+    def send(world: World) -> None:
+        topic = world.engine.catalog.find_topic(TOPIC)
+        assert topic is not None
+        due_at_ms = world.now_ms + 3_600_000
+        blob = stored("m" * 3_000, due_at_ms=due_at_ms)
+        with world.engine.fold.audited(change_of("Topic:send")):
+            world.engine.commands.send(
+                topic.id, QueueId(0), blob, crc32(blob), now_ms=world.now_ms, firing_ms=world.now_ms
+            )
+        world.engine.commit(world.now_ms)
+
+    plain = world_on(FaultyDisk(Random(0)))
+    begin = len(plain.disk.operations)
+    send(plain)
+    assert resources_of(plain.engine) == ["Topic:send"]
+    for step in range(begin, len(plain.disk.operations)):
+        for seed in range(30):
+            world = world_on(FaultyDisk(Random(1_000 * step + seed)))
+            world.disk.cut_at = step
+            with suppress(PowerCut):
+                send(world)
+            world.restart(power_cut=True)
+            timers = world.engine.catalog.find_topic(TIMER_TOPIC)
+            queues = world.engine.catalog.queues
+            is_sent = timers is not None and queues[timers.id, QueueId(0)].max_offset == 1
+            assert len(resources_of(world.engine)) == is_sent, f"step {step}, seed {seed}"
 
 
 def torn_world(**options: Any) -> World:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.disk.offline_world import finish
+from tidemill.admin.json.audit import AuditRecordView
 from tidemill.security.access_log import (
     ACCESS,
     CALLERS_MAX,
@@ -122,6 +123,33 @@ def test_lines_over_the_limit_of_a_second_are_counted_in_one_line() -> None:
     world.log.tick()
     assert world.lines[-1]["count"] == 30
     assert "over the limit" in world.lines[-1]["reason"]
+    for record in world.find(limit=RING_RECORDS_MAX):
+        AuditRecordView(**record)
+
+
+def test_forgotten_callers_are_counted() -> None:
+    world = World()
+    for number in range(2 * CALLERS_MAX):
+        for _ in range(3 if number < CALLERS_MAX else 1):
+            world.refuse(user=f"user-{number}")
+    for _ in range(40):
+        world.now_ms += 1_000
+        world.log.tick()
+    assert sum(line.get("count", 1) for line in world.lines) == 4 * CALLERS_MAX
+
+
+def test_texts_of_clients_are_short_and_printable() -> None:
+    world = World()
+    for number in range(3):
+        world.refuse(resource="Topic:" + "x" * 100_000 + str(number))
+    world.refuse(resource="Topic:\x1b[2J\nforged", user="")
+    [short, forged] = world.lines
+    assert len(short["resource"]) == TEXT_CHARS_MAX
+    assert forged["resource"] == "Topic:?[2J?forged"
+    keys = world.log._periods[REFUSAL]
+    assert all(len(text) <= TEXT_CHARS_MAX for key in keys for text in key)
+    kept = [period.record for period in keys.values()]
+    assert all(len(record.resource) <= TEXT_CHARS_MAX for record in kept)
 
 
 def test_the_ring_and_the_callers_are_bounded() -> None:

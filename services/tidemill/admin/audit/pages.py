@@ -209,5 +209,8 @@ def merged(
         at[n] += 1
         page.append(fields)
         sequences[lists[n].source], at_ms = sequence, fields["atMs"]
+    for one in lists:
+        if one.records:  # A source without a record on the page goes on at its newest one.
+            sequences.setdefault(one.source, one.records[0][0] + 1)
     has_more = any(at[n] < len(one.records) or one.has_more for n, one in enumerate(lists))
     return page, AuditCursor(at_ms, sequences) if has_more else None

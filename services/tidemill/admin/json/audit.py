@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from tidemill.admin.json.schema import NEXT_PAGE, UNREACHABLE, Schema
 
@@ -20,6 +20,9 @@ class AuditKindView(StrEnum):
 
 class AuditRecordView(Schema):
     """A change, a refused call, or an access."""
+
+    # During an upgrade, brokers and proxies may have fields that this program does not know.
+    model_config = ConfigDict(extra="ignore")
 
     id: str = Field(
         description="Broker group or process, and a number that grows.", examples=["broker-0:2481"]
@@ -59,6 +62,7 @@ class AuditRecordView(Schema):
         None, description="State after a change, in the same form.", examples=[{"queues": 8}]
     )
     result: str = Field(
+        "",
         description="`ok`, `begun` or `failed` for changes; `refused` or `would_refuse` for"
         " refusals; `ok` for accesses.",
         examples=["ok"],

@@ -82,6 +82,7 @@ from tidemill.broker.engine.pop.stated_rows import (
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
 _pack_place = message.PLACE.pack
 # Entries that become the body of a record without a tail.
@@ -408,5 +409,12 @@ class Fold:
 def _prepares(entry: Entry) -> bool:
     """Whether an entry only precedes a change: without the change, it has the same meaning."""
     return isinstance(entry, Acks) or (
-        isinstance(entry, ConfigItem) and entry.item["op"] == NEXT_ID
+        isinstance(entry, ConfigItem)
+        and (
+            entry.item["op"] == NEXT_ID
+            or (
+                entry.item["op"] == "topic"
+                and entry.item["topic"]["name"].startswith(HIDDEN_TOPIC_PREFIX)
+            )
+        )
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tidemill.common.errors import ServiceError, codes_of
 from tidemill.proxy.metrics import request_code
-from tidemill.security.access_log import ACCESS, REFUSAL, AccessRecord, RecordKey
+from tidemill.security.access_log import ACCESS, REFUSAL, TEXT_CHARS_MAX, AccessRecord, RecordKey
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
@@ -64,7 +64,12 @@ class CallReports:
 
 def _key_of(kind: str, call: GatedCall, resource: str) -> RecordKey:
     user = "" if call.caller is None else call.caller.known.user.name
-    return kind, user or _address_of(call), _NAMES.get(call.method, call.method), resource
+    return (
+        kind,
+        user or _address_of(call),
+        _NAMES.get(call.method, call.method),
+        resource[:TEXT_CHARS_MAX],
+    )
 
 
 def _address_of(call: GatedCall) -> str:

@@ -106,6 +106,7 @@ class Restatement:
                 if size >= AUDIT_BYTES_A_RECORD:
                     self._fold.append(StatedAudit(together), now_ms)
                     together, size = [], 0
+                    yield []
             if together:
                 self._fold.append(StatedAudit(together), now_ms)
             yield []

@@ -60,7 +60,7 @@ class ConsumerGroupAdmin:
         def delete(engine: Engine, turn: Turn) -> pb.DeleteGroupReply:
             group = find_group(engine, request.name)
             if not request.dry_run:
-                facts = {**group_facts(group), "lag": lag, "topics": topics}
+                facts = {**group_facts(group), "lag": lag, "topics": topics[:16]}
                 with audited(engine, request, before=facts):
                     engine.administration.delete_group(request.name, turn.now_ms)
                 config_log.group_deleted(group, topics, lag, by=request.requested_by)

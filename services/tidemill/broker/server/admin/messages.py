@@ -11,7 +11,7 @@ from tidemill.broker.engine.queries.queue_reader import committed_end, describe
 from tidemill.broker.server.admin.lookup import check_queue_id, find_topic, use_topic
 from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.broker.server.wire import config_frames
-from tidemill.broker.server.wire.audit_facts import audited
+from tidemill.broker.server.wire.audit_facts import CREATE, audited
 from tidemill.common.errors import (
     BadRequest,
     IllegalOffset,
@@ -56,7 +56,8 @@ class MessageAdmin:
             fields = _decode(request.blob)
             message_group = _message_group_of(request.blob, fields)
             kind = v2.MessageType.ValueType(fields.message_type)
-            topic = use_topic(engine, request.topic, turn.now_ms)
+            with audited(engine, request, after={"createdByUse": True}, action=CREATE):
+                topic = use_topic(engine, request.topic, turn.now_ms)
             check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))
             queue_id = self._choose_queue(request, message_group, topic)
             has_delay = request.HasField("delay_ms")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, final
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from tidemill.broker.engine.metadata.audit_log import AuditedChange
 from tidemill.broker.server.members.member_connection import HomeLife, MemberConnection
 from tidemill.broker.server.wire import config_frames, config_log, security_frames
+from tidemill.broker.server.wire.audit_facts import broker_group_facts
 from tidemill.common.errors import ServiceError
 from tidemill.transport.routes.master_routes import MasterRoutes
 
@@ -154,7 +156,18 @@ class ClusterMembers:
     async def _end_removal(self, name: str) -> None:
         def remove(engine: Engine, turn: Turn) -> Generator[None, None, None]:
             engine.broker_groups.find_removable(name)
-            yield from engine.broker_groups.remove(name, turn.now_ms)
+            # The record of the operator's request was lost with its answer.
+            change = AuditedChange(
+                {
+                    "process": engine.catalog.broker_name,
+                    "call": "end of a removal",
+                    "resource": f"BrokerGroup:{name}",
+                    "action": "Delete",
+                },
+                before=broker_group_facts(engine.catalog.membership.groups.get(name)),
+            )
+            with engine.fold.audited(change):
+                yield from engine.broker_groups.remove(name, turn.now_ms)
             config_log.broker_group_removed(name, by="record of the member")
 
         try:

@@ -148,7 +148,7 @@ def security_facts(items: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
     known = [item for item in items if item is not None]
     for item in known[:ITEMS_NAMED_MAX]:
         content = item.get(item["op"])
-        if content is None:
+        if not isinstance(content, dict):  # The command refuses it.
             continue
         if len(known) == 1:
             return dict(_without_secrets(content))
