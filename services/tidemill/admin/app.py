@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBasic, HTTPBearer
 from pydantic.alias_generators import to_camel
@@ -47,7 +47,16 @@ API_VERSION = "1"  # Of the API, so that a release does not change the document.
 BEARER = HTTPBearer(
     auto_error=False, scheme_name="token", description="The token of admin_token_file."
 )
-BASIC = HTTPBasic(
+
+
+class _DocumentedBasic(HTTPBasic):
+    """The scheme for the document. The one of FastAPI refuses headers that it cannot decode."""
+
+    async def __call__(self, request: Request) -> None:  # type: ignore[override]
+        """Check nothing."""
+
+
+BASIC = _DocumentedBasic(
     auto_error=False,
     scheme_name="user",
     description="A user and its secret. Required in the security mode `on` without a token.",

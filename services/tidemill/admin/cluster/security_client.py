@@ -24,6 +24,7 @@ class FoundItem(NamedTuple):
 
     encoded: bytes | None  # None: there is no such item
     version: int
+    is_from_home: bool = True  # the copy of another broker group may be older
 
 
 class ListedItems(NamedTuple):
@@ -45,9 +46,10 @@ class SecurityClient:
         if not name and kind != MODE:
             return FoundItem(None, 0)
         request = pb.ListSecurityRequest(kind=kind, name=name, limit=1)
-        [answer, *_] = (await self._brokers.call_home(calls.LIST_SECURITY, request)).answers
+        found = await self._brokers.call_home(calls.LIST_SECURITY, request)
+        answer = max(found.answers, key=lambda each: each.value.version)
         items = answer.value.items
-        return FoundItem(items[0] if items else None, answer.value.version)
+        return FoundItem(items[0] if items else None, answer.value.version, not found.unreachable)
 
     async def page(self, kind: str, after_name: str, limit: int) -> ListedItems:
         """Return the items after a name; "" for the first ones."""

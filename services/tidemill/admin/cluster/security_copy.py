@@ -54,6 +54,7 @@ class AdminSecurityCopy:
         self._find = find
         self._monotonic_ms = monotonic_ms
         self._copies: OrderedDict[ItemKey, _Copy] = OrderedDict()
+        self._version = 0  # of the newest table that was seen
         self._table = SecurityTable(self._find_copy, floor=floor)
 
     @contextlib.asynccontextmanager
@@ -68,6 +69,14 @@ class AdminSecurityCopy:
         """Return the mode in force. Raises BrokerGroupUnreachable before the first answer."""
         await self._refresh(MODE, "")
         return self._table.mode
+
+    async def account(self, name: str) -> KnownUser | None:
+        """Return a user whose roles may not have been read yet: for its secrets alone.
+
+        Raises BrokerGroupUnreachable as `user` does.
+        """
+        await self._refresh(USER, name)
+        return self._table.user(name)
 
     async def user(self, name: str) -> KnownUser | None:
         """Return a user with its present rights; None if there is none.
@@ -113,6 +122,8 @@ class AdminSecurityCopy:
         # A cancelled request must not cancel the read, which others share.
         await asyncio.wait([copy.reading], timeout=None if read_at_ms is None else REFRESH_WAIT_S)
         if copy.read_at_ms is None:
+            if kind == USER and self._copies.get(key) is copy:
+                del self._copies[key]  # It must not displace known users in an outage.
             what = f"user {name}" if kind == USER else "the security mode"
             raise BrokerGroupUnreachable(
                 f"no broker group has answered about {what} yet, so the rights of this request are"
@@ -122,7 +133,11 @@ class AdminSecurityCopy:
     async def _read(self, key: ItemKey, copy: _Copy) -> None:
         began_at_ms = self._monotonic_ms()
         try:
-            found = (await self._find(*key)).encoded
+            answer = await self._find(*key)
+            if not answer.is_from_home and answer.version < self._version:
+                raise BrokerGroupUnreachable("the broker groups that answer have older users")
+            self._version = answer.version  # A restored home may have an older table.
+            found = answer.encoded
         except Conflict as error:
             if key[0] != MODE or copy.read_at_ms is not None:
                 copy.error = error
@@ -140,7 +155,10 @@ class AdminSecurityCopy:
         """Drop the least recently used user if the copy is full. Roles and the mode stay."""
         if len(self._copies) < USERS_MAX + ROLES_MAX or kind != USER:
             return
-        oldest = next((key for key in self._copies if key[0] == USER), None)
+        users = [(key, copy) for key, copy in self._copies.items() if key[0] == USER]
+        # Names without a user first: anybody can invent them.
+        oldest = next((key for key, copy in users if copy.encoded is None), None)
+        oldest = oldest or next((key for key, _ in users), None)
         if oldest is not None:
             del self._copies[oldest]
             self._table.note_change(*oldest)

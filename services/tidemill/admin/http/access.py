@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -46,6 +47,9 @@ ORDINARY_BYTES_MAX: Final = 64 << 10
 OTHER_BODY_BYTES_MAX: Final = 64 << 10
 BODY_PAUSE_S: Final = 10.0  # without a byte of a body; afterwards the answer is 408
 BODY_TIMEOUT_S: Final = 60.0  # of a whole body, else 408: the largest message at 1 Mbit/s
+# From the check of a caller to the end of the body. If it ends later, the caller is checked again, so
+# that a slow body keeps no lost right.
+IDENTITY_AGE_S: Final = 0.5
 TOKEN_BYTES_MAX: Final = 4_096  # a larger file is not a token file
 # The remaining bytes of a rejected body are not read, so the connection cannot be used again.
 CLOSE: Final = {"Connection": "close"}
@@ -154,7 +158,14 @@ class AccessControl:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        body = _RequestBody(receive, self._body_bytes_max_of(scope), self._hold)
+
+        async def identify_again() -> None:
+            refusal = await self._identify(scope, headers)
+            if refusal is not None:
+                detail = json.loads(bytes(refusal.body))["detail"]
+                raise HTTPException(refusal.status_code, detail, CLOSE)
+
+        body = _RequestBody(receive, self._body_bytes_max_of(scope), self._hold, identify_again)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -169,6 +180,8 @@ class AccessControl:
                 " or add the name to admin_hosts",
             )
         if reason := find_foreign_page(scope):
+            if self._reports is not None:
+                self._reports.note_refusal(scope, make_actor(scope), reason)
             return _refusal(HTTPStatus.FORBIDDEN, reason)
         return None
 
@@ -253,8 +266,16 @@ class AccessControl:
 class _RequestBody:
     """The body of a request, with its size and its timeouts."""
 
-    def __init__(self, receive: Receive, bytes_max: int, hold: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        bytes_max: int,
+        hold: Callable[[int], None],
+        identify: Callable[[], Awaitable[None]],
+    ) -> None:
         self._receive = receive
+        self._identify = identify  # raises HTTPException
+        self._identified_at_s = asyncio.get_running_loop().time()
         self._bytes_max = bytes_max
         self._hold = hold
         self._size_bytes = 0
@@ -265,6 +286,7 @@ class _RequestBody:
     async def receive(self) -> Message:
         """Receive the next part. Raises HTTPException above a limit; the application answers it."""
         # After a whole body, the next message is the disconnect of the client.
+        was_whole = self._is_whole
         message = await (self._receive() if self._is_whole else self._receive_in_time())
         self._is_whole = not message.get("more_body", False)
         self._size_bytes += len(message.get("body", b""))
@@ -278,6 +300,9 @@ class _RequestBody:
             status = CODES[Overloaded].http
             raise HTTPException(status, error.message, CLOSE) from error
         self.held_bytes += new_bytes
+        age_s = asyncio.get_running_loop().time() - self._identified_at_s
+        if self._is_whole and not was_whole and age_s >= IDENTITY_AGE_S:
+            await self._identify()
         return message
 
     async def _receive_in_time(self) -> Message:

@@ -36,7 +36,10 @@ def find_foreign_page(scope: Scope) -> str:
     headers = Headers(scope=scope)
     origin = headers.get("origin")
     if origin is not None:
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return "the header Origin is no address"
         # A proxy in front may end TLS, so an https page may call an http API, but not reversed.
         is_weaker = scope.get("scheme") == "https" and parts.scheme != "https"
         if parts.netloc != headers.get("host") or is_weaker:

@@ -18,7 +18,7 @@ from tidemill.security.acl import (
     parse_address,
     topic_resource,
 )
-from tidemill.security.identities import UserType
+from tidemill.security.identities import User, UserType
 from tidemill.security.table import KnownUser, Mode
 
 if TYPE_CHECKING:
@@ -80,6 +80,15 @@ class RequestAccess:
         """Check that the user is a super user. Raises Forbidden."""
         if self.mode is not Mode.OFF and not self.is_super:
             self.refuse("may not do this: it needs a super user")
+
+    def check_same(self, user: User) -> None:
+        """Check that a user of the caller's name is the caller. Raises Forbidden.
+
+        A user that was created again has another id, and the copy of the caller is some time old.
+        """
+        own = None if self.known is None else self.known.user
+        if self.mode is Mode.ON and own and own.name == user.name and own.id != user.id:
+            self.refuse("was deleted")
 
     def refuse(self, reason: str, actions: str = "", resource: str = "") -> None:
         """Note a missing right. Raises Forbidden in the mode `on`."""

@@ -15,6 +15,7 @@ from tidemill.admin.audit.author import PUB
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerAnswers
 from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX
+from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.messages import (
     MessageListView,
     MessageTraceView,
@@ -27,6 +28,7 @@ from tidemill.admin.messages.store import store
 from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, CURSOR_PATTERN, trace
 from tidemill.admin.messages.views import message_of
 from tidemill.admin.routes import (
+    Access,
     BrokerName,
     ChangeAuthor,
     Cluster,
@@ -140,22 +142,29 @@ async def send_message(
 
 @router.get("/topics/{topic}/messages", response_model_exclude_none=True)
 async def find_messages(
-    topic: TopicName, key: Key, cluster: Cluster, _noted: NotedRead, limit: Limit = 32
+    topic: TopicName,
+    key: Key,
+    cluster: Cluster,
+    access: Access,
+    _noted: NotedRead,
+    limit: Limit = 32,
 ) -> MessageListView:
     """Find messages by key, newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
     async with cluster.large_read():
-        return _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, limit)
+        found = await cluster.call_all(calls.FIND_MESSAGES, request)
+        return _list_of(found, topic, limit, access)
 
 
 @router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
 async def peek_message(
-    topic: TopicName, message_id: MessageId, cluster: Cluster, _noted: NotedRead
+    topic: TopicName, message_id: MessageId, cluster: Cluster, access: Access, _noted: NotedRead
 ) -> MessageListView:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
     async with cluster.large_read():
-        found = _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, COPIES_MAX)
+        answers = await cluster.call_all(calls.FIND_MESSAGES, request)
+        found = _list_of(answers, topic, COPIES_MAX, access)
     if not found.messages and found.unreachable:
         raise BrokerGroupUnreachable(
             f"{', '.join(found.unreachable)} cannot be reached, and no other broker group has"
@@ -226,11 +235,15 @@ async def read_messages(
         )
 
 
-def _list_of(found: BrokerAnswers[pb.FindMessagesReply], topic: str, limit: int) -> MessageListView:
+def _list_of(
+    found: BrokerAnswers[pb.FindMessagesReply], topic: str, limit: int, access: RequestAccess
+) -> MessageListView:
     messages = [
         message_of(message, topic=topic, broker=broker)
         for broker, reply in found.answers
         for message in reply.messages
+        # A retry or a dead letter belongs to its consumer group.
+        if access.allows_topic(READS, message.stored_topic or topic)
     ]
     # Each broker already sorts its messages, newest first.
     if len(found.answers) > 1:

@@ -35,12 +35,22 @@ async def get_storage(
 
     Each page has all broker groups. The counts are some seconds old.
     """
-    request = pb.GetStorageRequest(after_topic=page_token or "", topics_max=page_size)
-    found = await cluster.call_all(calls.GET_STORAGE, request)
-    topics, token = page_of_topics(found.answers, page_size)
+    shown: list[TopicStorageView] = []
+    token = page_token
+    # A page that ends at a hidden topic would tell its name.
+    while True:
+        request = pb.GetStorageRequest(after_topic=token or "", topics_max=page_size)
+        found = await cluster.call_all(calls.GET_STORAGE, request)
+        topics, token = page_of_topics(found.answers, page_size)
+        shown += [topic for topic in topics if access.allows_topic(Action.GET, topic.name)]
+        if token is None or len(shown) > page_size or not access.is_limited:
+            break
+    if len(shown) > page_size:
+        shown = shown[:page_size]
+        token = shown[-1].name
     return StorageView(
         broker_groups=[_broker_group(broker, reply) for broker, reply in found.answers],
-        topics=[topic for topic in topics if access.allows_topic(Action.GET, topic.name)],
+        topics=shown,
         next_page_token=token,
         unreachable=found.unreachable or None,
     )

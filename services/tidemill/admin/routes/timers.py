@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
-from tidemill.admin.http.request_access import READS
+from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
 from tidemill.admin.json.timers import RescheduleRequest, TimerPageView, TimerView
 from tidemill.admin.messages.timer_pages import Token, cursor_of, merged, request_after
@@ -22,6 +22,8 @@ from tidemill.security.acl import Action
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["timers"])
+
+CALLS_MAX = 32  # to each broker group, for a page of the timers that a user may see
 
 TimerId = Annotated[int, Path(ge=0, le=2**63 - 1, description="Number of the timer.")]
 Topic = Annotated[str, Query(description="Only of this topic.")]
@@ -58,27 +60,49 @@ async def list_timers(
     page_token: Token = None,
 ) -> TimerPageView:
     """List pending timers of all broker groups, ordered by due time."""
+    if topic and not _is_shown(access, topic, key):
+        return TimerPageView(timers=[])  # As for a topic without timers, whether it exists or not.
     request = pb.ListTimersRequest(
         topic=topic, due_from_ms=due_from, due_to_ms=due_to, key=key, page_size=page_size
     )
-    cursor = None if page_token is None else cursor_of(page_token)
+    token = page_token
+    cursor = None if token is None else cursor_of(token)
 
     def ask(member: BrokerGroupClient) -> Awaitable[pb.ListTimersReply]:
         if cursor is None:
             return member.client.call(calls.LIST_TIMERS, request)
         return member.client.call(calls.LIST_TIMERS, request_after(request, cursor, member.name))
 
-    found = await cluster.ask_all(ask)
-    timers, token = merged(found.answers, page_size)
+    shown: list[tuple[str, pb.Timer]] = []
+    unreachable: set[str] = set()
+    # A page that ends at a hidden timer would tell its due time and id.
+    for _ in range(CALLS_MAX):
+        found = await cluster.ask_all(ask)
+        unreachable.update(found.unreachable)
+        timers, token = merged(found.answers, page_size)
+        shown += [each for each in timers if _is_shown(access, each[1].topic, key)]
+        if token is None or len(shown) > page_size or not access.is_limited:
+            break
+        cursor = cursor_of(token)
+    if len(shown) > page_size:
+        shown = shown[:page_size]
+        broker, last = shown[-1]
+        token = f"{last.due_at_ms}:{last.timer_id}:{broker}"
     return TimerPageView(
         timers=[
             timer_of(timer, broker=broker, with_keys=access.allows_topic(Action.SUB, timer.topic))
-            for broker, timer in timers
-            if access.allows_topic(READS, timer.topic)
+            for broker, timer in shown
         ],
         next_page_token=token,
-        unreachable=found.unreachable or None,
+        unreachable=sorted(unreachable) or None,
     )
+
+
+def _is_shown(access: RequestAccess, topic: str, key: str) -> bool:
+    """Whether a list has the timers of a topic. A filter by key tells the key."""
+    if key and not access.allows_topic(Action.SUB, topic):
+        return False
+    return access.allows_topic(READS, topic)
 
 
 @router.get("/timers/{timer_id}", response_model_exclude_none=True)

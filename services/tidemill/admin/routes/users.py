@@ -19,7 +19,7 @@ from tidemill.admin.json.security import (
     UserSettings,
     UserView,
 )
-from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
 from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
 from tidemill.common.errors import Conflict, RoleNotFound
 from tidemill.security.identities import READY_MADE_ROLES, SealedSecret, User, user_of
@@ -109,6 +109,7 @@ async def rotate_user(
     author: ChangeAuthor,
     keys: Keys,
     clock: WallClock,
+    access: Access,
     dry_run: DryRun = False,
 ) -> UserPutView:
     """Make a new secret. The present one stays valid for a time, so that no call fails.
@@ -121,6 +122,7 @@ async def rotate_user(
 
     def decide(found: FoundItem) -> list[Item]:
         old = find_user(_read(found), user)
+        access.check_same(old)
         seen.append(old.secrets)
         if seen[0] != old.secrets:
             raise Conflict(f"another rotation of {user} came first; look at its secrets again")
