@@ -71,7 +71,7 @@ class AdminSecurityCopy:
         return self._table.mode
 
     async def account(self, name: str) -> KnownUser | None:
-        """Return a user whose roles may not have been read yet: for its secrets alone.
+        """Return a user for the check of its secrets. Its roles may be unknown yet.
 
         Raises BrokerGroupUnreachable as `user` does.
         """
@@ -156,7 +156,7 @@ class AdminSecurityCopy:
         if len(self._copies) < USERS_MAX + ROLES_MAX or kind != USER:
             return
         users = [(key, copy) for key, copy in self._copies.items() if key[0] == USER]
-        # Names without a user first: anybody can invent them.
+        # Names without a user go first, because clients can invent them.
         oldest = next((key for key, copy in users if copy.encoded is None), None)
         oldest = oldest or next((key for key, _ in users), None)
         if oldest is not None:
