@@ -47,7 +47,7 @@ ORDINARY_BYTES_MAX: Final = 64 << 10
 OTHER_BODY_BYTES_MAX: Final = 64 << 10
 BODY_PAUSE_S: Final = 10.0  # without a byte of a body; afterwards the answer is 408
 BODY_TIMEOUT_S: Final = 60.0  # of a whole body, else 408: the largest message at 1 Mbit/s
-# After this time, the end of a body checks its caller again, so that a slow body keeps no lost right.
+# After this time, the end of a body checks its caller again: a slow body keeps no lost right.
 IDENTITY_AGE_S: Final = 0.5
 TOKEN_BYTES_MAX: Final = 4_096  # a larger file is not a token file
 # The remaining bytes of a rejected body are not read, so the connection cannot be used again.
