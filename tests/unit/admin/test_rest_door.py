@@ -262,10 +262,20 @@ def test_the_token_of_the_file_counts_while_no_broker_answers() -> None:
     door = Door()
     door.items.is_up = False
     door.identities._token = Token()
-    for token, is_admitted in (("t", True), ("u", False)):
+    for token, status in (("t", 502), ("u", 401)):
         headers = {"Authorization": f"Bearer {token}"}
         answer = door.ask("POST /replicas/b1:transfer", None, headers)
-        assert (answer.status_code != 503) == is_admitted
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize(("floor", "is_open"), [(Mode.OFF, True), (Mode.ON, False)])
+def test_replicas_are_repaired_before_any_broker_answers(floor: Mode, is_open: bool) -> None:
+    door = Door()
+    door.items.is_up = False
+    check_with(door, door.items.find, floor=floor)
+    repaired = door.ask("POST /replicas/b1:transfer", None).status_code
+    assert repaired == (502 if is_open else 401)
+    assert door.ask("GET /topics", None).status_code == 503
 
 
 # ---------------------------------------------------------------- headers

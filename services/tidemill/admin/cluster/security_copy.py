@@ -52,6 +52,7 @@ class AdminSecurityCopy:
     def __init__(self, find: FindItem, monotonic_ms: Callable[[], int], *, floor: Mode) -> None:
         """`find` reads an item from the cluster; `floor` is the least mode."""
         self._find = find
+        self.floor = floor
         self._monotonic_ms = monotonic_ms
         self._copies: OrderedDict[ItemKey, _Copy] = OrderedDict()
         self._version = 0  # of the newest table that was seen

@@ -24,6 +24,7 @@ from tidemill.admin.http.actor import BUILT_IN_USER, UNKNOWN_ADDRESS, VIA_FILE, 
 from tidemill.admin.http.failed_logins import FailedLogins
 from tidemill.admin.http.problems import problem
 from tidemill.admin.http.request_access import RequestAccess, user_access
+from tidemill.admin.http.route_templates import PREFIX
 from tidemill.common.errors import BrokerGroupUnreachable, KeyMissing, WrongCredentials
 from tidemill.security.identities import (
     SECRET_CHARS_MAX,
@@ -47,6 +48,7 @@ HEADER_CHARS_MAX: Final = 4_096
 # Time of the answer to wrong credentials, from the begin of the check: the first check of an
 # existing user takes longer than that of an unknown one.
 WRONG_ANSWER_S: Final = 0.05
+REPLICAS: Final = f"{PREFIX}/replicas"
 CHALLENGE: Final = 'Basic realm="tidemill", Bearer realm="tidemill"'
 WRONG: Final = "the user or the secret is wrong"
 MISSING: Final = (
@@ -169,7 +171,13 @@ class IdentityCheck:
             except BrokerGroupUnreachable:
                 mode = Mode.ON  # The token may do everything in each mode, also in an outage.
             return self._built_in(scope, mode)
-        mode = await self._copy.mode()
+        try:
+            mode = await self._copy.mode()
+        except BrokerGroupUnreachable:
+            # An operator repairs a group without a master at the controllers, which keep no mode.
+            if not scope["path"].startswith(REPLICAS):
+                raise
+            mode = self._copy.floor
         if mode is Mode.OFF or (mode is Mode.PERMISSIVE and self._token is not None):
             if self._token is not None:
                 raise self._refused(scope, RefusedLogin(REFUSED_BY_FILE))
