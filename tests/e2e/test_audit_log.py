@@ -28,7 +28,7 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 ROOT = Path(__file__).resolve().parents[2]
 HOUR_MS = 3_600_000
 CLAIMED = {"Tidemill-User": "tester"}
-# Operations that are no GET and change nothing that outlives them.
+# Operations other than GET without a lasting change.
 WITHOUT_RECORD = {"checkAccess", "printStack", "verifyMessage"}
 
 
@@ -371,7 +371,7 @@ def test_each_applied_change_has_one_record_after_kills_of_the_home(tmp_path: Pa
                 async def put(name: str) -> None:
                     settings = {"messageType": "NORMAL", "queues": 4}
                     answer = await client.put(f"/topics/{name}", json=settings)
-                    # The second one would create a topic whose creation was lost.
+                    # After a lost creation, the second request would create the topic.
                     if answer.is_success:
                         created.put_nowait(name)
                         await client.put(f"/topics/{name}", json={"queues": 20})

@@ -52,7 +52,7 @@ BEARER = HTTPBearer(
 class _DocumentedBasic(HTTPBasic):
     """The scheme for the document. The one of FastAPI refuses headers that it cannot decode."""
 
-    async def __call__(self, request: Request) -> None:  # type: ignore[override]
+    async def __call__(self, request: Request) -> None:  # type: ignore[override]  # It returns none.
         """Check nothing."""
 
 

@@ -18,6 +18,7 @@ from tidemill.admin.cluster import security_copy
 from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers, BrokerGroupClient, Brokers
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
+from tidemill.admin.http import access
 from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.json.messages import NewMessage
@@ -66,7 +67,7 @@ async def raw(
 
 def serve(door: Door, brokers: Callable[[], Any]) -> Door:
     """Let the API behind a door use these brokers."""
-    app = create_app(None, None, needs_identity=True, secret_keys=lambda: KEYS)  # type: ignore[arg-type]
+    app = create_app(None, None, needs_identity=True, secret_keys=lambda: KEYS)  # type: ignore[arg-type]  # no brokers
     app.dependency_overrides = {brokers_of: brokers}
     door.served = AccessControl(app, body_bytes_max=10_000, identities=door.identities)
     return door
@@ -84,6 +85,11 @@ def check_with(door: Door, find: security_copy.FindItem, *, floor: Mode) -> None
 # ---------------------------------------------------------------- a body that is held back
 
 
+@pytest.fixture(autouse=True)
+def _each_body_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "IDENTITY_AGE_S", 0.0)
+
+
 def with_held_body(
     revoke: Callable[[Door], object], path: str = "/api/v1/users/evil", method: str = "PUT"
 ) -> int:
@@ -96,7 +102,6 @@ def with_held_body(
         if len(parts) == 1:
             revoke(door)
             door.clock.advance(59_000)
-            await asyncio.sleep(0.6)  # the age of an identity that is checked again
         return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
     headers = [basic(), (b"content-type", b"application/json")]

@@ -32,7 +32,7 @@ SECRET = "a-secret-of-sixteen"
 KEYS = SecretKeys({"k1": b"k" * 32})
 NAMES = {"{topic}": "orders", "{group}": "billing", "{user}": "other"}
 # Without brokers: a passed request fails with 502, which is neither 401 nor 403.
-APP: FastAPI = create_app(None, None, needs_identity=True)  # type: ignore[arg-type]
+APP: FastAPI = create_app(None, None, needs_identity=True)  # type: ignore[arg-type]  # no brokers
 
 
 def fail() -> None:
