@@ -346,7 +346,8 @@ def _row(message: Json) -> tuple[object, ...]:
 def _shown_body(message: Json) -> str:
     body = message.get("bodyText")
     if body is None:
-        body = f"({message['bodySize']} bytes)"
+        hidden = "hidden, " if message.get("bodyHidden") else ""
+        body = f"({hidden}{message['bodySize']} bytes)"
     return printable(body if len(body) <= BODY_SHOWN_MAX else body[:BODY_SHOWN_MAX] + "...")
 
 

@@ -165,6 +165,10 @@ class WrongCredentials(Unauthorized):
     """The user is unknown, or the signature is wrong."""
 
 
+class AlreadyExists(RequestError):
+    """The resource exists, and the request may only create it."""
+
+
 class LogChanged(RequestError):
     """A position belongs to a different log than the broker group has now."""
 
@@ -326,6 +330,7 @@ CODES: dict[type[ServiceError], Codes] = {
     MessageBodyTooLarge: Codes(41301, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     MessageBodyEmpty: Codes(41302, HTTPStatus.BAD_REQUEST),
     Conflict: Codes(42800, HTTPStatus.CONFLICT),
+    AlreadyExists: Codes(42800, HTTPStatus.CONFLICT),
     Overloaded: Codes(42900, HTTPStatus.TOO_MANY_REQUESTS),
     PropertiesTooLarge: Codes(43101, HTTPStatus.BAD_REQUEST),
     DiskFull: Codes(50001, HTTPStatus.INSUFFICIENT_STORAGE),

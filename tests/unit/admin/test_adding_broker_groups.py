@@ -10,6 +10,7 @@ import pytest
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.audit.author import Author
 from tidemill.admin.http.actor import Actor
+from tidemill.admin.http.request_access import OPEN
 from tidemill.admin.json.broker_groups import BrokerGroupChangeView, NewBrokerGroup
 from tidemill.admin.routes.broker_groups import add_broker_group, drain_broker_group
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, BrokerTimeout, Conflict
@@ -87,7 +88,7 @@ def add(
 ) -> BrokerGroupChangeView:
     new = NewBrokerGroup(address=address, force=force)
     return asyncio.run(
-        add_broker_group(name, new, cast("Any", cluster), "me", AUTHOR, dry_run=dry_run)
+        add_broker_group(name, new, cast("Any", cluster), OPEN, "me", AUTHOR, dry_run=dry_run)
     )
 
 

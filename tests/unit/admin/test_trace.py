@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers, Brokers
+from tidemill.admin.http.request_access import OPEN
 from tidemill.admin.json.messages import MessageTraceView
 from tidemill.admin.messages.trace import LOG_BYTES_MAX, LOG_BYTES_PER_REQUEST, trace
 from tidemill.common.errors import BrokerGroupUnreachable, MessageNotFound
@@ -73,7 +74,7 @@ def traced(*logs: Log, cursor: str = "", is_gone: bool = False) -> MessageTraceV
         return is_gone
 
     cluster = cast("Brokers", Cluster(*logs))
-    return asyncio.run(trace(cluster, "m", cursor, is_gone=look))
+    return asyncio.run(trace(cluster, "m", cursor, OPEN, is_gone=look))
 
 
 def cursor_of(places: dict[str, list[object]]) -> str:

@@ -22,6 +22,7 @@ from tidemill.common.errors import (
     ProxyUnreachable,
     ServiceError,
 )
+from tidemill.message.client_key import NO_OWNER
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # A proxy lists 100,000 clients in a tenth of a second besides its traffic.
@@ -129,9 +130,14 @@ async def list_client_ids(brokers: Brokers, request: pb.ListClientsRequest) -> l
     return [client_id for client_id, _ in page.clients]
 
 
-async def find_client(brokers: Brokers, client_id: str) -> tuple[ConnectedClient, list[str]]:
-    """Return a client and the unreachable processes. Raises ClientNotFound or ProxyUnreachable."""
-    page = await list_clients(brokers, pb.ListClientsRequest(client_id=client_id))
+async def find_client(
+    brokers: Brokers, client_id: str, owner: int = NO_OWNER
+) -> tuple[ConnectedClient, list[str]]:
+    """Return a client of an owner, or of any, and the unreachable processes.
+
+    Raises ClientNotFound, ProxyUnreachable.
+    """
+    page = await list_clients(brokers, pb.ListClientsRequest(client_id=client_id, owner=owner))
     if page.clients:
         return page.clients[0][1], page.unreachable
     if page.unreachable:

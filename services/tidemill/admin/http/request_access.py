@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 from fastapi import Request
 
 from tidemill.common.errors import Forbidden
+from tidemill.message.client_key import NO_OWNER
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 from tidemill.security.acl import (
     Action,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 READS: Final = (Action.GET, Action.LIST)  # one of them suffices for a row of a list
+_CLIENTS: Final = Resource(ResourceType.CLUSTER, "clients")
 _TIMER_DEAD_LETTERS: Final = Resource(ResourceType.TOPIC, TIMER_DEAD_LETTER_TOPIC)
 
 
@@ -55,6 +57,13 @@ class RequestAccess:
     def is_limited(self) -> bool:
         """Whether rows, fields or changes of this request may be refused."""
         return self.mode is Mode.ON and not self.is_super
+
+    @property
+    def client_owner(self) -> int:
+        """The owner of the clients that the caller may see; NO_OWNER: it may see all clients."""
+        if self.known is None or self.allows(Action.GET, _CLIENTS):
+            return NO_OWNER
+        return self.known.user.id
 
     def allows(self, actions: Action | Sequence[Action], resource: Resource) -> bool:
         """Whether one of the actions is allowed. It is always, except in the mode `on`."""

@@ -161,7 +161,9 @@ class MessageView(Schema):
     log_offset: int = Field(description="Offset of its record in the log.")
     message_type: str = Field(description="NORMAL, FIFO or DELAY.")
     tag: str | None = Field(None, description="Tag of the message.")
-    keys: list[str] = Field(description="Keys of the message.")
+    keys: list[str] | None = Field(
+        None, description="Keys of the message. Missing if the body is hidden."
+    )
     message_group: str | None = Field(None, description="Message group of a FIFO message.")
     born_at_ms: int = Field(description="Time at which the producer created it (Unix, ms).")
     born_host: str = Field(description="Host of the producer.")
@@ -174,10 +176,17 @@ class MessageView(Schema):
     consumer_group: str | None = Field(None, description="Consumer group of a copy.")
     origin_topic: str | None = Field(None, description="Of a copy: topic of the original message.")
     reason: str | None = Field(None, description="Reason for the copy.")
-    properties: dict[str, str] = Field(description="Properties of the message.")
+    properties: dict[str, str] | None = Field(
+        None, description="Properties of the message. Missing if the body is hidden."
+    )
     body_encoding: str = Field(description="IDENTITY or GZIP.")
     body_size: int = Field(description="Bytes of the body.")
-    body_base64: str = Field(description="The body as bytes.")
+    body_hidden: bool | None = Field(
+        None,
+        description="True: the user may not read the body, the keys and the properties. This needs"
+        " the right Sub on the topic.",
+    )
+    body_base64: str | None = Field(None, description="The body as bytes. Missing if it is hidden.")
     body_text: str | None = Field(None, description="The body, when it is UTF-8 text.")
 
 

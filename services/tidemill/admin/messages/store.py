@@ -114,7 +114,8 @@ async def _choose_queue(
     cluster: Brokers, home: BrokerGroupClient, request: pb.StoreMessageRequest, message_group: str
 ) -> BrokerGroupClient:
     """Put the queue of a message group into `request`, and return the member with this queue."""
-    topic = await _find_topic(home, request.topic)
+    may_create = request.existence != pb.EXISTENCE_MUST_EXIST
+    topic = await _find_topic(home, request.topic, may_create=may_create)
     if topic is None or not topic.placements:
         return home
     name, request.queue_id = broker_queue_of_message_group(message_group, topic.placements)
@@ -145,12 +146,16 @@ async def _choose_queue(
     )
 
 
-async def _find_topic(home: BrokerGroupClient, name: str) -> pb.TopicConfig | None:
-    """Return a topic; create it if the home allows that. None: the home will reject the send."""
+async def _find_topic(
+    home: BrokerGroupClient, name: str, *, may_create: bool
+) -> pb.TopicConfig | None:
+    """Return a topic; create it if that is allowed. None: the home will reject the send."""
     with contextlib.suppress(TopicNotFound):
         return (
             await home.client.call(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=name))
         ).topic
+    if not may_create:
+        return None
     with contextlib.suppress(TopicNotFound):
         request = pb.PutTopicRequest(name=name, is_first_use=True)
         return (await home.client.call(calls.PUT_TOPIC, request)).topic

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.json.messages import MessageEventView, MessageTraceView
-from tidemill.common.errors import BrokerGroupUnreachable, MessageNotFound
+from tidemill.common.errors import BrokerGroupUnreachable, MessageNotFound, ServiceError
+from tidemill.security.acl import Action
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.admin.http.request_access import RequestAccess
 
 LOG_BYTES_MAX: Final = 64 << 20  # per call, over all broker groups
 LOG_BYTES_PER_REQUEST: Final = 8 << 20  # a broker reads them within the request timeout
@@ -39,25 +43,31 @@ class TraceCursor(NamedTuple):
 
 
 async def trace(
-    cluster: Brokers, message_id: str, cursor: str, *, is_gone: Callable[[], Awaitable[bool]]
+    cluster: Brokers,
+    message_id: str,
+    cursor: str,
+    access: RequestAccess,
+    *,
+    is_gone: Callable[[], Awaitable[bool]],
 ) -> MessageTraceView:
     """Continue to read the logs of all broker groups; raise MessageNotFound without any record.
 
-    Stop between two pages if the client `is_gone`.
+    Stop between two pages if the client `is_gone`. A message whose topic the user may not read
+    looks like a missing one, also to a call with an invented cursor.
     """
-    reader = _TraceReader(message_id, _decode(cursor) if cursor else None)
+    if access.is_limited:
+        first = _TraceReader(message_id, None, access)
+        await first.read_page(cluster)
+        if not first.events:
+            raise first.missing()
+    reader = _TraceReader(message_id, _decode(cursor) if cursor else None, access)
     while True:
         before = reader.cursors
         await reader.read_page(cluster)
         if reader.is_full or not reader.open_cursors or reader.cursors == before or await is_gone():
             break
     if not (reader.events or reader.damaged or cursor or reader.open_cursors):
-        if reader.unreachable:
-            raise BrokerGroupUnreachable(
-                f"{', '.join(reader.unreachable)} cannot be reached, and no other broker group has"
-                f" message {message_id}; retry later"
-            )
-        raise MessageNotFound(f"no broker group has a record of message {message_id}")
+        raise reader.missing()
     return reader.result()
 
 
@@ -65,8 +75,11 @@ async def trace(
 class _TraceReader:
     """The results of one call: events, and the cursor of each log."""
 
-    def __init__(self, message_id: str, cursors: dict[str, TraceCursor] | None) -> None:
+    def __init__(
+        self, message_id: str, cursors: dict[str, TraceCursor] | None, access: RequestAccess
+    ) -> None:
         self._message_id = message_id
+        self._access = access
         self.cursors = cursors  # None before the first page
         self.events: list[MessageEventView] = []
         self.unreachable: list[str] = []
@@ -114,7 +127,7 @@ class _TraceReader:
 
     def _add(self, broker: str, reply: pb.ReadEventsReply, before: TraceCursor | None) -> None:
         assert self.cursors is not None, "a page was read"
-        self.events += _events_of(broker, reply)
+        self.events += [one for one in _events_of(broker, reply) if _is_shown(self._access, one)]
         if reply.damaged_bytes:
             self.damaged[broker] += reply.damaged_bytes
         # Clients may change a cursor, so the end of the log bounds its end.
@@ -128,6 +141,15 @@ class _TraceReader:
         if cursor.position >= cursor.end:
             del self.cursors[broker]
 
+    def missing(self) -> ServiceError:
+        """Return the error of a message without a record."""
+        if self.unreachable:
+            return BrokerGroupUnreachable(
+                f"{', '.join(self.unreachable)} cannot be reached, and no other broker group has"
+                f" message {self._message_id}; retry later"
+            )
+        return MessageNotFound(f"no broker group has a record of message {self._message_id}")
+
     def result(self) -> MessageTraceView:
         """Return the events, and the cursor of the next call."""
         cursors = self.open_cursors
@@ -139,6 +161,15 @@ class _TraceReader:
             damaged_bytes=dict(self.damaged) or None,
             unreachable=self.unreachable or None,
         )
+
+
+def _is_shown(access: RequestAccess, event: MessageEventView) -> bool:
+    """Whether the user may read the topic of an event, its origin, and its consumer group."""
+    topics = {event.topic, event.origin_topic or event.topic}
+    group = event.consumer_group
+    return all(access.allows_topic(Action.GET, topic) for topic in topics) and (
+        not group or access.allows_group(Action.GET, group)
+    )
 
 
 def _events_of(broker: str, reply: pb.ReadEventsReply) -> list[MessageEventView]:

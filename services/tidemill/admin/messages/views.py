@@ -11,13 +11,19 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> MessageView:
-    """Return the model of a message found under `topic`."""
+def message_of(
+    found: pb.FoundMessage, *, topic: str, broker: str, is_hidden: bool = False
+) -> MessageView:
+    """Return the model of a message found under `topic`.
+
+    If it `is_hidden`, the model is without body, keys and properties.
+    """
     fields = stored_message.decode(found.blob)
     system = v2.SystemProperties.FromString(found.blob[fields.system_at : fields.user_at])
     wire = v2.Message.FromString(found.blob[fields.user_at :])
     body = wire.body
-    return MessageView(
+    body_hidden = True if is_hidden else None
+    shown = MessageView(
         message_id=system.message_id,
         topic=topic,
         stored_topic=found.stored_topic or topic,
@@ -27,7 +33,6 @@ def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> MessageVie
         log_offset=found.log_offset,
         message_type=v2.MessageType.Name(system.message_type),
         tag=system.tag if system.HasField("tag") else None,
-        keys=list(system.keys),
         message_group=system.message_group if system.HasField("message_group") else None,
         born_at_ms=fields.born_at_ms,
         born_host=system.born_host,
@@ -37,12 +42,17 @@ def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> MessageVie
         consumer_group=found.group or None,
         origin_topic=found.origin_topic or None,
         reason=found.reason or None,
-        properties=dict(wire.user_properties),
         body_encoding=v2.Encoding.Name(system.body_encoding),
         body_size=len(body),
-        body_base64=base64.b64encode(body).decode(),
-        body_text=_text(body),
+        body_hidden=body_hidden,
     )
+    if body_hidden:
+        return shown
+    shown.keys = list(system.keys)
+    shown.properties = dict(wire.user_properties)
+    shown.body_base64 = base64.b64encode(body).decode()
+    shown.body_text = _text(body)
+    return shown
 
 
 def timer_of(timer: pb.Timer, *, broker: str, with_keys: bool = True) -> TimerView:

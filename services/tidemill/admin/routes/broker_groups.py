@@ -27,7 +27,15 @@ from tidemill.admin.json.broker_groups import (
     NewBrokerGroup,
     ReplicaView,
 )
-from tidemill.admin.routes import BrokerGroupName, Caller, ChangeAuthor, Cluster, DryRun, json_of
+from tidemill.admin.routes import (
+    Access,
+    BrokerGroupName,
+    Caller,
+    ChangeAuthor,
+    Cluster,
+    DryRun,
+    json_of,
+)
 from tidemill.admin.routes.replicas import All
 from tidemill.common.errors import (
     BrokerGroupNotFound,
@@ -39,8 +47,11 @@ from tidemill.common.errors import (
 )
 from tidemill.common.feature_level import read_level
 from tidemill.message.broker_names import check_address, check_name
+from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+
+BROKER_GROUPS: Final = Resource(ResourceType.CLUSTER, "broker-groups")
 
 router = APIRouter(tags=["broker groups"])
 
@@ -77,6 +88,7 @@ async def add_broker_group(
     name: BrokerGroupName,
     new: NewBrokerGroup,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
     dry_run: DryRun = False,
@@ -89,6 +101,7 @@ async def add_broker_group(
     """
     check_address(new.address)
     known = await _find_member(cluster, name)
+    access.require(Action.CREATE if known is None else Action.UPDATE, BROKER_GROUPS)
     if known is None:
         check_name(name)
         await _check_cluster(cluster)

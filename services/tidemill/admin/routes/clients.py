@@ -15,6 +15,7 @@ from tidemill.admin.cluster.proxies import (
     list_clients,
 )
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.clients import (
     CLIENT_TIMEOUT_MS,
     CLIENT_TIMEOUT_MS_MAX,
@@ -28,10 +29,12 @@ from tidemill.admin.json.clients import (
     VerificationView,
 )
 from tidemill.admin.json.conflicts import conflicts_of
-from tidemill.admin.routes import Caller, Cluster, Namespace
+from tidemill.admin.routes import Access, Caller, Cluster, Namespace
 from tidemill.common.errors import BrokerGroupUnreachable, ClientCannot, MessageNotFound
+from tidemill.message.client_key import NO_OWNER
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resources import resource_name
+from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -66,20 +69,29 @@ _KINDS: dict[int, ClientKind] = {
 @router.get("/clients", response_model_exclude_none=True)
 async def get_clients(
     cluster: Cluster,
+    access: Access,
     group: Group = "",
     topic: Topic = "",
     namespace: Namespace = "",
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
 ) -> ClientListView:
-    """List the clients of all proxies, ordered by id."""
-    after = page_token or ""
+    """List the clients of all proxies, ordered by id.
+
+    A user without the right Get on Cluster:clients sees its own clients.
+    """
+    after, owner = page_token or "", access.client_owner
     check_namespace(namespace)
     asked = pb.ListClientsRequest(
-        group=group, topic=topic, namespace=namespace, after=after, clients_max=page_size
+        group=group,
+        topic=topic,
+        namespace=namespace,
+        after=after,
+        clients_max=page_size,
+        owner=owner,
     )
     page = await list_clients(cluster, asked)
-    if not page.clients and not after:
+    if not page.clients and not after and owner == NO_OWNER:
         # A group or topic that does not exist is an error, not an empty list.
         if group:
             await cluster.call_home(
@@ -88,7 +100,7 @@ async def get_clients(
         if topic:
             await cluster.call_home(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic))
     shown = [_show(client_id, client) for client_id, client in page.clients]
-    silent = await _add_conflicts(cluster, shown)
+    silent = await _add_conflicts(cluster, shown, access)
     return ClientListView(
         clients=shown,
         next_page_token=page.clients[-1][0] if page.has_more else None,
@@ -97,13 +109,18 @@ async def get_clients(
 
 
 @router.get("/clients/{client_id}", response_model_exclude_none=True)
-async def get_client(client_id: ClientId, cluster: Cluster) -> ClientView:
-    """Show a client with its number of messages in flight."""
-    client, unreachable = await find_client(cluster, client_id)
-    held = await cluster.call_all(calls.GET_HELD, pb.GetHeldRequest(client_id=client_id))
+async def get_client(client_id: ClientId, cluster: Cluster, access: Access) -> ClientView:
+    """Show a client with its number of messages in flight.
+
+    A user without the right Get on Cluster:clients sees its own clients.
+    """
+    owner = access.client_owner
+    client, unreachable = await find_client(cluster, client_id, owner)
+    request = pb.GetHeldRequest(client_id=client_id, owner=owner)
+    held = await cluster.call_all(calls.GET_HELD, request)
     shown = _show(client_id, client)
     shown.in_flight = sum(reply.in_flight_count for _, reply in held.answers)
-    silent = await _add_conflicts(cluster, [shown])
+    silent = await _add_conflicts(cluster, [shown], access)
     # A broker may be unreachable for several questions.
     shown.unreachable = sorted({*unreachable, *held.unreachable, *silent}) or None
     return shown
@@ -125,19 +142,24 @@ async def print_stack(
 
 @router.post("/clients/{client_id}:verify", response_model_exclude_none=True)
 async def verify_message(
-    client_id: ClientId, verification: VerificationRequest, cluster: Cluster, caller: Caller
+    client_id: ClientId,
+    verification: VerificationRequest,
+    cluster: Cluster,
+    access: Access,
+    caller: Caller,
 ) -> VerificationView:
     """Let a client consume a message without settling it. Only Java push consumers can do this.
 
     Without `force`, the client must subscribe to the message.
     """
     topic, message_id = verification.topic, verification.message_id
+    access.require(Action.SUB, topic_resource(topic))  # The client gets the body.
     command = pb.ClientCommand(
         client_id=client_id,
         timeout_ms=verification.timeout_ms,
         verify=pb.VerifiedMessage(
             topic=topic,
-            message=await _find_message(cluster, topic, message_id),
+            message=await _find_message(cluster, topic, message_id, access),
             is_forced=verification.force,
         ),
         requested_by=caller,
@@ -155,9 +177,12 @@ async def verify_message(
     )
 
 
-async def _add_conflicts(cluster: Brokers, shown: list[ClientView]) -> list[str]:
+async def _add_conflicts(
+    cluster: Brokers, shown: list[ClientView], access: RequestAccess
+) -> list[str]:
     """Add the conflicts of each consumer; return the unreachable broker groups."""
-    groups = sorted({client.group for client in shown if client.group})
+    named = {client.group for client in shown if client.group}
+    groups = sorted(group for group in named if access.allows_group(READS, group))
     if not groups:
         return []
     asked = pb.ListConflictsRequest(groups=groups)
@@ -178,11 +203,18 @@ async def _add_conflicts(cluster: Brokers, shown: list[ClientView]) -> list[str]
     return list(answers.unreachable)
 
 
-async def _find_message(cluster: Brokers, topic: str, message_id: str) -> pb.FoundMessage:
+async def _find_message(
+    cluster: Brokers, topic: str, message_id: str, access: RequestAccess
+) -> pb.FoundMessage:
     """Return the original of a message, or else any copy of it."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id)
     found = await cluster.call_all(calls.FIND_MESSAGES, request)
-    copies = [message for _, reply in found.answers for message in reply.messages]
+    copies = [
+        message
+        for _, reply in found.answers
+        for message in reply.messages
+        if access.allows_topic(Action.SUB, message.stored_topic or topic)
+    ]
     if copies:
         return min(copies, key=lambda copy: (copy.delivery_attempt, copy.stored_at_ms))
     if found.unreachable:

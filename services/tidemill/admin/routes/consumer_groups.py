@@ -10,6 +10,7 @@ from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
+from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
 from tidemill.admin.json.conflicts import conflicts_of
@@ -40,6 +41,7 @@ from tidemill.admin.routes import (
 )
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.message.namespaces import check_namespace
+from tidemill.security.acl import group_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
@@ -73,12 +75,15 @@ async def put_group(
     group: GroupName,
     settings: ConsumerGroupSettings,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
 ) -> ConsumerGroupPutView:
     """Create or change a consumer group. The answer has the previous settings after a change."""
+    resource = group_resource(group)
     request = pb.PutGroupRequest(
         name=group,
+        existence=allowed_existence(access, resource),
         max_attempts=settings.max_attempts or 0,
         start_from_latest=None if settings.start_from is None else settings.start_from == "latest",
         requested_by=caller,
@@ -95,12 +100,14 @@ async def put_group(
         request.exponential.multiplier = policy.multiplier
     if settings.retry is not None and settings.retry.customized is not None:
         request.customized.next_ms.extend(settings.retry.customized.next_ms)
-    reply = await (await cluster.home()).call(calls.PUT_GROUP, request)
+    with existence_refusals(access, resource):
+        reply = await (await cluster.home()).call(calls.PUT_GROUP, request)
     put = ConsumerGroupPutView(
         is_new=not reply.HasField("before"), **render.group_of(reply.group).model_dump()
     )
     if not put.is_new and reply.before != reply.group:
         put.before = render.group_of(reply.before)
+    note_put(access, resource, is_new=put.is_new)
     return put
 
 
@@ -260,12 +267,15 @@ async def release_lock(
 async def delete_group(
     group: GroupName,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
     dry_run: DryRun = False,
 ) -> ConsumerGroupDeletionView:
     """Delete a consumer group with its progress. Its dead letters remain."""
-    clients = await list_client_ids(cluster, pb.ListClientsRequest(group=group))
+    clients = await list_client_ids(
+        cluster, pb.ListClientsRequest(group=group, owner=access.client_owner)
+    )
     found = await cluster.call_all(
         calls.DELETE_GROUP, pb.DeleteGroupRequest(name=group, dry_run=True, requested_by=caller)
     )
@@ -275,11 +285,12 @@ async def delete_group(
         )
         await (await cluster.home()).call(calls.DELETE_GROUP, request)
     replies = [reply for _, reply in found.answers]
+    topics = {topic for reply in replies for topic in reply.topics}
     return ConsumerGroupDeletionView(
         dry_run=dry_run,
         by=caller,
         group=render.group_of(replies[0].group),
-        topics=sorted({topic for reply in replies for topic in reply.topics}),
+        topics=sorted(topic for topic in topics if access.allows_topic(READS, topic)),
         lag=sum(reply.lag for reply in replies),
         clients=clients,
         unreachable=found.unreachable or None,

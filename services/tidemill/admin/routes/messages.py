@@ -19,6 +19,7 @@ from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.messages import (
     MessageListView,
     MessageTraceView,
+    MessageView,
     NewMessage,
     QueueMessagesView,
     SentMessageView,
@@ -39,6 +40,7 @@ from tidemill.admin.routes import (
 )
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.message.recall_handle import RecallFields
+from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # Strings and commas of the JSON of a message. A message has at most three thousand fields, keys and
@@ -99,9 +101,10 @@ MaxBytes = Annotated[
 ]
 
 
-def note_read(topic: TopicName, author: ChangeAuthor, own: OwnAccessLog) -> None:
+def note_read(topic: TopicName, access: Access, author: ChangeAuthor, own: OwnAccessLog) -> None:
     """Note a read of message bodies in the access log."""
-    note_access(own, author.actor, author.call, resource=f"Topic:{topic}", action="Sub")
+    if access.allows_topic(Action.SUB, topic):
+        note_access(own, author.actor, author.call, resource=f"Topic:{topic}", action="Sub")
 
 
 NotedRead = Annotated[None, Depends(note_read)]
@@ -113,6 +116,7 @@ async def send_message(
     topic: OwnTopicName,
     message: NewMessage,
     cluster: Cluster,
+    access: Access,
     composer: MessageComposer,
     author: ChangeAuthor,
 ) -> SentMessageView:
@@ -122,10 +126,12 @@ async def send_message(
     with a message group goes to the broker group of that message group, others to any one.
     """
     composed = composer.compose(topic, message)
+    may_create = access.allows(Action.CREATE, topic_resource(topic))
     request = pb.StoreMessageRequest(
         topic=topic,
         blob=composed.blob,
         delay_ms=composed.delay_ms,
+        existence=pb.EXISTENCE_UNSPECIFIED if may_create else pb.EXISTENCE_MUST_EXIST,
         audit=author.of(f"Topic:{topic}", PUB),
     )
     name, reply = await store(cluster, request, message.message_group or "")
@@ -179,6 +185,7 @@ async def peek_message(
 async def trace_message(
     message_id: MessageId,
     cluster: Cluster,
+    access: Access,
     request: Request,
     cursor: Annotated[
         str,
@@ -193,10 +200,10 @@ async def trace_message(
 
     A call reads up to 64 MiB of log and returns the events found so far. Repeat it with `cursor`
     until the answer has no cursor. Each broker group reads its log from the first record of the
-    message.
+    message. Events of consumer groups that the user may not read are left out.
     """
     await request.body()  # Only after the body is the disconnect of the client reported.
-    return await trace(cluster, message_id, cursor, is_gone=request.is_disconnected)
+    return await trace(cluster, message_id, cursor, access, is_gone=request.is_disconnected)
 
 
 @router.get("/topics/{topic}/queues/{queue}/messages", response_model_exclude_none=True)
@@ -204,6 +211,7 @@ async def read_messages(
     topic: TopicName,
     queue: QueueId,
     cluster: Cluster,
+    access: Access,
     _noted: NotedRead,
     broker: BrokerName = None,
     from_offset: FromOffset = 0,
@@ -228,18 +236,23 @@ async def read_messages(
             ),
         )
         return QueueMessagesView(
-            messages=[message_of(m, topic=topic, broker=member.name) for m in reply.messages],
+            messages=[_view(message, topic, member.name, access) for message in reply.messages],
             next_offset=reply.next_offset,
             min_offset=reply.min_offset,
             max_offset=reply.max_offset,
         )
 
 
+def _view(message: pb.FoundMessage, topic: str, broker: str, access: RequestAccess) -> MessageView:
+    is_hidden = not access.allows_topic(Action.SUB, message.stored_topic or topic)
+    return message_of(message, topic=topic, broker=broker, is_hidden=is_hidden)
+
+
 def _list_of(
     found: BrokerAnswers[pb.FindMessagesReply], topic: str, limit: int, access: RequestAccess
 ) -> MessageListView:
     messages = [
-        message_of(message, topic=topic, broker=broker)
+        _view(message, topic, broker, access)
         for broker, reply in found.answers
         for message in reply.messages
         # A retry or a dead letter belongs to its consumer group.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
+from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerGroupClient, Brokers
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
@@ -17,8 +17,8 @@ from tidemill.admin.json.timers import RescheduleRequest, TimerPageView, TimerVi
 from tidemill.admin.messages.timer_pages import Token, cursor_of, merged, request_after
 from tidemill.admin.messages.views import timer_of
 from tidemill.admin.routes import Access, BrokerName, Caller, ChangeAuthor, Cluster, DryRun
-from tidemill.common.errors import BrokerGroupUnreachable, Conflict
-from tidemill.security.acl import Action
+from tidemill.common.errors import BrokerGroupUnreachable, Conflict, MessageNotFound
+from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["timers"])
@@ -106,19 +106,19 @@ def _is_shown(access: RequestAccess, topic: str, key: str) -> bool:
 
 
 @router.get("/timers/{timer_id}", response_model_exclude_none=True)
-async def get_timer(timer_id: TimerId, cluster: Cluster, broker: BrokerName = None) -> TimerView:
+async def get_timer(
+    timer_id: TimerId, cluster: Cluster, access: Access, broker: BrokerName = None
+) -> TimerView:
     """Show a timer. Recently delivered or cancelled timers are shown too."""
-    member = await _holder_of(cluster, timer_id, broker)
-    return timer_of(
-        await member.client.call(calls.GET_TIMER, pb.GetTimerRequest(timer_id=timer_id)),
-        broker=member.name,
-    )
+    member, timer = await _find_timer(cluster, access, timer_id, broker, (Action.GET,))
+    return _view(timer, member, access)
 
 
 @router.post("/timers/{timer_id}:cancel", response_model_exclude_none=True)
 async def cancel_timer(
     timer_id: TimerId,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
     broker: BrokerName = None,
@@ -131,8 +131,8 @@ async def cancel_timer(
         requested_by=caller,
         audit=author.of(f"Timer:{timer_id}"),
     )
-    member = await _holder_of(cluster, timer_id, broker)
-    return timer_of(await member.client.call(calls.CANCEL_TIMER, request), broker=member.name)
+    member, _ = await _find_timer(cluster, access, timer_id, broker, (Action.PUB, Action.UPDATE))
+    return _view(await member.client.call(calls.CANCEL_TIMER, request), member, access)
 
 
 @router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)
@@ -140,6 +140,7 @@ async def reschedule_timer(
     timer_id: TimerId,
     change: RescheduleRequest,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
     broker: BrokerName = None,
@@ -153,14 +154,15 @@ async def reschedule_timer(
         requested_by=caller,
         audit=author.of(f"Timer:{timer_id}"),
     )
-    member = await _holder_of(cluster, timer_id, broker)
-    return timer_of(await member.client.call(calls.RESCHEDULE_TIMER, request), broker=member.name)
+    member, _ = await _find_timer(cluster, access, timer_id, broker, (Action.UPDATE,))
+    return _view(await member.client.call(calls.RESCHEDULE_TIMER, request), member, access)
 
 
 @router.post("/timers/{timer_id}:fire", response_model_exclude_none=True)
 async def fire_timer(
     timer_id: TimerId,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
     broker: BrokerName = None,
@@ -169,33 +171,64 @@ async def fire_timer(
     request = pb.FireTimerRequest(
         timer_id=timer_id, requested_by=caller, audit=author.of(f"Timer:{timer_id}")
     )
-    member = await _holder_of(cluster, timer_id, broker)
-    return timer_of(await member.client.call(calls.FIRE_TIMER, request), broker=member.name)
+    member, _ = await _find_timer(cluster, access, timer_id, broker, (Action.UPDATE,))
+    return _view(await member.client.call(calls.FIRE_TIMER, request), member, access)
 
 
-async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> BrokerGroupClient:
-    """Return the broker group with a timer. Each broker group assigns its own timer ids.
+def _view(timer: pb.Timer, member: BrokerGroupClient, access: RequestAccess) -> TimerView:
+    with_keys = access.allows_topic(Action.SUB, timer.topic)
+    return timer_of(timer, broker=member.name, with_keys=with_keys)
 
-    Raises Conflict if several broker groups have this id and the request does not name one.
+
+async def _find_timer(
+    cluster: Brokers,
+    access: RequestAccess,
+    timer_id: int,
+    broker: str | None,
+    actions: tuple[Action, ...],
+) -> tuple[BrokerGroupClient, pb.Timer]:
+    """Return a timer and its broker group. Each broker group assigns its own timer ids.
+
+    A timer of a topic without any right looks like a missing one. Raises MessageNotFound; Forbidden
+    without one of the rights; Conflict if several broker groups have this id and the request does
+    not name one.
     """
-    if broker is not None:
-        return await cluster.member(broker)
-    members = await cluster.members()
-    if len(members) == 1:
-        return members[0]
-    found = await cluster.call_all(calls.GET_TIMER, pb.GetTimerRequest(timer_id=timer_id))
-    names = [name for name, _ in found.answers]
+    request = pb.GetTimerRequest(timer_id=timer_id)
+    unreachable: Sequence[str] = ()
+    try:
+        if broker is None:
+            answers, unreachable = await cluster.call_all(calls.GET_TIMER, request)
+        else:
+            member = await cluster.member(broker)
+            answers = [BrokerAnswer(broker, await member.client.call(calls.GET_TIMER, request))]
+    except MessageNotFound:
+        if access.is_limited:  # The text of the broker tells more about a former timer.
+            raise _no_timer(timer_id) from None
+        raise
+    visible = [
+        one for one in answers if access.allows_topic((Action.GET, *actions), one.value.topic)
+    ]
+    names = [name for name, _ in visible]
     if len(names) > 1:
         raise Conflict(
             f"each of {', '.join(names)} has a timer {timer_id}: name the broker group"
             f" (?broker={names[0]}, or --broker {names[0]})"
         )
-    if found.unreachable:
+    if unreachable:
+        at = f"?broker={names[0]}, or --broker {names[0]}" if names else "?broker=, or --broker"
         raise BrokerGroupUnreachable(
-            f"{', '.join(found.unreachable)} cannot be reached and may have a timer {timer_id} too:"
-            f" name the broker group (?broker={names[0]}, or --broker {names[0]})"
+            f"{', '.join(unreachable)} cannot be reached and may have a timer {timer_id}: name the"
+            f" broker group ({at})"
         )
-    return await cluster.member(names[0])
+    if not visible:
+        raise _no_timer(timer_id)
+    [(name, timer)] = visible
+    access.require(actions, topic_resource(timer.topic))
+    return await cluster.member(name), timer
+
+
+def _no_timer(timer_id: int) -> MessageNotFound:
+    return MessageNotFound(f"timer {timer_id} does not exist; check the number")
 
 
 def _millis(at_ms: int | None, at: datetime | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -12,7 +13,8 @@ from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
-from tidemill.admin.http.request_access import READS
+from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
+from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json import render
 from tidemill.admin.json.topics import (
     AckedView,
@@ -39,6 +41,7 @@ from tidemill.admin.routes import (
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
+from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["topics"])
@@ -77,6 +80,7 @@ async def put_topic(
     topic: TopicName,
     settings: TopicSettings,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
 ) -> TopicPutView:
@@ -87,12 +91,16 @@ async def put_topic(
     unreachable.
     """
     retention = _retention_change(settings.retention)
+    resource = topic_resource(topic)
     if retention is not None and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+        access.require(Action.UPDATE, resource)
         return await _put_dead_letter_topic(
             cluster, topic, settings, author.of(f"Topic:{topic}"), caller
         )
+    existence = allowed_existence(access, resource)
     kind = settings.message_type
-    if kind is not None and not settings.force:
+    may_exist = existence != pb.EXISTENCE_MUST_BE_NEW
+    if kind is not None and not settings.force and may_exist:
         await _check_empty(cluster, topic, kind)
     request = pb.PutTopicRequest(
         name=topic,
@@ -101,11 +109,15 @@ async def put_topic(
         delivery_spread_ms=settings.delivery_spread_ms,
         retention=retention,
         force=settings.force,
+        existence=existence,
         requested_by=caller,
         audit=author.of(f"Topic:{topic}"),
     )
-    reply = await (await cluster.home()).call(calls.PUT_TOPIC, request)
-    return _put_view(reply)
+    with existence_refusals(access, resource):
+        reply = await (await cluster.home()).call(calls.PUT_TOPIC, request)
+    put = _put_view(reply)
+    note_put(access, resource, is_new=put.is_new)
+    return put
 
 
 def _put_view(reply: pb.PutTopicReply) -> TopicPutView:
@@ -166,6 +178,7 @@ async def get_topic(topic: TopicName, cluster: Cluster) -> TopicDetailsView:
 async def delete_topic(
     topic: TopicName,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
     dry_run: DryRun = False,
@@ -180,7 +193,9 @@ async def delete_topic(
     request = pb.DeleteTopicRequest(
         name=topic, requested_by=caller, audit=author.of(f"Topic:{topic}", DELETE)
     )
-    clients = await list_client_ids(cluster, pb.ListClientsRequest(topic=topic))
+    clients = await list_client_ids(
+        cluster, pb.ListClientsRequest(topic=topic, owner=access.client_owner)
+    )
     found = await cluster.call_all(calls.DELETE_TOPIC, planned)
     if not dry_run and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
         await cluster.change_all(calls.DELETE_TOPIC, dry_run=planned, request=request)
@@ -193,7 +208,7 @@ async def delete_topic(
         topic=render.topic_of(replies[0].topic),
         messages=sum(reply.messages for reply in replies),
         delayed_messages=sum(reply.delayed_messages for reply in replies),
-        groups=sorted({group for reply in replies for group in reply.groups}),
+        groups=_shown_groups(access, replies),
         clients=clients,
         unreachable=found.unreachable or None,
     )
@@ -204,6 +219,7 @@ async def purge_topic(
     topic: TopicName,
     settings: PurgeSettings,
     cluster: Cluster,
+    access: Access,
     caller: Caller,
     author: ChangeAuthor,
     dry_run: DryRun = False,
@@ -242,9 +258,16 @@ async def purge_topic(
             for broker, reply in answers
         ],
         delayed_messages=sum(reply.delayed_messages for reply in replies),
-        groups=sorted({group for reply in replies for group in reply.groups}),
+        groups=_shown_groups(access, replies),
         unreachable=unreachable or None,
     )
+
+
+def _shown_groups(
+    access: RequestAccess, replies: Sequence[pb.DeleteTopicReply | pb.PurgeTopicReply]
+) -> list[str]:
+    groups = {group for reply in replies for group in reply.groups}
+    return sorted(group for group in groups if access.allows_group(READS, group))
 
 
 async def _check_empty(cluster: Brokers, name: str, kind: TopicTypeView) -> None:

@@ -241,11 +241,18 @@ class Clients:
         )
 
     def list_slices(
-        self, *, group: str, topic: str, after: str, clients_max: int, namespace: str = ""
+        self,
+        *,
+        group: str,
+        topic: str,
+        after: str,
+        clients_max: int,
+        namespace: str = "",
+        owner: int = NO_OWNER,
     ) -> Generator[None, None, ClientPage]:
         """Return the first clients by id after `after`, in slices.
 
-        `group`, `topic` and `namespace` are filters if not empty.
+        `group`, `topic`, `namespace` and `owner` are filters if not empty and not NO_OWNER.
         """
         listings: dict[ClientKey, ClientListing] = {}
         end: str | None = None  # the first id that cannot be on the page
@@ -259,6 +266,8 @@ class Clients:
                 yield
             inspected += 1
             if key.client_id <= after or (end is not None and key.client_id >= end):
+                continue
+            if owner not in {NO_OWNER, key.owner}:
                 continue
             # An expired client must not displace another one from the page.
             listing = self.find(key)

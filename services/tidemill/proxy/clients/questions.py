@@ -13,6 +13,7 @@ from tidemill.common.errors import BadRequest, ClientCannot, ClientNotFound, Ser
 from tidemill.common.questions import ANSWER_TIMEOUT_MS_MAX
 from tidemill.common.slices import run_slices
 from tidemill.message import stored_message
+from tidemill.message.client_key import NO_OWNER
 from tidemill.message.resources import resource_name
 from tidemill.proxy.clients.settings import resources_of
 from tidemill.security.access_log import RecordFilter
@@ -65,13 +66,16 @@ class Questions:
 
     async def _list(self, asked: pb.ListClientsRequest) -> pb.ClientList:
         if asked.client_id:
-            return pb.ClientList(clients=map(self._state, self._clients.find_all(asked.client_id)))
+            found = self._clients.find_all(asked.client_id)
+            own = [one for one in found if asked.owner in {NO_OWNER, one.key.owner}]
+            return pb.ClientList(clients=map(self._state, own))
         slices = self._clients.list_slices(
             group=asked.group,
             topic=asked.topic,
             namespace=asked.namespace,
             after=asked.after,
             clients_max=min(asked.clients_max or CLIENTS_MAX, CLIENTS_MAX),
+            owner=asked.owner,
         )
         page = await run_slices(slices)
         reply, size = pb.ClientList(has_more=page.has_more), 0

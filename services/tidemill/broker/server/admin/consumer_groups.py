@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.server.admin.lookup import check_queue_id, find_group, find_topic
+from tidemill.broker.server.admin.lookup import (
+    check_existence,
+    check_queue_id,
+    find_group,
+    find_topic,
+)
 from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND
 from tidemill.broker.server.wire import config_frames, config_log
@@ -35,6 +40,9 @@ class ConsumerGroupAdmin:
         def put(engine: Engine, turn: Turn) -> pb.PutGroupReply:
             check_group(request.name)
             before = engine.catalog.find_group(request.name)
+            check_existence(
+                request.existence, request.name, is_topic=False, exists=before is not None
+            )
             fields = config_frames.group_fields(request)
             planned = engine.administration.put_group(
                 request.name, **fields, is_dry=True, now_ms=turn.now_ms

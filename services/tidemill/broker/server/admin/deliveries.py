@@ -56,9 +56,8 @@ class DeliveryAdmin:
         """Return the number of a client's deliveries in flight."""
 
         def count(engine: Engine, _turn: Turn) -> pb.GetHeldReply:
-            return pb.GetHeldReply(
-                in_flight_count=engine.inspection.in_flight_of(ClientKey(request.client_id))
-            )
+            client = ClientKey(request.client_id, request.owner)
+            return pb.GetHeldReply(in_flight_count=engine.inspection.in_flight_of(client))
 
         return await read_in_round(self._rounds, count)
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.server.wire import config_log
-from tidemill.common.errors import Forbidden, GroupNotFound, QueueNotFound, TopicNotFound
+from tidemill.common.errors import (
+    AlreadyExists,
+    Forbidden,
+    GroupNotFound,
+    QueueNotFound,
+    TopicNotFound,
+)
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -33,6 +40,21 @@ def use_topic(engine: Engine, name: str, now_ms: int) -> Topic:
     if topic.is_system:
         raise Forbidden(f"only the broker stores messages in {name}; send to another topic")
     return topic
+
+
+def check_existence(
+    existence: pb.Existence.ValueType, name: str, *, is_topic: bool, exists: bool
+) -> None:
+    """Check that a topic or consumer group is new or exists, as the request demands.
+
+    Raises AlreadyExists, TopicNotFound, GroupNotFound.
+    """
+    kind = "topic" if is_topic else "consumer group"
+    if existence == pb.EXISTENCE_MUST_BE_NEW and exists:
+        raise AlreadyExists(f"the {kind} {name!r} exists, and this request may only create it")
+    if existence == pb.EXISTENCE_MUST_EXIST and not exists:
+        error = TopicNotFound if is_topic else GroupNotFound
+        raise error(f"there is no {kind} {name!r}, and this request may not create it")
 
 
 def find_group(engine: Engine, name: str) -> ConsumerGroup:

@@ -8,7 +8,12 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.queries.queue_reader import committed_end, describe
-from tidemill.broker.server.admin.lookup import check_queue_id, find_topic, use_topic
+from tidemill.broker.server.admin.lookup import (
+    check_existence,
+    check_queue_id,
+    find_topic,
+    use_topic,
+)
 from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.broker.server.wire import config_frames
 from tidemill.broker.server.wire.audit_facts import CREATE, audited
@@ -56,6 +61,8 @@ class MessageAdmin:
             fields = _decode(request.blob)
             message_group = _message_group_of(request.blob, fields)
             kind = v2.MessageType.ValueType(fields.message_type)
+            exists = engine.catalog.find_topic(request.topic) is not None
+            check_existence(request.existence, request.topic, is_topic=True, exists=exists)
             with audited(engine, request, after={"createdByUse": True}, action=CREATE):
                 topic = use_topic(engine, request.topic, turn.now_ms)
             check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.server.admin.lookup import check_queue_id, find_topic, use_topic
+from tidemill.broker.server.admin.lookup import (
+    check_existence,
+    check_queue_id,
+    find_topic,
+    use_topic,
+)
 from tidemill.broker.server.round.rpc import in_round, read_in_round, slices_in_round
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.broker.server.wire.audit_facts import CREATE, UPDATE, audited, change_of, topic_facts
@@ -45,6 +50,9 @@ class TopicAdmin:
         def put(engine: Engine, turn: Turn) -> pb.PutTopicReply:
             retention = config_frames.retention_change(request)
             before = engine.catalog.find_topic(request.name)
+            check_existence(
+                request.existence, request.name, is_topic=True, exists=before is not None
+            )
             is_dead_letters = request.name.startswith(DEAD_LETTER_TOPIC_PREFIX)
             if is_dead_letters and request.HasField("retention"):
 

@@ -1,0 +1,259 @@
+"""The rights of REST calls that their path does not tell, with a standalone in the mode `on`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.support.clients.api import POLL_MS_MIN, api
+from tests.support.eventually import eventually
+from tests.support.processes.processes import Standalone, standalone
+from tests.support.worlds.access_world import signed
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+SECRET: Final = "a-secret-of-sixteen"
+HOUR_MS: Final = 3_600_000
+USERS: Final = {
+    "creator": [("Topic:*", ["Create"]), ("Group:*", ["Create"])],
+    "changer": [("Topic:*", ["Update"]), ("Group:*", ["Update"])],
+    "reader": [("Topic:orders", ["Get"])],
+    "consumer": [("Topic:orders", ["Get", "Sub"]), ("Group:billing", ["Sub", "Get"])],
+    "producer": [("Topic:orders", ["Pub"]), ("Topic:other", ["Pub"])],
+    "deleter": [("Topic:*", ["Delete"]), ("Group:*", ["Delete"])],
+    "stranger": [("Topic:other", ["All"])],
+}
+ALLOW_SEND: Final = [{"resource": "Topic:first", "actions": ["Pub"]}]
+ALLOW_CREATE: Final = [{"resource": "Topic:first", "actions": ["Create"]}]
+
+
+class RestApi:
+    """The REST API of a standalone, as one of its users."""
+
+    def __init__(self, running: Standalone, http: httpx.Client) -> None:
+        self.running = running
+        self._url = f"{running.admin}/api/v1"
+        self._http = http
+
+    def ask(self, user: str, operation: str, **body: Any) -> httpx.Response:
+        """Send a request with a JSON body."""
+        method, _, path = operation.partition(" ")
+        json = body if method in {"PUT", "POST"} else None
+        auth = (user, SECRET) if user else None
+        return self._http.request(method, self._url + path, json=json, auth=auth)
+
+    def passed(self, user: str, operation: str, **body: Any) -> dict[str, Any]:
+        """Return the answer to an allowed request."""
+        answer = self.ask(user, operation, **body)
+        assert answer.status_code == HTTPStatus.OK, answer.text
+        found = answer.json()
+        assert isinstance(found, dict)
+        return found
+
+    def refused(self, user: str, operation: str, **body: Any) -> str:
+        """Return the reason of a refusal by a missing right."""
+        answer = self.ask(user, operation, **body)
+        assert answer.status_code == HTTPStatus.FORBIDDEN, answer.text
+        return str(answer.json()["detail"])
+
+    def missing(self, user: str, operation: str, **body: Any) -> str:
+        """Return the document of a missing resource."""
+        answer = self.ask(user, operation, **body)
+        assert answer.status_code == HTTPStatus.NOT_FOUND, answer.text
+        return answer.text
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestApi]:
+    folder = tmp_path_factory.mktemp("rights")
+    with standalone(folder / "data") as running, httpx.Client(trust_env=False, timeout=30) as http:
+        rest = RestApi(running, http)
+        rest.passed("", "PUT /users/root", type="SUPER", secret=SECRET)
+        for name, entries in USERS.items():
+            listed = [{"resource": resource, "actions": actions} for resource, actions in entries]
+            rest.passed("", f"PUT /users/{name}", secret=SECRET, entries=listed)
+        rest.passed("", "PUT /security", mode="on")
+        eventually(
+            lambda: rest.ask("", "GET /topics").status_code == HTTPStatus.UNAUTHORIZED,
+            within_ms=2_000,
+        )
+        for operation in ("PUT /topics/orders", "PUT /topics/other", "PUT /groups/billing"):
+            rest.passed("root", operation)
+        yield rest
+
+
+@pytest.mark.parametrize("kind", ["topics", "groups"])
+def test_a_put_needs_create_for_a_new_name_and_update_for_another(rest: RestApi, kind: str) -> None:
+    change = {"deliverySpreadMs": 9} if kind == "topics" else {"maxAttempts": 9}
+    new, old = f"PUT /{kind}/new", f"PUT /{kind}/{'other' if kind == 'topics' else 'billing'}"
+    assert "may not Create or Update" in rest.refused("stranger", f"PUT /{kind}/hidden")
+    assert "may not Create" in rest.refused("changer", new)
+    assert rest.passed("creator", new)["isNew"]
+    assert "may not Update" in rest.refused("creator", old, **change)
+    if kind == "topics":
+        assert "may not Update" in rest.refused("creator", old, messageType="FIFO")
+    assert not rest.passed("changer", old, **change)["isNew"]
+
+
+def test_a_put_of_dead_letters_needs_update_of_the_group(rest: RestApi) -> None:
+    dead = "PUT /topics/%25DLQ%25billing"
+    assert "may not Update on Group:billing" in rest.refused(
+        "creator", dead, retention={"ms": HOUR_MS}
+    )
+    rest.passed("changer", dead, retention={"ms": HOUR_MS})
+
+
+def test_a_send_creates_a_topic_only_with_create(rest: RestApi) -> None:
+    send = "POST /topics/first/messages"
+    rest.passed("root", "PUT /users/sender", secret=SECRET, entries=ALLOW_SEND)
+    assert "may not create it" in rest.missing("sender", send, body="x")
+    assert "may not create it" in rest.missing("sender", send, body="x", messageGroup="g")
+    rest.passed("root", "PUT /users/sender", entries=[*ALLOW_SEND, *ALLOW_CREATE])
+    eventually(lambda: rest.ask("sender", send, body="x").status_code == 200, within_ms=2_000)
+
+
+def test_bodies_keys_and_properties_need_sub(rest: RestApi) -> None:
+    sent = rest.passed(
+        "producer",
+        "POST /topics/orders/messages",
+        body="secret body",
+        keys=["secret-key"],
+        properties={"secret": "property"},
+        tag="a-tag",
+    )
+    one = f"GET /topics/orders/messages/{sent['messageId']}"
+    queue = f"GET /topics/orders/queues/{sent['queueId']}/messages"
+    for operation in (one, queue):
+        answer = rest.ask("reader", operation)
+        assert "secret" not in answer.text
+        [message] = answer.json()["messages"]
+        assert (message["bodyHidden"], message["tag"], message["bodySize"]) == (True, "a-tag", 11)
+        [message] = rest.passed("consumer", operation)["messages"]
+        assert message["bodyText"] == "secret body"
+        assert (message["keys"], message["properties"]) == (["secret-key"], {"secret": "property"})
+        assert "bodyHidden" not in message
+    search = "GET /topics/orders/messages?key=secret-key"
+    assert "may not Sub" in rest.refused("reader", search)
+    assert len(rest.passed("consumer", search)["messages"]) == 1
+    reads = rest.passed("root", "GET /audit?kind=access&user=consumer")["records"]
+    assert {record["resource"] for record in reads} == {"Topic:orders"}
+    assert not rest.passed("root", "GET /audit?kind=access&user=reader")["records"]
+
+
+def test_the_trace_of_a_hidden_message_looks_like_that_of_a_missing_one(rest: RestApi) -> None:
+    sent = rest.passed("producer", "POST /topics/orders/messages", body="x")
+    operation = f"GET /messages/{sent['messageId']}/trace"
+    [event] = rest.passed("reader", operation)["events"]
+    cursor = f"broker-0:{event['position']}:0:{event['position'] + 1}:x"
+    for query in ("", f"?cursor={cursor}"):
+        hidden = rest.missing("stranger", operation + query)
+        missing = rest.missing("stranger", f"GET /messages/none/trace{query}")
+        assert hidden.replace(sent["messageId"], "none") == missing
+
+
+def test_the_trace_leaves_out_hidden_consumer_groups(rest: RestApi) -> None:
+    rest.passed("root", "PUT /topics/traced")
+    entries = [{"resource": "Topic:traced", "actions": ["Get", "Sub", "Pub"]}]
+    of_group = [{"resource": "Group:tracing", "actions": ["Get", "Sub", "Create"]}]
+    rest.passed("root", "PUT /users/tracer", secret=SECRET, entries=[*entries, *of_group])
+    sent = rest.passed("tracer", "POST /topics/traced/messages", body="x")
+
+    async def receive() -> None:
+        async with api(rest.running.grpc, headers=signed("tracer", SECRET)) as client:
+            [message] = await client.receive("traced", "tracing")
+            handle = message.system_properties.receipt_handle
+            assert (await client.ack("traced", "tracing", [handle])).status.code == v2.OK
+
+    asyncio.run(receive())
+    trace = f"GET /messages/{sent['messageId']}/trace"
+    events = [event["event"] for event in rest.passed("tracer", trace)["events"]]
+    assert events == ["stored", "delivered", "acked"]
+    rest.passed("root", "PUT /users/tracer", entries=entries)
+    eventually(lambda: len(rest.passed("tracer", trace)["events"]) == 1, within_ms=2_000)
+
+
+def test_a_timer_needs_the_rights_of_its_topic(rest: RestApi) -> None:
+    def delayed() -> int:
+        sent = rest.passed(
+            "producer", "POST /topics/orders/messages", body="x", keys=["k"], delayMs=HOUR_MS
+        )
+        return int(sent["timerId"])
+
+    timer = delayed()
+    for action in ("", ":cancel", ":reschedule", ":fire"):
+        method = "POST" if action else "GET"
+        body = {"delayMs": HOUR_MS} if action == ":reschedule" else {}
+        hidden = rest.missing("stranger", f"{method} /timers/{timer}{action}", **body)
+        missing = rest.missing("stranger", f"{method} /timers/999999{action}", **body)
+        assert hidden.replace(f"timer {timer} ", "timer 999999 ") == missing
+        if action:
+            assert "may not" in rest.refused("reader", f"POST /timers/{timer}{action}", **body)
+    assert rest.passed("reader", f"GET /timers/{timer}")["keys"] == []
+    assert rest.passed("consumer", f"GET /timers/{timer}")["keys"] == ["k"]
+    rest.missing("producer", f"POST /timers/{timer}:fire")
+    assert rest.passed("producer", f"POST /timers/{timer}:cancel")["state"] == "CANCELLED"
+    timer = delayed()
+    reschedule = f"POST /timers/{timer}:reschedule"
+    assert rest.passed("changer", reschedule, delayMs=2 * HOUR_MS)["state"] == "PENDING"
+    assert rest.passed("changer", f"POST /timers/{timer}:fire")["timerId"] == timer
+
+
+def test_a_user_sees_its_own_clients_only(rest: RestApi) -> None:
+    async def look() -> None:
+        consumer = api(rest.running.grpc, headers=signed("consumer", SECRET))
+        producer = api(rest.running.grpc, headers=signed("producer", SECRET))
+        async with consumer as one, producer as other:
+            assert (await one.heartbeat("billing")).status.code == v2.OK
+            assert (await other.send()).status is not None
+            shown = await asyncio.to_thread(rest.passed, "consumer", "GET /clients")
+            [client] = shown["clients"]
+            assert (client["users"], client["group"]) == (["consumer"], "billing")
+            path = f"/clients/{client['clientId']}"
+            await asyncio.to_thread(rest.passed, "consumer", f"GET {path}")
+            hidden = await asyncio.to_thread(rest.missing, "stranger", f"GET {path}")
+            missing = await asyncio.to_thread(rest.missing, "stranger", "GET /clients/none")
+            assert hidden.replace(client["clientId"], "none") == missing
+            everyone = await asyncio.to_thread(rest.passed, "root", "GET /clients?group=billing")
+            assert client["clientId"] in {each["clientId"] for each in everyone["clients"]}
+            listed = await asyncio.to_thread(rest.passed, "stranger", "GET /clients?group=billing")
+            nothing = await asyncio.to_thread(rest.passed, "stranger", "GET /clients?group=none")
+            assert listed["clients"] == nothing["clients"] == []
+
+    asyncio.run(look())
+
+
+def test_a_verification_needs_the_bodies_of_the_topic(rest: RestApi) -> None:
+    body = {"topic": "orders", "messageId": "none"}
+    verify = "POST /clients/none:verify"
+    assert "may not Update on Cluster:clients" in rest.refused("consumer", verify, **body)
+    entries = [{"resource": "Cluster:clients", "actions": ["Update"]}]
+    rest.passed("root", "PUT /users/verifier", secret=SECRET, entries=entries)
+    assert "may not Sub on Topic:orders" in rest.refused("verifier", verify, **body)
+    entries.append({"resource": "Topic:orders", "actions": ["Sub"]})
+    rest.passed("root", "PUT /users/verifier", entries=entries)
+    eventually(lambda: rest.ask("verifier", verify, **body).status_code == 404, within_ms=2_000)
+
+
+def test_a_deletion_names_no_hidden_group_and_no_hidden_client(rest: RestApi) -> None:
+    async def look() -> None:
+        async with api(rest.running.grpc, headers=signed("consumer", SECRET)) as client:
+            assert (await client.heartbeat("billing")).status.code == v2.OK
+            await client.receive("orders", "billing", poll_ms=POLL_MS_MIN)
+            for path in ("/topics/orders", "/groups/billing"):
+                planned = f"DELETE {path}?dryRun=true"
+                shown = await asyncio.to_thread(rest.passed, "root", planned)
+                hidden = await asyncio.to_thread(rest.passed, "deleter", planned)
+                assert "orders" in shown.get("topics", []) or "billing" in shown.get("groups", [])
+                assert not hidden.get("groups")
+                assert not hidden.get("topics")
+                assert not hidden["clients"]
+            purge = "POST /topics/orders:purge?dryRun=true"
+            shown = await asyncio.to_thread(rest.passed, "root", purge, all=True)
+            hidden = await asyncio.to_thread(rest.passed, "deleter", purge, all=True)
+            assert (shown["groups"], hidden["groups"]) == (["billing"], [])
+
+    asyncio.run(look())
