@@ -1,9 +1,9 @@
 """The rights that each call of the REST API needs in the mode `on`: one row per operation.
 
 A request needs all rights of its row. `Get Topic:{topic}` is an action on the resource of a path
-parameter, and `Get Cluster:clients` on an area; of `Create|Update` one suffices. FILTERED rows let
-any user pass: the route leaves out what the user may not see. An operation without a row needs a
-super user. Routes check what a path does not tell: whether a PUT creates, and the topic of a timer.
+parameter, and `Get Cluster:clients` on an area; of `Create|Update` one suffices. A FILTERED row
+admits any user, and its route leaves out hidden items. An operation without a row needs a super
+user. Routes check rights that need more than the path: of a PUT, and of the topic of a timer.
 """
 
 from __future__ import annotations
