@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, final
 
 import structlog
 
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartError
+from tidemill.security.private_files import read_private
 from tidemill.security.secret_keys import FILE_BYTES_MAX, SecretKeys, parse_keys
 
 CHECK_PERIOD_MS: Final = 5_000
-OTHERS: Final = stat.S_IRWXO  # permissions of users that are not the owner and not of its group
 
 log = structlog.get_logger()
 
@@ -84,11 +81,4 @@ class KeyFile:
 
 def read_keys(file: str) -> SecretKeys:
     """Read a key file. Raises OSError; raises ValueError if it is malformed or too open."""
-    with Path(file).open("rb") as opened:
-        mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
-        content = opened.read(FILE_BYTES_MAX + 1)
-    if mode & OTHERS:
-        raise ValueError(f"every user of this machine can open it: run `chmod o= {file}`")
-    if len(content) > FILE_BYTES_MAX:
-        raise ValueError(f"it is longer than {FILE_BYTES_MAX} bytes")
-    return parse_keys(content.decode("ascii", errors="replace"))
+    return parse_keys(read_private(file, bytes_max=FILE_BYTES_MAX))

@@ -1,0 +1,22 @@
+"""Files with secrets: other users of the machine may not read them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+OTHERS: Final = stat.S_IRWXO  # permissions of users that are not the owner and not of its group
+
+
+def read_private(file: str, *, bytes_max: int) -> str:
+    """Return the ASCII text of a file. Raises OSError; ValueError if it is too open or too long."""
+    with Path(file).open("rb") as opened:
+        mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+        content = opened.read(bytes_max + 1)
+    if mode & OTHERS:
+        raise ValueError(f"every user of this machine can open it: run `chmod o= {file}`")
+    if len(content) > bytes_max:
+        raise ValueError(f"it is longer than {bytes_max} bytes")
+    return content.decode("ascii", errors="replace")
