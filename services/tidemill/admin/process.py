@@ -22,6 +22,12 @@ from tidemill.admin.cluster.broker_credentials import broker_credentials
 from tidemill.admin.cluster.broker_health import BrokerHealth
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
+from tidemill.admin.cluster.first_admin import (
+    BootstrapPolicy,
+    FirstAdmin,
+    FirstAdminCreation,
+    read_first_admin,
+)
 from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
@@ -35,7 +41,7 @@ from tidemill.admin.scaling.server import scaler_server, scaler_tls
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.addresses import HostPort, without_brackets
 from tidemill.common.clock import SystemClock
-from tidemill.common.lifecycle import announce_ready, bound_sockets, run, stop_on_signal
+from tidemill.common.lifecycle import StartError, announce_ready, bound_sockets, run, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
@@ -96,6 +102,7 @@ async def serve(settings: AdminSettings) -> None:
     registry.register(lambda: access_log_metrics(access_log))
     token = TokenFile(settings.admin_token_file) if settings.admin_token_file else None
     keys = open_key_file(settings.security_key_file, clock.monotonic_ms)
+    first_admin = first_admin_of(settings)
     with (
         stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
         listening(settings.host, settings.port) as listeners,
@@ -117,6 +124,16 @@ async def serve(settings: AdminSettings) -> None:
             floor = parse_mode(settings.security_floor)
             copy = AdminSecurityCopy(SecurityClient(brokers).find, clock.monotonic_ms, floor=floor)
             await enter(copy.running())
+            if first_admin is not None:
+                creation = FirstAdminCreation(
+                    SecurityClient(brokers),
+                    keys,
+                    clock.wall_ms,
+                    admin=first_admin,
+                    policy=BootstrapPolicy(settings.security_bootstrap_policy),
+                    process=settings.name or "admin",
+                )
+                await enter(creation.running())
             metrics = await enter(
                 MetricsServer(registry, readiness).serving(
                     settings.metrics_host, settings.metrics_port
@@ -194,6 +211,17 @@ def tls_of(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext] | N
     )
     make = functools.partial(server_context, files, protocols=("http/1.1",))
     return ReloadableCredentials("admin", files, make)
+
+
+def first_admin_of(settings: AdminSettings) -> FirstAdmin | None:
+    """Return the first administrator; None without a file. Raises StartError."""
+    if not settings.security_bootstrap_file:
+        return None
+    if not settings.security_key_file:
+        raise StartError(
+            "security_bootstrap_file needs security_key_file, which encrypts the secret; set both"
+        )
+    return read_first_admin(settings.security_bootstrap_file)
 
 
 def with_access_control(

@@ -107,6 +107,8 @@ KNOWN_KEYS = frozenset(
         "scaler_tls_key_file",
         "segment_bytes",
         "session_timeout_ms",
+        "security_bootstrap_file",
+        "security_bootstrap_policy",
         "security_floor",
         "security_key_file",
         "stall_limit_ms",

@@ -69,7 +69,11 @@ class MessageSettings(ProcessSettings):
 class AdminFrontSettings(ProcessSettings):
     """Settings of access to the REST API and the scaler; the standalone passes them on."""
 
-    panels: ClassVar[dict[str, str]] = {"admin_": "REST API", "scaler_": "Scaler for KEDA"}
+    panels: ClassVar[dict[str, str]] = {
+        "admin_": "REST API",
+        "scaler_": "Scaler for KEDA",
+        "security_": "Users and rights",
+    }
 
     admin_hosts: Names = Field(
         [],
@@ -107,6 +111,18 @@ class AdminFrontSettings(ProcessSettings):
         "",
         description="Certificate authorities (PEM). If set, KEDA must present a certificate that"
         " one of them signed. Do not use those of the processes, whose certificates open brokers.",
+    )
+
+    security_bootstrap_file: str = Field(
+        "",
+        description="File with two lines, the name and the secret of the first super user. No other"
+        " user of the machine may read it. Default: none.",
+    )
+    security_bootstrap_policy: Literal["once", "always"] = Field(
+        "once",
+        description="once: create the user of security_bootstrap_file if the cluster has no super"
+        " user. always: set its secret, its type and its enabled flag at each start, against a"
+        " lock-out.",
     )
 
     @model_validator(mode="after")

@@ -117,6 +117,8 @@ class CommandLines:
             f"--admin-tls-key-file={settings.admin_tls_key_file}",
             *self._scaler_flags(addresses),
             *self._security_flags(),
+            f"--security-bootstrap-file={settings.security_bootstrap_file}",
+            f"--security-bootstrap-policy={settings.security_bootstrap_policy}",
         ]
 
     def _security_flags(self) -> list[str]:

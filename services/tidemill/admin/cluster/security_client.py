@@ -32,6 +32,7 @@ class ListedItems(NamedTuple):
 
     encoded: Sequence[bytes]
     has_more: bool
+    version: int  # of the table at the read
 
 
 @final
@@ -55,7 +56,7 @@ class SecurityClient:
         """Return the items after a name; "" for the first ones."""
         request = pb.ListSecurityRequest(kind=kind, after_name=after_name, limit=limit)
         [answer, *_] = (await self._brokers.call_home(calls.LIST_SECURITY, request)).answers
-        return ListedItems(answer.value.items, answer.value.has_more)
+        return ListedItems(answer.value.items, answer.value.has_more, answer.value.version)
 
     async def all(self, kind: str) -> AsyncIterator[bytes]:
         """Yield all items of a kind."""

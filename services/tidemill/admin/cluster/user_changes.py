@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from tidemill.security.identities import (
     check_secret,
     check_user_name,
 )
-from tidemill.security.secret_keys import SecretKeys
+from tidemill.security.secret_keys import SecretKeys, UnknownKey
 
 SECRET_BYTES: Final = 32  # 43 characters
 ENTRIES_BYTES_MAX: Final = 48 << 10  # as JSON; with secrets and roles, an item has at most 60 KiB
@@ -97,6 +98,29 @@ class UserChanges:
         next_id = user.next_secret_id
         user = replace(user, secrets=tuple(kept))
         return self._signed(self._with_secret(user, secret, secret_id=next_id)), secret
+
+    def set_super(self, name: str, old: User | None, secret: str, *, table_version: int) -> User:
+        """Return an enabled super user with this secret alone; `old` if it is one already.
+
+        Raises Conflict.
+        """
+        user = old or User(name=name, id=table_version + 1, created_at_ms=self._now_ms)
+        if not self._has_only(user, secret):
+            next_id = user.next_secret_id
+            user = self._with_secret(replace(user, secrets=()), secret, secret_id=next_id)
+        user = replace(user, type=UserType.SUPER, is_enabled=True)
+        return user if user == old else self._signed(user)
+
+    def _has_only(self, user: User, secret: str) -> bool:
+        """Whether a user has this secret without an end, and no other one."""
+        keys = self._keys()
+        if keys is None or len(user.secrets) != 1 or user.secrets[0].not_after_ms:
+            return False
+        try:
+            opened = keys.open(user.secrets[0], user_id=user.id)
+        except UnknownKey:
+            return False
+        return hmac.compare_digest(opened, secret.encode())
 
     def _with_secret(self, user: User, secret: str, *, secret_id: int = 1) -> User:
         keys = self._keys()
