@@ -26,7 +26,10 @@ from tests.support.kubernetes_types import KubernetesTypes
 OPENAPI = CHART.parents[1] / "docs" / "openapi.json"
 BOUNDS = ("type", "enum", "minimum", "maximum", "minItems", "maxItems", "required")
 HA = ("-f", CHART / "values-ha.yaml")
-PIPELINE = ("--set", "pipeline.enabled=true,pipeline.existingClaim=archive")
+PIPELINE = (
+    "--set",
+    "pipeline.enabled=true,pipeline.existingClaim=archive,pipeline.userSecret=reader",
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -58,6 +58,14 @@ def _helm() -> None:
             "exclude each other",
         ),
         (["admin.replicas=0", "topics[0].name=orders"], "set admin.replicas"),
+        (["brokerGroups[0].name=security-key"], "security-key is the name of another object"),
+        (["brokerGroups[0].name=admin-user"], "admin-user is the name of another object"),
+        (["security.mode=always"], "at '/security/mode': value must be one of"),
+        (["featureLevelMax=2"], "users need feature level 3: set security.mode to off"),
+        (
+            ["pipeline.enabled=true", "pipeline.existingClaim=archive"],
+            "pipeline.enabled needs pipeline.userSecret in the security mode on",
+        ),
         (["admin.ingress.enabled=true"], "needs admin.ingress.hosts"),
         (["topics[0].name=t", "topics[0].messageType=FAST"], "at '/topics/0/messageType'"),
         (["fullnameOverride=7mq"], "7mq is not a valid name of a Service"),
@@ -174,7 +182,9 @@ def test_a_cap_above_the_level_of_the_chart_is_refused() -> None:
 @pytest.mark.parametrize(("cap", "written"), [(0, "3010"), (1, "1010"), (2, "2010")])
 def test_a_cap_keeps_the_format_of_the_stores(cap: int, written: str) -> None:
     """Version 0.1.0 reads stores up to format 1010; a rollback is possible while the cap holds."""
-    found = objects("--set", f"featureLevelMax={cap}", "-f", CHART / "values-ha.yaml")
+    found = objects(
+        "--set", f"featureLevelMax={cap},security.mode=off", "-f", CHART / "values-ha.yaml"
+    )
     kept = find(found, "ConfigMap", "tidemill-claims-stay")
     assert kept["data"]["store-format"] == written
     names = ("tidemill-broker-0", "tidemill-controller")

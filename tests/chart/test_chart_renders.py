@@ -561,6 +561,75 @@ def test_the_rest_api_requires_a_token_by_default() -> None:
         assert yaml.safe_load(settings)["admin_token_file"] == "/etc/tidemill-admin-token/token"
 
 
+def settings_of(found: list[Object], component: str) -> dict[str, object]:
+    settings = find(found, "ConfigMap", f"tidemill-{component}")["data"]["tidemill.yaml"]
+    parsed = yaml.safe_load(settings)
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def secrets_of_pod(found: list[Object], component: str) -> dict[str, tuple[str, int]]:
+    """Return the Secrets that a process mounts, and the permissions of their files."""
+    pod = pod_of(find(found, "Deployment", f"tidemill-{component}"))
+    return {
+        one["name"]: (one["secret"]["secretName"], one["secret"]["defaultMode"])
+        for one in pod["volumes"]
+        if "secret" in one
+    }
+
+
+def test_calls_need_users_by_default() -> None:
+    found = objects()
+    for component in ("proxy", "admin"):
+        settings = settings_of(found, component)
+        assert settings["security_floor"] == "on"
+        assert settings["security_key_file"] == "/etc/tidemill-security/keys"
+        key = secrets_of_pod(found, component)["security-key"]
+        assert key == ("tidemill-security-key", 0o440)
+    assert settings["security_bootstrap_file"] == "/etc/tidemill-user/tidemill/credentials"
+    assert secrets_of_pod(found, "admin")["admin-user"] == ("tidemill-admin-user", 0o440)
+    assert "admin-user" not in secrets_of_pod(found, "proxy")
+    job = pod_of(find(found, "Job", "tidemill-certificates-setup"))["containers"][0]["args"]
+    plan = json.loads(job[-1].removeprefix("--plan="))
+    assert plan["keyFiles"] == ["tidemill-security-key"]
+    assert plan["administrators"] == ["tidemill-admin-user"]
+    role = find(found, "Role", "tidemill-certificates-setup")
+    assert {"tidemill-security-key", "tidemill-admin-user"} <= set(
+        role["rules"][0]["resourceNames"]
+    )
+
+
+def test_existing_secrets_of_users_are_mounted_and_not_made() -> None:
+    found = objects("--set", "security.existingKeySecret=a,security.existingAdminSecret=b")
+    assert secrets_of_pod(found, "proxy")["security-key"][0] == "a"
+    assert secrets_of_pod(found, "admin")["admin-user"][0] == "b"
+    job = pod_of(find(found, "Job", "tidemill-certificates-setup"))["containers"][0]["args"]
+    plan = json.loads(job[-1].removeprefix("--plan="))
+    assert plan["keyFiles"] == plan["administrators"] == []
+
+
+def test_the_mode_off_has_no_users() -> None:
+    found = objects("--set", "security.mode=off")
+    for component in ("proxy", "admin"):
+        assert not {name for name in settings_of(found, component) if "security" in name}
+        assert not secrets_of_pod(found, component).keys() & {"security-key", "admin-user"}
+
+
+def test_the_pipeline_source_is_open_for_the_jobs_of_the_release_alone() -> None:
+    assert settings_of(objects(), "proxy")["pipeline_source"] is False
+    jobs = "pipeline.enabled=true,pipeline.existingClaim=archive,pipeline.userSecret=reader"
+    found = objects("--set", jobs)
+    assert settings_of(found, "proxy")["pipeline_source"] is True
+    [archive] = pod_of(find(found, "CronJob", "tidemill-pipeline"))["containers"]
+    assert "auth.accessKey=$(PIPELINE_USER)" in archive["args"]
+    assert "auth.secretKeyFile=/etc/tidemill-user/password" in archive["args"]
+    [variable] = archive["env"]
+    key = {"name": "reader", "key": "username"}
+    assert variable == {"name": "PIPELINE_USER", "valueFrom": {"secretKeyRef": key}}
+    others = objects("--set", "proxy.config.pipeline_source=true")
+    assert settings_of(others, "proxy")["pipeline_source"] is True
+
+
 @pytest.mark.parametrize(
     ("file", "cpu_m", "memory_mib"), [("values.yaml", 200, 614), ("values-ha.yaml", 500, 1536)]
 )

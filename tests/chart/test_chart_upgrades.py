@@ -66,6 +66,7 @@ def secrets_of(release: list[Object]) -> list[Object]:
     [plan] = [arg for arg in pod_of(job)["containers"][0]["args"] if arg.startswith("--plan=")]
     wanted = json.loads(plan.removeprefix("--plan="))
     names = [wanted["authority"], *wanted["certificates"], *wanted["tokens"]]
+    names += [*wanted["keyFiles"], *wanted["administrators"]]
     return [
         {
             "apiVersion": "v1",
@@ -315,3 +316,40 @@ def test_the_jobs_stay_while_a_claim_is_too_small(tmp_path: Path) -> None:
     standing.append({"kind": "PersistentVolumeClaim", **claim})
     done = rendered_beside(standing, tmp_path, *larger)
     assert plan_of([one for one in yaml.safe_load_all(done.stdout) if one])
+
+
+def recorded_mode(release: list[Object], mode: str | None) -> list[Object]:
+    """Return an installed release with this recorded mode; None: before users."""
+    data = find(release, "ConfigMap", "tidemill-claims-stay")["data"]
+    del data["security-mode"]
+    if mode is not None:
+        data["security-mode"] = mode
+    return release
+
+
+@pytest.mark.parametrize("mode", [None, "off", "permissive"])
+def test_an_upgrade_without_a_mode_does_not_begin_to_refuse_clients(
+    tmp_path: Path, mode: str | None
+) -> None:
+    installed = recorded_mode(standing_release("--set", "security.mode=off"), mode)
+    done = rendered_beside(installed, tmp_path)
+    assert done.returncode != 0
+    assert "security.mode is not set, and its default is on" in done.stderr
+    for chosen in ("off", "permissive", "on"):
+        done = rendered_beside(installed, tmp_path, "--set", f"security.mode={chosen}")
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_release_with_users_keeps_its_default_mode(tmp_path: Path) -> None:
+    done = rendered_beside(standing_release(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [one for one in yaml.safe_load_all(done.stdout) if one]
+    assert find(found, "ConfigMap", "tidemill-claims-stay")["data"]["security-mode"] == "on"
+    check = pod_of(find(found, "Job", "tidemill-check"))["containers"][0]["args"]
+    assert "--default-security" in check, "Argo CD renders without the installed state"
+
+
+def test_a_rollback_job_of_an_explicit_mode_accepts_each_recorded_mode() -> None:
+    for mode in ("off", "on"):
+        check = find(objects("--set", f"security.mode={mode}"), "Job", "tidemill-check")
+        assert "--default-security" not in pod_of(check)["containers"][0]["args"]

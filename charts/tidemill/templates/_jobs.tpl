@@ -23,8 +23,11 @@
 {{- define "tidemill.makesToken" -}}
 {{- if and .Values.admin.replicas .Values.admin.auth.enabled (not .Values.admin.auth.existingSecret) -}}yes{{- end -}}
 {{- end -}}
+{{- define "tidemill.makesUsers" -}}
+{{- if and (include "tidemill.hasUsers" .) (not (and .Values.security.existingKeySecret .Values.security.existingAdminSecret)) -}}yes{{- end -}}
+{{- end -}}
 {{- define "tidemill.makesSecrets" -}}
-{{- include "tidemill.makesCertificates" . }}{{ include "tidemill.makesToken" . -}}
+{{- include "tidemill.makesCertificates" . }}{{ include "tidemill.makesToken" . }}{{ include "tidemill.makesUsers" . -}}
 {{- end -}}
 
 {{/* The state that the last installation, upgrade or rollback recorded, as JSON; empty without a cluster. */}}
@@ -44,7 +47,7 @@ because an operator deletes them to replace a key that has leaked. */}}
 {{- $plan := include "tidemill.certificatesPlan" . -}}
 {{- $isNeeded := ne ($plan | sha256sum) (include "tidemill.installed" . | fromJson | dig "secrets" "") -}}
 {{- $wanted := fromJson $plan -}}
-{{- range concat (list $wanted.authority) (keys $wanted.certificates) (keys $wanted.tokens) -}}
+{{- range concat (list $wanted.authority) (keys $wanted.certificates) (keys $wanted.tokens) $wanted.keyFiles $wanted.administrators -}}
 {{- if not $isNeeded -}}
 {{- $isNeeded = not (lookup "v1" "Secret" $.Release.Namespace .) -}}
 {{- end -}}
@@ -121,11 +124,23 @@ because an operator deletes them to replace a key that has leaked. */}}
 {{- if include "tidemill.makesToken" . -}}
 {{- $_ := set $tokens (include "tidemill.name" (list . "admin-token")) .Values.admin.auth.key -}}
 {{- end -}}
+{{- $keyFiles := list -}}
+{{- $administrators := list -}}
+{{- if include "tidemill.makesUsers" . -}}
+{{- if not .Values.security.existingKeySecret -}}
+{{- $keyFiles = append $keyFiles (include "tidemill.keySecret" .) -}}
+{{- end -}}
+{{- if not .Values.security.existingAdminSecret -}}
+{{- $administrators = append $administrators (include "tidemill.adminUserSecret" .) -}}
+{{- end -}}
+{{- end -}}
 {{- $labels := omit (include "tidemill.labels" (dict "root" . "component" "certificates") | fromYaml) "helm.sh/chart" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
 {{- dict
     "authority" (include "tidemill.name" (list . "ca"))
     "certificates" $certificates
     "tokens" $tokens
+    "keyFiles" $keyFiles
+    "administrators" $administrators
     "labels" $labels
     "days" .Values.internalTls.job.days
     "authorityDays" .Values.internalTls.job.authorityDays | toJson -}}

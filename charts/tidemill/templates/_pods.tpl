@@ -190,6 +190,12 @@ terminationMessagePolicy: FallbackToLogsOnError
     secretName: {{ include "tidemill.internalSecret" (list .root .tls) }}
     defaultMode: 0440
 {{- end }}
+{{- if and (has .process (list "proxy" "admin")) (include "tidemill.hasUsers" .root) }}
+- name: security-key
+  secret:
+    secretName: {{ include "tidemill.keySecret" .root }}
+    defaultMode: 0440
+{{- end }}
 {{- with .of.extraVolumes }}
 {{ tpl (toYaml .) $.root }}
 {{- end }}
@@ -204,9 +210,34 @@ terminationMessagePolicy: FallbackToLogsOnError
   mountPath: /etc/tidemill-tls
   readOnly: true
 {{- end }}
+{{- if and (has .process (list "proxy" "admin")) (include "tidemill.hasUsers" .root) }}
+- name: security-key
+  mountPath: /etc/tidemill-security
+  readOnly: true
+{{- end }}
 {{- with .of.extraVolumeMounts }}
 {{ tpl (toYaml .) $.root }}
 {{- end }}
+{{- end -}}
+
+{{/* The security mode of the values: off, permissive or on. */}}
+{{- define "tidemill.securityMode" -}}
+{{- default "on" .Values.security.mode -}}
+{{- end -}}
+
+{{/* Whether processes check users, and need the keys of their secrets. */}}
+{{- define "tidemill.hasUsers" -}}
+{{- if ne (include "tidemill.securityMode" .) "off" -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The Secret with the keys of the secrets of users. */}}
+{{- define "tidemill.keySecret" -}}
+{{- default (include "tidemill.name" (list . "security-key")) .Values.security.existingKeySecret -}}
+{{- end -}}
+
+{{/* The Secret with the first administrator. */}}
+{{- define "tidemill.adminUserSecret" -}}
+{{- default (include "tidemill.name" (list . "admin-user")) .Values.security.existingAdminSecret -}}
 {{- end -}}
 
 {{/* Path of a process's certificate: (list $ "proxy"), or a broker group's name. */}}

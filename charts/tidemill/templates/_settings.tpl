@@ -42,6 +42,8 @@
 {{- end -}}
 {{- $_ := set $own "memory_bytes_max" $half -}}
 {{- end -}}
+{{- $_ := set $own "pipeline_source" .Values.pipeline.enabled -}}
+{{- $own = merge $own (include "tidemill.settings.security" . | fromYaml) -}}
 {{- if ne .Values.proxy.tls.mode "off" -}}
 {{- $_ := set $own "tls" .Values.proxy.tls.mode -}}
 {{- $_ := set $own "tls_certificate_file" "/etc/tidemill-client-tls/tls.crt" -}}
@@ -66,6 +68,10 @@
 {{- $hosts = concat $hosts .Values.admin.ingress.hosts -}}
 {{- end -}}
 {{- $own := dict "name" "admin" "host" .Values.listenAddress "port" 8080 "admin_hosts" ($hosts | uniq) -}}
+{{- $own = merge $own (include "tidemill.settings.security" . | fromYaml) -}}
+{{- if include "tidemill.hasUsers" . -}}
+{{- $_ := set $own "security_bootstrap_file" "/etc/tidemill-user/tidemill/credentials" -}}
+{{- end -}}
 {{- if .Values.admin.auth.enabled -}}
 {{- $_ := set $own "admin_token_file" (printf "/etc/tidemill-admin-token/%s" .Values.admin.auth.key) -}}
 {{- end -}}
@@ -82,6 +88,15 @@
 {{- $_ := set $own "controllers" (include "tidemill.controllers" . | fromJsonArray) -}}
 {{- end -}}
 {{- mergeOverwrite $settings $own (deepCopy .Values.admin.config) | toYaml -}}
+{{- end -}}
+
+{{/* The settings of proxies and of the admin process about users. */}}
+{{- define "tidemill.settings.security" -}}
+{{- if include "tidemill.hasUsers" . -}}
+{{- dict "security_floor" (include "tidemill.securityMode" .) "security_key_file" "/etc/tidemill-security/keys" | toYaml -}}
+{{- else -}}
+{}
+{{- end -}}
 {{- end -}}
 
 {{- define "tidemill.settings.controller" -}}

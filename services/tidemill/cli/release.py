@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tidemill.cli.rest import options_of
+from tidemill.cli.rest import find_sendable, options_of
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json, RestClient, RestOptionError, RestRejection
@@ -58,7 +58,11 @@ KeyFile = Annotated[Path | None, typer.Option(help="Its key, PEM.")]
 def make_certificates(
     plan: Annotated[str, typer.Option(help="Secrets to create, as JSON.")],
 ) -> None:
-    """Make and renew the certificates of a release, in Secrets of the namespace of this pod."""
+    """Make and renew the Secrets of a release, in the namespace of this pod.
+
+    These are certificates, the token of the REST API, the key that encrypts the secrets of users,
+    and the first administrator.
+    """
     from tidemill.release.certificates import CertificatePlan
     from tidemill.release.kubernetes_secrets import Secrets
 
@@ -69,6 +73,8 @@ def make_certificates(
             authority=given["authority"],
             certificates={name: tuple(names) for name, names in given["certificates"].items()},
             tokens=given["tokens"],
+            key_files=given["keyFiles"],
+            administrators=given["administrators"],
             days=given["days"],
             authority_days=given["authorityDays"],
         )
@@ -87,6 +93,7 @@ def _write_secrets(secrets: Secrets, wanted: CertificatePlan, labels: dict[str, 
     from tidemill.release.kubernetes_secrets import SecretChanged
 
     names = [wanted.authority, *wanted.certificates, *wanted.tokens]
+    names += [*wanted.key_files, *wanted.administrators]
     for _ in range(WRITES_MAX):
         found = {name: data for name in names if (data := secrets.find(name)) is not None}
         try:
@@ -222,6 +229,9 @@ def check_before_an_upgrade(
     release: Annotated[
         str, typer.Option(help="NAMESPACE/NAME of the release. Helm locks it at a failed rollback.")
     ] = "",
+    default_security: Annotated[
+        bool, typer.Option("--default-security", help="The values leave the security mode open.")
+    ] = False,
     without_rest_api: Annotated[
         bool,
         typer.Option(
@@ -233,8 +243,8 @@ def check_before_an_upgrade(
     """Reject an upgrade or a rollback after which messages would be lost or brokers not start.
 
     It would remove a member of the cluster, make a single broker of a broker group of several
-    replicas, change claims in a way that Kubernetes refuses, or start brokers that cannot read the
-    stores.
+    replicas, change claims in a way that Kubernetes refuses, start brokers that cannot read the
+    stores, or refuse clients that have no user yet.
 
     The templates of the chart check an upgrade, too. They do not check a rollback, because its jobs
     belong to the old revision. These jobs know the installed release only from the folder.
@@ -271,6 +281,13 @@ def check_before_an_upgrade(
             f"the new brokers read stores up to format {store_format}, but this release has format"
             f" {stands.store_format}, so they would not start. Keep this release, or restore an"
             f" older backup into a new release (docs/kubernetes/backup-and-restore.md)"
+        )
+    is_installed = bool(stands.store_format or stands.broker_groups)
+    if default_security and is_installed and stands.security_mode != "on":
+        reject(
+            "security.mode is not set, and its default is on: clients of this release without a"
+            " user would be refused. Set security.mode to off; or to permissive, create users, and"
+            " then to on (docs/operations/security.md)"
         )
     alone = (stands.replicated & names_in(kept)) - names_in(replicated)
     if alone:
@@ -315,20 +332,24 @@ def try_it(
     key_file: KeyFile = None,
     patience_s: Patience = 60.0,
 ) -> None:
-    """Send, delay, pop and ack through the proxies, with a topic of its own."""
+    """Send, delay, pop and ack through the proxies, with a topic of its own.
+
+    Unless the security mode is off, the trial has a user of its own, and deletes it at the end.
+    """
     from tidemill.release import trial
 
+    credentials = _credentials(ca_file, certificate_file, key_file) if has_tls else None
     with _explained():
         rest = _rest(context, patience_s)
         rest.call("PUT", "/topics", trial.TOPIC, body={"messageType": "MIXED", "queues": 1})
         rest.call("PUT", "/groups", trial.GROUP, body={})
-    credentials = _credentials(ca_file, certificate_file, key_file) if has_tls else None
-    with _proxies(endpoint, credentials) as channel:
-        trial.run(channel, typer.echo)
+        with trial.own_user(rest) as user, _proxies(endpoint, credentials) as channel:
+            trial.run(channel, user, typer.echo)
 
 
 @app.command("receive")
 def receive_and_ack(
+    context: typer.Context,
     topic: Annotated[str, typer.Argument(help="The topic.")],
     group: Annotated[str, typer.Option(help="The consumer group.")],
     endpoint: Endpoint = "127.0.0.1:8081",
@@ -339,6 +360,8 @@ def receive_and_ack(
 ) -> None:
     """Receive messages like a consumer, print and ack them.
 
+    The calls are signed by the user of the command line, if it has one.
+
     Example: tidemill release receive orders --group billing
     """
     from tidemill.release import trial
@@ -347,10 +370,12 @@ def receive_and_ack(
     credentials = _credentials(ca_file, certificate_file, key_file) if has_tls else None
     with _proxies(endpoint, credentials) as channel:
         stub = service_pb2_grpc.MessagingServiceStub(channel)
-        received = trial.receive(stub, topic, group)
+        known = options_of(context).credentials
+        user = trial.TrialUser(*known.pair) if known is not None else trial.ANYONE
+        received = trial.receive(stub, user, topic, group)
         for message in received:
             typer.echo(message.body.decode("utf-8", "replace"))
-            trial.ack(stub, topic, group, message)
+            trial.ack(stub, user, topic, group, message)
     if not received:
         warn(f"no messages of {topic} are ready for {group}")
 
@@ -432,6 +457,8 @@ def _rest(context: typer.Context, patience_s: float) -> PatientRestClient:
         url=options.admin,
         user="helm",
         token=options.token,
+        # A job sends its token inside the cluster, also over plain HTTP.
+        credentials=None if options.token else find_sendable(options),
         ca_file=options.ca_file,
         timeout_s=TIMEOUT_S,
     )

@@ -89,7 +89,7 @@ def call(
     With `may_miss`, return None if the API answers 404.
     """
     options = options_of(context)
-    credentials = _find_sendable(options)
+    credentials = find_sendable(options)
     client = RestClient(
         url=options.admin,
         user=_user(),
@@ -113,7 +113,7 @@ def call(
         fail(_reason(options, error), EXIT_REFUSED)
 
 
-def _find_sendable(options: Options) -> tuple[str, str] | None:
+def find_sendable(options: Options) -> tuple[str, str] | None:
     """Return the user and the secret to send; None without any.
 
     End the command before it sends a token or a named secret unencrypted to another machine. The

@@ -1,10 +1,12 @@
-"""The certificates between the processes of a release, if the release job makes them. Pure.
+"""The Secrets of a release that the release job makes: certificates, a token, users. Pure.
 
     authority   ca.crt, ca.key         the current authority, which signs
                 next.crt, next.key     the next authority; processes trust it before it signs
                 previous.crt           the previous authority; trusted until it expires
     process     tls.crt, tls.key       signed by the authority, for the names of the process
                 ca.crt                 all authorities above, which the process trusts
+    key file    keys                   the key that encrypts the secrets of users
+    administrator   credentials        name and secret of the first user, a line each
 
 Each run returns the Secrets to write, on most days none. A certificate is renewed when a third of
 its lifetime is left, or when it lacks a name. A new authority signs nothing before TRUSTED_AFTER,
@@ -14,9 +16,8 @@ stay valid for this time, and `ca.crt` of the processes still contains it.
 
 from __future__ import annotations
 
-import base64
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -27,12 +28,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tidemill.security.secret_keys import new_key_line
+
 # Kubelet passes a changed Secret on within two minutes, and processes read it within seconds.
 TRUSTED_AFTER: Final = timedelta(hours=1)
 BACKDATED: Final = timedelta(minutes=5)  # for machines whose clock is behind
 KEPT_AT_LEAST: Final = timedelta(days=2)  # The job runs each night: once more before that.
 RENEWED_IN_LAST: Final = 3  # renewal when one third of the lifetime is left
-TOKEN_BYTES: Final = 32
+SECRET_BYTES: Final = 32  # of tokens and of the secret of the first user
+KEY_FILE: Final = "keys"  # keys in the data of the Secrets
+CREDENTIALS: Final = "credentials"
+FIRST_KEY_ID: Final = "k1"
+FIRST_ADMIN: Final = "admin"
 
 Data = Mapping[str, bytes]  # the data of a Secret
 
@@ -48,6 +55,8 @@ class CertificatePlan:
     authority: str
     certificates: Mapping[str, tuple[str, ...]]  # DNS names by Secret
     tokens: Mapping[str, str]  # key in the data by Secret; a token never changes
+    key_files: Sequence[str]
+    administrators: Sequence[str]
     days: int
     authority_days: int
 
@@ -82,11 +91,20 @@ def secrets_to_write(
         data["ca.crt"] = authorities
         if data != known:
             changed[name] = data
-    for name, key in plan.tokens.items():
+    for name, key, content in _made_once(plan):
         if key not in existing.get(name, {}):
-            token = base64.urlsafe_b64encode(secrets.token_bytes(TOKEN_BYTES)).rstrip(b"=")
-            changed[name] = {**existing.get(name, {}), key: token}
+            changed[name] = {**existing.get(name, {}), key: content.encode()}
     return changed
+
+
+def _made_once(plan: CertificatePlan) -> Iterator[tuple[str, str, str]]:
+    """Yield the Secret, the key in its data, and new content of what never changes."""
+    for name, key in plan.tokens.items():
+        yield name, key, secrets.token_urlsafe(SECRET_BYTES)
+    for name in plan.key_files:
+        yield name, KEY_FILE, new_key_line(FIRST_KEY_ID)
+    for name in plan.administrators:
+        yield name, CREDENTIALS, f"{FIRST_ADMIN}\n{secrets.token_urlsafe(SECRET_BYTES)}\n"
 
 
 def _update_authority(

@@ -91,6 +91,7 @@ class InstalledRelease(NamedTuple):
     broker_groups: frozenset[str]
     replicated: frozenset[str]  # broker groups of several replicas
     volumes: dict[str, VolumeSpec]  # by broker group
+    security_mode: str  # "": it had no users
 
     @classmethod
     def read(cls, folder: Path | None) -> InstalledRelease:
@@ -100,7 +101,7 @@ class InstalledRelease(NamedTuple):
         """
         texts = {
             key: path.read_text("utf-8").strip()
-            for key in ("store-format", "broker-groups", "replicated", "volumes")
+            for key in ("store-format", "broker-groups", "replicated", "volumes", "security-mode")
             if folder is not None and (path := folder / key).is_file()
         }
         store_format = texts.get("store-format", "0")
@@ -111,6 +112,7 @@ class InstalledRelease(NamedTuple):
             names_in(texts.get("broker-groups", "")),
             names_in(texts.get("replicated", "")),
             volumes_in(texts.get("volumes", "")),
+            texts.get("security-mode", ""),
         )
 
 

@@ -66,6 +66,18 @@ class Signer:
         return outer.digest()
 
 
+def signed_headers(access_key: str, secret: str, date_time: str) -> dict[str, str]:
+    """Return the headers of a call, signed as the clients sign it."""
+    signature = Signer(secret.encode()).sign(date_time.encode()).hex()
+    return {
+        AUTHORIZATION: (
+            f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders={DATE_TIME},"
+            f" Signature={signature}"
+        ),
+        DATE_TIME: date_time,
+    }
+
+
 def parse_header(authorization: str, date_time: str) -> SignedHeader | None:
     """Read the headers of a call; None if they have no access key.
 

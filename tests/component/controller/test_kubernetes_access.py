@@ -64,7 +64,13 @@ def test_a_pod_sends_its_renewed_token_after_a_minute(
     account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = CertificatePlan(
-        authority="ca", certificates={"api": ("localhost",)}, tokens={}, days=1, authority_days=2
+        authority="ca",
+        certificates={"api": ("localhost",)},
+        tokens={},
+        key_files=(),
+        administrators=(),
+        days=1,
+        authority_days=2,
     )
     files = secrets_to_write(plan, {}, dt.datetime.now(dt.UTC))["api"]
     for name, content in files.items():

@@ -17,6 +17,7 @@ from tidemill.release.certificates import (
     ForeignSecret,
     secrets_to_write,
 )
+from tidemill.security.secret_keys import parse_keys
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -24,6 +25,8 @@ PLAN = CertificatePlan(
     authority="ca",
     certificates={"broker-tls": ("pod-0.broker", "pod-1.broker"), "proxy-tls": ("proxy",)},
     tokens={"token": "key"},
+    key_files=("security-key",),
+    administrators=("admin-user",),
     days=90,
     authority_days=3650,
 )
@@ -66,7 +69,7 @@ def is_trusted(world: World, name: str, *, by: Data) -> bool:
 
 def test_the_first_run_creates_all_secrets_and_the_next_run_none() -> None:
     world = first_world()
-    assert set(world) == {"ca", "broker-tls", "proxy-tls", "token"}
+    assert set(world) == {"ca", "broker-tls", "proxy-tls", "token", "security-key", "admin-user"}
     assert run(world, NOW + DAY) == set()
 
 
@@ -111,12 +114,15 @@ def test_certificates_of_another_authority_are_created_again() -> None:
     assert run(world, NOW) == set()
 
 
-def test_a_token_is_created_once() -> None:
+def test_tokens_keys_and_users_are_created_once() -> None:
     world = first_world()
-    token = world["token"]["key"]
-    assert len(token) == 43
+    made = {name: dict(world[name]) for name in ("token", "security-key", "admin-user")}
+    assert len(made["token"]["key"]) == 43
+    assert parse_keys(made["security-key"]["keys"].decode()).ids == ["k1"]
+    name, secret = made["admin-user"]["credentials"].decode().splitlines()
+    assert (name, len(secret)) == ("admin", 43)
     run(world, NOW + 4000 * DAY)
-    assert world["token"]["key"] == token
+    assert {name: world[name] for name in made} == made
 
 
 def test_processes_trust_a_new_authority_before_it_signs() -> None:
