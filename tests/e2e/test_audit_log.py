@@ -188,10 +188,14 @@ def change_users(world: World) -> None:
     act("putRole", "Role:sellers", "Create", "sellers", body={"entries": entries})
     made = act("putUser", "User:shop", "Create", "shop", body={"roles": ["sellers"]})
     rotated = act("rotateUser", "User:shop", "Update", "shop", body={"retireAfterMs": HOUR_MS})
+    token = act("createToken", "Token:ci", "Create", body={"name": "ci", "user": "shop"})
     known = json.dumps(world.changes())
+    assert token["token"][-43:] not in known
+    assert "sha256" not in known
     assert made["secret"] not in known
     assert rotated["secret"] not in known
     assert "sealed" not in known
+    act("deleteToken", "Token:ci", "Delete", token["id"])
     act("deleteUser", "User:shop", "Delete", "shop")
     act("deleteRole", "Role:sellers", "Delete", "sellers")
     act("putSecurity", "Cluster:security", "Create", body={"mode": "permissive"})

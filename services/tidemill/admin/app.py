@@ -32,6 +32,7 @@ from tidemill.admin.routes import (
     security,
     storage,
     timers,
+    tokens,
     topics,
     users,
 )
@@ -45,7 +46,9 @@ from tidemill.security.table import Mode
 API_VERSION = "1"  # Of the API, so that a release does not change the document.
 # For the OpenAPI document and the button of its page; `http/access.py` checks the token.
 BEARER = HTTPBearer(
-    auto_error=False, scheme_name="token", description="The token of admin_token_file."
+    auto_error=False,
+    scheme_name="token",
+    description="A named token of a user, or the token of admin_token_file.",
 )
 
 
@@ -74,6 +77,7 @@ ROUTES = (
     replicas,
     storage,
     users,
+    tokens,
     roles,
     security,
     audit,

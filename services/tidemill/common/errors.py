@@ -153,6 +153,10 @@ class UserNotFound(RequestError):
     """The user does not exist."""
 
 
+class TokenNotFound(RequestError):
+    """The token of the security configuration does not exist."""
+
+
 class RoleNotFound(RequestError):
     """The role does not exist."""
 
@@ -311,6 +315,7 @@ CODES: dict[type[ServiceError], Codes] = {
     IllegalPollingTime: Codes(40018, HTTPStatus.BAD_REQUEST),
     IllegalOffset: Codes(40019, HTTPStatus.BAD_REQUEST),
     UserNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    TokenNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     RoleNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     WrongCredentials: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Unauthorized: Codes(40100, HTTPStatus.UNAUTHORIZED),

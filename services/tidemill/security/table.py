@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
+from tidemill.common.errors import Unauthorized
 from tidemill.security.acl import (
     Action,
     AddressFinder,
@@ -28,14 +29,18 @@ from tidemill.security.identities import (
     user_of,
 )
 from tidemill.security.signatures import Signer
+from tidemill.security.tokens import NamedToken, ShownToken, has_secret, token_of
 
 DECODED_USERS_MAX: Final = 2_000  # about 10 KB each, with 20 entries
+DECODED_TOKENS_MAX: Final = 2_000  # about 2 KB each
 
 USER: Final = "user"
 ROLE: Final = "role"
+TOKEN: Final = "token"  # noqa: S105  # The kind of an item.
 MODE: Final = "security"  # the one item of this kind has no name
 
 _ALLOWED: Final = Verdict(is_allowed=True)
+_REFUSED: Final = Verdict(is_allowed=False)
 
 
 class Mode(IntEnum):
@@ -64,29 +69,70 @@ def mode_item(mode: Mode) -> dict[str, object]:
     return {"op": MODE, "security": {"mode": mode.text}}
 
 
+class KnownToken(NamedTuple):
+    """A token with the rights of its roles, each on its own. It lasts as a `KnownUser` does."""
+
+    token: NamedToken
+    limits: tuple[Rights, ...] | None  # None: all rights of the user
+
+
 @final
 class KnownUser:
     """A user with its rights. An object lasts until an item changes that it depends on."""
 
-    __slots__ = ("_rights", "signers", "user")
+    __slots__ = ("_limits", "_rights", "signers", "token", "user")
 
-    def __init__(self, user: User, rights: Rights) -> None:
+    def __init__(self, user: User, rights: Rights, token: KnownToken | None = None) -> None:
+        """`token` is the credential of the user, which may limit the rights."""
         self.user = user
         self._rights = rights
+        self.token = None if token is None else token.token
+        self._limits = None if token is None else token.limits
         # One per secret, in the order of `user.secrets`; None until the first signed call.
         self.signers: tuple[Signer, ...] | None = None
 
+    @property
+    def is_super(self) -> bool:
+        """Whether everything is allowed: a super user without a limit."""
+        return self.user.type is UserType.SUPER and self._limits is None
+
+    def with_token(self, token: KnownToken) -> KnownUser:
+        """Return this user as the caller with one of its tokens."""
+        return KnownUser(self.user, self._rights, token)
+
+    @property
+    def not_after_ms(self) -> int:
+        """The end of the token; 0: none."""
+        return 0 if self.token is None else self.token.not_after_ms
+
+    def check_token(self, now_ms: int) -> None:
+        """Check that the token has not ended, and that its user is enabled. Raises Unauthorized."""
+        if self.token is not None and self.token.is_over(now_ms):
+            raise Unauthorized(f"the token {self.token.name} of user {self.user.name} has ended")
+        if not self.user.is_enabled:
+            raise Unauthorized(f"user {self.user.name} is disabled")
+
     def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> Verdict:
         """Decide about one action on one resource."""
-        if self.user.type is UserType.SUPER:
-            return _ALLOWED
-        return self._rights.decide(action, resource, find_address)
+        verdict = _ALLOWED
+        if self.user.type is not UserType.SUPER:
+            verdict = self._rights.decide(action, resource, find_address)
+        if self._limits is None or not verdict.is_allowed:
+            return verdict
+        for role in self._limits:
+            verdict = role.decide(action, resource, find_address)
+            if verdict.is_allowed:
+                return verdict
+        return _REFUSED
 
     def allows_all(self, action: Action, type_: ResourceType, find_address: AddressFinder) -> bool:
         """Whether one action is allowed on each resource of a type."""
-        if self.user.type is UserType.SUPER:
-            return True
-        return self._rights.allows_all(action, type_, find_address)
+        allows = self.user.type is UserType.SUPER or self._rights.allows_all(
+            action, type_, find_address
+        )
+        if self._limits is None or not allows:
+            return allows
+        return any(role.allows_all(action, type_, find_address) for role in self._limits)
 
 
 @final
@@ -104,6 +150,7 @@ class SecurityTable:
         self._floor = floor
         self._users: dict[str, KnownUser] = {}
         self._roles: dict[str, AccessRole] = {}
+        self._tokens: dict[str, KnownToken] = {}
         self._recorded_mode: Mode | None = None
         self.on_change: Callable[[], None] = lambda: None
 
@@ -114,6 +161,9 @@ class SecurityTable:
         elif kind == ROLE:
             self._roles.pop(name, None)
             self._users.clear()  # Any of them may have the role.
+            self._tokens.clear()
+        elif kind == TOKEN:
+            self._tokens.pop(name, None)
         elif kind == MODE:
             self._recorded_mode = None
         self.on_change()
@@ -122,6 +172,7 @@ class SecurityTable:
         """Forget everything that was read from the items."""
         self._users.clear()
         self._roles.clear()
+        self._tokens.clear()
         self._recorded_mode = None
         self.on_change()
 
@@ -160,6 +211,41 @@ class SecurityTable:
         if role is None and (encoded := self._find_item(ROLE, name)) is not None:
             role = self._roles[name] = role_of(encoded)
         return role
+
+    def find_token(self, token_id: str) -> NamedToken | None:
+        """Return a token by its id; None if there is none."""
+        known = self._token(token_id)
+        return None if known is None else known.token
+
+    def token_user(self, shown: ShownToken) -> KnownUser | None:
+        """Return the user of a shown token; None if the token is unknown or wrong.
+
+        The user may be disabled, and the token may have ended.
+        """
+        known = self._token(shown.id)
+        if not has_secret(None if known is None else known.token, shown) or known is None:
+            return None
+        user = self.user(known.token.user)
+        if user is None or user.user.id != known.token.user_id:
+            return None
+        return user.with_token(known)
+
+    def _token(self, token_id: str) -> KnownToken | None:
+        known = self._tokens.get(token_id)
+        if known is None and (encoded := self._find_item(TOKEN, token_id)) is not None:
+            token = token_of(encoded)
+            known = KnownToken(token, self._limits_of(token))
+            if len(self._tokens) >= DECODED_TOKENS_MAX:
+                del self._tokens[next(iter(self._tokens))]  # the oldest one
+            self._tokens[token_id] = known
+        return known
+
+    def _limits_of(self, token: NamedToken) -> tuple[Rights, ...] | None:
+        """Return the rights of the roles. A missing role allows nothing."""
+        if not token.roles:
+            return None
+        roles = [role for name in token.roles if (role := self.role(name)) is not None]
+        return tuple([Rights([role.subject]) for role in roles])
 
     def _read_user(self, encoded: bytes) -> KnownUser:
         user = user_of(encoded)

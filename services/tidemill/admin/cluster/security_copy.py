@@ -1,6 +1,6 @@
-"""A copy of the users, roles and the mode that requests need, at most half a second old (ADR 0073).
+"""A copy of the users, tokens, roles and the mode that requests need, at most half a second old.
 
-The home stores the items. If no broker group answers, the last known items stay in force.
+The home stores the items (ADR 0073). If no broker group answers, the last known ones stay in force.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import structlog
 
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, ServiceError
 from tidemill.security.identities import READY_MADE_ROLES
-from tidemill.security.table import MODE, ROLE, USER, KnownUser, Mode, SecurityTable
+from tidemill.security.table import MODE, ROLE, TOKEN, USER, KnownUser, Mode, SecurityTable
+from tidemill.security.tokens import ShownToken, has_secret
 
 if TYPE_CHECKING:
     from tidemill.admin.cluster.security_client import FoundItem
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 AGE_MS_MAX: Final = 500  # of an item at its use
 READ_PERIOD_S: Final = 1.0  # of the mode without requests, so that it is known in an outage
 REFRESH_WAIT_S: Final = 0.5  # then a request uses the last known item: the home is slow or down
-# Users, unknown names included, that the copy keeps; beyond it the least recently used is dropped.
+# Users and tokens, unknown names included, that the copy keeps; beyond it the least recently used
+# one is dropped.
 USERS_MAX: Final = 1_000
 ROLES_MAX: Final = 1_000  # the limit of a cluster
+NAMED_BY_CALLERS: Final = frozenset({USER, TOKEN})  # kinds whose names a caller can invent
 
 ItemKey: TypeAlias = tuple[str, str]  # kind and name; the mode has no name
 FindItem: TypeAlias = Callable[[str, str], Awaitable["FoundItem"]]
@@ -93,6 +96,20 @@ class AdminSecurityCopy:
             await asyncio.gather(*(self._refresh(ROLE, role) for role in roles))
         return self._table.user(name)
 
+    async def token_user(self, shown: ShownToken) -> KnownUser | None:
+        """Return the user of a token with its present rights; None if the token is wrong.
+
+        Raises BrokerGroupUnreachable as `user` does.
+        """
+        await self._refresh(TOKEN, shown.id)
+        # A wrong secret reads no more than an unknown id.
+        if (token := self._table.find_token(shown.id)) is None or not has_secret(token, shown):
+            has_secret(None, shown)
+            return None
+        roles = [role for role in token.roles if role not in READY_MADE_ROLES]
+        await asyncio.gather(self.user(token.user), *(self._refresh(ROLE, role) for role in roles))
+        return self._table.token_user(shown)
+
     async def _read_mode_periodically(self) -> None:
         before: Mode | None = None
         while True:
@@ -123,9 +140,9 @@ class AdminSecurityCopy:
         # A cancelled request must not cancel the read, which others share.
         await asyncio.wait([copy.reading], timeout=None if read_at_ms is None else REFRESH_WAIT_S)
         if copy.read_at_ms is None:
-            if kind == USER and self._copies.get(key) is copy:
+            if kind in NAMED_BY_CALLERS and self._copies.get(key) is copy:
                 del self._copies[key]  # It must not displace known users in an outage.
-            what = f"user {name}" if kind == USER else "the security mode"
+            what = {USER: f"user {name}", TOKEN: "this token"}.get(kind, "the security mode")
             raise BrokerGroupUnreachable(
                 f"no broker group has answered about {what} yet, so the rights of this request are"
                 f" unknown ({copy.error}); try again later"
@@ -154,9 +171,9 @@ class AdminSecurityCopy:
 
     def _make_room(self, kind: str) -> None:
         """Drop the least recently used user if the copy is full. Roles and the mode stay."""
-        if len(self._copies) < USERS_MAX + ROLES_MAX or kind != USER:
+        if len(self._copies) < USERS_MAX + ROLES_MAX or kind not in NAMED_BY_CALLERS:
             return
-        users = [(key, copy) for key, copy in self._copies.items() if key[0] == USER]
+        users = [(key, copy) for key, copy in self._copies.items() if key[0] in NAMED_BY_CALLERS]
         # Names without a user go first, because clients can invent them.
         oldest = next((key for key, copy in users if copy.encoded is None), None)
         oldest = oldest or next((key for key, _ in users), None)

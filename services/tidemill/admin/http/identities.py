@@ -1,6 +1,7 @@
 """The user of a request to the REST API, by its header `Authorization`.
 
     Basic USER:SECRET    a user of the cluster
+    Bearer tmk_ID_SECRET a user of the cluster, with a named token
     Bearer TOKEN         the built-in super user, with the token of admin_token_file
 
 The mode decides what a missing or wrong credential means (ADR 0071).
@@ -25,7 +26,12 @@ from tidemill.admin.http.failed_logins import FailedLogins
 from tidemill.admin.http.problems import problem
 from tidemill.admin.http.request_access import RequestAccess, user_access
 from tidemill.admin.http.route_templates import PREFIX
-from tidemill.common.errors import BrokerGroupUnreachable, KeyMissing, WrongCredentials
+from tidemill.common.errors import (
+    BrokerGroupUnreachable,
+    KeyMissing,
+    Unauthorized,
+    WrongCredentials,
+)
 from tidemill.security.identities import (
     SECRET_CHARS_MAX,
     SECRETS_MAX,
@@ -34,6 +40,8 @@ from tidemill.security.identities import (
 )
 from tidemill.security.secret_keys import UnknownKey
 from tidemill.security.table import Mode
+from tidemill.security.tokens import WRONG as WRONG_TOKEN
+from tidemill.security.tokens import parse_bearer
 
 if TYPE_CHECKING:
     from fastapi.responses import JSONResponse
@@ -194,7 +202,8 @@ class IdentityCheck:
                 raise
             self._note_refusal(scope, error.message, passes=True)
             return self._anonymous(scope, mode)
-        actor = make_actor(scope, user=known.user.name, via=VIA_BASIC)
+        via = VIA_BASIC if known.token is None else known.token.via
+        actor = make_actor(scope, user=known.user.name, via=via)
         notes = _MissingRights(self._reports, scope, actor)
         access = user_access(mode, known, address=actor.address, notes=notes)
         if access.is_super and self._reports is not None:
@@ -232,16 +241,48 @@ class IdentityCheck:
         if self._reports is not None:
             self._reports.note_refusal(scope, make_actor(scope), reason, passes=passes)
 
+    async def _verify(self, shown: list[str], address: str) -> KnownUser:
+        """Return the user of a header. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable."""
+        if not shown:
+            raise RefusedLogin(MISSING)
+        if len(shown) == 1 and is_bearer(shown[0]):
+            return await self._verify_token(shown[0], address)
+        return await self._verify_secret(shown, address)
+
+    async def _verify_token(self, authorization: str, address: str) -> KnownUser:
+        """Return the user of a named token. Raises RefusedLogin, BrokerGroupUnreachable.
+
+        The order of the checks is: token, its end, enabled. The id of a token is no secret, so it
+        has failed logins of its own, like a user.
+        """
+        began_at_s = asyncio.get_running_loop().time()
+        shown = parse_bearer(authorization)
+        name = "" if shown is None else f"token {shown.id}"
+        self._check_limit(name, address)
+        try:
+            known = None if shown is None else await self._copy.token_user(shown)
+        except BrokerGroupUnreachable:
+            self._note_failure(name, address)
+            raise
+        self._check_limit(name, address)
+        if known is None:
+            self._note_failure(name, address)
+            await self._wait_for_wrong_answer(began_at_s)
+            raise RefusedLogin(WRONG_TOKEN)
+        try:
+            known.check_token(self._wall_ms())
+        except Unauthorized as error:
+            raise RefusedLogin(error.message) from None
+        return known
+
     # ------------------------------------------------------------ Basic
 
-    async def _verify(self, shown: list[str], address: str) -> KnownUser:
+    async def _verify_secret(self, shown: list[str], address: str) -> KnownUser:
         """Return the user of a header. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable.
 
         The order of the checks is: secret, end of the secret, enabled. A text names the user only
         after a correct secret.
         """
-        if not shown:
-            raise RefusedLogin(MISSING)
         began_at_s = asyncio.get_running_loop().time()
         name, secret = parse_basic(shown[0]) if len(shown) == 1 else ("", "")
         if len(name) > USER_NAME_CHARS_MAX:
@@ -250,18 +291,15 @@ class IdentityCheck:
         try:
             account = await self._copy.account(name) if name else None
         except BrokerGroupUnreachable:
-            if address != UNKNOWN_ADDRESS:
-                self._failed.note(name, address)  # The check of invented names is limited too.
+            self._note_failure(name, address)  # The check of invented names is limited too.
             raise
         # The check and the count are one piece: requests at the same time cannot exceed the limit.
         self._check_limit(name, address)
         try:
             sealed = self._find_secret(account, secret.encode())
         except WrongCredentials as error:
-            if address != UNKNOWN_ADDRESS:
-                self._failed.note(name, address)
-            delay_s = began_at_s + WRONG_ANSWER_S - asyncio.get_running_loop().time()
-            await asyncio.sleep(max(delay_s, 0))
+            self._note_failure(name, address)
+            await self._wait_for_wrong_answer(began_at_s)
             raise RefusedLogin(error.message) from None
         # Roles are read for a verified user alone, so that the time tells nothing about others.
         known = await self._copy.user(name)
@@ -272,6 +310,14 @@ class IdentityCheck:
         if not known.user.is_enabled:
             raise RefusedLogin(f"user {name} is disabled")
         return known
+
+    def _note_failure(self, name: str, address: str) -> None:
+        if address != UNKNOWN_ADDRESS:
+            self._failed.note(name, address)
+
+    async def _wait_for_wrong_answer(self, began_at_s: float) -> None:
+        delay_s = began_at_s + WRONG_ANSWER_S - asyncio.get_running_loop().time()
+        await asyncio.sleep(max(delay_s, 0))
 
     def _check_limit(self, name: str, address: str) -> None:
         if wait_s := self._failed.wait_s(name, address):
@@ -306,6 +352,11 @@ class IdentityCheck:
         if found is None:
             raise WrongCredentials(WRONG)
         return found
+
+
+def is_bearer(authorization: str) -> bool:
+    """Whether a header has a token."""
+    return authorization.partition(" ")[0].lower() == "bearer"
 
 
 def parse_basic(authorization: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from tidemill.security.acl import (
     parse_address,
     topic_resource,
 )
-from tidemill.security.identities import User, UserType
+from tidemill.security.identities import User
 from tidemill.security.table import KnownUser, Mode
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class RequestAccess:
     def user(self) -> str:
         """The name of the user; "": none."""
         return "" if self.known is None else self.known.user.name
+
+    def is_own(self, user: str) -> bool:
+        """Whether the caller is this user with its secret; a token is not enough (ADR 0075)."""
+        return self.known is not None and self.known.token is None and self.user == user
 
     @property
     def is_limited(self) -> bool:
@@ -136,8 +140,7 @@ def user_access(
     mode: Mode, known: KnownUser, *, address: str, notes: RefusalNotes | None = None
 ) -> RequestAccess:
     """Return the access of a request with a verified user."""
-    is_super = known.user.type is UserType.SUPER
-    return RequestAccess(mode, is_super=is_super, known=known, address=address, notes=notes)
+    return RequestAccess(mode, is_super=known.is_super, known=known, address=address, notes=notes)
 
 
 def set_access(scope: Scope, access: RequestAccess) -> None:

@@ -61,6 +61,8 @@ FILTERED: Final = RightsRow()
 SUPER: Final = RightsRow(is_super=True)
 OWN: Final = RightsRow(is_own_user=True, is_super=True)  # the user itself, or a super user
 
+OWN_TOKENS: Final = RightsRow()  # any user; the route checks the user of the token
+
 ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /topics": FILTERED,
     "GET /topics/{topic}": _needs("Get Topic:{topic}"),
@@ -112,6 +114,10 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "PUT /users/{user}": SUPER,
     "POST /users/{user}:rotate": OWN,
     "DELETE /users/{user}": SUPER,
+    "GET /tokens": FILTERED,
+    "GET /tokens/{token}": OWN_TOKENS,
+    "POST /tokens": OWN_TOKENS,
+    "DELETE /tokens/{token}": OWN_TOKENS,
     "GET /roles": _needs("Get Cluster:security"),
     "GET /roles/{role}": _needs("Get Cluster:security"),
     "PUT /roles/{role}": SUPER,
@@ -130,7 +136,7 @@ async def check_rights(request: Request) -> None:
 
 
 def _check(access: RequestAccess, row: RightsRow, parameters: Mapping[str, object]) -> None:
-    if row.is_own_user and access.user and access.user == parameters["user"]:
+    if row.is_own_user and access.is_own(str(parameters["user"])):
         return
     if row.is_super:
         access.require_super()

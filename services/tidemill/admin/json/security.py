@@ -145,6 +145,7 @@ class UserDeletionView(Schema):
 
     dry_run: bool = Field(description="Whether nothing has changed.")
     user: UserView = Field(description="The user before the deletion.")
+    tokens: list[str] = Field(description="Names of its tokens, which are deleted with it.")
 
 
 class RoleSettings(Schema):

@@ -25,11 +25,12 @@ from tidemill.security.identities import (
     role_of,
     user_of,
 )
+from tidemill.security.tokens import NamedToken, token_of
 
 router = APIRouter(tags=["security"])
 
 ROLE = "role"
-USERS_NAMED_MAX = 10  # in an error
+NAMED_MAX = 10  # in an error
 RoleName = Annotated[
     str,
     Path(description="Name of the role.", json_schema_extra={"pattern": "^[A-Za-z0-9._@-]{1,64}$"}),
@@ -98,7 +99,7 @@ async def put_role(
 async def delete_role(
     role: RoleName, cluster: Cluster, caller: Caller, author: ChangeAuthor, dry_run: DryRun = False
 ) -> RoleDeletionView:
-    """Delete a role that no user has."""
+    """Delete a role that no user and no token has."""
     _check_own(role)
     items = SecurityClient(cluster)
     gone: list[AccessRole] = []
@@ -106,9 +107,10 @@ async def delete_role(
     async def check() -> None:
         users = [user.name async for user in _users(items) if role in user.roles]
         if users:
-            more = len(users) - USERS_NAMED_MAX
-            names = ", ".join(users[:USERS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-            raise Conflict(f"users have the role {role}: {names}; take it from them first")
+            raise Conflict(f"users have the role {role}: {_first(users)}; take it from them first")
+        tokens = [f"{token.name} of {token.user}" async for token in _tokens(items, role)]
+        if tokens:
+            raise Conflict(f"tokens have the role {role}: {_first(tokens)}; delete them first")
 
     def decide(found: FoundItem) -> list[Item]:
         gone[:] = [_find(found, role)]
@@ -129,6 +131,17 @@ async def delete_role(
 async def _users(items: SecurityClient) -> AsyncIterator[User]:
     async for encoded in items.all("user"):
         yield user_of(encoded)
+
+
+async def _tokens(items: SecurityClient, role: str) -> AsyncIterator[NamedToken]:
+    async for encoded in items.all("token"):
+        if role.encode() in encoded and role in (token := token_of(encoded)).roles:
+            yield token
+
+
+def _first(names: list[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_own(role: str) -> None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path
 
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.token_changes import check_roles, deletion_of, tokens_of
 from tidemill.admin.cluster.user_changes import UserChange, UserChanges, find_user
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.security import (
@@ -21,8 +22,9 @@ from tidemill.admin.json.security import (
 )
 from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
 from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
-from tidemill.common.errors import Conflict, RoleNotFound
-from tidemill.security.identities import READY_MADE_ROLES, SealedSecret, User, user_of
+from tidemill.common.errors import Conflict
+from tidemill.security.identities import SealedSecret, User, user_of
+from tidemill.security.tokens import NamedToken
 
 router = APIRouter(tags=["security"])
 
@@ -83,7 +85,7 @@ async def put_user(
         return [] if new == old else [new.to_item()]
 
     async def check() -> None:
-        await _check_roles(items, change.roles or ())
+        await check_roles(items, change.roles or ())
 
     version = await items.change(
         USER,
@@ -142,23 +144,32 @@ async def rotate_user(
 async def delete_user(
     user: UserName, cluster: Cluster, caller: Caller, author: ChangeAuthor, dry_run: DryRun = False
 ) -> UserDeletionView:
-    """Delete a user. Its credentials are invalid at once; a later user of its name gets nothing."""
+    """Delete a user and its tokens.
+
+    Its credentials are invalid at once. A later user of its name gets nothing.
+    """
+    items = SecurityClient(cluster)
     gone: list[User] = []
+    tokens: list[NamedToken] = []
+
+    async def check() -> None:
+        tokens[:] = await tokens_of(items, user)
 
     def decide(found: FoundItem) -> list[Item]:
         gone[:] = [find_user(_read(found), user)]
-        return [{"op": "deleteUser", "name": user}]
+        return [{"op": "deleteUser", "name": user}, *map(deletion_of, tokens)]
 
-    await SecurityClient(cluster).change(
-        USER, user, decide, caller=caller, audit=author.of(f"User:{user}", DELETE), dry_run=dry_run
+    await items.change(
+        USER,
+        user,
+        decide,
+        caller=caller,
+        audit=author.of(f"User:{user}", DELETE),
+        dry_run=dry_run,
+        check=check,
     )
-    return UserDeletionView(dry_run=dry_run, user=view_of(gone[0]))
-
-
-async def _check_roles(items: SecurityClient, roles: tuple[str, ...]) -> None:
-    for role in roles:
-        if role not in READY_MADE_ROLES and (await items.find("role", role)).encoded is None:
-            raise RoleNotFound(f"there is no role {role!r}; see `tidemill role list`")
+    names = [token.name for token in tokens]
+    return UserDeletionView(dry_run=dry_run, user=view_of(gone[0]), tokens=names)
 
 
 def _read(found: FoundItem) -> User | None:

@@ -20,8 +20,9 @@ from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized, Wrong
 from tidemill.message.client_key import ClientKey
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
+from tidemill.proxy.server import bearer
 from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress
-from tidemill.security.identities import SECRETS_MAX, SealedSecret, UserType
+from tidemill.security.identities import SECRETS_MAX, SealedSecret
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
 from tidemill.security.signatures import (
     AUTHORIZATION,
@@ -164,8 +165,10 @@ class AccessGate:
         # Called with each refused or would-be-refused call, and with each access of a super user.
         self.reports: AccessReports | None = None
         self._undecryptable: set[tuple[int, int]] = set()  # (user id, secret id)
-        # By result; by method and result. Counters that begin at zero show their first increase.
-        self.authentications = Counter({"verified": 0, "refused": 0})
+        # By method and result. Counters that begin at zero show their first increase.
+        self.authentications = Counter(
+            {(method, result): 0 for method in bearer.METHODS for result in ("verified", "refused")}
+        )
         self.accesses = Counter(
             {
                 (call, result): 0
@@ -234,7 +237,7 @@ class AccessGate:
         for action in actions:
             if self._decides(caller, call, action, resource):
                 self.accesses[call.method, "allowed"] += 1
-                if caller.known.user.type is UserType.SUPER and self.reports is not None:
+                if caller.known.is_super and self.reports is not None:
                     self.reports.note_access(call, action, resource)
                 return
         wanted = " or ".join(action.text for action in actions)
@@ -329,7 +332,7 @@ class AccessGate:
             try:
                 call.caller = caller = self._authenticate(call)
             except (Unauthorized, KeyMissing) as error:
-                self.authentications["refused"] += 1
+                self.authentications[bearer.method_of(call.metadata), "refused"] += 1
                 failure = self._generation, error
             else:
                 if caller is not None:
@@ -350,6 +353,10 @@ class AccessGate:
         authorization = call.metadata.get(AUTHORIZATION)
         if not authorization:
             return None
+        if bearer.is_bearer(authorization):
+            known = bearer.verify_token(self._table, authorization, self._wall_ms())
+            self.authentications[bearer.TOKEN, "verified"] += 1
+            return Caller(known, known.not_after_ms, self._generation)
         key = authorization, call.metadata.get(DATE_TIME, "")
         verified = self._verified.get(key) or self._verified_before.get(key)
         if verified is not None and self._is_current(verified.caller):
@@ -360,7 +367,7 @@ class AccessGate:
             if header is None:
                 return None
             found = self._verify(header)
-            self.authentications["verified"] += 1
+            self.authentications[bearer.SIGNATURE, "verified"] += 1
         known, secret = found
         caller = Caller(known, secret.not_after_ms, self._generation)
         self._remember(key, _Verified(caller, secret.sealed))
@@ -453,8 +460,8 @@ class AccessGate:
         logins = CounterMetricFamily(
             "rocketmq_auth", "Checks of credentials.", labels=("method", "result")
         )
-        for result, count in self.authentications.items():
-            logins.add_metric(("signature", result), count)
+        for labels, count in self.authentications.items():
+            logins.add_metric(labels, count)
         yield logins
         accesses = CounterMetricFamily(
             "rocketmq_access", "Checks of rights.", labels=("call", "result")

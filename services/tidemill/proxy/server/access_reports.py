@@ -81,11 +81,12 @@ def _record(
     key: RecordKey, call: GatedCall, *, action: str, result: str, code: int, reason: str
 ) -> AccessRecord:
     kind, _, name, resource = key
-    user = "" if call.caller is None else call.caller.known.user.name
+    known = None if call.caller is None else call.caller.known
+    via = "" if known is None else VIA_SIGNATURE if known.token is None else known.token.via
     return AccessRecord(
         kind,
-        user=user,
-        via=VIA_SIGNATURE if user else "",
+        user="" if known is None else known.user.name,
+        via=via,
         address=_address_of(call),
         call=name,
         resource=resource,
