@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import httpx
 
+from tests.support.clients.api import METADATA, message
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 
 def tidemill(running: Standalone, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,3 +58,55 @@ def test_the_mode_on_needs_users_and_rights(tmp_path: Path) -> None:
             assert "eve" in json.dumps(records)
             assert tidemill(running, tmp_path, "security", "disable").returncode == 0
             eventually(lambda: http.get(f"{url}/topics").status_code == 200, within_ms=1_500)
+
+
+async def send(running: Standalone, token: str) -> int:
+    async with grpc.aio.insecure_channel(running.grpc) as channel:
+        call = channel.unary_unary(
+            "/apache.rocketmq.v2.MessagingService/SendMessage",
+            request_serializer=service.SendMessageRequest.SerializeToString,
+            response_deserializer=service.SendMessageResponse.FromString,
+        )
+        headers = (*METADATA, ("authorization", f"Bearer {token}"))
+        request = service.SendMessageRequest(messages=[message("orders", b"m")])
+        return int((await call(request, metadata=headers, timeout=20)).status.code)
+
+
+def test_a_script_uses_a_named_token_at_both_doors(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running:
+        with httpx.Client(trust_env=False) as http:
+            url = f"{running.admin}/api/v1"
+            assert http.put(f"{url}/topics/orders", json={}).status_code == 200
+            assert tidemill(running, tmp_path, "security", "enable").returncode == 0
+            eventually(lambda: http.get(f"{url}/topics").status_code == 401, within_ms=1_500)
+        user = ("user", "create", "orders", "--producer", "orders")
+        assert tidemill(running, tmp_path, *user).returncode == 0
+        create = ("token", "create", "ci", "--user", "orders", "--expires-after", "1d")
+        planned = tidemill(running, tmp_path, *create, "--dry-run")
+        assert "token" not in json.loads(planned.stdout)
+        made = json.loads(tidemill(running, tmp_path, *create).stdout)
+        token = made["token"]
+        eventually(lambda: asyncio.run(send(running, token)) == v2.OK, within_ms=1_500)
+        assert asyncio.run(send(running, f"{token[:-1]}!")) == v2.UNAUTHORIZED
+        token_file = tmp_path / "ci.token"
+        token_file.write_text(token)
+        named = ("--token-file", str(token_file))
+        assert tidemill(running, tmp_path, *named, "topic", "list").returncode == 2, "too open"
+        token_file.chmod(0o600)
+        assert tidemill(running, tmp_path, *named, "topic", "list").returncode == 0
+        refused = tidemill(running, tmp_path, *named, "token", "create", "other")
+        assert refused.returncode == 1
+        saved = tmp_path / "elsewhere" / ".config" / "tidemill" / "credentials"
+        saved.parent.mkdir(parents=True)
+        saved.touch(0o600)
+        saved.write_text(f"{token}\n")
+        assert tidemill(running, tmp_path / "elsewhere", "topic", "list").returncode == 0
+        [listed] = json.loads(tidemill(running, tmp_path, "token", "list").stdout)
+        assert (listed["name"], listed["user"]) == ("ci", "orders")
+        assert tidemill(running, tmp_path, "token", "delete", "ci", "--yes").returncode == 0
+        eventually(lambda: asyncio.run(send(running, token)) == v2.UNAUTHORIZED, within_ms=1_500)
+        ended = tidemill(running, tmp_path, *named, "topic", "list")
+        assert (ended.returncode, "the token is wrong" in ended.stderr) == (1, True)
+        records = json.loads(tidemill(running, tmp_path, "audit", "list").stdout)
+        assert token[-43:] not in json.dumps(records)
+        assert token[-43:] not in running.log.read_text()

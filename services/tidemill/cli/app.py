@@ -25,6 +25,7 @@ from tidemill.cli import (
     storage,
     store,
     timers,
+    tokens,
     topics,
     users,
 )
@@ -80,6 +81,7 @@ app.add_typer(storage.app, name="storage")
 app.add_typer(store.app, name="store")
 app.add_typer(security.app, name="security")
 app.add_typer(users.app, name="user")
+app.add_typer(tokens.app, name="token")
 app.add_typer(roles.app, name="role")
 app.add_typer(acl.app, name="acl")
 app.add_typer(audit.app, name="audit")
@@ -185,7 +187,8 @@ def root(
         typer.Option(
             envvar="TIDEMILL_ADMIN_TOKEN",
             show_envvar=True,
-            help="Token of the admin API; others on this machine can see it in a command line.",
+            help="Token of the admin API, or a named token; others on this machine can see it in a"
+            " command line.",
         ),
     ] = "",
     token_file: Annotated[
@@ -196,8 +199,8 @@ def root(
         Path | None,
         typer.Option(
             envvar="TIDEMILL_SECRET_FILE",
-            help="File with the secret of that user. Default: the user and the secret in"
-            " ~/.config/tidemill/credentials.",
+            help="File with the secret of that user. Default: the user and the secret, or the named"
+            " token, in ~/.config/tidemill/credentials.",
         ),
     ] = None,
     ca_file: Annotated[

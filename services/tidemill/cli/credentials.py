@@ -1,6 +1,6 @@
 """The credentials of the command line: a token, or a user and its secret.
 
-    ~/.config/tidemill/credentials    two lines: the user and its secret
+    ~/.config/tidemill/credentials    two lines: the user and its secret; or one line: a named token
 
 `tidemill security enable` writes this file. Other users of the machine may not read it.
 """
@@ -14,16 +14,23 @@ from typing import Final, NamedTuple
 
 import typer
 
+from tidemill.security.tokens import PREFIX
+
 FILE: Final = Path("tidemill") / "credentials"  # in the folder of configurations
 OTHERS: Final = stat.S_IRWXO  # permissions of users that are not the owner and not of its group
 
 
 class UserCredentials(NamedTuple):
-    """A user and its secret."""
+    """A user and its secret, or a saved named token."""
 
-    user: str
-    secret: str
+    user: str  # "": of the token
+    secret: str  # or the token
     is_named: bool  # by an option, not only in the file of `security enable`
+
+    @property
+    def is_token(self) -> bool:
+        """Whether the secret is a named token."""
+        return not self.user
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -55,8 +62,12 @@ def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | N
     lines = read_private(file, "the credentials").split()
     if not lines:
         return None  # `security enable` is making the first user.
+    if len(lines) == 1 and lines[0].startswith(PREFIX):
+        return UserCredentials("", lines[0], is_named=False)
     if len(lines) != 2:
-        raise typer.BadParameter(f"{file} does not have two lines: a user and its secret")
+        raise typer.BadParameter(
+            f"{file} has neither two lines, a user and its secret, nor one line with a named token"
+        )
     return UserCredentials(lines[0], lines[1], is_named=False)
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tidemill.cli.rest import find_sendable, options_of
+from tidemill.cli.rest import client_of, find_sendable, options_of
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.common.prompts import fail, warn
-from tidemill.common.rest_client import Json, RestClient, RestOptionError, RestRejection
+from tidemill.common.rest_client import Json, RestOptionError, RestRejection
 from tidemill.release.invalid_input import InvalidInput
 from tidemill.release.patient_rest import TIMEOUT_S, ForeignAnswer, PatientRestClient, WaitTimeout
 
@@ -371,7 +371,7 @@ def receive_and_ack(
     with _proxies(endpoint, credentials) as channel:
         stub = service_pb2_grpc.MessagingServiceStub(channel)
         known = options_of(context).credentials
-        user = trial.TrialUser(*known.pair) if known is not None else trial.ANYONE
+        user = trial.ANYONE if known is None or known.is_token else trial.TrialUser(*known.pair)
         received = trial.receive(stub, user, topic, group)
         for message in received:
             typer.echo(message.body.decode("utf-8", "replace"))
@@ -453,15 +453,9 @@ def _explained() -> Iterator[None]:
 
 def _rest(context: typer.Context, patience_s: float) -> PatientRestClient:
     options = options_of(context)
-    client = RestClient(
-        url=options.admin,
-        user="helm",
-        token=options.token,
-        # A job sends its token inside the cluster, also over plain HTTP.
-        credentials=None if options.token else find_sendable(options),
-        ca_file=options.ca_file,
-        timeout_s=TIMEOUT_S,
-    )
+    # A job sends its token inside the cluster, also over plain HTTP.
+    known = None if options.token else find_sendable(options)
+    client = client_of(options, known, user="helm", timeout_s=TIMEOUT_S)
     return PatientRestClient(client, patience_s=patience_s)
 
 

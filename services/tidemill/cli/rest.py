@@ -33,6 +33,7 @@ from tidemill.common.rest_client import (
     RestUnreachable,
 )
 from tidemill.message.namespaces import check_namespace, full_name
+from tidemill.security.tokens import PREFIX
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,15 +90,7 @@ def call(
     With `may_miss`, return None if the API answers 404.
     """
     options = options_of(context)
-    credentials = find_sendable(options)
-    client = RestClient(
-        url=options.admin,
-        user=_user(),
-        token=options.token,
-        credentials=credentials,
-        ca_file=options.ca_file,
-        timeout_s=TIMEOUT_S,
-    )
+    client = client_of(options, find_sendable(options), user=_user(), timeout_s=TIMEOUT_S)
     try:
         return client.call(method, path, body=body, query=query)
     except RestOptionError as error:
@@ -113,17 +106,31 @@ def call(
         fail(_reason(options, error), EXIT_REFUSED)
 
 
-def find_sendable(options: Options) -> tuple[str, str] | None:
-    """Return the user and the secret to send; None without any.
+def client_of(
+    options: Options, known: UserCredentials | None, *, user: str, timeout_s: float
+) -> RestClient:
+    """Return a client with the token of the options, or with known credentials."""
+    saved = known.secret if known is not None and known.is_token else ""
+    return RestClient(
+        url=options.admin,
+        user=user,
+        token=options.token or saved,
+        credentials=None if known is None or saved else known.pair,
+        ca_file=options.ca_file,
+        timeout_s=timeout_s,
+    )
+
+
+def find_sendable(options: Options) -> UserCredentials | None:
+    """Return the credentials to send; None without any, or if the options have a token.
 
     End the command before it sends a token or a named secret unencrypted to another machine. The
     saved credentials are only left out then.
     """
     url, known = urlsplit(options.admin), options.credentials
-    pair = None if known is None or options.token else known.pair
     is_private = url.scheme != "http" or is_loopback(url.hostname or "")
     if is_private or options.sends_plain_token:
-        return pair
+        return None if options.token else known
     if options.token or (known is not None and known.is_named):
         what = "token" if options.token else "secret"
         fail(
@@ -347,16 +354,19 @@ def _reason(options: Options, rejection: RestRejection) -> str:
         )
     if rejection.status != HTTPStatus.UNAUTHORIZED:
         return f"{problem.title}: {problem.detail}"
+    if options.token.startswith(PREFIX):
+        return f"{problem.title}: {problem.detail}; check --token-file and --token"
     if options.token:
         return (
             f"{problem.title}: the API at {options.admin} has another token; check --token-file,"
             " --token, and the setting admin_token_file of the API"
         )
     if options.credentials is not None:
+        known = options.credentials
+        what = "saved token" if known.is_token else f"user {known.user}"
         return (
-            f"{problem.title}: {problem.detail}; the API at {options.admin} refused the user"
-            f" {options.credentials.user}; check --user and --secret-file, or the file"
-            " ~/.config/tidemill/credentials"
+            f"{problem.title}: {problem.detail}; the API at {options.admin} refused the {what};"
+            " check --user and --secret-file, or the file ~/.config/tidemill/credentials"
         )
     return (
         f"{problem.title}: the API at {options.admin} requires a token or a user; give the file of"

@@ -1,0 +1,50 @@
+"""The credentials that the command line finds: options first, then the saved file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tidemill.cli.app import app
+from tidemill.cli.credentials import UserCredentials, find_credentials
+from tidemill.common.exit_codes import EXIT_UNREACHABLE
+from tidemill.security.tokens import make_token
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "tidemill" / "credentials"
+    file.parent.mkdir()
+    file.touch(0o600)
+    return file
+
+
+def test_the_saved_file_has_a_user_or_a_token(saved: Path) -> None:
+    assert find_credentials("", None) is None, "an empty file"
+    saved.write_text("ops\na-secret-of-sixteen\n")
+    assert find_credentials("", None) == UserCredentials(
+        "ops", "a-secret-of-sixteen", is_named=False
+    )
+    text = make_token().text
+    saved.write_text(f"{text}\n")
+    found = find_credentials("", None)
+    assert found is not None
+    assert (found.is_token, found.secret, found.is_named) == (True, text, False)
+
+
+@pytest.mark.parametrize("text", ["ops", "ops secret more", "tmk_a tmk_b tmk_c"])
+def test_a_malformed_file_is_refused_without_its_content(saved: Path, text: str) -> None:
+    saved.write_text(text)
+    with pytest.raises(typer.BadParameter, match="neither two lines") as caught:
+        find_credentials("", None)
+    assert text not in str(caught.value).replace(str(saved), "")
+
+
+def test_a_saved_token_is_left_out_over_http_to_another_machine(saved: Path) -> None:
+    saved.write_text(make_token().text)
+    result = CliRunner().invoke(app, ["--admin", "http://admin.invalid:8080", "topic", "ls"])
+    assert result.exit_code == EXIT_UNREACHABLE
