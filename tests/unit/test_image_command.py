@@ -37,6 +37,14 @@ def test_the_image_listens_on_all_addresses_of_its_container(host: str) -> None:
     assert is_unspecified(getattr(StandaloneSettings.load(arguments), host))
 
 
+@pytest.mark.parametrize("flag", ["--admin-open", "--admin-plain"])
+def test_the_command_of_the_image_opens_the_doors_by_name(flag: str) -> None:
+    _, *arguments = default_command("tidemill")
+    arguments.remove(flag)
+    with pytest.raises(SystemExit):
+        StandaloneSettings.load(arguments)
+
+
 def test_no_image_declares_a_volume() -> None:
     """A runtime makes a writable folder of it in each pod, also on a read-only root."""
     assert not re.findall(r"^VOLUME", DOCKERFILE.read_text("utf-8"), re.MULTILINE)

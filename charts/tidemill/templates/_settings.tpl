@@ -74,11 +74,15 @@
 {{- end -}}
 {{- if .Values.admin.auth.enabled -}}
 {{- $_ := set $own "admin_token_file" (printf "/etc/tidemill-admin-token/%s" .Values.admin.auth.key) -}}
+{{- else -}}
+{{- $_ := set $own "admin_open" true -}}
 {{- end -}}
 {{- if .Values.admin.tls.enabled -}}
 {{- $folder := ternary "/etc/tidemill-admin-tls" "/etc/tidemill-tls" (ne .Values.admin.tls.existingSecret "") -}}
 {{- $_ := set $own "admin_tls_certificate_file" (printf "%s/tls.crt" $folder) -}}
 {{- $_ := set $own "admin_tls_key_file" (printf "%s/tls.key" $folder) -}}
+{{- else -}}
+{{- $_ := set $own "admin_plain" true -}}
 {{- end -}}
 {{- if .Values.admin.scaler.enabled -}}
 {{- $_ := set $own "scaler_host" .Values.listenAddress -}}

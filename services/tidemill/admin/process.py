@@ -39,7 +39,7 @@ from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
 from tidemill.admin.settings import AdminSettings
-from tidemill.common.addresses import HostPort, without_brackets
+from tidemill.common.addresses import HostPort, is_loopback, without_brackets
 from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import StartError, announce_ready, bound_sockets, run, stop_on_signal
 from tidemill.common.log import configure_logging
@@ -173,12 +173,30 @@ async def serve(settings: AdminSettings) -> None:
             port = listeners[0].getsockname()[1]
             address = f"{scheme}://{HostPort(without_brackets(settings.host), port)}"
             announce_ready(settings.supervisor_fd, admin=address, metrics=metrics.url, **scaler)
+            warn_about_open_doors(settings, address)
             log.info("admin serves", admin=address, metrics=metrics.url, **scaler)
             await stop.wait()
             readiness.phase = "draining"
             # Load balancers see the readiness before the port is closed.
             await asyncio.sleep(settings.drain_delay_ms / 1000)
     log.info("admin stopped")
+
+
+def warn_about_open_doors(settings: AdminSettings, address: str) -> None:
+    """Log a warning for each door that admin_open or admin_plain leaves open."""
+    if is_loopback(settings.host):
+        return
+    if not settings.admin_token_file and settings.security_floor != "on":
+        log.warning(
+            "REST API needs no credentials unless the security mode is on, so every host that"
+            " reaches it may change everything (admin_open)",
+            admin=address,
+        )
+    if not settings.admin_tls_certificate_file:
+        log.warning(
+            "REST API has no TLS, so the network sees credentials and messages (admin_plain)",
+            admin=address,
+        )
 
 
 @contextlib.asynccontextmanager

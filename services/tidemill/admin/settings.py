@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tidemill.common.setting_types import Addresses, Port
 from tidemill.common.shared_settings import (
@@ -60,3 +60,9 @@ class AdminSettings(AdminFrontSettings, MessageSettings, SecuritySettings, Clust
     drain_timeout_ms: int = Field(
         5_000, ge=0, description="Time that a stop waits for requests in flight."
     )
+
+    @model_validator(mode="after")
+    def check_own_door(self) -> Self:
+        """Refuse an open door, except with its flag."""
+        self.check_door("host", self.host, floor=self.security_floor)
+        return self

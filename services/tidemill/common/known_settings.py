@@ -17,6 +17,8 @@ KNOWN_KEYS = frozenset(
         "admin_body_bytes_max",
         "admin_host",
         "admin_hosts",
+        "admin_open",
+        "admin_plain",
         "admin_port",
         "admin_tls_certificate_file",
         "admin_tls_key_file",

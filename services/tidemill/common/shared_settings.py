@@ -6,9 +6,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tidemill.common.addresses import is_loopback
 from tidemill.common.feature_level import FEATURE_LEVEL
 from tidemill.common.item_bytes import DELIVERY_BYTES, ITEM_BYTES_MAX, ITEM_BYTES_MAX_OF_ALL
-from tidemill.common.setting_types import Names, Networks, Port
+from tidemill.common.setting_types import Flag, Names, Networks, Port
 from tidemill.common.settings import ProcessSettings
 
 
@@ -96,6 +97,14 @@ class AdminFrontSettings(ProcessSettings):
         "", description="Certificate chain of the REST API (PEM). Default: no TLS."
     )
     admin_tls_key_file: str = Field("", description="Private key of the REST API (PEM).")
+    admin_open: Flag = Field(
+        False,
+        description="Start the REST API on an address that other machines reach without"
+        " credentials: without admin_token_file, and with a security_floor below on.",
+    )
+    admin_plain: Flag = Field(
+        False, description="Start the REST API on an address that other machines reach without TLS."
+    )
 
     scaler_host: str = Field("127.0.0.1", description="Address of the external scaler for KEDA.")
     scaler_port: Port | None = Field(
@@ -133,6 +142,23 @@ class AdminFrontSettings(ProcessSettings):
                 "TLS of the REST API needs both admin_tls_certificate_file and admin_tls_key_file"
             )
         return self
+
+    def check_door(self, name: str, host: str, *, floor: str) -> None:
+        """Refuse a door of the REST API that is open to other machines. Raises ValueError."""
+        if is_loopback(host):
+            return
+        if not (self.admin_token_file or floor == "on" or self.admin_open):
+            raise ValueError(
+                f"{name} {host} is not a loopback address and the REST API needs no credentials;"
+                " set admin_token_file or security_floor=on, or set admin_open in a network without"
+                " other machines"
+            )
+        if not (self.admin_tls_certificate_file or self.admin_plain):
+            raise ValueError(
+                f"{name} {host} is not a loopback address and the REST API has no TLS; set"
+                " admin_tls_certificate_file and admin_tls_key_file, or set admin_plain if TLS ends"
+                " before it, or in a network without other machines"
+            )
 
     @model_validator(mode="after")
     def check_scaler_tls(self) -> Self:

@@ -115,6 +115,8 @@ class CommandLines:
             f"--admin-body-bytes-max={settings.admin_body_bytes_max}",
             f"--admin-tls-certificate-file={settings.admin_tls_certificate_file}",
             f"--admin-tls-key-file={settings.admin_tls_key_file}",
+            _flag("admin-open", is_on=settings.admin_open),
+            _flag("admin-plain", is_on=settings.admin_plain),
             *self._scaler_flags(addresses),
             *self._security_flags(),
             f"--security-bootstrap-file={settings.security_bootstrap_file}",

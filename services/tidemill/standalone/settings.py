@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tidemill.common.setting_types import Flag, Folder, Port
 from tidemill.common.shared_settings import (
@@ -72,3 +72,9 @@ class StandaloneSettings(FrontSettings, AdminFrontSettings, MessageSettings, Sec
     stop_timeout_ms: int = Field(
         20_000, ge=0, description="Time for a process to stop before it is killed, in ms."
     )
+
+    @model_validator(mode="after")
+    def check_admin_door(self) -> Self:
+        """Refuse an open door of the admin process, except with its flag."""
+        self.check_door("admin_host", self.admin_host, floor=self.security_floor)
+        return self
