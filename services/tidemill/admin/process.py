@@ -33,6 +33,7 @@ from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
 from tidemill.admin.http.access import AccessControl, TokenFile
 from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
+from tidemill.admin.http.forwarded import parse_networks
 from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.routes.messages import MESSAGES
@@ -267,6 +268,7 @@ def with_access_control(
         large=MESSAGES,
         reports=reports,
         identities=identities,
+        balancers=parse_networks(settings.admin_forwarded_from),
     )
     return RequestCounter(door, metrics, app.state.paths)
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 KNOWN_KEYS = frozenset(
     [
         "admin_body_bytes_max",
+        "admin_forwarded_from",
         "admin_host",
         "admin_hosts",
         "admin_open",

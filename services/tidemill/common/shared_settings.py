@@ -105,6 +105,11 @@ class AdminFrontSettings(ProcessSettings):
     admin_plain: Flag = Field(
         False, description="Start the REST API on an address that other machines reach without TLS."
     )
+    admin_forwarded_from: Networks = Field(
+        [],
+        description="Addresses or networks of load balancers of the REST API. In their requests,"
+        " the caller is the rightmost other address in the header X-Forwarded-For.",
+    )
 
     scaler_host: str = Field("127.0.0.1", description="Address of the external scaler for KEDA.")
     scaler_port: Port | None = Field(

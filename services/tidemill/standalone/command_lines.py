@@ -117,6 +117,7 @@ class CommandLines:
             f"--admin-tls-key-file={settings.admin_tls_key_file}",
             _flag("admin-open", is_on=settings.admin_open),
             _flag("admin-plain", is_on=settings.admin_plain),
+            *(f"--admin-forwarded-from={network}" for network in settings.admin_forwarded_from),
             *self._scaler_flags(addresses),
             *self._security_flags(),
             f"--security-bootstrap-file={settings.security_bootstrap_file}",

@@ -1,16 +1,23 @@
-"""Addresses that other machines reach: the flags of open doors."""
+"""Addresses that other machines reach: flags of open doors, and callers behind balancers."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from structlog.testing import capture_logs
 
+from tests.unit.admin.test_rights import Door
+from tidemill.admin.http.access import AccessControl
+from tidemill.admin.http.forwarded import HOPS_MAX, find_caller, parse_networks
 from tidemill.admin.process import warn_about_open_doors
 from tidemill.admin.settings import AdminSettings
+from tidemill.security.acl import parse_entry
 from tidemill.standalone.settings import StandaloneSettings
 
 TLS = ["--admin-tls-certificate-file=a", "--admin-tls-key-file=b"]
 TOKEN = ["--admin-token-file=token"]
+BALANCERS = parse_networks(["10.0.0.0/24", "fd00::/64"])
 
 
 # ---------------------------------------------------------------- start
@@ -64,3 +71,49 @@ def test_a_start_logs_its_open_doors(flags: list[str], count: int) -> None:
     with capture_logs() as lines:
         warn_about_open_doors(AdminSettings.load(flags), "http://0.0.0.0:8080")
     assert [line["log_level"] for line in lines] == ["warning"] * count
+
+
+# ---------------------------------------------------------------- callers behind balancers
+
+
+@pytest.mark.parametrize(
+    ("connected", "header", "caller"),
+    [
+        ("203.0.113.5", "1.2.3.4", "203.0.113.5"),
+        ("10.0.0.7", "", "10.0.0.7"),
+        ("10.0.0.7", "1.2.3.4", "1.2.3.4"),
+        ("10.0.0.7", "6.6.6.6, 1.2.3.4", "1.2.3.4"),
+        ("10.0.0.7", "6.6.6.6, 1.2.3.4, 10.0.0.8", "1.2.3.4"),
+        ("10.0.0.7", "10.0.0.9, 10.0.0.8", "10.0.0.9"),
+        ("10.0.0.7", "1.2.3.4, x", "10.0.0.7"),
+        ("10.0.0.7", "1.2.3.4, x, 10.0.0.8", "10.0.0.8"),
+        ("10.0.0.7", "1.2.3.4,", "10.0.0.7"),
+        ("10.0.0.7", "[2001:db8::1]", "2001:db8::1"),
+        ("fd00::7", "::ffff:1.2.3.4", "1.2.3.4"),
+        ("unknown", "1.2.3.4", "unknown"),
+        ("10.0.0.7", ",".join(["1.2.3.4"] + ["10.0.0.8"] * HOPS_MAX), "10.0.0.8"),
+        ("10.0.0.7", ",".join(["1.2.3.4"] + ["10.0.0.8"] * (HOPS_MAX - 1)), "1.2.3.4"),
+    ],
+)
+def test_the_caller_is_the_rightmost_address_that_is_not_a_balancer(
+    connected: str, header: str, caller: str
+) -> None:
+    assert find_caller(connected, header.split(","), BALANCERS) == caller
+
+
+@pytest.mark.parametrize(("balancers", "status"), [([], 403), (["127.0.0.1"], 502)])
+def test_entries_use_the_forwarded_address_of_a_balancer_alone(
+    balancers: list[str], status: int
+) -> None:
+    door = Door()
+    door.items.put_user(parse_entry("Cluster:security", ["Get"], sources=["1.2.3.4"]))
+    door.served = AccessControl(
+        door.app,
+        body_bytes_max=10_000,
+        identities=door.identities,
+        balancers=parse_networks(balancers),
+    )
+    answer = door.ask("GET /users", headers={"X-Forwarded-For": "6.6.6.6, 1.2.3.4"})
+    assert answer.status_code == status
+    if status == 403:
+        assert "from 127.0.0.1" in json.loads(answer.text)["detail"]

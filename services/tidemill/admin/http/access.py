@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 
 from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, Actor, make_actor, set_actor
 from tidemill.admin.http.browser_defences import find_foreign_page, with_headers
+from tidemill.admin.http.forwarded import IpNetworks, with_caller_address
 from tidemill.admin.http.identities import IdentityCheck, RefusedLogin
 from tidemill.admin.http.problems import problem
 from tidemill.admin.http.request_access import OPEN, set_access
@@ -127,12 +128,15 @@ class AccessControl:
         large: re.Pattern[str] | None = None,
         reports: HttpAccessReports | None = None,
         identities: IdentityCheck | None = None,
+        balancers: IpNetworks = (),
     ) -> None:
         """Allow bodies up to `body_bytes_max` on paths that match `large`; None: on all paths.
 
         `reports` gets the requests with wrong credentials and those of super users. `identities`
-        checks users and the token; None: only the token counts.
+        checks users and the token; None: only the token counts. `balancers` are the networks whose
+        X-Forwarded-For is believed.
         """
+        self._balancers = balancers
         self._app = app
         self._reports = reports
         self._identities = identities
@@ -147,6 +151,7 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = with_caller_address(scope, self._balancers)
         send = with_headers(scope, send)
         headers = Headers(scope=scope)
         refusal = self._find_refusal(scope, headers)
