@@ -74,7 +74,7 @@
 {{- end -}}
 {{- if .Values.admin.auth.enabled -}}
 {{- $_ := set $own "admin_token_file" (printf "/etc/tidemill-admin-token/%s" .Values.admin.auth.key) -}}
-{{- else -}}
+{{- else if ne (include "tidemill.securityMode" .) "on" -}}
 {{- $_ := set $own "admin_open" true -}}
 {{- end -}}
 {{- if .Values.admin.tls.enabled -}}
