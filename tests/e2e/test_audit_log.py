@@ -213,10 +213,23 @@ def change_broker_groups(world: World) -> None:
     act("removeBrokerGroup", name, "Delete", "broker-9", query={"force": "true"})
 
 
+async def end_clients(world: World, client: Api) -> None:
+    """Kick the client that has received."""
+    beat = service.HeartbeatRequest(client_type=v2.SIMPLE_CONSUMER, group=v2.Resource(name="fifo"))
+    await client.stub.Heartbeat(beat, metadata=METADATA, timeout=20)
+    client_id = dict(METADATA)["x-mq-client-id"]
+    done, failed = ("begun", "ok"), ("begun", "failed")
+    for name, results in ((client_id, done), ("unknown", failed)):
+        world.act(
+            "kick", f"Client:{name}", "Update", name, has_dry_run=name != "unknown", results=results
+        )
+
+
 async def change_everything(world: World) -> None:
     async with api(world.running.grpc) as client:
         await asyncio.to_thread(change_topics, world)
         await change_groups(world, client)
+        await end_clients(world, client)
     await asyncio.to_thread(change_timers, world)
     world.act("purgeTopic", "Topic:orders", "Delete", "orders", body={"all": True})
     world.act("deleteGroup", "Group:billing", "Delete", "billing")

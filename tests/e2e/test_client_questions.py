@@ -161,6 +161,32 @@ def test_a_node_client_cannot_verify(tmp_path: Path, running: Standalone, ask: A
         check_cannot_verify(running, ask, client, "node", client_id)
 
 
+def test_a_kicked_client_returns_its_messages_and_may_come_back(
+    running: Standalone, ask: Any
+) -> None:
+    prepare(running, "kicked")
+
+    async def kick_and_receive() -> None:
+        async with (
+            api(running.grpc) as client,
+            api(running.grpc, headers={"x-mq-client-id": "other"}) as other,
+        ):
+            await asyncio.to_thread(send, running, "kicked", "m")
+            [held] = await client.receive("kicked", "kicked", poll_ms=5_000, renews=True)
+            await client.heartbeat("kicked")
+            planned = await asyncio.to_thread(ask, "client", "kick", "tests", "--dry-run")
+            assert planned.stdout.startswith("client tests: would be kicked at proxy-")
+            done = await asyncio.to_thread(ask, "client", "kick", "tests")
+            assert done.stdout.startswith("client tests: kicked at proxy-")
+            [again] = await other.receive("kicked", "kicked", poll_ms=5_000)
+            assert again.body == held.body
+            second = await asyncio.to_thread(ask, "client", "kick", "tests")
+            assert "ClientNotFound" in second.stderr
+            assert (await client.heartbeat("kicked")).status.code == v2.OK
+
+    asyncio.run(kick_and_receive())
+
+
 def test_a_stopping_proxy_sends_reconnect_commands(tmp_path: Path) -> None:
     """The command comes before the streams end, so that supporting clients have moved by then."""
 

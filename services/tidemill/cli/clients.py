@@ -22,7 +22,7 @@ from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, span
 
-app = typer.Typer(no_args_is_help=True, help="List connected clients, and ask one of them.")
+app = typer.Typer(no_args_is_help=True, help="List connected clients, ask one of them, kick it.")
 
 ClientId = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the client.", callback=without_namespace)
@@ -127,6 +127,36 @@ def print_stack(context: typer.Context, client_id: ClientId, timeout: Timeout = 
     answer = call(context, "POST", f"/clients/{segment(client_id)}:stack", query=query)
     lines = answer["stack"].expandtabs().splitlines()
     say(context, answer, "\n".join(map(printable, lines)))
+
+
+@app.command("kick")
+def kick_client(
+    context: typer.Context,
+    client_id: ClientId,
+    user: Annotated[
+        str | None, typer.Option(help="Only the client of this user. Default: of all users.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
+    ] = False,
+) -> None:
+    """End a client: its polls and streams. Its messages go to others, and it may come back.
+
+    Example: tidemill client kick host@4711@0@abc
+    """
+    query = {"user": user} if user else {}
+    query |= {"dryRun": "true"} if dry_run else {}
+    answer = call(context, "POST", f"/clients/{segment(client_id)}:kick", query=query)
+    polls = sum(proxy["polls"] for proxy in answer["proxies"])
+    streams = sum(proxy["streams"] for proxy in answer["proxies"])
+    names = ", ".join(proxy["name"] for proxy in answer["proxies"])
+    verb = "would be kicked" if dry_run else "kicked"
+    say(
+        context,
+        answer,
+        f"client {printable(client_id)}: {verb} at {names} (polls {polls}, streams {streams})",
+    )
+    warn_unreachable(answer)
 
 
 def _conflicts(client: Json) -> list[Json]:

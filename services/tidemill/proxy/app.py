@@ -38,6 +38,7 @@ from tidemill.proxy.server.access_reports import CallReports
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.grpc_server import GrpcServer
+from tidemill.proxy.server.kicks import Kicks
 from tidemill.proxy.server.methods import Methods, methods
 from tidemill.proxy.server.metrics_receiver import MetricsReceiver
 from tidemill.proxy.server.pipeline_source import pipeline_methods
@@ -183,7 +184,9 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     relays = Relays(
         settings.name,
         cluster.masters,
-        Questions(clients, clock.monotonic_ms, access_log).answer,
+        Questions(
+            clients, clock.monotonic_ms, access_log, Kicks(gate, clients, polling, cluster).kick
+        ).answer,
         connect=connect,
     )
     return ProxyParts(

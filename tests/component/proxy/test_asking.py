@@ -85,10 +85,15 @@ class World:
         self.is_there = True
         self.streams: list[Stream] = []
         self.access_log = AccessLog("proxy-7", self.clock.wall_ms, self.clock.monotonic_ms)
-        questions = Questions(self.clients, self.clock.monotonic_ms, self.access_log)
+        self.kicked: list[pb.KickClient] = []
+        questions = Questions(self.clients, self.clock.monotonic_ms, self.access_log, self.kick)
         self.relays = Relays(
             "proxy-7", lambda: self.addresses, questions.answer, connect=self.connect
         )
+
+    def kick(self, asked: pb.KickClient) -> pb.KickedClient:
+        self.kicked.append(asked)
+        return pb.KickedClient(is_known=True, polls=2, streams=1)
 
     @contextlib.asynccontextmanager
     async def connect(self, _address: str, *_: object, **__: object) -> AsyncIterator[World]:
@@ -186,6 +191,16 @@ def run(scenario: Callable[[World], Awaitable[None]]) -> None:
 
 def refused_as(error: RpcError) -> str:
     return dict(error.trailers)[ERROR_KEY]
+
+
+def test_a_kick_is_asked_through_the_broker() -> None:
+    async def scenario(world: World) -> None:
+        asked = pb.KickClient(client_id="c", user="orders", requested_by="ops")
+        answer = await world.ask(pb.ProxyQuestion(kick=asked))
+        assert (answer.kicked.polls, answer.kicked.streams) == (2, 1)
+        assert world.kicked == [asked]
+
+    run(scenario)
 
 
 def test_a_list_is_asked_through_the_broker() -> None:

@@ -13,9 +13,16 @@ from tidemill.admin.cluster.proxies import (
     ConnectedClientPage,
     command_client,
     find_client,
+    kick_client,
     list_clients,
 )
-from tidemill.common.errors import ClientMute, ClientNotFound, Overloaded, ProxyUnreachable
+from tidemill.common.errors import (
+    BadRequest,
+    ClientMute,
+    ClientNotFound,
+    Overloaded,
+    ProxyUnreachable,
+)
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -46,6 +53,9 @@ class FakeBroker(CallsByRequest):
             raise proxy.refusal
         if request.question.HasField("command"):
             return pb.ProxyAnswer(client=pb.ClientAnswer(stack=proxy.name))
+        if request.question.HasField("kick"):
+            is_known = request.question.kick.client_id in proxy.clients
+            return pb.ProxyAnswer(kicked=pb.KickedClient(is_known=is_known, polls=1))
         asked = request.question.list_clients
         if asked.client_id:
             found = proxy.clients.get(asked.client_id)
@@ -177,3 +187,32 @@ def test_a_command_to_a_client_without_a_stream_fails() -> None:
     command = pb.ClientCommand(client_id="c", timeout_ms=1_000)
     with pytest.raises(ClientMute):
         asyncio.run(command_client(cast("Brokers", brokers), command))
+
+
+def kick(brokers: FakeBrokers, client_id: str, user: str = "") -> tuple[list[str], list[str]]:
+    """Return the proxies that knew the client, and the unreachable processes."""
+    asked = pb.KickClient(client_id=client_id, user=user)
+    answers = asyncio.run(kick_client(cast("Brokers", brokers), asked))
+    return [name for name, _ in answers.kicked], answers.unreachable
+
+
+def test_a_client_is_kicked_at_all_proxies() -> None:
+    old = proxy("p3", refusal=BadRequest("this proxy is older than the question; upgrade it"))
+    lost = proxy("p4", refusal=ProxyUnreachable("it is down"))
+    proxies = proxy("p1", state("c")), proxy("p2", state("c")), proxy("other", state("d"))
+    brokers = FakeBrokers(FakeBroker(*proxies, old, lost), unreachable=["broker-9"])
+    known, unreachable = kick(brokers, "c")
+    assert known == ["p1", "p2"]
+    assert unreachable == [
+        "broker-9",
+        "p3: this proxy is older than the question; upgrade it",
+        "p4",
+    ]
+
+
+def test_a_kick_of_an_unknown_client_is_an_error() -> None:
+    with pytest.raises(ClientNotFound, match="client 'c' of user orders is unknown"):
+        kick(FakeBrokers(FakeBroker(proxy("p"))), "c", "orders")
+    lost = proxy("p", refusal=ProxyUnreachable("it is down"))
+    with pytest.raises(ProxyUnreachable, match="p cannot be reached"):
+        kick(FakeBrokers(FakeBroker(lost)), "c")

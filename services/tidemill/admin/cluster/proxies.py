@@ -140,12 +140,7 @@ async def find_client(
     page = await list_clients(brokers, pb.ListClientsRequest(client_id=client_id, owner=owner))
     if page.clients:
         return page.clients[0][1], page.unreachable
-    if page.unreachable:
-        raise ProxyUnreachable(
-            f"{', '.join(page.unreachable)} cannot be reached, and the other proxies do not know"
-            f" client {client_id!r}; try again later"
-        )
-    raise ClientNotFound(f"client {client_id!r} is unknown: no request or heartbeat for 2 minutes")
+    raise _unknown(client_id, page.unreachable)
 
 
 async def command_client(brokers: Brokers, command: pb.ClientCommand) -> pb.ClientAnswer:
@@ -161,6 +156,36 @@ async def command_client(brokers: Brokers, command: pb.ClientCommand) -> pb.Clie
     return (await ask_proxy(proxy, question, command.timeout_ms + RELAY_TIMEOUT_MS)).client
 
 
+class KickAnswers(NamedTuple):
+    """The proxies that knew a kicked client, and the processes that did not answer."""
+
+    kicked: list[tuple[str, pb.KickedClient]]
+    unreachable: list[str]
+
+
+async def kick_client(brokers: Brokers, kick: pb.KickClient) -> KickAnswers:
+    """Kick a client at all proxies. Raises ClientNotFound or ProxyUnreachable."""
+    routes = await find_proxies(brokers)
+    question = pb.ProxyQuestion(kick=kick)
+    replies = await asyncio.gather(
+        *(ask_proxy(proxy, question, LIST_TIMEOUT_MS) for proxy in routes.proxies),
+        return_exceptions=True,
+    )
+    answers = KickAnswers([], list(routes.unreachable))
+    for proxy, reply in zip(routes.proxies, replies, strict=True):
+        if isinstance(reply, _PROXY_UNREACHABLE_ERRORS):
+            answers.unreachable.append(proxy.name)
+        elif isinstance(reply, ServiceError):
+            answers.unreachable.append(f"{proxy.name}: {reply.message}")
+        elif isinstance(reply, BaseException):
+            raise reply
+        elif reply.kicked.is_known:
+            answers.kicked.append((proxy.name, reply.kicked))
+    if not answers.kicked:
+        raise _unknown(kick.client_id, answers.unreachable, kick.user)
+    return answers
+
+
 async def ask_proxy(
     proxy: ProxyRoute, question: pb.ProxyQuestion, timeout_ms: int
 ) -> pb.ProxyAnswer:
@@ -169,6 +194,16 @@ async def ask_proxy(
         process_id=proxy.process_id, question=question, timeout_ms=timeout_ms
     )
     return await proxy.via.ask_proxy(request)
+
+
+def _unknown(client_id: str, unreachable: Sequence[str], user: str = "") -> ServiceError:
+    client = f"client {client_id!r}" + (f" of user {user}" if user else "")
+    if unreachable:
+        return ProxyUnreachable(
+            f"{', '.join(unreachable)} cannot be reached, and the other proxies do not know"
+            f" {client}; try again later"
+        )
+    return ClientNotFound(f"{client} is unknown: no request or heartbeat for 2 minutes")
 
 
 def _merged(states: Sequence[tuple[ProxyRoute, pb.ClientState]]) -> ConnectedClient:

@@ -95,6 +95,7 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /clients/{client_id}": FILTERED,
     "POST /clients/{client_id}:stack": _needs("Update Cluster:clients"),
     "POST /clients/{client_id}:verify": _needs("Update Cluster:clients"),
+    "POST /clients/{client_id}:kick": _needs("Update Cluster:clients"),
     "GET /broker-groups": _needs("Get Cluster:broker-groups"),
     "GET /broker-groups/{name}": _needs("Get Cluster:broker-groups"),
     "PUT /broker-groups/{name}": _needs("Create|Update Cluster:broker-groups"),

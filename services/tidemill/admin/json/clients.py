@@ -95,6 +95,26 @@ class ClientListView(Schema):
     )
 
 
+class KickedProxyView(Schema):
+    """A kicked client at one proxy."""
+
+    name: str = Field(description="Name of the proxy.")
+    polls: int = Field(description="Number of polls and pulls that end.")
+    streams: int = Field(description="Number of telemetry streams that end.")
+
+
+class ClientKickView(Schema):
+    """A kicked client, or one that would be kicked."""
+
+    client_id: str = Field(description="Id of the client.")
+    dry_run: bool = Field(description="Whether nothing has changed.")
+    proxies: list[KickedProxyView] = Field(description="The proxies that knew the client.")
+    unreachable: list[str] | None = Field(
+        None,
+        description="Broker groups and proxies that did not answer. The client may go on there.",
+    )
+
+
 class StackTraceView(Schema):
     """The stack traces of the threads of a client."""
 

@@ -6,12 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
+from tidemill.admin.audit.controller_actions import recorded
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.proxies import (
     ConnectedClient,
     command_client,
     find_client,
+    kick_client,
     list_clients,
 )
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
@@ -19,17 +21,19 @@ from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.clients import (
     CLIENT_TIMEOUT_MS,
     CLIENT_TIMEOUT_MS_MAX,
+    ClientKickView,
     ClientKind,
     ClientListView,
     ClientProxyView,
     ClientView,
+    KickedProxyView,
     StackTraceView,
     SubscriptionView,
     VerificationRequest,
     VerificationView,
 )
 from tidemill.admin.json.conflicts import conflicts_of
-from tidemill.admin.routes import Access, Caller, Cluster, Namespace
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun, Namespace
 from tidemill.common.errors import BrokerGroupUnreachable, ClientCannot, MessageNotFound
 from tidemill.message.client_key import NO_OWNER
 from tidemill.message.namespaces import check_namespace
@@ -45,6 +49,9 @@ Group = Annotated[str, Query(max_length=255, description="Only consumers of this
 Topic = Annotated[
     str,
     Query(max_length=255, description="Only clients that send to this topic or subscribe to it."),
+]
+ClientUser = Annotated[
+    str, Query(max_length=64, description="Only the client of this user. Default: of all users.")
 ]
 TimeoutMs = Annotated[
     int,
@@ -174,6 +181,40 @@ async def verify_message(
         consumed=answer.code == v2.OK,
         code=answer.code,
         reason=answer.message or None,
+    )
+
+
+@router.post("/clients/{client_id}:kick", response_model_exclude_none=True)
+async def kick(
+    client_id: ClientId,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    user: ClientUser = "",
+    dry_run: DryRun = False,
+) -> ClientKickView:
+    """End the polls and streams of a client, and give its messages to others.
+
+    The client may come back at once; a ban keeps it out.
+    """
+    asked = pb.KickClient(client_id=client_id, user=user, is_dry_run=dry_run, requested_by=caller)
+    if dry_run:
+        answers = await kick_client(cluster, asked)
+    else:
+        answers = await recorded(
+            cluster,
+            author.of(f"Client:{client_id}"),
+            lambda: kick_client(cluster, asked),
+            after={"kickedUser": user} if user else {},
+        )
+    return ClientKickView(
+        client_id=client_id,
+        dry_run=dry_run,
+        proxies=[
+            KickedProxyView(name=name, polls=kicked.polls, streams=kicked.streams)
+            for name, kicked in answers.kicked
+        ],
+        unreachable=answers.unreachable or None,
     )
 
 

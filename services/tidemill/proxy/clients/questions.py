@@ -41,9 +41,14 @@ class Questions:
     """The answers to the questions of operators."""
 
     def __init__(
-        self, clients: Clients, monotonic_ms: Callable[[], int], access_log: AccessLog
+        self,
+        clients: Clients,
+        monotonic_ms: Callable[[], int],
+        access_log: AccessLog,
+        kick: Callable[[pb.KickClient], pb.KickedClient],
     ) -> None:
         self._clients = clients
+        self._kick = kick
         self._monotonic_ms = monotonic_ms
         self._access_log = access_log
 
@@ -58,6 +63,8 @@ class Questions:
                     answer.client.CopyFrom(await self._command(question.command))
                 case "find_audit":
                     answer.audit.CopyFrom(await self._find_audit(question.find_audit))
+                case "kick":
+                    answer.kicked.CopyFrom(self._kick(question.kick))
                 case _:
                     raise BadRequest("this proxy is older than the question; upgrade it")
         except ServiceError as error:

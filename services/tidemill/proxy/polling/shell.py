@@ -116,6 +116,10 @@ class PollingShell:
         self._directs.discard(direct)
         self._close(direct)
 
+    def open_polls(self, client_id: str) -> dict[ClientKey, int]:
+        """Return the number of open polls of a client id, by owner."""
+        return {key: len(polls) for key, polls in self._open.items() if key.client_id == client_id}
+
     def end_client(self, client: ClientKey) -> None:
         """Answer the open polls of a client empty, because it ends."""
         for receive in self._open.get(client, set()).copy():

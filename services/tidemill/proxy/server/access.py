@@ -125,14 +125,20 @@ class _Verified(NamedTuple):
 class StreamWatch:
     """A stream whose rights are checked again after each change of users and roles."""
 
-    __slots__ = ("call", "error", "required", "task")
+    __slots__ = ("call", "error", "is_over", "required", "task")
 
     def __init__(self, call: GatedCall, task: asyncio.Task[None]) -> None:
         self.call = call
         self.task = task
         # The rights that the stream has needed so far; none: valid credentials.
         self.required: dict[tuple[tuple[Action, ...], Resource], None] = {}
-        self.error: Unauthorized | None = None  # why the stream was ended
+        self.is_over = False  # whether the gate has ended the stream
+        self.error: ServiceError | None = None  # for the client of an ended stream, if any
+
+    def end(self, error: ServiceError | None) -> None:
+        """End the stream with an error, or else as if the client had half-closed it."""
+        self.is_over, self.error = True, error
+        self.task.cancel()
 
 
 @final
@@ -260,19 +266,35 @@ class AccessGate:
         try:
             await answering
         except asyncio.CancelledError:
-            if watch.error is None or task.uncancel():
+            if not watch.is_over or task.uncancel():
                 raise  # The client has cancelled it, too.
-            raise watch.error from None
+            if watch.error is not None:
+                raise watch.error from None
         finally:
             del self._watches[watch]
             call.watch = None
+
+    def find_owner(self, user: str) -> int | None:
+        """Return the id of a user; None if there is none."""
+        known = self._table.user(user)
+        return None if known is None else known.user.id
+
+    def streams_of(self, client_id: str, owner: int | None) -> list[StreamWatch]:
+        """Return the open streams of a client; with an owner, only those of this user."""
+        return [
+            watch
+            for watch in self._watches
+            if watch.call.client_id == client_id
+            and owner in {None, watch.call.client.owner}
+            and not watch.is_over
+        ]
 
     def _check_watches(self) -> None:
         """Check some streams after a change, and the others in later turns."""
         checked = self._unchecked[-WATCHED_A_TURN:]
         del self._unchecked[-WATCHED_A_TURN:]
         for watch in checked:
-            if watch in self._watches and watch.error is None:
+            if watch in self._watches and not watch.is_over:
                 self._check_watch(watch)
         if self._unchecked:
             asyncio.get_running_loop().call_soon(self._check_watches)
@@ -285,8 +307,7 @@ class AccessGate:
         except KeyMissing:
             return  # Nothing is known about the user; the next call is refused.
         except Unauthorized as error:
-            watch.error = error
-            watch.task.cancel()
+            watch.end(error)
             # Without a user, the end would be that of the clients of all users with this id.
             if watch.call.method == "telemetry" and watch.call.caller is not None:
                 self.on_revoked(watch.call)
