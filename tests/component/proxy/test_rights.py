@@ -270,6 +270,17 @@ def test_what_a_user_may_not_do_is_named_after_a_correct_signature_alone() -> No
     in_world(scenario)
 
 
+def test_a_refused_user_stays_refused_when_it_repeats_a_header() -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("disabled", *entries([PUB]), is_enabled=False)
+        users.put_user("over", *entries([PUB]), not_after_ms=users.now_ms - 1)
+        for name in ("disabled", "over"):
+            for _ in range(3):
+                assert (await client.code(SEND, signed(name)))[0] == v2.UNAUTHORIZED
+
+    in_world(scenario)
+
+
 def test_a_verified_header_is_no_right() -> None:
     """The same header is sent again after each change."""
 

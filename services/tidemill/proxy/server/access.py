@@ -390,13 +390,14 @@ class AccessGate:
             found = self._verify(header)
             self.authentications[bearer.SIGNATURE, "verified"] += 1
         known, secret = found
-        caller = Caller(known, secret.not_after_ms, self._generation)
-        self._remember(key, _Verified(caller, secret.sealed))
         user = known.user
         if secret.is_over(self._wall_ms()):
             raise Unauthorized(f"the secret of user {user.name} has ended; use the newer one")
         if not user.is_enabled:
             raise Unauthorized(f"user {user.name} is disabled")
+        # Only now: a remembered header is not checked again until the next change.
+        caller = Caller(known, secret.not_after_ms, self._generation)
+        self._remember(key, _Verified(caller, secret.sealed))
         return caller
 
     def _find_again(self, verified: _Verified) -> tuple[KnownUser, SealedSecret] | None:
