@@ -196,6 +196,9 @@ def change_users(world: World) -> None:
     assert rotated["secret"] not in known
     assert "sealed" not in known
     act("deleteToken", "Token:ci", "Delete", token["id"])
+    act("createBan", "Ban:user:shop", "Create", body={"user": "shop", "reason": "a loop"})
+    act("createBan", "Ban:user:shop", "Update", body={"user": "shop", "reason": "two loops"})
+    act("deleteBan", "Ban:user:shop", "Delete", "user:shop")
     act("deleteUser", "User:shop", "Delete", "shop")
     act("deleteRole", "Role:sellers", "Delete", "sellers")
     act("putSecurity", "Cluster:security", "Create", body={"mode": "permissive"})

@@ -21,6 +21,7 @@ from tidemill.admin.http.route_templates import PREFIX, RouteTemplates, check_me
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.routes import (
     audit,
+    bans,
     broker_groups,
     clients,
     consumer_groups,
@@ -73,6 +74,7 @@ ROUTES = (
     messages,
     timers,
     clients,
+    bans,
     broker_groups,
     replicas,
     storage,

@@ -17,6 +17,7 @@ import uvicorn
 
 from tidemill.admin.app import create_app
 from tidemill.admin.audit.access_reports import RequestReports
+from tidemill.admin.cluster.ban_copy import BanCopy
 from tidemill.admin.cluster.broker_client import broker_client
 from tidemill.admin.cluster.broker_credentials import broker_credentials
 from tidemill.admin.cluster.broker_health import BrokerHealth
@@ -32,6 +33,7 @@ from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
 from tidemill.admin.http.access import AccessControl, TokenFile
+from tidemill.admin.http.banned_callers import BannedCallers
 from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
 from tidemill.admin.http.forwarded import parse_networks
 from tidemill.admin.http.identities import IdentityCheck
@@ -260,6 +262,7 @@ def with_access_control(
         token=token,
         reports=reports,
     )
+    bans = BanCopy(SecurityClient(app.state.brokers).all, lambda: copy.version)
     door = AccessControl(
         app,
         hosts=[settings.host, *settings.admin_hosts],
@@ -267,7 +270,7 @@ def with_access_control(
         body_bytes_max=settings.admin_body_bytes_max,
         large=MESSAGES,
         reports=reports,
-        identities=identities,
+        identities=BannedCallers(identities, bans, clock.wall_ms, reports),
         balancers=parse_networks(settings.admin_forwarded_from),
     )
     return RequestCounter(door, metrics, app.state.paths)

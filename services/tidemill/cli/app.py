@@ -13,6 +13,7 @@ import typer
 from tidemill.cli import (
     acl,
     audit,
+    bans,
     broker_groups,
     clients,
     cluster,
@@ -84,6 +85,7 @@ app.add_typer(users.app, name="user")
 app.add_typer(tokens.app, name="token")
 app.add_typer(roles.app, name="role")
 app.add_typer(acl.app, name="acl")
+app.add_typer(bans.app, name="ban")
 app.add_typer(audit.app, name="audit")
 
 app.add_typer(release.app, name="release")

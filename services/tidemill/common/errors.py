@@ -173,6 +173,14 @@ class AlreadyExists(RequestError):
     """The resource exists, and the request may only create it."""
 
 
+class Banned(Unauthorized):
+    """An operator has banned the user, the client or the address."""
+
+
+class BanNotFound(RequestError):
+    """The ban does not exist."""
+
+
 class LogChanged(RequestError):
     """A position belongs to a different log than the broker group has now."""
 
@@ -317,7 +325,9 @@ CODES: dict[type[ServiceError], Codes] = {
     UserNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     TokenNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     RoleNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    BanNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     WrongCredentials: Codes(40100, HTTPStatus.UNAUTHORIZED),
+    Banned: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Unauthorized: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Forbidden: Codes(40300, HTTPStatus.FORBIDDEN),
     MessageNotFound: Codes(40401, HTTPStatus.NOT_FOUND),

@@ -152,7 +152,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         cluster=settings.cluster,
     )
     cluster = cluster_of(settings, metrics, connect=connect, routes=routes)
-    gate = gate_of(settings, cluster.security, clock)
+    gate, bans = gate_of(settings, cluster.security, clock), cluster.security.bans
     access_log = AccessLog(settings.name, clock.wall_ms, clock.monotonic_ms, write_line)
     gate.reports = CallReports(access_log)
     # Its messages go to other consumers at once.
@@ -175,8 +175,10 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         else None,
         kept.listening,
         on_lost=client_life.forget_connection,
+        is_banned=lambda host: bans.find_host(host, clock.wall_ms()) is not None,
         gate=gate,
     )
+    bans.on_addresses = lambda: server.close_banned(client_life.end_connection)
     metrics.register(registry)
     for collect in (clients.collect, certificates.collect, server.collect, gate.collect):
         registry.register(collect)

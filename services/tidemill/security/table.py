@@ -6,7 +6,7 @@ Items stay encoded until a user makes a call, because most of ten thousand users
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple, final
 
@@ -20,6 +20,7 @@ from tidemill.security.acl import (
     Subject,
     Verdict,
 )
+from tidemill.security.bans import BAN, BanTable
 from tidemill.security.identities import (
     READY_MADE_ROLES,
     AccessRole,
@@ -140,11 +141,16 @@ class SecurityTable:
     """Users, roles and the mode, read from encoded items."""
 
     def __init__(
-        self, find_item: Callable[[str, str], bytes | None], *, floor: Mode = Mode.OFF
+        self,
+        find_item: Callable[[str, str], bytes | None],
+        list_names: Callable[[str], Iterable[str]] = lambda _kind: (),
+        *,
+        floor: Mode = Mode.OFF,
     ) -> None:
         """`find_item` returns an item by kind and name; `floor` is the least mode.
 
-        The owner of the items calls `note_change` after each change of one.
+        `list_names` returns the names of a kind; without it there are no bans. The owner of the
+        items calls `note_change` after each change of one.
         """
         self._find_item = find_item
         self._floor = floor
@@ -152,6 +158,7 @@ class SecurityTable:
         self._roles: dict[str, AccessRole] = {}
         self._tokens: dict[str, KnownToken] = {}
         self._recorded_mode: Mode | None = None
+        self.bans = BanTable(find_item, list_names)
         self.on_change: Callable[[], None] = lambda: None
 
     def note_change(self, kind: str, name: str) -> None:
@@ -166,6 +173,8 @@ class SecurityTable:
             self._tokens.pop(name, None)
         elif kind == MODE:
             self._recorded_mode = None
+        elif kind == BAN:
+            self.bans.note_change(name)
         self.on_change()
 
     def note_all_changed(self) -> None:
@@ -174,6 +183,7 @@ class SecurityTable:
         self._roles.clear()
         self._tokens.clear()
         self._recorded_mode = None
+        self.bans.note_all_changed()
         self.on_change()
 
     @property

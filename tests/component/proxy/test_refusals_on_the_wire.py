@@ -181,7 +181,7 @@ def test_a_waiting_poll_ends_when_its_user_loses_a_right() -> None:
         users.delete_user("others")
         items = [item async for item in polls[1]]
         assert items[0].status.code == v2.UNAUTHORIZED
-        assert not users.gate._watches
+        assert not users.gate.streams._watches
 
     run(scenario)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.proxy.server.access import AccessGate
 from tidemill.security.acl import AccessEntry
+from tidemill.security.bans import Ban, BanKind
 from tidemill.security.identities import User, UserType
 from tidemill.security.secret_keys import SecretKeys, new_key_line, parse_keys
 from tidemill.security.table import Mode, SecurityTable, mode_item
@@ -36,7 +37,10 @@ class AccessWorld:
 
     def __init__(self, mode: Mode = Mode.ON) -> None:
         self.items: dict[tuple[str, str], bytes] = {}
-        self.table = SecurityTable(lambda *key: self.items.get(key))
+        self.table = SecurityTable(
+            lambda *key: self.items.get(key),
+            lambda kind: [name for of_kind, name in self.items if of_kind == kind],
+        )
         self.keys: SecretKeys | None = parse_keys(new_key_line("k1"))
         self.now_ms = 1_000_000
         self.gate = AccessGate(self.table, lambda: self.keys, lambda: self.now_ms)
@@ -80,6 +84,12 @@ class AccessWorld:
         self.put_item(user.to_item())
         return user
 
+    def put_ban(self, kind: BanKind, value: str, *, user_id: int = 0, until_ms: int = 0) -> None:
+        self.put_item(Ban(kind=kind, value=value, user_id=user_id, until_ms=until_ms).to_item())
+
     def delete_user(self, name: str) -> None:
-        del self.items["user", name]
-        self.table.note_change("user", name)
+        self.delete_item("user", name)
+
+    def delete_item(self, kind: str, name: str) -> None:
+        del self.items[kind, name]
+        self.table.note_change(kind, name)

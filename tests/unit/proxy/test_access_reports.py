@@ -10,8 +10,8 @@ import pytest
 from tests.support.worlds.access_world import AccessWorld, signed
 from tidemill.common.errors import ServiceError, Unauthorized
 from tidemill.message.client_key import ClientKey
-from tidemill.proxy.server.access import Caller, StreamWatch
 from tidemill.proxy.server.access_reports import CallReports
+from tidemill.proxy.server.gated_call import Caller, StreamWatch
 from tidemill.security.access_log import AccessLog
 from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress, parse_address
 from tidemill.security.table import Mode

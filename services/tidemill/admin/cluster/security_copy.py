@@ -69,6 +69,11 @@ class AdminSecurityCopy:
             yield
             reading.cancel()
 
+    @property
+    def version(self) -> int:
+        """The version of the newest table that was seen; reads of the mode keep it new."""
+        return self._version
+
     async def mode(self) -> Mode:
         """Return the mode in force. Raises BrokerGroupUnreachable before the first answer."""
         await self._refresh(MODE, "")

@@ -21,9 +21,10 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, Actor, make_actor, set_actor
+from tidemill.admin.http.banned_callers import Identities
 from tidemill.admin.http.browser_defences import find_foreign_page, with_headers
 from tidemill.admin.http.forwarded import IpNetworks, with_caller_address
-from tidemill.admin.http.identities import IdentityCheck, RefusedLogin
+from tidemill.admin.http.identities import RefusedLogin
 from tidemill.admin.http.problems import problem
 from tidemill.admin.http.request_access import OPEN, set_access
 from tidemill.common.addresses import is_ip, unmapped
@@ -127,7 +128,7 @@ class AccessControl:
         body_bytes_max: int,
         large: re.Pattern[str] | None = None,
         reports: HttpAccessReports | None = None,
-        identities: IdentityCheck | None = None,
+        identities: Identities | None = None,
         balancers: IpNetworks = (),
     ) -> None:
         """Allow bodies up to `body_bytes_max` on paths that match `large`; None: on all paths.

@@ -63,6 +63,8 @@ def _find_nearest(name: str, names: list[str]) -> str | None:
 def _body_fields_of(call: dict[str, Any], document: dict[str, Any]) -> list[str]:
     if "requestBody" not in call:
         return []
-    reference = call["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    schema = document["components"]["schemas"][reference.rpartition("/")[2]]
-    return list(schema["properties"])
+    schema = call["requestBody"]["content"]["application/json"]["schema"]
+    schemas = document["components"]["schemas"]
+    # A body of several forms has the fields of all of them.
+    names = [each["$ref"].rpartition("/")[2] for each in schema.get("anyOf", [schema])]
+    return list(dict.fromkeys(field for name in names for field in schemas[name]["properties"]))

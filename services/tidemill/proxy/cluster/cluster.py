@@ -89,7 +89,7 @@ class BrokerCluster:
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self.security = SecurityTable(
-            self._find_security, floor=parse_mode(settings.security_floor)
+            self._find_security, self._list_security, floor=parse_mode(settings.security_floor)
         )
 
         def open_watched(address: str) -> BrokerLink:
@@ -299,6 +299,10 @@ class BrokerCluster:
 
     def _find_security(self, kind: str, name: str) -> bytes | None:
         return self.home.link.configuration.security.items.get((kind, name))
+
+    def _list_security(self, kind: str) -> list[str]:
+        items = self.home.link.configuration.security.items
+        return [name for of_kind, name in items if of_kind == kind]
 
     def _note_security(self, link: BrokerLink, kind: str, name: str) -> None:
         if link is self.home.link:

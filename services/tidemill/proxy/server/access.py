@@ -10,18 +10,19 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized, WrongCredentials
-from tidemill.message.client_key import ClientKey
+from tidemill.common.errors import Banned, KeyMissing, ServiceError, Unauthorized, WrongCredentials
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server import bearer
-from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress
+from tidemill.proxy.server.gated_call import Caller, GatedCall, StreamWatch
+from tidemill.proxy.server.stream_watches import StreamWatches
+from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.security.identities import SECRETS_MAX, SealedSecret
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
 from tidemill.security.signatures import (
@@ -50,10 +51,6 @@ DELAYED_MAX: Final = 1_000
 # Time of the answer to wrong credentials, from the begin of the call.
 WRONG_ANSWER_S: Final = 0.05
 
-# Rights that one stream has needed, and streams that are checked in one turn of the loop.
-REQUIRED_MAX: Final = 1_024
-WATCHED_A_TURN: Final = 64
-
 _CALLS: Final = [
     request_code(method.name)
     for method in service.DESCRIPTOR.services_by_name["MessagingService"].methods
@@ -61,31 +58,6 @@ _CALLS: Final = [
 _TIMER_DEAD_LETTERS: Final = Resource(ResourceType.TOPIC, TIMER_DEAD_LETTER_TOPIC)
 _RESULTS: Final = ("allowed", "refused", "would_refuse")
 _WRONG: Final = "the access key or the signature is wrong"
-
-
-class GatedCall(Protocol):
-    """A call as the gate sees it. `caller`, `failure` and `watch` are the gate's."""
-
-    method: str
-    started_at: float
-    caller: Caller | None
-    failure: tuple[int, ServiceError] | None
-    watch: StreamWatch | None
-
-    @property
-    def client_id(self) -> str:
-        """The id of the client."""
-
-    @property
-    def client(self) -> ClientKey:
-        """The client, as far as its user is known."""
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """The headers."""
-
-    def find_address(self) -> SourceAddress | None:
-        """Return the address of the connection; None if it has none."""
 
 
 class AccessReports(Protocol):
@@ -106,39 +78,11 @@ class AccessReports(Protocol):
         """Note an access of a super user."""
 
 
-class Caller(NamedTuple):
-    """The user of a call, as of one state of the table."""
-
-    known: KnownUser
-    not_after_ms: int  # end of the secret that signed the call; 0: none
-    generation: int
-
-
 class _Verified(NamedTuple):
     """A header that matches a secret of a user."""
 
     caller: Caller  # as of its generation
     sealed: bytes  # the secret, encrypted; a later secret may have the same id
-
-
-@final
-class StreamWatch:
-    """A stream whose rights are checked again after each change of users and roles."""
-
-    __slots__ = ("call", "error", "is_over", "required", "task")
-
-    def __init__(self, call: GatedCall, task: asyncio.Task[None]) -> None:
-        self.call = call
-        self.task = task
-        # The rights that the stream has needed so far; none: valid credentials.
-        self.required: dict[tuple[tuple[Action, ...], Resource], None] = {}
-        self.is_over = False  # whether the gate has ended the stream
-        self.error: ServiceError | None = None  # for the client of an ended stream, if any
-
-    def end(self, error: ServiceError | None) -> None:
-        """End the stream with an error, or else as if the client had half-closed it."""
-        self.is_over, self.error = True, error
-        self.task.cancel()
 
 
 @final
@@ -157,15 +101,16 @@ class AccessGate:
         self._wall_ms = wall_ms
         self._generation = 0  # of the table
         self._mode = table.mode
-        self.is_checking = self._mode is not Mode.OFF  # for the calls of the mode off
+        self._bans = table.bans
+        # Whether calls need checks: in the mode off only if clients are banned.
+        self.is_checking = self._needs_checks()
         table.on_change = self._note_change
         # The newer half and the older half of the verified headers.
         self._verified: dict[tuple[str, str], _Verified] = {}
         self._verified_before: dict[tuple[str, str], _Verified] = {}
         self._random_signers = tuple([Signer(secrets.token_bytes(32)) for _ in range(SECRETS_MAX)])
         self._delayed_count = 0
-        self._watches: dict[StreamWatch, None] = {}
-        self._unchecked: list[StreamWatch] = []  # after the last change
+        self.streams = StreamWatches(self._check_stream)
         # Called with a telemetry stream whose client has lost a right.
         self.on_revoked: Callable[[GatedCall], None] = lambda _call: None
         # Called with each refused or would-be-refused call, and with each access of a super user.
@@ -186,29 +131,31 @@ class AccessGate:
     def _note_change(self) -> None:
         self._generation += 1
         self._mode = self._table.mode
-        self.is_checking = self._mode is not Mode.OFF
+        self.is_checking = self._needs_checks()
         self._undecryptable.clear()
-        if self._watches:
-            is_scheduled = bool(self._unchecked)
-            self._unchecked = list(self._watches)
-            if not is_scheduled:
-                asyncio.get_running_loop().call_soon(self._check_watches)
+        self.streams.check_soon()
+
+    def _needs_checks(self) -> bool:
+        return self._mode is not Mode.OFF or self._bans.has_clients
 
     # ------------------------------------------------------------ checks
 
     def authenticate(self, call: GatedCall) -> None:
-        """Check the credentials of a call. Raises Unauthorized, KeyMissing."""
+        """Check the credentials and the client id of a call. Raises Unauthorized, KeyMissing."""
         if self._mode is not Mode.OFF:
             self._find_caller(call)
+        if self._bans.has_clients:
+            ban = self._bans.find_client(call.client_id, self._wall_ms())
+            if ban is not None:
+                self._refuse(call, Banned(ban.text))
 
     def require(self, call: GatedCall, actions: tuple[Action, ...], resource: Resource) -> None:
         """Check that the user has one of the rights on a resource.
 
         Raises Unauthorized, KeyMissing; IllegalTopic or IllegalGroup for a malformed name.
         """
-        watch = call.watch
-        if watch is not None and len(watch.required) < REQUIRED_MAX:
-            watch.required[actions, resource] = None
+        if call.watch is not None:
+            call.watch.note(actions, resource)
         if self._mode is Mode.OFF:
             return
         if resource == _TIMER_DEAD_LETTERS:
@@ -253,53 +200,13 @@ class AccessGate:
 
     # ------------------------------------------------------------ streams
 
-    async def watched(self, call: GatedCall, answering: Awaitable[None]) -> None:
-        """Await the answer to a stream; end it when its user loses the rights. Raises Unauthorized.
-
-        A waiting poll would otherwise keep the rights of its begin for seconds, and a telemetry
-        stream for hours.
-        """
-        task = asyncio.current_task()
-        assert task is not None, "a method runs in a task"
-        watch = call.watch = StreamWatch(call, task)
-        self._watches[watch] = None
-        try:
-            await answering
-        except asyncio.CancelledError:
-            if not watch.is_over or task.uncancel():
-                raise  # The client has cancelled it, too.
-            if watch.error is not None:
-                raise watch.error from None
-        finally:
-            del self._watches[watch]
-            call.watch = None
-
     def find_owner(self, user: str) -> int | None:
         """Return the id of a user; None if there is none."""
         known = self._table.user(user)
         return None if known is None else known.user.id
 
-    def streams_of(self, client_id: str, owner: int | None) -> list[StreamWatch]:
-        """Return the open streams of a client; with an owner, only those of this user."""
-        return [
-            watch
-            for watch in self._watches
-            if watch.call.client_id == client_id
-            and owner in {None, watch.call.client.owner}
-            and not watch.is_over
-        ]
-
-    def _check_watches(self) -> None:
-        """Check some streams after a change, and the others in later turns."""
-        checked = self._unchecked[-WATCHED_A_TURN:]
-        del self._unchecked[-WATCHED_A_TURN:]
-        for watch in checked:
-            if watch in self._watches and not watch.is_over:
-                self._check_watch(watch)
-        if self._unchecked:
-            asyncio.get_running_loop().call_soon(self._check_watches)
-
-    def _check_watch(self, watch: StreamWatch) -> None:
+    def _check_stream(self, watch: StreamWatch) -> None:
+        """End a stream whose user or client may not have it any longer."""
         try:
             self.authenticate(watch.call)
             for actions, resource in tuple(watch.required):
@@ -308,8 +215,10 @@ class AccessGate:
             return  # Nothing is known about the user; the next call is refused.
         except Unauthorized as error:
             watch.end(error)
-            # Without a user, the end would be that of the clients of all users with this id.
-            if watch.call.method == "telemetry" and watch.call.caller is not None:
+            # Without a user, the end is that of the clients of all users with this id. Only a ban
+            # of the id may end all of them.
+            is_own = watch.call.caller is not None or isinstance(error, Banned)
+            if watch.call.method == "telemetry" and is_own:
                 self.on_revoked(watch.call)
 
     def _decides(self, caller: Caller, call: GatedCall, action: Action, resource: Resource) -> bool:
@@ -326,7 +235,8 @@ class AccessGate:
 
         A malformed name of the resource is reported first.
         """
-        is_let_through = self._mode is Mode.PERMISSIVE
+        # A ban is neither a credential nor a right, so it holds in each mode.
+        is_let_through = self._mode is Mode.PERMISSIVE and not isinstance(error, Banned)
         if self.reports is not None:
             self.reports.note_refusal(call, error, actions, resource, passes=is_let_through)
         if is_let_through:
@@ -342,8 +252,8 @@ class AccessGate:
     def _find_caller(self, call: GatedCall) -> Caller | None:
         """Return the user of a call; None if the mode lets a call without one pass.
 
-        The order of the checks is: signature, end of the secret, enabled. A text names the user
-        only after a correct signature.
+        The order of the checks is: signature, end of the secret, enabled, ban. A text names the
+        user only after a correct signature.
         """
         caller = call.caller
         if caller is not None and self._is_current(caller):
@@ -377,6 +287,7 @@ class AccessGate:
         if bearer.is_bearer(authorization):
             known = bearer.verify_token(self._table, authorization, self._wall_ms())
             self.authentications[bearer.TOKEN, "verified"] += 1
+            self._check_ban(known)
             return Caller(known, known.not_after_ms, self._generation)
         key = authorization, call.metadata.get(DATE_TIME, "")
         verified = self._verified.get(key) or self._verified_before.get(key)
@@ -395,10 +306,17 @@ class AccessGate:
             raise Unauthorized(f"the secret of user {user.name} has ended; use the newer one")
         if not user.is_enabled:
             raise Unauthorized(f"user {user.name} is disabled")
+        self._check_ban(known)
         # Only now: a remembered header is not checked again until the next change.
         caller = Caller(known, secret.not_after_ms, self._generation)
         self._remember(key, _Verified(caller, secret.sealed))
         return caller
+
+    def _check_ban(self, known: KnownUser) -> None:
+        """Raise Banned for a user with a ban."""
+        ban = self._bans.find_user(known.user.name, known.user.id, self._wall_ms())
+        if ban is not None:
+            raise Banned(ban.text)
 
     def _find_again(self, verified: _Verified) -> tuple[KnownUser, SealedSecret] | None:
         """Return the present user and secret of a header that was verified, if both still exist."""

@@ -10,7 +10,7 @@ from tidemill.security.access_log import ACCESS, REFUSAL, TEXT_CHARS_MAX, Access
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
-    from tidemill.proxy.server.access import GatedCall
+    from tidemill.proxy.server.gated_call import GatedCall
     from tidemill.security.access_log import AccessLog
     from tidemill.security.acl import Action, Resource
 

@@ -50,7 +50,8 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.metrics import ProxyMetrics
-    from tidemill.proxy.server.access import AccessGate, Caller, StreamWatch
+    from tidemill.proxy.server.access import AccessGate
+    from tidemill.proxy.server.gated_call import Caller, StreamWatch
 
 log = structlog.get_logger()
 
@@ -231,7 +232,7 @@ class Call:
         if self._gate is None:
             await answering
         else:
-            await self._gate.watched(self, answering)
+            await self._gate.streams.watched(self, answering)
 
     async def delay_refusal(self, error: Exception, *, repeats: bool = False) -> None:
         """Delay the answer to a refused call, if the client repeats it at once, or for secrecy."""

@@ -85,6 +85,20 @@ class ClientLifecycle:
         """
         self._forget_slice(self._clients.forget_connection(connection))
 
+    def end_connection(self, connection: Hashable) -> None:
+        """End the clients of a connection from a banned address: others get their messages."""
+        self._end_slice(self._clients.forget_connection(connection))
+
+    def _end_slice(self, slices: Iterator[LostClients]) -> None:
+        lost = next(slices, None)
+        if lost is None:
+            return
+        asyncio.get_running_loop().call_soon(self._end_slice, slices)
+        for client in lost.clients:
+            self._clients.forget(client)
+            self._polling.end_client(client)
+            self._cluster.report_ended(client)
+
     def _forget_slice(self, slices: Iterator[LostClients]) -> None:
         """Forget the next clients of a connection that ended; the others in later turns."""
         lost = next(slices, None)

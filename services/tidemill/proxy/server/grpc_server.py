@@ -63,13 +63,14 @@ class GrpcServer:
         listening: Sequence[int] = (),
         *,
         on_lost: Callable[[Hashable], object],
+        is_banned: Callable[[str], bool] = lambda _host: False,
         gate: AccessGate | None = None,
     ) -> None:
         """Serve `methods`, the metrics of clients if there is a `receiver`, and `pipeline` by path.
 
         `listening`: descriptors of listening sockets. If empty, the server binds its own.
-        `on_lost` is called with the key of each connection that ends. `gate` checks the rights of
-        calls; None checks none.
+        `on_lost` is called with the key of each connection that ends. Connections from addresses
+        that `is_banned` names are refused. `gate` checks the rights of calls; None checks none.
         """
         self.address = ""
         self._methods = methods
@@ -79,6 +80,7 @@ class GrpcServer:
         self._pipeline = pipeline or {}
         self._listening = tuple(listening)
         self._on_lost = on_lost
+        self._is_banned = is_banned
         self._gate = gate
         # Health checks of a pipeline name the pipeline's service.
         self._services = (SERVICE, PIPELINE_SERVICE) if pipeline else (SERVICE,)
@@ -99,6 +101,7 @@ class GrpcServer:
             message_bytes_max=limits.OTHER_REQUESTS_BYTES,
             held_bytes_max=settings.memory_bytes_max - LINK_BYTES,
             on_lost=self._on_lost,
+            is_banned=self._is_banned,
         )
         async with self._server.serving():
             self.address = self._server.address
@@ -112,6 +115,11 @@ class GrpcServer:
         """Return the listening sockets, so that another process can keep them open."""
         assert self._server is not None, "only a running server listens"
         return self._server.listener.descriptors()
+
+    def close_banned(self, on_close: Callable[[Hashable], object]) -> None:
+        """Close the connections from banned addresses; call `on_close` with the key of each."""
+        if self._server is not None:
+            self._server.close_banned(on_close)
 
     def stop_accepting(self) -> None:
         """Stop accepting connections; another process may share the port."""

@@ -51,7 +51,7 @@ class Kicks:
             for key, count in self._polling.open_polls(client_id).items()
             if _is_of(key, owner)
         }
-        streams = self._gate.streams_of(client_id, owner)
+        streams = self._gate.streams.of_client(client_id, owner)
         telemetry = [watch for watch in streams if watch.call.method == "telemetry"]
         pulls = [watch for watch in streams if watch.call.method == "pull_message"]
         kicked = pb.KickedClient(

@@ -37,6 +37,7 @@ ACCEPTS_PER_TURN: Final = 64  # so that many new connections do not block others
 FILES_RESERVED: Final = 128
 _TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS handshake
 _NO_FILES_PAUSE_S: Final = 0.1
+BANNED: Final = "banned_address"  # in logs and metrics
 # Errors of accept for a connection that has already ended.
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
 
@@ -96,8 +97,11 @@ class RpcListener:
         settings: ListenSettings,
         make_protocol: Callable[[str, int], ConnectionProtocol],
         misuse: MisuseLog,
+        is_banned: Callable[[str], bool] = lambda _host: False,
     ) -> None:
+        """Refuse connections from addresses that `is_banned` names."""
         self.address = ""
+        self._is_banned = is_banned
         self._settings = settings
         self._make_protocol = make_protocol
         self._misuse = misuse
@@ -212,6 +216,9 @@ class RpcListener:
         settings = self._settings
         connection = _NewConnection(accepted, peer_host, peer_port)
         connection.is_balancer = _is_within(peer_host, settings.proxy_protocol_from)
+        if not connection.is_balancer and self._refuses(peer_host):
+            accepted.close()
+            return
         is_full = self._open_count >= self._connections_max
         if is_full:
             self._reject(connection, Limit.CONNECTIONS)
@@ -236,6 +243,13 @@ class RpcListener:
                     self._uncount(connection.host)
 
         task.add_done_callback(connected)
+
+    def _refuses(self, peer_host: str) -> bool:
+        """Whether the address of a client is banned."""
+        if not self._is_banned(peer_host):
+            return False
+        self._misuse.report_failure(BANNED, peer=peer_host, reason="the address is banned")
+        return True
 
     def _count(self, connection: _NewConnection) -> bool:
         """Count a connection of an address; reject it and return False if there are too many."""
@@ -266,7 +280,7 @@ class RpcListener:
                     source = await read_source(accepted)
                     if source is not None:
                         connection.host, connection.port = source
-                    if not self._count(connection):
+                    if self._refuses(connection.host) or not self._count(connection):
                         return
                 protocol = connection.protocol = self._make_protocol(
                     connection.host, connection.port

@@ -39,6 +39,7 @@ MESSAGE_BYTES_MAX: Final = 16 << 20
 HELD_BYTES_MAX: Final = 1 << 30  # of all connections of a server, as the default
 CHECK_PERIOD_S: Final = 1.0  # between two checks of the connections
 CHECKED_PER_TURN: Final = 256  # connections in one turn of the event loop: under a millisecond
+BANS_A_TURN: Final = 64  # connections whose address is compared with the bans: 1.5 ms
 CONFIRM_TIMEOUT_S: Final = 1.0  # at the end, for clients to confirm that they read their responses
 # Connections that a drain asks to leave in one step. Their clients reconnect elsewhere at once, so
 # the steps spread the load.
@@ -47,6 +48,7 @@ DRAIN_STEP_S: Final = 0.01  # between two steps: 500 connections take a second
 DRAIN_ACK_TIMEOUT_S: Final = 2.0  # for clients to acknowledge; a dead client does not
 DRAIN_ASK_SHARE: Final = 0.25  # of a drain's time; the remaining time is for the calls
 _STOPPING: Final = "the server stops"
+_BANNED: Final = "the address is banned"
 
 
 @final
@@ -62,8 +64,12 @@ class RpcServer:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         held_bytes_max: int = HELD_BYTES_MAX,
         on_lost: Callable[[Hashable], object] = lambda _connection: None,
+        is_banned: Callable[[str], bool] = lambda _host: False,
     ) -> None:
-        """Serve `methods`; call `on_lost` with the key of each connection that ends."""
+        """Serve `methods`; call `on_lost` with the key of each connection that ends.
+
+        Connections from addresses that `is_banned` names are refused.
+        """
         self.methods = methods
         self.policies: Mapping[str, RequestPolicy] = {
             path: method.policy for path, method in methods.items() if method.policy is not None
@@ -71,6 +77,7 @@ class RpcServer:
         self.limits = limits
         self.message_bytes_max = message_bytes_max
         self._on_lost = on_lost
+        self._is_banned = is_banned
         self.misuse = MisuseLog()
         self.account = MemoryAccount(held_bytes_max)
         self._is_granting = False  # room, at the end of this turn of the event loop
@@ -82,7 +89,8 @@ class RpcServer:
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
         self.ending: set[asyncio.Task[None]] = set()  # tasks of cancelled calls
         self.is_draining = False
-        self.listener = RpcListener(listen, self._new_connection, self.misuse)
+        self.listener = RpcListener(listen, self._new_connection, self.misuse, is_banned)
+        self._unchecked_bans: list[ServerProtocol] = []  # after the last change of bans
         # Connections with more than one turn's worth of data, in the order of their next turns.
         self._pending: deque[ServerProtocol] = deque()
         self._is_continuing = False
@@ -195,6 +203,8 @@ class RpcServer:
         """Add an open connection."""
         self.accepted_count += 1
         self.connections.add(connection)
+        if self._is_banned(connection.peer_host):  # since it was accepted
+            asyncio.get_running_loop().call_soon(connection.close, _BANNED)
         if self._check_timer is None:
             self._check_later()
 
@@ -204,6 +214,26 @@ class RpcServer:
         self.listener.release(connection.peer_host)
         self._on_lost(connection)
         self._changed.set()
+
+    def close_banned(self, on_close: Callable[[Hashable], object]) -> None:
+        """Close the connections from banned addresses, some in each turn of the event loop.
+
+        Call `on_close` with the key of each of them before it is closed.
+        """
+        is_scheduled = bool(self._unchecked_bans)
+        self._unchecked_bans = list(self.connections)
+        if self._unchecked_bans and not is_scheduled:
+            asyncio.get_running_loop().call_soon(self._close_banned, on_close)
+
+    def _close_banned(self, on_close: Callable[[Hashable], object]) -> None:
+        checked = self._unchecked_bans[-BANS_A_TURN:]
+        del self._unchecked_bans[-BANS_A_TURN:]
+        for connection in checked:
+            if connection in self.connections and self._is_banned(connection.peer_host):
+                on_close(connection)
+                connection.close(_BANNED)
+        if self._unchecked_bans:
+            asyncio.get_running_loop().call_soon(self._close_banned, on_close)
 
     def continue_later(self, connection: ServerProtocol) -> None:
         """Call `continue_reading` after other connections have had their turns."""

@@ -1,0 +1,73 @@
+"""A call as the checks of rights see it, its user, and its watch if it is a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
+
+if TYPE_CHECKING:
+    from tidemill.common.errors import ServiceError
+    from tidemill.message.client_key import ClientKey
+    from tidemill.security.acl import Action, Resource, SourceAddress
+    from tidemill.security.table import KnownUser
+
+REQUIRED_MAX: Final = 1_024  # rights that one stream has needed
+
+
+class GatedCall(Protocol):
+    """A call as the gate sees it. `caller`, `failure` and `watch` are the gate's."""
+
+    method: str
+    started_at: float
+    caller: Caller | None
+    failure: tuple[int, ServiceError] | None
+    watch: StreamWatch | None
+
+    @property
+    def client_id(self) -> str:
+        """The id of the client."""
+
+    @property
+    def client(self) -> ClientKey:
+        """The client, as far as its user is known."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The headers."""
+
+    def find_address(self) -> SourceAddress | None:
+        """Return the address of the connection; None if it has none."""
+
+
+class Caller(NamedTuple):
+    """The user of a call, as of one state of the table."""
+
+    known: KnownUser
+    not_after_ms: int  # end of the secret that signed the call; 0: none
+    generation: int
+
+
+@final
+class StreamWatch:
+    """One open stream."""
+
+    __slots__ = ("call", "error", "is_over", "required", "task")
+
+    def __init__(self, call: GatedCall, task: asyncio.Task[None]) -> None:
+        self.call = call
+        self.task = task
+        # The rights that the stream has needed so far; none: valid credentials.
+        self.required: dict[tuple[tuple[Action, ...], Resource], None] = {}
+        self.is_over = False  # whether `end` was called
+        self.error: ServiceError | None = None  # for the client of an ended stream, if any
+
+    def note(self, actions: tuple[Action, ...], resource: Resource) -> None:
+        """Note a right that the stream needs from now on."""
+        if len(self.required) < REQUIRED_MAX:
+            self.required[actions, resource] = None
+
+    def end(self, error: ServiceError | None) -> None:
+        """End the stream with an error, or else as if the client had half-closed it."""
+        self.is_over, self.error = True, error
+        self.task.cancel()

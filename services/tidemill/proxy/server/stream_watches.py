@@ -1,0 +1,73 @@
+"""The open streams of clients. Their rights are checked again after each change of users and bans.
+
+A waiting poll would otherwise keep the rights of its begin for seconds, and a telemetry stream for
+hours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, final
+
+from tidemill.proxy.server.gated_call import StreamWatch
+
+if TYPE_CHECKING:
+    from tidemill.proxy.server.gated_call import GatedCall
+
+WATCHED_A_TURN: Final = 64  # streams that are checked in one turn of the loop
+
+
+@final
+class StreamWatches:
+    """The open streams of the process."""
+
+    def __init__(self, check: Callable[[StreamWatch], None]) -> None:
+        """`check` ends a stream that has lost its rights."""
+        self._check = check
+        self._watches: dict[StreamWatch, None] = {}
+        self._unchecked: list[StreamWatch] = []  # after the last change
+
+    async def watched(self, call: GatedCall, answering: Awaitable[None]) -> None:
+        """Await the answer to a stream; `check` may end it. Raises the error of the end."""
+        task = asyncio.current_task()
+        assert task is not None, "a method runs in a task"
+        watch = call.watch = StreamWatch(call, task)
+        self._watches[watch] = None
+        try:
+            await answering
+        except asyncio.CancelledError:
+            if not watch.is_over or task.uncancel():
+                raise  # The client has cancelled it, too.
+            if watch.error is not None:
+                raise watch.error from None
+        finally:
+            del self._watches[watch]
+            call.watch = None
+
+    def of_client(self, client_id: str, owner: int | None) -> list[StreamWatch]:
+        """Return the open streams of a client; with an owner, only those of this user."""
+        return [
+            watch
+            for watch in self._watches
+            if watch.call.client_id == client_id
+            and owner in {None, watch.call.client.owner}
+            and not watch.is_over
+        ]
+
+    def check_soon(self) -> None:
+        """Check all streams after a change, some in each turn of the event loop."""
+        if self._watches:
+            is_scheduled = bool(self._unchecked)
+            self._unchecked = list(self._watches)
+            if not is_scheduled:
+                asyncio.get_running_loop().call_soon(self._check_some)
+
+    def _check_some(self) -> None:
+        checked = self._unchecked[-WATCHED_A_TURN:]
+        del self._unchecked[-WATCHED_A_TURN:]
+        for watch in checked:
+            if watch in self._watches and not watch.is_over:
+                self._check(watch)
+        if self._unchecked:
+            asyncio.get_running_loop().call_soon(self._check_some)
