@@ -124,7 +124,7 @@ def test_the_deletion_of_a_token_ends_its_streams() -> None:
         async def watched(answering: Awaitable[None]) -> str:
             with contextlib.suppress(asyncio.CancelledError):
                 try:
-                    await users.gate.watched(call, answering)
+                    await users.gate.streams.watched(call, answering)
                 except Unauthorized as error:
                     return error.message
             return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemill.admin.cluster.security_client import Item, SecurityClient
-from tidemill.common.errors import BadRequest, Conflict, RoleNotFound
+from tidemill.common.errors import Conflict, RoleNotFound
 from tidemill.security.identities import READY_MADE_ROLES, User, check_user_name
 from tidemill.security.table import ROLE, TOKEN
 from tidemill.security.tokens import (
@@ -27,10 +27,8 @@ class TokenRequest:
     never_expires: bool
 
     def __post_init__(self) -> None:
-        """Check the name, and that there is one expiry. Raises BadRequest."""
+        """Check the name. Raises BadRequest."""
         check_user_name(self.name)
-        if self.never_expires and self.expires_after_ms is not None:
-            raise BadRequest("give expiresAfterMs or noExpiry, not both")
 
     def not_after_ms(self, now_ms: int) -> int:
         """Return the end of the token; 0: none."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, StrictBool, StrictInt
+from typing import Literal
 
-from tidemill.admin.json.schema import NEXT_PAGE, Schema
+from pydantic import Field, StrictInt
+
+from tidemill.admin.json.schema import NEXT_PAGE, ExclusiveSchema, Schema
 from tidemill.admin.json.security import SubjectName
 from tidemill.security.identities import ROLES_MAX
 from tidemill.security.tokens import DURATION_MS_MAX
@@ -12,8 +14,10 @@ from tidemill.security.tokens import DURATION_MS_MAX
 SHOWN_ONCE = "The token, shown once. Send it in the header `Authorization: Bearer`."
 
 
-class TokenSettings(Schema):
-    """A new token."""
+class TokenSettings(ExclusiveSchema):
+    """A new token, with at most one kind of end."""
+
+    at_most_one = ("expires_after_ms", "no_expiry")
 
     name: SubjectName = Field(description="Name, unique among the tokens of its user.")
     user: SubjectName | None = Field(None, description="User of the token. Default: the caller.")
@@ -29,7 +33,7 @@ class TokenSettings(Schema):
         le=DURATION_MS_MAX,
         description="Time until the token ends, at most 400 days. Default: 90 days.",
     )
-    no_expiry: StrictBool = Field(False, description="Whether the token never ends.")
+    no_expiry: Literal[True] | None = Field(None, description="The token never ends.")
 
 
 class TokenView(Schema):

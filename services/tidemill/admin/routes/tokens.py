@@ -83,7 +83,7 @@ async def create_token(
     dry_run: DryRun = False,
 ) -> TokenCreationView:
     """Create a token of a user. The answer has the token, and shows it only here."""
-    owner = settings.user or access.user
+    owner = access.user if settings.user is None else settings.user
     if not owner:
         raise BadRequest("name the user of the token")
     if not access.is_own(owner):
@@ -92,7 +92,7 @@ async def create_token(
         name=settings.name,
         roles=tuple(settings.roles or ()),
         expires_after_ms=settings.expires_after_ms,
-        never_expires=settings.no_expiry,
+        never_expires=settings.no_expiry is not None,
     )
     items = SecurityClient(cluster)
     secret, now_ms = make_token(), clock.wall_ms()
