@@ -1,35 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Tidemill: replicas and failovers</title>
-<style>
-  body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1c2733; }
-  h1 { font-size: 1.4rem; }
-  h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
-  table { border-collapse: collapse; width: 100%; margin: .5rem 0 1rem; }
-  th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #d8dee6; vertical-align: top; }
-  th { font-weight: 600; color: #51606f; }
-  .alarm { color: #a4001d; font-weight: 600; }
-  .quiet { color: #51606f; }
-  form { display: none; margin: 1rem 0; }
-  @media (prefers-color-scheme: dark) {
-    body { background: #10161d; color: #dde5ee; }
-    th, td { border-color: #2c3845; }
-    th, .quiet { color: #9fb0c0; }
-    .alarm { color: #ff8095; }
-  }
-</style>
-</head>
-<body>
-<h1>Replicas and failovers</h1>
-<p class="quiet">The master of each broker group and its last changes: the reason, the time without answers to sends, and the records that replicas cut.
-A replica cuts records that the new master does not have. These records were not acknowledged, unless the page says so.</p>
-<form id="login"><label>Token of the API <input id="token" type="password" autocomplete="off"></label> <button>Show</button></form>
-<p id="state" role="status">Loading.</p>
-<main id="groups"></main>
-<script>
 "use strict";
 const PERIOD_MS = 5000;
 let token = "";
@@ -106,6 +74,3 @@ document.getElementById("login").addEventListener("submit", (event) => {
 });
 refresh();
 setInterval(refresh, PERIOD_MS);
-</script>
-</body>
-</html>
