@@ -110,3 +110,26 @@ def test_a_script_uses_a_named_token_at_both_doors(tmp_path: Path) -> None:
         records = json.loads(tidemill(running, tmp_path, "audit", "list").stdout)
         assert token[-43:] not in json.dumps(records)
         assert token[-43:] not in running.log.read_text()
+
+
+def test_a_browser_logs_in_and_out(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running:
+        assert tidemill(running, tmp_path, "security", "enable").returncode == 0
+        user, secret = (tmp_path / ".config" / "tidemill" / "credentials").read_text().split()
+        with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False) as http:
+            eventually(lambda: http.get("/session").status_code == 401, within_ms=1_500)
+            assert http.post("/session", auth=(user, "wrong")).status_code == 401
+            assert not http.cookies
+            assert http.post("/session", auth=(user, secret)).json()["via"] == "session"
+            assert http.get("/session").json()["user"] == user
+            own = {"Origin": running.admin}
+            assert http.put("/topics/orders", json={}).status_code == 403, "no origin"
+            assert http.put("/topics/orders", json={}, headers=own).status_code == 200
+            [record, *_] = http.get("/audit?kind=change").json()["records"]
+            assert (record["user"], record["via"]) == (user, "session")
+            cookie = dict(http.cookies)
+            assert http.delete("/session", headers=own).status_code == 204
+            assert not http.cookies
+            http.cookies.update(cookie)
+            assert http.get("/session").status_code == 401
+            assert next(iter(cookie.values())) not in running.log.read_text()

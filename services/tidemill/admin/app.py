@@ -18,6 +18,7 @@ from tidemill.admin.http.problems import MEDIA_TYPE, RESPONSES, add_problem_hand
 from tidemill.admin.http.query_parameters import KnownParameters
 from tidemill.admin.http.rights import check_rights
 from tidemill.admin.http.route_templates import PREFIX, RouteTemplates, check_method
+from tidemill.admin.http.sessions import Sessions
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.routes import (
     audit,
@@ -31,6 +32,7 @@ from tidemill.admin.routes import (
     roles,
     scaling,
     security,
+    sessions,
     storage,
     timers,
     tokens,
@@ -82,6 +84,7 @@ ROUTES = (
     tokens,
     roles,
     security,
+    sessions,
     audit,
 )
 
@@ -149,6 +152,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.secret_keys, app.state.security_floor = secret_keys, security_floor
+    app.state.sessions = Sessions(secret_keys, clock.wall_ms)
     app.state.process, app.state.needs_identity = process, needs_identity
     app.state.access_log = access_log or AccessLog(process, clock.wall_ms, clock.monotonic_ms)
     app.state.brokers, app.state.demands = brokers, demands

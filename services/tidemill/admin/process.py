@@ -261,6 +261,7 @@ def with_access_control(
         monotonic_ms=clock.monotonic_ms,
         token=token,
         reports=reports,
+        sessions=app.state.sessions,
     )
     bans = BanCopy(SecurityClient(app.state.brokers).all, lambda: copy.version)
     door = AccessControl(

@@ -46,6 +46,22 @@ class SecretKeys:
         """The ids of the keys, the encrypting one first."""
         return list(self._keys)
 
+    def derive(self, purpose: str) -> tuple[bytes, ...]:
+        """Return a key of 32 bytes for another purpose from each key, the first one first.
+
+        Source: RFC 5869, with SHA-256.
+        """
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        info = purpose.encode()
+        return tuple(
+            [
+                HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(key)
+                for key in self._keys.values()
+            ]
+        )
+
     def seal(
         self, secret: bytes, *, user_id: int, secret_id: int, created_at_ms: int
     ) -> SealedSecret:

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 
+from tidemill.admin.http.sessions import find_cookie, renewed_cookie_of
+
 if TYPE_CHECKING:
     from starlette.types import Message, Scope, Send
 
@@ -30,11 +32,18 @@ STRICT_TRANSPORT: Final = "max-age=31536000"  # one year
 
 
 def find_foreign_page(scope: Scope) -> str:
-    """Return why a change comes from a page of another origin; "" if it does not."""
-    if scope["method"] in SAFE_METHODS:
-        return ""
+    """Return why a request comes from a page of another origin; "" if it does not.
+
+    Browsers send a session with each request, so a request with one must prove its origin.
+    """
     headers = Headers(scope=scope)
-    origin = headers.get("origin")
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    has_session = find_cookie(scope) is not None
+    if scope["method"] in SAFE_METHODS:
+        is_foreign = has_session and site == "cross-site"
+        return "pages of another site may not read this API in a session" if is_foreign else ""
+    if has_session and origin is None and site is None:
+        return "a change in a session needs the header Origin or Sec-Fetch-Site"
     if origin is not None:
         try:
             parts = urlsplit(origin)
@@ -44,7 +53,6 @@ def find_foreign_page(scope: Scope) -> str:
         is_weaker = scope.get("scheme") == "https" and parts.scheme != "https"
         if parts.netloc != headers.get("host") or is_weaker:
             return f"pages of {origin} may not call this API; use a page of the API itself"
-    site = headers.get("sec-fetch-site")
     if site is not None and site not in OWN_SITES:
         return f"pages of another site may not call this API (Sec-Fetch-Site: {site})"
     return ""
@@ -58,6 +66,8 @@ def with_headers(scope: Scope, send: Send) -> Send:
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
+            if (cookie := renewed_cookie_of(scope)) and "set-cookie" not in headers:
+                headers["Set-Cookie"] = cookie
             if scope["path"].startswith(API):
                 headers["Cache-Control"] = "no-store"
             if scope.get("scheme") == "https":

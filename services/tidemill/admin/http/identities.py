@@ -1,8 +1,9 @@
-"""The user of a request to the REST API, by its header `Authorization`.
+"""The user of a request to the REST API, by its header `Authorization`, or by its cookie.
 
     Basic USER:SECRET    a user of the cluster
     Bearer tmk_ID_SECRET a user of the cluster, with a named token
     Bearer TOKEN         the built-in super user, with the token of admin_token_file
+    a session cookie     a user of the cluster that has logged in (`sessions.py`)
 
 The mode decides what a missing or wrong credential means (ADR 0071).
 """
@@ -26,6 +27,14 @@ from tidemill.admin.http.failed_logins import FailedLogins
 from tidemill.admin.http.problems import problem
 from tidemill.admin.http.request_access import RequestAccess, user_access
 from tidemill.admin.http.route_templates import PREFIX
+from tidemill.admin.http.sessions import (
+    VIA_SESSION,
+    Session,
+    Sessions,
+    find_cookie,
+    set_cookie,
+    set_renewed_cookie,
+)
 from tidemill.common.errors import (
     BrokerGroupUnreachable,
     KeyMissing,
@@ -63,6 +72,7 @@ MISSING: Final = (
     "no credentials; send a user and its secret in the header Authorization: Basic, or a token in"
     " Authorization: Bearer TOKEN"
 )
+SESSION_ENDED: Final = "the session has ended; log in again"
 REFUSED_BY_FILE: Final = (
     "the token is missing or wrong; send the token of this API in the header"
     " Authorization: Bearer TOKEN"
@@ -103,6 +113,21 @@ class Identity(NamedTuple):
 
     actor: Actor
     access: RequestAccess
+
+
+class VerifiedUser(NamedTuple):
+    """The user of a request, and its credential: a token has it in `known`."""
+
+    known: KnownUser
+    secret: SealedSecret | None = None  # that was shown
+    session: Session | None = None
+
+    @property
+    def via(self) -> str:
+        """The kind and the name of the credential."""
+        if self.known.token is not None:
+            return self.known.token.via
+        return VIA_BASIC if self.session is None else VIA_SESSION
 
 
 class RefusedLogin(Exception):
@@ -159,8 +184,10 @@ class IdentityCheck:
         monotonic_ms: Callable[[], int],
         token: Token | None = None,
         reports: IdentityReports | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         """`keys` returns the keys of the secrets; None without a key file."""
+        self.sessions = sessions or Sessions(keys, wall_ms)
         self._copy = copy
         self._keys = keys
         self._wall_ms = wall_ms
@@ -191,7 +218,7 @@ class IdentityCheck:
                 raise self._refused(scope, RefusedLogin(REFUSED_BY_FILE))
             return Identity(make_actor(scope), RequestAccess(mode, is_super=False))
         try:
-            known = await self._verify(shown, make_actor(scope).address)
+            verified = await self._verify(scope, shown, make_actor(scope).address)
         except RefusedLogin as refused:
             if mode is Mode.ON:
                 raise self._refused(scope, refused) from None
@@ -202,13 +229,27 @@ class IdentityCheck:
                 raise
             self._note_refusal(scope, error.message, passes=True)
             return self._anonymous(scope, mode)
-        via = VIA_BASIC if known.token is None else known.token.via
-        actor = make_actor(scope, user=known.user.name, via=via)
+        known = verified.known
+        actor = make_actor(scope, user=known.user.name, via=verified.via)
         notes = _MissingRights(self._reports, scope, actor)
-        access = user_access(mode, known, address=actor.address, notes=notes)
+        access = user_access(
+            mode,
+            known,
+            address=actor.address,
+            notes=notes,
+            secret=verified.secret,
+            session=verified.session,
+        )
         if access.is_super and self._reports is not None:
             self._reports.note_access(scope, actor)
+        self._renew(scope, verified.session)
         return Identity(actor, access)
+
+    def _renew(self, scope: Scope, session: Session | None) -> None:
+        """Let the answer have a new cookie if that of the request is a minute old."""
+        renewed = None if session is None else self.sessions.renew(session)
+        if renewed is not None:
+            set_renewed_cookie(scope, set_cookie(scope, self.sessions.encode(renewed)))
 
     @property
     def challenge(self) -> str:
@@ -241,13 +282,30 @@ class IdentityCheck:
         if self._reports is not None:
             self._reports.note_refusal(scope, make_actor(scope), reason, passes=passes)
 
-    async def _verify(self, shown: list[str], address: str) -> KnownUser:
-        """Return the user of a header. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable."""
-        if not shown:
-            raise RefusedLogin(MISSING)
+    async def _verify(self, scope: Scope, shown: list[str], address: str) -> VerifiedUser:
+        """Return the user of a request. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable.
+
+        The first credential that is present decides: the header, then the cookie.
+        """
         if len(shown) == 1 and is_bearer(shown[0]):
-            return await self._verify_token(shown[0], address)
-        return await self._verify_secret(shown, address)
+            return VerifiedUser(await self._verify_token(shown[0], address))
+        if shown:
+            return await self._verify_secret(shown, address)
+        if (cookie := find_cookie(scope)) is not None:
+            return await self._verify_session(cookie)
+        raise RefusedLogin(MISSING)
+
+    async def _verify_session(self, cookie: str) -> VerifiedUser:
+        """Return the user of a cookie. Raises RefusedLogin, BrokerGroupUnreachable.
+
+        A failure is not counted: nobody can guess a signature.
+        """
+        session = self.sessions.read(cookie)
+        known = None if session is None else await self._copy.user(session.user)
+        if session is None or known is None or (secret := session.find_secret(known.user)) is None:
+            raise RefusedLogin(SESSION_ENDED)
+        self._check_valid(known, secret)
+        return VerifiedUser(known, session=session)
 
     async def _verify_token(self, authorization: str, address: str) -> KnownUser:
         """Return the user of a named token. Raises RefusedLogin, BrokerGroupUnreachable.
@@ -277,7 +335,7 @@ class IdentityCheck:
 
     # ------------------------------------------------------------ Basic
 
-    async def _verify_secret(self, shown: list[str], address: str) -> KnownUser:
+    async def _verify_secret(self, shown: list[str], address: str) -> VerifiedUser:
         """Return the user of a header. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable.
 
         The order of the checks is: secret, end of the secret, enabled. A text names the user only
@@ -305,11 +363,16 @@ class IdentityCheck:
         known = await self._copy.user(name)
         if known is None or sealed not in known.user.secrets:
             raise RefusedLogin(WRONG)
-        if sealed.is_over(self._wall_ms()):
+        self._check_valid(known, sealed)
+        return VerifiedUser(known, secret=sealed)
+
+    def _check_valid(self, known: KnownUser, secret: SealedSecret) -> None:
+        """Raise RefusedLogin if the secret has ended, or if the user is disabled."""
+        name = known.user.name
+        if secret.is_over(self._wall_ms()):
             raise RefusedLogin(f"the secret of user {name} has ended; use the newer one")
         if not known.user.is_enabled:
             raise RefusedLogin(f"user {name} is disabled")
-        return known
 
     def _note_failure(self, name: str, address: str) -> None:
         if address != UNKNOWN_ADDRESS:

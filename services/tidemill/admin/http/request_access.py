@@ -25,6 +25,9 @@ from tidemill.security.table import KnownUser, Mode
 if TYPE_CHECKING:
     from starlette.types import Scope
 
+    from tidemill.admin.http.sessions import Session
+    from tidemill.security.identities import SealedSecret
+
 READS: Final = (Action.GET, Action.LIST)  # one of them suffices for a row of a list
 _CLIENTS: Final = Resource(ResourceType.CLUSTER, "clients")
 _TIMER_DEAD_LETTERS: Final = Resource(ResourceType.TOPIC, TIMER_DEAD_LETTER_TOPIC)
@@ -47,6 +50,8 @@ class RequestAccess:
     known: KnownUser | None = None  # None: no user, or the caller with the token
     address: str = ""
     notes: RefusalNotes | None = None
+    secret: SealedSecret | None = None  # that the request shows; none in its session
+    session: Session | None = None
 
     @property
     def user(self) -> str:
@@ -137,10 +142,24 @@ OPEN: Final = RequestAccess(Mode.OFF, is_super=False)
 
 
 def user_access(
-    mode: Mode, known: KnownUser, *, address: str, notes: RefusalNotes | None = None
+    mode: Mode,
+    known: KnownUser,
+    *,
+    address: str,
+    notes: RefusalNotes | None = None,
+    secret: SealedSecret | None = None,
+    session: Session | None = None,
 ) -> RequestAccess:
     """Return the access of a request with a verified user."""
-    return RequestAccess(mode, is_super=known.is_super, known=known, address=address, notes=notes)
+    return RequestAccess(
+        mode,
+        is_super=known.is_super,
+        known=known,
+        address=address,
+        notes=notes,
+        secret=secret,
+        session=session,
+    )
 
 
 def set_access(scope: Scope, access: RequestAccess) -> None:

@@ -129,6 +129,9 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "DELETE /roles/{role}": SUPER,
     "GET /security": _needs("Get Cluster:security"),
     "PUT /security": SUPER,
+    "GET /session": FILTERED,
+    "POST /session": FILTERED,
+    "DELETE /session": FILTERED,
     "POST /access:check": _needs("Get Cluster:security"),
 }
 

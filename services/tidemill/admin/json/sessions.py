@@ -1,0 +1,23 @@
+"""The JSON of login sessions."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tidemill.admin.json.schema import Schema
+from tidemill.admin.json.security import ModeView
+
+
+class SessionView(Schema):
+    """The caller of a request."""
+
+    user: str | None = Field(None, description="Name of the verified user. Missing: none.")
+    via: str | None = Field(
+        None,
+        description="Kind of the credential: `basic`, `session`, `token:NAME`, or `token-file`.",
+    )
+    is_super: bool = Field(description="Whether the caller may do everything.")
+    mode: ModeView = Field(description="The security mode in force.")
+    ends_at_ms: int | None = Field(
+        None, description="End of the session without another request, ms since 1970."
+    )
