@@ -58,10 +58,16 @@ def main() -> int:
     parser.add_argument("facts", type=Path, help="what clients reported, of build/chaos")
     parser.add_argument("--to", required=True, help="a folder for the audit's tables and its page")
     parser.add_argument("--endpoints", required=True, help="HOST:PORT of a proxy")
+    parser.add_argument("--user", default="", help="a user of the release, if it has users")
+    parser.add_argument("--secret-file", default="", help="its secret")
     options = parser.parse_args()
     facts = [json.loads(line) for line in options.facts.read_text().splitlines()]
     with session("audit of a fault", None) as spark:
-        found = audited(spark, facts, to=options.to, endpoints=options.endpoints)
+        connection = {"endpoints": options.endpoints}
+        if options.user:
+            connection["auth.accessKey"] = options.user
+            connection["auth.secretKeyFile"] = options.secret_file
+        found = audited(spark, facts, to=options.to, connection=connection)
     sys.stdout.writelines(f"answer lost: {line}\n" for line in found.lost_answers)
     sys.stdout.writelines(f"differs: {line}\n" for line in found.differences)
     counts = len(found.differences), len(found.lost_answers)
@@ -69,7 +75,7 @@ def main() -> int:
     return int(bool(found.differences))
 
 
-def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
+def opinion(cluster: Cluster, facts: Path, user: tuple[str, str] | None = None) -> dict[str, Any]:
     """Return the audit's result for a fault's facts. The release must be running.
 
     The audit runs in its own process, so that the processes of Spark end with it. If the audit
@@ -79,6 +85,11 @@ def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
         tempfile.TemporaryDirectory() as folder,
         cluster.forwarded("service/tidemill-proxy", PROXY_PORT) as address,
     ):
+        signed = []
+        if user is not None:
+            secret_file = Path(folder) / "secret"
+            secret_file.write_text(user[1])
+            signed = [f"--user={user[0]}", f"--secret-file={secret_file}"]
         try:
             done = subprocess.run(
                 [
@@ -88,6 +99,7 @@ def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
                     str(facts),
                     f"--to={folder}/audit",
                     f"--endpoints={address}",
+                    *signed,
                 ],
                 capture_output=True,
                 text=True,
@@ -111,13 +123,15 @@ def is_possible() -> bool:
     return importlib.util.find_spec("pyspark") is not None
 
 
-def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str) -> Comparison:
+def audited(
+    spark: SparkSession, facts: Sequence[Fact], *, to: str, connection: Mapping[str, str]
+) -> Comparison:
     """Run the audit and compare it with the history."""
-    return compared(facts, *found_by_events(spark, facts, to=to, endpoints=endpoints))
+    return compared(facts, *found_by_events(spark, facts, to=to, connection=connection))
 
 
 def found_by_events(
-    spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str
+    spark: SparkSession, facts: Sequence[Fact], *, to: str, connection: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], list[Delivery]]:
     """Run the audit; return its findings and the deliveries, by message key."""
     from tidemill.common.clock import SystemClock
@@ -125,7 +139,7 @@ def found_by_events(
     from tidemill_pipeline.jobs import events as events_of
     from tidemill_pipeline.jobs.group_progress import read_progress
 
-    given = {"endpoints": endpoints}
+    given = dict(connection)
     reader = spark.read.format("rocketmq").options(**given).option("topic", ",".join(TOPICS))
     # Clients choose the message ids. The body is the key.
     key_of: dict[str, str] = {

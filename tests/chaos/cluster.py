@@ -145,6 +145,11 @@ class Cluster:
             within_s=2 * INSTALL_S,
         )
 
+    def tidemill(self, *arguments: str) -> Any:
+        """Run a command line in the admin process; return the JSON that it prints."""
+        inside = ("exec", "deployment/tidemill-admin", "--", "tidemill", "-o", "json")
+        return json.loads(self.kubectl(*inside, *arguments))
+
     def pods(self, component: str = "") -> list[Pod]:
         """Return the pods of all processes, or of one component, that are not terminating."""
         labels = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component"

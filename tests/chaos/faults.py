@@ -21,6 +21,7 @@ from tests.chaos.upgrades import (
     replicas_scaled,
     replicas_upgraded,
     rolled,
+    users_upgraded,
     volumes_expanded,
     volumes_replaced,
 )
@@ -504,6 +505,22 @@ FAULTS = (
         times=5,
         promised_s=2.0,
         values="values-replicas.yaml",
+    ),
+    Fault(
+        name="users-master-deleted",
+        what="the pod of a master of three replicas deleted with grace period 0, with signed calls",
+        act=master_deleted,
+        times=5,
+        promised_s=2.0,
+        values="values-users.yaml",
+    ),
+    Fault(
+        name="users-upgraded",
+        what="an upgrade that replaces all pods of three replicas, with signed calls, while the"
+        " secret of the clients is rotated",
+        act=users_upgraded,
+        promised_s=2.0,
+        values="values-users.yaml",
     ),
     Fault(
         name="replicas-upgraded",

@@ -19,6 +19,7 @@ from tests.support.clients.looping_clients import ROLES, TOPICS, US_PER_S, LoopR
 from tests.support.eventually import eventually
 
 POD = "load"
+USER = "load"  # of the clients, in a release with users
 ENDPOINT = f"{RELEASE}-proxy:8081"
 LANGUAGES = ("python", "node", "go", "java")
 READY_S = 120.0  # For the image pull and the start of the clients.
@@ -41,6 +42,16 @@ class Clients:
     image: str
     languages: Sequence[str] = LANGUAGES
     endpoint: str = ENDPOINT
+    user: tuple[str, str] | None = None  # its name and secret; None: calls are not signed
+
+
+def create_user(cluster: Cluster) -> tuple[str, str] | None:
+    """Create the user of the clients and of the audit; None if the release has no users."""
+    if cluster.tidemill("security", "status")["mode"] == "off":
+        return None
+    rights = ("--producer=*", "--consumer=*:*", "--pipeline=*:*")
+    made = cluster.tidemill("user", "create", USER, *rights)
+    return USER, made["secret"]
 
 
 class Load:
@@ -187,6 +198,7 @@ def pod_manifest(name: str, clients: Clients) -> dict[str, Any]:
                     "image": clients.image,
                     "imagePullPolicy": "IfNotPresent",
                     "args": [name, clients.endpoint, *clients.languages],
+                    "env": environment_of(clients),
                     "resources": {"requests": {"cpu": "10m", "memory": "512Mi"}},
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
@@ -196,3 +208,11 @@ def pod_manifest(name: str, clients: Clients) -> dict[str, Any]:
             ],
         },
     }
+
+
+def environment_of(clients: Clients) -> list[dict[str, str]]:
+    """Return the variables by which the clients know their user."""
+    if clients.user is None:
+        return []
+    names = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY")
+    return [{"name": name, "value": value} for name, value in zip(names, clients.user, strict=True)]

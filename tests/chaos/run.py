@@ -25,7 +25,7 @@ from tests.chaos import audit, ledger
 from tests.chaos.cluster import VALUES, Cluster, FaultUnavailable
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.figures import DISTURBED, figures
-from tests.chaos.load import ENDPOINT, LANGUAGES, Clients, load
+from tests.chaos.load import ENDPOINT, LANGUAGES, Clients, create_user, load
 from tests.support.clients.client_process import Fact
 from tests.support.clients.looping_clients import ROLES, Disturbance
 
@@ -153,7 +153,8 @@ def tried(
     whole_s: list[float] = []
     # Names distinguish the messages from those of another load.
     name = f"{fault.name}-{time.time_ns() // 1_000_000:x}"
-    with load(cluster, name, clients) as loaded:
+    user = create_user(cluster)
+    with load(cluster, name, dataclasses.replace(clients, user=user)) as loaded:
         for number in range(1, times + 1):
             begun, begun_s = loaded.now_us(), time.monotonic()
             try:
@@ -177,7 +178,7 @@ def tried(
         }
         # An audit of the new log has no events of the deleted log.
         if is_audited and not fault.loses:
-            measured["audit"] = audit.opinion(cluster, kept)
+            measured["audit"] = audit.opinion(cluster, kept, user)
         return ledger.row_of(fault, found, about | measured)
 
 
@@ -202,13 +203,10 @@ def deliveries_of(cluster: Cluster) -> str:
     They show whether a message that no client reported is in the log, or with a client that hangs.
     """
 
-    def shown(*command: str) -> str:
-        inside = ("exec", "deployment/tidemill-admin", "--", "tidemill")
-        return cluster.kubectl(*inside, *command, "--output=json")
-
-    groups = [shown("group", "progress", role) for role in ROLES]
-    clients = json.loads(shown("client", "ls"))["clients"]
-    return "\n".join([*groups, *(shown("client", "show", one["clientId"]) for one in clients)])
+    found = [cluster.tidemill("group", "progress", role) for role in ROLES]
+    clients = cluster.tidemill("client", "ls")["clients"]
+    found += [cluster.tidemill("client", "show", one["clientId"]) for one in clients]
+    return "\n".join(map(json.dumps, found))
 
 
 def missing(cluster: Cluster, fault: Fault, nodes: int) -> str:

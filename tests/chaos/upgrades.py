@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.chaos.cluster import LOOK_EVERY_S, RELEASE, Act, Cluster, Pod
-from tests.chaos.load import ENDPOINT
+from tests.chaos.load import ENDPOINT, USER
 from tests.chaos.load import POD as LOAD_POD
 from tests.support.eventually import eventually
 
@@ -57,6 +57,12 @@ def rolled(*components: str) -> Act:
         cluster.settle(*former)
 
     return act
+
+
+def users_upgraded(cluster: Cluster) -> None:
+    """Replace all pods, and give the user of the clients a second secret meanwhile."""
+    cluster.tidemill("user", "rotate", USER)
+    rolled("broker", "proxy", "admin", "controller")(cluster)
 
 
 def release_unchanged(cluster: Cluster) -> None:

@@ -23,7 +23,9 @@ const MESSAGE_NOT_FOUND = 40401; // how this client says that a receive was empt
 
 const logger = { info() {}, warn() {}, error() {}, debug() {}, close() {} };
 const { endpoint, name } = JSON.parse(process.argv[2]);
-const options = { endpoints: endpoint, namespace: '', logger };
+const { ROCKETMQ_ACCESS_KEY: accessKey, ROCKETMQ_SECRET_KEY: accessSecret } = process.env;
+const sessionCredentials = accessKey ? { accessKey, accessSecret } : undefined;
+const options = { endpoints: endpoint, namespace: '', logger, sessionCredentials };
 const refused = new Set();
 let isStopping = false;
 

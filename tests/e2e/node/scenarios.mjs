@@ -41,10 +41,8 @@ function tellReceived(message, values = {}) {
   });
 }
 
-const accessKey = process.env.ROCKETMQ_ACCESS_KEY;
-const sessionCredentials = accessKey
-  ? { accessKey, accessSecret: process.env.ROCKETMQ_SECRET_KEY }
-  : undefined;
+const { ROCKETMQ_ACCESS_KEY: accessKey, ROCKETMQ_SECRET_KEY: accessSecret } = process.env;
+const sessionCredentials = accessKey ? { accessKey, accessSecret } : undefined;
 
 async function producing(endpoint, topics, use) {
   const producer = new Producer({ endpoints: endpoint, namespace, topics, logger, sessionCredentials });

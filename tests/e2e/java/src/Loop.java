@@ -94,7 +94,7 @@ public final class Loop {
     }
 
     private ClientConfiguration configuration() {
-        return ClientConfiguration.newBuilder()
+        return AccessKey.addTo(ClientConfiguration.newBuilder())
                 .setEndpoints(given.endpoint())
                 .enableSsl(false)
                 .build();

@@ -20,10 +20,8 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
-import org.apache.rocketmq.client.apis.ClientConfigurationBuilder;
 import org.apache.rocketmq.client.apis.ClientException;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
-import org.apache.rocketmq.client.apis.StaticSessionCredentialsProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
@@ -260,16 +258,11 @@ public final class Scenarios {
     // ------------------------------------------------------------ the client
 
     private ClientConfiguration configuration() {
-        ClientConfigurationBuilder builder = ClientConfiguration.newBuilder()
+        return AccessKey.addTo(ClientConfiguration.newBuilder())
                 .setEndpoints(given.endpoints().get(0))
                 .setNamespace(given.namespace() == null ? "" : given.namespace())
-                .enableSsl(given.tls());
-        String key = System.getenv("ROCKETMQ_ACCESS_KEY");
-        if (key != null) {
-            builder.setCredentialProvider(
-                    new StaticSessionCredentialsProvider(key, System.getenv("ROCKETMQ_SECRET_KEY")));
-        }
-        return builder.build();
+                .enableSsl(given.tls())
+                .build();
     }
 
     private Producer producer() throws Exception {
