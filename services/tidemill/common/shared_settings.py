@@ -83,8 +83,8 @@ class AdminFrontSettings(ProcessSettings):
     )
     admin_token_file: str = Field(
         "",
-        description="File with the bearer token of the REST API; read again when it changes."
-        " Default: no token.",
+        description="File with the bearer token of the REST API; read again when it changes. No"
+        " other user of the machine may read it. Default: no token.",
     )
     admin_body_bytes_max: int = Field(
         8 << 20,

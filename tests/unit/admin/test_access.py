@@ -100,9 +100,15 @@ def test_two_host_names_are_rejected() -> None:
     assert ask(guarded(), headers=headers).status_code == 421
 
 
+def private(path: Path, content: str) -> Path:
+    """Write a file that other users cannot read."""
+    path.touch(0o600)
+    path.write_text(content)
+    return path
+
+
 def test_the_api_needs_the_token_and_pages_do_not(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("a-secret\n")
+    file = private(tmp_path / "token", "a-secret\n")
     served = guarded(token=TokenFile(str(file)))
     assert ask(served, "GET", "/some-page").status_code == 200
     for shown in ("", "a-secret", "Bearer", "Bearer b-secret", "Basic a-secret", "Bearer \u00e9"):
@@ -115,11 +121,9 @@ def test_the_api_needs_the_token_and_pages_do_not(tmp_path: Path) -> None:
 
 
 def test_a_changed_token_is_reloaded_and_an_invalid_one_is_ignored(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("first")
+    file = private(tmp_path / "token", "first")
     token = TokenFile(str(file))
-    new = tmp_path / "new"
-    new.write_text("second-one")
+    new = private(tmp_path / "new", "second-one")
     new.replace(file)
     assert not token.admits("Bearer first")
     assert token.admits("Bearer second-one")
@@ -135,9 +139,24 @@ def test_a_changed_token_is_reloaded_and_an_invalid_one_is_ignored(tmp_path: Pat
 def test_a_file_without_a_token_stops_the_start(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "token"
     if content is not None:
-        file.write_text(content)
-    with pytest.raises(StartError, match="admin_token_file"):
+        private(file, content)
+    with pytest.raises(StartError, match="admin_token_file") as caught:
         TokenFile(str(file))
+    assert "chmod" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o601])
+def test_a_token_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None:
+    file = private(tmp_path / "token", "a-secret")
+    file.chmod(0o440)
+    token = TokenFile(str(file))
+    file.chmod(mode)
+    with pytest.raises(StartError, match="chmod"):
+        TokenFile(str(file))
+    other = private(tmp_path / "other", "b-secret")
+    other.chmod(mode)
+    other.replace(file)
+    assert token.admits("Bearer a-secret"), "the previous token stays valid"
 
 
 def test_a_body_over_the_limit_is_rejected_before_it_is_read() -> None:

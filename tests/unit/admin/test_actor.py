@@ -43,6 +43,7 @@ def test_an_open_api_knows_the_address_and_the_claimed_user() -> None:
 
 def test_a_request_with_the_token_of_the_file_is_the_built_in_user(tmp_path: Path) -> None:
     file = tmp_path / "token"
+    file.touch(0o600)
     file.write_text("secret\n")
     headers = {"Authorization": "Bearer secret", "Tidemill-User": "alice"}
     actor = ask(token=TokenFile(str(file)), headers=headers)
@@ -75,6 +76,7 @@ def test_requests_with_a_wrong_token_and_of_the_super_user_are_reported(
     tmp_path: Path, headers: dict[str, str], kind: str, user: str | None, result: str
 ) -> None:
     file, reports = tmp_path / "token", Reports()
+    file.touch(0o600)
     file.write_text("secret\n")
 
     async def request() -> None:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 import structlog
@@ -31,6 +30,7 @@ from tidemill.common.addresses import is_ip, unmapped
 from tidemill.common.errors import CODES, Overloaded, ServiceError, codes_of
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartError
+from tidemill.security.private_files import read_private
 
 if TYPE_CHECKING:
     from fastapi.responses import JSONResponse
@@ -93,16 +93,12 @@ class TokenFile:
 
 
 def _read_token(file: str) -> bytes:
-    with Path(file).open("rb") as opened:
-        content = opened.read(TOKEN_BYTES_MAX + 1)
-    token = content.strip()
-    if len(content) > TOKEN_BYTES_MAX:
-        raise ValueError(f"the file is longer than {TOKEN_BYTES_MAX} bytes")
+    token = read_private(file, bytes_max=TOKEN_BYTES_MAX).strip()
     if not token:
         raise ValueError("the file is empty")
-    if not all(0x21 <= byte <= 0x7E for byte in token):  # The characters of RFC 6750.
+    if not all("!" <= char <= "~" for char in token):  # The characters of RFC 6750.
         raise ValueError("a token is one word of printable ASCII characters")
-    return token
+    return token.encode()
 
 
 class HttpAccessReports(Protocol):
