@@ -196,6 +196,10 @@ def change_users(world: World) -> None:
     assert rotated["secret"] not in known
     assert "sealed" not in known
     act("deleteToken", "Token:ci", "Delete", token["id"])
+    limits = {"publishMessagesPerS": 100}
+    act("putQuota", "Quota:topic:orders", "Create", "topic", "orders", body=limits)
+    act("putQuota", "Quota:topic:orders", "Update", "topic", "orders", body={})
+    act("deleteQuota", "Quota:topic:orders", "Delete", "topic", "orders")
     act("createBan", "Ban:user:shop", "Create", body={"user": "shop", "reason": "a loop"})
     act("createBan", "Ban:user:shop", "Update", body={"user": "shop", "reason": "two loops"})
     act("deleteBan", "Ban:user:shop", "Delete", "user:shop")

@@ -20,6 +20,7 @@ from tidemill.cli import (
     deliveries,
     groups,
     messages,
+    quotas,
     release,
     roles,
     security,
@@ -86,6 +87,7 @@ app.add_typer(tokens.app, name="token")
 app.add_typer(roles.app, name="role")
 app.add_typer(acl.app, name="acl")
 app.add_typer(bans.app, name="ban")
+app.add_typer(quotas.app, name="quota")
 app.add_typer(audit.app, name="audit")
 
 app.add_typer(release.app, name="release")

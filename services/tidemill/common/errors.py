@@ -177,6 +177,10 @@ class Banned(Unauthorized):
     """An operator has banned the user, the client or the address."""
 
 
+class QuotaNotFound(RequestError):
+    """The quota does not exist."""
+
+
 class BanNotFound(RequestError):
     """The ban does not exist."""
 
@@ -325,6 +329,7 @@ CODES: dict[type[ServiceError], Codes] = {
     UserNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     TokenNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     RoleNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    QuotaNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     BanNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     WrongCredentials: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Banned: Codes(40100, HTTPStatus.UNAUTHORIZED),

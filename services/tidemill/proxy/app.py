@@ -33,6 +33,8 @@ from tidemill.proxy.link import BrokerLink, LinkLimits
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
+from tidemill.proxy.quotas.home import lease_from
+from tidemill.proxy.quotas.sends import SendQuotas
 from tidemill.proxy.server.access import AccessGate
 from tidemill.proxy.server.access_reports import CallReports
 from tidemill.proxy.server.call import Boundary
@@ -83,6 +85,7 @@ class ProxyParts:
     routes: MasterRoutes
     cluster: BrokerCluster
     calls: BrokerCalls
+    quotas: SendQuotas
     relays: Relays
     access_log: AccessLog
     telemetry: Telemetry
@@ -111,6 +114,7 @@ async def serve(settings: ProxySettings) -> None:
             parts.routes.following(),
             parts.cluster.running(),
             parts.calls.running(),
+            parts.quotas.running(),
             parts.relays.running(),
             repeating(parts.access_log.tick, period_s=TICK_PERIOD_S),
             sending(parts.telemetry.updates),
@@ -163,11 +167,14 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     client_life = ClientLifecycle(cluster, clients, polling, clock)
     calls = BrokerCalls(connect)
     pages = PullPages(calls)
+    quotas = SendQuotas(cluster.security.quotas, lease_from(cluster, calls), clock.monotonic_ms)
     measures = ClientMetrics(
         registry, clock.monotonic_ms, knows_topic=cluster.knows_topic, knows=cluster.knows
     )
     server = GrpcServer(
-        wire(settings, cluster, polling, clients, telemetry, client_life, clock, calls, pages),
+        wire(
+            settings, cluster, polling, clients, telemetry, client_life, clock, calls, pages, quotas
+        ),
         Boundary(metrics, clock),
         MetricsReceiver(measures) if settings.client_metrics else None,
         pipeline_methods(pipeline_table(cluster, calls, pages), metrics, gate)
@@ -199,6 +206,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         routes=routes,
         cluster=cluster,
         calls=calls,
+        quotas=quotas,
         relays=relays,
         access_log=access_log,
         telemetry=telemetry,
@@ -351,10 +359,13 @@ def wire(
     clock: Clock,
     calls: BrokerCalls,
     pages: PullPages,
+    quotas: SendQuotas | None = None,
 ) -> Methods:
     """Build the table of methods."""
     return methods(
-        producer=Producer(cluster, clock, item_bytes_max=settings.message_item_bytes_max),
+        producer=Producer(
+            cluster, clock, item_bytes_max=settings.message_item_bytes_max, quotas=quotas
+        ),
         receiver=Receiver(cluster, polling, clock, settings),
         settler=Settler(cluster),
         routes=Routes(cluster, clients, advertised_endpoints(settings.advertised_address)),

@@ -19,6 +19,11 @@ _SAFE: Final = ":@,+|=!$*;"  # besides letters, digits and `_.-~`
 @lru_cache(maxsize=4_096)  # Each call of a client asks for the same name.
 def subject_name(kind: str, value: str) -> str:
     """Return the name of the item about a subject. Long values have a hash in it."""
+    return uncached_name(kind, value)
+
+
+def uncached_name(kind: str, value: str) -> str:
+    """Do as `subject_name`, for names that are asked for once."""
     encoded = quote(value, safe=_SAFE)
     if len(encoded) > ENCODED_BYTES_MAX:
         encoded = f"sha256-{hashlib.sha256(value.encode()).hexdigest()}"

@@ -29,6 +29,7 @@ from tidemill.security.identities import (
     role_of,
     user_of,
 )
+from tidemill.security.quotas import QUOTA, QuotaTable
 from tidemill.security.signatures import Signer
 from tidemill.security.tokens import NamedToken, ShownToken, has_secret, token_of
 
@@ -149,8 +150,8 @@ class SecurityTable:
     ) -> None:
         """`find_item` returns an item by kind and name; `floor` is the least mode.
 
-        `list_names` returns the names of a kind; without it there are no bans. The owner of the
-        items calls `note_change` after each change of one.
+        `list_names` returns the names of a kind; without it there are no bans and quotas. The
+        owner of the items calls `note_change` after each change of one.
         """
         self._find_item = find_item
         self._floor = floor
@@ -159,6 +160,7 @@ class SecurityTable:
         self._tokens: dict[str, KnownToken] = {}
         self._recorded_mode: Mode | None = None
         self.bans = BanTable(find_item, list_names)
+        self.quotas = QuotaTable(find_item, list_names)
         self.on_change: Callable[[], None] = lambda: None
 
     def note_change(self, kind: str, name: str) -> None:
@@ -175,6 +177,8 @@ class SecurityTable:
             self._recorded_mode = None
         elif kind == BAN:
             self.bans.note_change(name)
+        elif kind == QUOTA:
+            self.quotas.note_change()
         self.on_change()
 
     def note_all_changed(self) -> None:
@@ -184,6 +188,7 @@ class SecurityTable:
         self._tokens.clear()
         self._recorded_mode = None
         self.bans.note_all_changed()
+        self.quotas.note_change()
         self.on_change()
 
     @property

@@ -18,6 +18,7 @@ from tidemill.broker.server.admin.storage import StorageAdmin
 from tidemill.broker.server.admin.timers import TimerAdmin
 from tidemill.broker.server.admin.topics import TopicAdmin
 from tidemill.broker.server.link.link_service import BrokerLinkService
+from tidemill.broker.server.link.quotas import QuotaService
 from tidemill.broker.server.members.home_service import BrokerHomeService
 from tidemill.broker.server.reader.listings import BrokerReader
 from tidemill.broker.server.reader.pulls import PullReader
@@ -47,6 +48,7 @@ LINK: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerLink"]
 ADMIN: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerAdmin"]
 HOME: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerHome"]
 READER: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerReader"]
+QUOTAS: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerQuotas"]
 RELAY: Final = broker_pb2.DESCRIPTOR.services_by_name["ClientRelay"]
 SERVICES: Final = (
     LINK.full_name,
@@ -54,6 +56,7 @@ SERVICES: Final = (
     HOME.full_name,
     RELAY.full_name,
     READER.full_name,
+    QUOTAS.full_name,
 )
 
 # For proxies: few connections, with many requests in each frame.
@@ -142,6 +145,7 @@ async def broker_server(
             AuditAdmin(rounds),
             relay,
         ),
+        **unary_methods(QUOTAS, QuotaService(rounds, relay.count_proxies)),
         **unary_methods(READER, BrokerReader(rounds), PullReader(rounds, traffic)),
         **serving.methods(),
         **reflection_methods((*SERVICES, health.SERVICE)),

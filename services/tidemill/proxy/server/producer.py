@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, SendTarget
     from tidemill.proxy.link.commands import Appended
+    from tidemill.proxy.quotas.sends import SendQuotas
     from tidemill.proxy.server.call import Call
 
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
@@ -78,8 +79,19 @@ class _Stored(NamedTuple):
 class Producer:
     """The methods of producers."""
 
-    def __init__(self, cluster: BrokerCluster, clock: Clock, *, item_bytes_max: int) -> None:
-        """Reject messages that clients would receive as more than `item_bytes_max`."""
+    def __init__(
+        self,
+        cluster: BrokerCluster,
+        clock: Clock,
+        *,
+        item_bytes_max: int,
+        quotas: SendQuotas | None = None,
+    ) -> None:
+        """Reject messages that clients would receive as more than `item_bytes_max`.
+
+        Without `quotas`, sends have none.
+        """
+        self._quotas = quotas
         self._cluster = cluster
         self._item_bytes_max = item_bytes_max
         self._clock = clock
@@ -134,6 +146,8 @@ class Producer:
                     send = await self._wait_for_topic(call, name, send)
                 sends.append(send)
             del message, send
+            if self._quotas is not None and self._quotas.is_active:
+                await self._admit(self._quotas, call, name, sends)
         except ServiceError as error:
             return _rejection(call, messages, status_of(error))
         # From here on the link owns the messages: nothing of them is kept while they are stored.
@@ -142,6 +156,19 @@ class Producer:
             return await self._store_all(call, topic, sends)
         status, entry = await self._store(call, topic, sends.pop(), set())
         return _encode_response(call, status, entry)
+
+    async def _admit(
+        self, quotas: SendQuotas, call: Call, topic: str, sends: Sequence[_Send]
+    ) -> None:
+        """Take the tokens of all messages of a request, or none. Raises Overloaded."""
+        await quotas.admit(
+            user=call.user,
+            client_id=call.client_id,
+            topic=topic,
+            messages=len(sends),
+            size_bytes=sum([len(send.blob) for send in sends]),
+            message_groups=frozenset([send.message_group for send in sends if send.message_group]),
+        )
 
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
         topic = await self._cluster.use_topic(name, call)

@@ -126,6 +126,10 @@ class Relay:
         attached = self._attached[name.process_id] = AttachedProxy(name, stream)
         return attached
 
+    def count_proxies(self) -> int:
+        """Return the number of attached proxies."""
+        return len(self._attached)
+
     # ------------------------------------------------------------ BrokerAdmin
 
     async def ListProxies(

@@ -1,0 +1,158 @@
+"""Quotas of users, clients, topics and prefixes: list, set, show and delete them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from tidemill.admin.audit.author import DELETE
+from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.user_changes import check_version
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.json.quotas import (
+    QuotaDeletionView,
+    QuotaKindView,
+    QuotaPageView,
+    QuotaSettings,
+    QuotaView,
+)
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes.security import WallClock
+from tidemill.common.errors import QuotaNotFound
+from tidemill.security.acl import Action, Resource, ResourceType
+from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, TrafficQuota, quota_of
+from tidemill.security.subjects import subject_name
+
+router = APIRouter(tags=["quotas"])
+
+AREA = Resource(ResourceType.CLUSTER, "quotas")
+Kind = Annotated[QuotaKindView, Path(description="Kind of the subject.")]
+Subject = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=255,
+        description="Name of the user or topic, id of the client, or the begin of full topic names"
+        " such as `shop%25` for the namespace `shop`.",
+    ),
+]
+
+
+@router.get("/quotas")
+async def list_quotas(
+    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+) -> QuotaPageView:
+    """List quotas, ordered by name."""
+    found = await SecurityClient(cluster).page(QUOTA, page_token or "", page_size)
+    quotas = [quota_of(encoded) for encoded in found.encoded]
+    return QuotaPageView(
+        quotas=[view_of(quota) for quota in quotas],
+        next_page_token=quotas[-1].name if found.has_more else None,
+    )
+
+
+@router.get("/quotas/{kind}/{subject}")
+async def get_quota(kind: Kind, subject: Subject, cluster: Cluster) -> QuotaView:
+    """Show a quota."""
+    name = subject_name(kind.value, subject)
+    return view_of(_find(await SecurityClient(cluster).find(QUOTA, name), name))
+
+
+@router.put("/quotas/{kind}/{subject}")
+async def put_quota(
+    kind: Kind,
+    subject: Subject,
+    settings: QuotaSettings,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    access: Access,
+    clock: WallClock,
+    dry_run: DryRun = False,
+) -> QuotaView:
+    """Set the limits of a subject. They count within a second, and all matching quotas apply."""
+    limits = {
+        QuotaLimit.PUBLISH_MESSAGES: settings.publish_messages_per_s,
+        QuotaLimit.PUBLISH_BYTES: settings.publish_bytes_per_s,
+    }
+    planned = TrafficQuota(
+        kind=QuotaKind(kind.value),
+        value=subject,
+        limits={limit: rate for limit, rate in limits.items() if rate},
+        changed_at_ms=clock.wall_ms(),
+        changed_by=caller,
+    )
+    made: list[TrafficQuota] = []
+
+    def decide(found: FoundItem) -> list[Item]:
+        old = None if found.encoded is None else quota_of(found.encoded)
+        access.require(Action.CREATE if old is None else Action.UPDATE, AREA)
+        check_version(planned.name, None if old is None else old.version, settings.if_version)
+        if old is not None and old.limits == planned.limits:
+            made[:] = [old]
+            return []
+        created_at_ms = planned.changed_at_ms if old is None else old.created_at_ms
+        made[:] = [replace(planned, created_at_ms=created_at_ms)]
+        return [made[0].to_item()]
+
+    version = await SecurityClient(cluster).change(
+        QUOTA,
+        planned.name,
+        decide,
+        caller=caller,
+        audit=author.of(f"Quota:{planned.name}"),
+        dry_run=dry_run,
+    )
+    [quota] = made
+    return view_of(quota if quota.version else replace(quota, version=version))
+
+
+@router.delete("/quotas/{kind}/{subject}")
+async def delete_quota(
+    kind: Kind,
+    subject: Subject,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    dry_run: DryRun = False,
+) -> QuotaDeletionView:
+    """Delete a quota. Waiting sends pass within a second."""
+    name = subject_name(kind.value, subject)
+    gone: list[TrafficQuota] = []
+
+    def decide(found: FoundItem) -> list[Item]:
+        gone[:] = [_find(found, name)]
+        return [{"op": "deleteQuota", "name": name}]
+
+    await SecurityClient(cluster).change(
+        QUOTA,
+        name,
+        decide,
+        caller=caller,
+        audit=author.of(f"Quota:{name}", DELETE),
+        dry_run=dry_run,
+    )
+    return QuotaDeletionView(dry_run=dry_run, quota=view_of(gone[0]))
+
+
+def _find(found: FoundItem, name: str) -> TrafficQuota:
+    if found.encoded is None:
+        raise QuotaNotFound(f"there is no quota {name!r}; see `tidemill quota list`")
+    return quota_of(found.encoded)
+
+
+def view_of(quota: TrafficQuota) -> QuotaView:
+    """Return a quota as the API shows it."""
+    return QuotaView(
+        name=quota.name,
+        kind=QuotaKindView(quota.kind.value),
+        subject=quota.value,
+        publish_messages_per_s=quota.limits.get(QuotaLimit.PUBLISH_MESSAGES, 0),
+        publish_bytes_per_s=quota.limits.get(QuotaLimit.PUBLISH_BYTES, 0),
+        version=quota.version,
+        created_at_ms=quota.created_at_ms,
+        changed_at_ms=quota.changed_at_ms,
+        changed_by=quota.changed_by,
+    )

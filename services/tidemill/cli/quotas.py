@@ -1,0 +1,113 @@
+"""`tidemill quota ...`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.messages import printable
+from tidemill.cli.rest import call, call_pages, say, segment, show
+from tidemill.common.exit_codes import EXIT_USAGE
+from tidemill.common.prompts import fail
+from tidemill.common.rest_client import Json
+from tidemill.security.quotas import QuotaKind
+
+app = typer.Typer(no_args_is_help=True, help="Limit the sends of users, clients and topics.")
+
+User = Annotated[str | None, typer.Option(help="Name of the user.")]
+Client = Annotated[str | None, typer.Option(help="Id of the client, of all users.")]
+Topic = Annotated[str | None, typer.Option(help="Full name of the topic.")]
+Prefix = Annotated[
+    str | None, typer.Option(help="Begin of full topic names; shop% is the namespace shop.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
+
+
+@app.command("list")
+def list_quotas(context: typer.Context) -> None:
+    """List all quotas.
+
+    Example: tidemill quota list
+    """
+    quotas = call_pages(context, "/quotas", "quotas")
+    rows = [
+        (
+            quota["kind"],
+            printable(quota["subject"]),
+            _rate(quota["publishMessagesPerS"]),
+            _rate(quota["publishBytesPerS"]),
+        )
+        for quota in quotas
+    ]
+    show(context, quotas, ("KIND", "SUBJECT", "MESSAGES/S", "BYTES/S"), rows)
+
+
+@app.command("set")
+def set_quota(
+    context: typer.Context,
+    user: User = None,
+    client: Client = None,
+    topic: Topic = None,
+    prefix: Prefix = None,
+    messages: Annotated[
+        int, typer.Option(min=0, help="Sent messages per second. Default: 0, no limit.")
+    ] = 0,
+    size: Annotated[
+        int, typer.Option("--bytes", min=0, help="Sent bytes per second. Default: 0, no limit.")
+    ] = 0,
+    dry_run: DryRun = False,
+) -> None:
+    """Set the limits of a subject. A limit that is not given is removed.
+
+    Example: tidemill quota set --topic orders --messages 1000 --bytes 10000000
+    """
+    body = {"publishMessagesPerS": messages, "publishBytesPerS": size}
+    query = {"dryRun": "true"} if dry_run else {}
+    path = _path(user, client, topic, prefix)
+    quota = call(context, "PUT", path, body=body, query=query)
+    verb = "would be set" if dry_run else "set"
+    limits = f"messages/s {_rate(messages)}, bytes/s {_rate(size)}"
+    say(context, quota, f"quota of {_subject(quota)}: {verb}, {limits}")
+
+
+@app.command("delete")
+def delete_quota(
+    context: typer.Context,
+    user: User = None,
+    client: Client = None,
+    topic: Topic = None,
+    prefix: Prefix = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete all limits of a subject.
+
+    Example: tidemill quota delete --topic orders
+    """
+    query = {"dryRun": "true"} if dry_run else {}
+    deletion = call(context, "DELETE", _path(user, client, topic, prefix), query=query)
+    verb = "would be deleted" if dry_run else "deleted"
+    say(context, deletion, f"quota of {_subject(deletion['quota'])}: {verb}")
+
+
+def _path(user: str | None, client: str | None, topic: str | None, prefix: str | None) -> str:
+    """Return the path of the only given subject, or end the command."""
+    subjects = {
+        QuotaKind.USER: user,
+        QuotaKind.CLIENT: client,
+        QuotaKind.TOPIC: topic,
+        QuotaKind.PREFIX: prefix,
+    }
+    given = [(kind, value) for kind, value in subjects.items() if value]
+    if len(given) != 1:
+        fail("name one subject: --user, --client, --topic or --prefix", EXIT_USAGE)
+    [(kind, value)] = given
+    return f"/quotas/{kind}/{segment(value)}"
+
+
+def _subject(quota: Json) -> str:
+    return f"{quota['kind']} {printable(quota['subject'])}"
+
+
+def _rate(per_s: int) -> str:
+    return str(per_s) if per_s else "no limit"

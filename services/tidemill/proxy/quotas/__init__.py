@@ -1,0 +1,1 @@
+"""Quotas on sends: leased tokens, and sends that wait for them."""

@@ -1,0 +1,49 @@
+"""Requests for tokens to the home, on the connection beside the link."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from tidemill.common.errors import BrokerUnreachable
+from tidemill.proxy.quotas.sends import Leased
+from tidemill.security.token_buckets import RENEWAL_MS, LeaseDemand
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.proxy.cluster.broker_calls import BrokerCalls
+    from tidemill.proxy.cluster.cluster import BrokerCluster
+
+LEASE: Final = "/tidemill.broker.v1.BrokerQuotas/LeaseTokens"
+PROCESS_ID_BYTES: Final = 16  # random, so unique per process
+
+
+def lease_from(
+    cluster: BrokerCluster, calls: BrokerCalls
+) -> Callable[[Sequence[LeaseDemand]], Awaitable[Leased]]:
+    """Return the function that leases tokens from the home. It raises ServiceError."""
+    process_id = os.urandom(PROCESS_ID_BYTES)
+
+    async def lease(demands: Sequence[LeaseDemand]) -> Leased:
+        request = pb.LeaseTokensRequest(
+            process_id=process_id,
+            demands=[
+                pb.TokenDemand(
+                    quota=each.key.quota,
+                    limit=each.key.limit,
+                    wanted=each.wanted,
+                    first=each.first,
+                    returned=each.returned,
+                )
+                for each in demands
+            ],
+        )
+        encoded = request.SerializeToString()
+        answer = await calls.call(cluster.home, LEASE, encoded, timeout_ms=RENEWAL_MS)
+        reply = pb.LeaseTokensReply.FromString(answer)
+        if len(reply.granted) != len(demands):
+            raise BrokerUnreachable("the home answered other demands than those of this proxy")
+        return Leased(reply.granted, reply.proxies)
+
+    return lease

@@ -1,0 +1,158 @@
+"""The tokens that this proxy holds, and its demand for more. Without I/O or a clock (ADR 0076).
+
+The home leases tokens. If it does not answer for the time of a lease, each limit gets a local
+bucket with the limit divided by the number of proxies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, final
+
+from tidemill.security.quotas import MatchedRate, RateKey
+from tidemill.security.token_buckets import BURST_S, LEASE_MS, LeaseDemand
+
+DEMANDS_MAX: Final = 1_000  # of one request to the home; the others follow in later ones
+IDLE_MS: Final = 2_000  # without a send, until a lease is returned and forgotten
+
+
+class Cost(NamedTuple):
+    """The tokens of one limit that a send needs."""
+
+    lease: Lease
+    tokens: int
+
+
+@final
+class Lease:
+    """The tokens of one limit."""
+
+    __slots__ = (
+        "_refilled_at_ms",
+        "key",
+        "rate_per_s",
+        "recent",
+        "tokens",
+        "touched_at_ms",
+        "used",
+        "waiting",
+        "waiting_count",
+    )
+
+    def __init__(self, rate: MatchedRate, now_ms: int) -> None:
+        self.key: RateKey = rate.key
+        self.rate_per_s = rate.rate_per_s
+        self.tokens = 0.0
+        self.used = 0  # since the last renewal
+        self.recent = 0  # used between the last two renewals
+        self.waiting_count = 0  # sends that wait for these tokens
+        self.waiting: list[int] = []  # their costs at the last plan, the first one first
+        self.touched_at_ms = now_ms
+        self._refilled_at_ms: int | None = None  # of the local bucket; None: the home leases
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the tokens are those of the local bucket."""
+        return self._refilled_at_ms is not None
+
+    def missing_ms(self, tokens: int) -> int:
+        """Return the time until the limit has added the missing tokens of a cost."""
+        return max(round((tokens - max(self.tokens, 0)) * 1_000 / self.rate_per_s), 1)
+
+    def refill(self, now_ms: int, proxies: int) -> None:
+        """Add the tokens of the local bucket, which begins empty."""
+        if self._refilled_at_ms is None:
+            self.tokens = min(self.tokens, 0)
+        else:
+            passed_ms = now_ms - self._refilled_at_ms
+            added = self.rate_per_s / proxies * passed_ms / 1_000
+            # A cost above the burst passes too, in the time that its tokens take.
+            room = max(self.rate_per_s / proxies * BURST_S, *self.waiting[:1], 1)
+            self.tokens = min(self.tokens + added, room)
+        self._refilled_at_ms = now_ms
+
+    def end_local(self) -> None:
+        """Return to leases of the home: the tokens of the local bucket are void."""
+        if self._refilled_at_ms is not None:
+            self._refilled_at_ms = None
+            self.tokens = min(self.tokens, 0)
+
+
+@final
+class LeaseBook:
+    """All leases of the proxy."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.leases: dict[RateKey, Lease] = {}
+        self.proxies = 1  # as the home has counted them last
+        self._answered_at_ms = now_ms  # by the home
+
+    def lease_of(self, rate: MatchedRate, now_ms: int) -> Lease:
+        """Return the lease of a limit, without tokens at first."""
+        lease = self.leases.get(rate.key)
+        if lease is None:
+            lease = self.leases[rate.key] = Lease(rate, now_ms)
+        lease.rate_per_s, lease.touched_at_ms = rate.rate_per_s, now_ms
+        return lease
+
+    def take(self, costs: Sequence[Cost]) -> bool:
+        """Take all tokens of a send, or none."""
+        for lease, tokens in costs:
+            if lease.tokens < tokens:
+                return False
+        for lease, tokens in costs:
+            lease.tokens -= tokens
+            lease.used += tokens
+        return True
+
+    def find_missing(self, costs: Iterable[Cost]) -> Cost | None:
+        """Return the cost whose tokens take the longest time; None if all are there."""
+        missing = [cost for cost in costs if cost.lease.tokens < cost.tokens]
+        return max(missing, key=lambda cost: cost.lease.missing_ms(cost.tokens), default=None)
+
+    def is_local(self, now_ms: int) -> bool:
+        """Whether the home has not answered for the time of a lease."""
+        return now_ms - self._answered_at_ms > LEASE_MS
+
+    def renew_local(self, now_ms: int) -> None:
+        """Fill the local buckets."""
+        for lease in self.leases.values():
+            lease.refill(now_ms, self.proxies)
+
+    def plan(self, now_ms: int) -> list[LeaseDemand]:
+        """Return the demands for a request to the home."""
+        demands = []
+        for lease in list(self.leases.values())[:DEMANDS_MAX]:
+            # The next request has the demands of others.
+            self.leases[lease.key] = self.leases.pop(lease.key)
+            is_idle = now_ms - lease.touched_at_ms >= IDLE_MS and not lease.waiting
+            # Twice the use of a period, because a lease is as long as two of them.
+            need = 0 if is_idle else sum(lease.waiting) + 2 * max(lease.used, lease.recent)
+            # Only leased tokens go back, not those of a local bucket.
+            held = 0 if lease.is_local else int(lease.tokens)
+            returned = max(held - need, 0)
+            if returned:
+                lease.tokens -= returned
+                held -= returned
+            first = max(lease.waiting[0] - held, 0) if lease.waiting else 0
+            wanted = max(need - held, first)
+            demands.append(LeaseDemand(lease.key, wanted, first, returned))
+            if is_idle:
+                del self.leases[lease.key]
+        return demands
+
+    def end_period(self) -> None:
+        """Begin the next period of renewals."""
+        for lease in self.leases.values():
+            lease.recent, lease.used = lease.used, 0
+
+    def apply(
+        self, demands: Sequence[LeaseDemand], granted: Sequence[int], proxies: int, now_ms: int
+    ) -> None:
+        """Add the tokens that the home has granted."""
+        self._answered_at_ms, self.proxies = now_ms, max(proxies, 1)
+        for demand, tokens in zip(demands, granted, strict=True):
+            lease = self.leases.get(demand.key)
+            if lease is not None:
+                lease.end_local()
+                lease.tokens += tokens

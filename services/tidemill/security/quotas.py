@@ -1,0 +1,167 @@
+"""Quotas of users, clients, topics and prefixes, as items of the home store them (ADR 0076).
+
+A prefix is the begin of a full topic name, so `shop%` is the namespace `shop`. All matching quotas
+apply to a send.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, final
+
+from tidemill.security.subjects import subject_name, uncached_name
+
+QUOTA: Final = "quota"  # kind of the items
+LIMIT_MAX: Final = 1_000_000_000_000  # per second
+# Matches that are kept, about 500 bytes each. Beyond it all are forgotten and found again.
+MATCHES_MAX: Final = 10_000
+
+
+class QuotaKind(StrEnum):
+    """The kind of a subject with a quota."""
+
+    USER = "user"
+    CLIENT = "client"
+    TOPIC = "topic"
+    PREFIX = "prefix"
+
+
+class QuotaLimit(StrEnum):
+    """A limited rate. The value is the name in JSON and in metrics."""
+
+    PUBLISH_MESSAGES = "publishMessagesPerS"
+    PUBLISH_BYTES = "publishBytesPerS"
+
+
+LIMIT_TEXTS: Final[Mapping[QuotaLimit, str]] = {
+    QuotaLimit.PUBLISH_MESSAGES: "publish messages/s",
+    QuotaLimit.PUBLISH_BYTES: "publish bytes/s",
+}
+_TITLES: Final = {
+    QuotaKind.USER: "User",
+    QuotaKind.CLIENT: "Client",
+    QuotaKind.TOPIC: "Topic",
+    QuotaKind.PREFIX: "Prefix",
+}
+
+
+class RateKey(NamedTuple):
+    """One limit of one quota: the key of its token bucket."""
+
+    quota: str  # name of the item
+    limit: QuotaLimit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficQuota:
+    """The limits of one subject."""
+
+    kind: QuotaKind
+    value: str  # name of the user or the topic, id of the client, or a prefix
+    limits: Mapping[QuotaLimit, int] = field(default_factory=dict)  # per second
+    created_at_ms: int = 0
+    changed_at_ms: int = 0
+    changed_by: str = ""
+    version: int = 0  # of the security items with its last change; the home sets it
+
+    @property
+    def name(self) -> str:
+        """The name of its item."""
+        return subject_name(self.kind, self.value)
+
+    @property
+    def subject(self) -> str:
+        """The subject, for errors."""
+        return f"{_TITLES[self.kind]}:{self.value}"
+
+    def to_item(self) -> dict[str, Any]:
+        """Return the configuration item that puts this quota."""
+        fields = {
+            "kind": self.kind.value,
+            "value": self.value,
+            "limits": {limit.value: rate for limit, rate in self.limits.items()},
+            "createdAtMs": self.created_at_ms,
+            "changedAtMs": self.changed_at_ms,
+            "changedBy": self.changed_by,
+        }
+        return {"op": QUOTA, "name": self.name, QUOTA: fields}
+
+
+def quota_of(encoded: bytes) -> TrafficQuota:
+    """Read the stored item of a quota."""
+    item = json.loads(encoded)
+    fields = item[QUOTA]
+    # A later version may know more limits.
+    limits = {limit: fields["limits"][limit] for limit in QuotaLimit if limit in fields["limits"]}
+    return TrafficQuota(
+        kind=QuotaKind(fields["kind"]),
+        value=fields["value"],
+        limits=limits,
+        created_at_ms=fields["createdAtMs"],
+        changed_at_ms=fields["changedAtMs"],
+        changed_by=fields["changedBy"],
+        version=item.get("version", 0),
+    )
+
+
+class MatchedRate(NamedTuple):
+    """A limit that applies to a send."""
+
+    key: RateKey
+    rate_per_s: int
+    subject: str
+
+
+@final
+class QuotaTable:
+    """The quotas of a process, and the limits of each sender and topic."""
+
+    def __init__(
+        self,
+        find_item: Callable[[str, str], bytes | None],
+        list_names: Callable[[str], Iterable[str]],
+    ) -> None:
+        """`find_item` returns an item by kind and name, and `list_names` the names of a kind.
+
+        The owner of the items calls `note_change` after each change of a quota.
+        """
+        self._find_item = find_item
+        self._list_names = list_names
+        self._matches: dict[tuple[str, str, str], tuple[MatchedRate, ...]] = {}
+        self._has_prefixes = False
+        self.is_empty = True
+        self.on_change: Callable[[], None] = lambda: None
+
+    def note_change(self) -> None:
+        """Forget what was read from the items."""
+        self._matches.clear()
+        names = list(self._list_names(QUOTA))
+        self.is_empty = not names
+        self._has_prefixes = any(name.startswith(f"{QuotaKind.PREFIX}:") for name in names)
+        self.on_change()
+
+    def rates_of(self, user: str, client_id: str, topic: str) -> tuple[MatchedRate, ...]:
+        """Return the limits of a send. An empty user has none."""
+        key = user, client_id, topic
+        matched = self._matches.get(key)
+        if matched is None:
+            if len(self._matches) >= MATCHES_MAX:
+                self._matches.clear()
+            matched = self._matches[key] = tuple(self._match(user, client_id, topic))
+        return matched
+
+    def _match(self, user: str, client_id: str, topic: str) -> Iterator[MatchedRate]:
+        names = [uncached_name(QuotaKind.CLIENT, client_id), uncached_name(QuotaKind.TOPIC, topic)]
+        if user:
+            names.append(uncached_name(QuotaKind.USER, user))
+        if self._has_prefixes:
+            ends = range(1, len(topic) + 1)  # of a name of up to 127 characters
+            names += [uncached_name(QuotaKind.PREFIX, topic[:end]) for end in ends]
+        for name in names:
+            if (encoded := self._find_item(QUOTA, name)) is not None:
+                quota = quota_of(encoded)
+                for limit, rate in quota.limits.items():
+                    yield MatchedRate(RateKey(name, limit), rate, quota.subject)

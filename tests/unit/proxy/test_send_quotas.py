@@ -1,0 +1,233 @@
+"""Sends that wait for tokens: order, limits and texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from tests.support.clocks import ManualClock
+from tidemill.common.errors import BrokerUnreachable, Overloaded
+from tidemill.proxy.quotas import sends
+from tidemill.proxy.quotas.sends import Leased, SendQuotas
+from tidemill.security.quotas import (
+    QUOTA,
+    QuotaKind,
+    QuotaLimit,
+    QuotaTable,
+    TrafficQuota,
+    quota_of,
+)
+from tidemill.security.token_buckets import LeaseDemand
+
+MESSAGES, BYTES = QuotaLimit.PUBLISH_MESSAGES, QuotaLimit.PUBLISH_BYTES
+
+
+class World:
+    """Quotas over items in memory, and a home that grants what the test allows."""
+
+    def __init__(self, *, wait_ms: int = 5_000) -> None:
+        self.items: dict[str, bytes] = {}
+        self.clock = ManualClock()
+        self.table = QuotaTable(lambda _kind, name: self.items.get(name), lambda _kind: self.items)
+        self.available: dict[QuotaLimit, int] = {MESSAGES: 0, BYTES: 1 << 40}
+        self.is_up = True
+        self.passed: list[int] = []
+        self.quotas = SendQuotas(self.table, self.lease, self.clock.monotonic_ms, wait_ms=wait_ms)
+
+    async def lease(self, demands: Sequence[LeaseDemand]) -> Leased:
+        if not self.is_up:
+            raise BrokerUnreachable("down")
+        granted = []
+        for demand in demands:
+            limit = demand.key.limit
+            tokens = min(demand.wanted, self.available[limit])
+            self.available[limit] -= tokens
+            granted.append(tokens)
+        return Leased(granted, 1)
+
+    def put(self, kind: QuotaKind, value: str, **limits: int) -> None:
+        named = {QuotaLimit(name): rate for name, rate in limits.items()}
+        quota = TrafficQuota(kind=kind, value=value, limits=named)
+        self.items[quota.name] = json.dumps(quota.to_item()).encode()
+        self.table.note_change()
+
+    async def until_passed(self, count: int) -> None:
+        while len(self.passed) < count:  # noqa: ASYNC110  # The sends are the events.
+            await asyncio.sleep(0.001)
+
+    async def send(
+        self, number: int = 0, *, client: str = "c", topic: str = "orders", group: str = ""
+    ) -> None:
+        groups = frozenset([group]) if group else frozenset[str]()
+        await self.quotas.admit(
+            user="shop",
+            client_id=client,
+            topic=topic,
+            messages=1,
+            size_bytes=100,
+            message_groups=groups,
+        )
+        self.passed.append(number)
+
+
+def run(scenario: Callable[[World], Awaitable[None]], **options: int) -> None:
+    async def main() -> None:
+        world = World(**options)
+        async with asyncio.timeout(20), world.quotas.running():
+            await scenario(world)
+
+    asyncio.run(main())
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_a_quota_is_stored_and_read_with_all_its_fields() -> None:
+    quota = TrafficQuota(
+        kind=QuotaKind.PREFIX,
+        value="shop%",
+        limits={MESSAGES: 5, BYTES: 7},
+        created_at_ms=1,
+        changed_at_ms=2,
+        changed_by="ops",
+    )
+    item = quota.to_item()
+    assert (item["op"], item["name"], quota.subject) == (QUOTA, "prefix:shop%25", "Prefix:shop%")
+    assert quota_of(json.dumps(item).encode()) == quota
+
+
+def test_all_matching_quotas_apply() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.USER, "shop", publishMessagesPerS=1)
+        world.put(QuotaKind.CLIENT, "c", publishMessagesPerS=2)
+        world.put(QuotaKind.TOPIC, "orders", publishBytesPerS=3)
+        world.put(QuotaKind.PREFIX, "ord", publishMessagesPerS=4)
+        world.put(QuotaKind.PREFIX, "other", publishMessagesPerS=5)
+        assert world.quotas.is_active
+
+        def rates(user: str, client: str, topic: str) -> list[int]:
+            return sorted(rate.rate_per_s for rate in world.table.rates_of(user, client, topic))
+
+        assert rates("shop", "c", "orders") == [1, 2, 3, 4]
+        assert rates("", "c", "order") == [2, 4]
+        assert rates("x", "y", "z") == []
+
+    run(scenario)
+
+
+def test_without_quotas_a_send_checks_one_attribute() -> None:
+    async def scenario(world: World) -> None:
+        assert not world.quotas.is_active
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=1)
+        assert world.table.rates_of("", "c", "orders")
+        world.items.clear()
+        world.table.note_change()
+        assert (world.quotas.is_active, world.table.rates_of("", "c", "orders")) == (False, ())
+
+    run(scenario)
+
+
+def test_sends_wait_for_tokens_and_pass_in_their_order() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10, publishBytesPerS=1_000)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(5):
+                tasks.create_task(world.send(number))
+            await turns()
+            assert world.passed == []
+            world.available[MESSAGES] = 2
+            await world.until_passed(2)
+            late = tasks.create_task(world.send(5))
+            await turns()
+            assert not late.done(), "it may not overtake the waiting ones"
+            world.available[MESSAGES] = 100
+        assert world.passed == [0, 1, 2, 3, 4, 5]
+
+    run(scenario)
+
+
+def test_a_send_is_refused_after_its_wait_with_the_used_up_limit() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.USER, "shop", publishMessagesPerS=2)
+        text = "publish messages/s of User:shop is used up; retry in 500 ms"
+        with pytest.raises(Overloaded, match=text):
+            await world.send()
+        world.available[MESSAGES] = 10
+        await world.send(1)
+        assert world.passed == [1]
+
+    run(scenario, wait_ms=30)
+
+
+def test_a_refused_message_is_not_overtaken_by_its_message_group() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        first = asyncio.create_task(world.send(0, group="a"))
+        await turns()
+        world.quotas._wait_s = 60.0  # of the later sends, which end before
+        same = asyncio.create_task(world.send(1, group="a"))
+        other = asyncio.create_task(world.send(2, group="b"))
+        results = await asyncio.gather(first, same, return_exceptions=True)
+        assert [type(result) for result in results] == [Overloaded, Overloaded]
+        assert not other.done()
+        world.available[MESSAGES] = 10
+        await other
+        assert world.passed == [2]
+
+    run(scenario, wait_ms=30)
+
+
+def test_the_waiting_sends_of_one_client_do_not_delay_another() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.CLIENT, "greedy", publishMessagesPerS=1)
+        waiting = asyncio.create_task(world.send(0, client="greedy"))
+        await turns()
+        await world.send(1, client="other")
+        assert world.passed == [1]
+        waiting.cancel()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("bound", ["WAITING_MAX", "WAITING_BYTES_MAX"])
+def test_the_number_and_the_bytes_of_waiting_sends_have_a_limit(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sends, bound, 2 if bound == "WAITING_MAX" else 200)
+
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        waiting = [asyncio.create_task(world.send(number)) for number in range(2)]
+        await turns()
+        with pytest.raises(Overloaded, match="used up"):
+            await world.send(2)
+        waiting[0].cancel()
+        await turns()
+        third = asyncio.create_task(world.send(3))
+        await turns()
+        assert not third.done(), "the place of the cancelled one is free"
+        world.available[MESSAGES] = 10
+        await asyncio.gather(waiting[1], third)
+        assert world.passed == [1, 3]
+
+    run(scenario)
+
+
+def test_without_the_home_sends_use_a_local_bucket() -> None:
+    async def scenario(world: World) -> None:
+        world.is_up = False
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        sending = asyncio.create_task(world.send())
+        await turns()
+        assert not sending.done(), "the home may answer soon"
+        while not sending.done():  # The loop of the leases has no event.
+            world.clock.advance(300)
+            await asyncio.sleep(0.005)
+        assert world.passed == [0]
+
+    run(scenario)
