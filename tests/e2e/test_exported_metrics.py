@@ -38,6 +38,7 @@ def running(
     flags = ["--groups=2", "--scaler-port=0", "--tls=optional", f"--config={measuring(folder)}"]
     flags += [f"--{name.replace('_', '-')}={path}" for name, path in certificates.served.items()]
     with standalone(folder / "data", *flags) as started:
+        started.put("quotas/topic/parcels", publishMessagesPerS=1_000_000)
         quick_start(started, folder)
         asyncio.run(touch_everything(started))
         ask_as_keda(started)

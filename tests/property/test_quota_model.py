@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from tidemill.proxy.quotas.leases import Cost, LeaseBook
 from tidemill.security.quotas import MatchedRate, QuotaLimit, RateKey
-from tidemill.security.token_buckets import BURST_S, LEASE_MS, RENEWAL_MS, QuotaBuckets
+from tidemill.security.token_buckets import (
+    BURST_S,
+    LEASE_MS,
+    RENEWAL_MS,
+    WARNING_PERIOD_MS,
+    QuotaBuckets,
+)
 
 KEY = RateKey("topic:orders", QuotaLimit.PUBLISH_MESSAGES)
 STEP_MS = 10
@@ -147,6 +153,23 @@ def test_a_cost_above_the_burst_passes_when_the_bucket_is_full() -> None:
         proxy.send(now_ms, 1)
         proxy.renew(now_ms, 1)
     assert proxy.passed == 2_000
+
+
+def test_a_limit_that_is_nearly_used_up_is_reported_once_per_hour() -> None:
+    rate, home = 1_000, QuotaBuckets(lambda _key: 1_000)
+    proxy = Proxy(1, home, rate, 1)
+    warned = 0
+    for now_ms in range(0, 30_000, STEP_MS):
+        proxy.send(now_ms, 100)
+        proxy.renew(now_ms, 1)
+        bucket = home.buckets.get(KEY)
+        warned += bucket is not None and bucket.is_warning_due(now_ms)
+    bucket = home.buckets[KEY]
+    assert warned == 1
+    assert bucket.used_ratio(30_000) == pytest.approx(1, abs=0.05)
+    assert bucket.is_warning_due(30_000 + WARNING_PERIOD_MS)
+    assert bucket.used_ratio(30_000 + WARNING_PERIOD_MS) < 0.05, "nothing was sent"
+    assert not bucket.is_warning_due(30_000 + 2 * WARNING_PERIOD_MS)
 
 
 def test_unused_tokens_are_returned() -> None:

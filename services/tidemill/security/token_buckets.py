@@ -19,6 +19,9 @@ BURST_S: Final = 2.0  # tokens of this time fit into a bucket
 LEASE_MS: Final = 400  # a proxy uses tokens for this time after its last renewal
 RENEWAL_MS: Final = 200  # period of renewals
 BUCKETS_MAX: Final = 20_000  # 10,000 quotas with two limits; beyond it the oldest one is forgotten
+WINDOW_MS: Final = 10_000  # of the used ratio
+SOFT_LIMIT: Final = 0.8  # used ratio of a warning
+WARNING_PERIOD_MS: Final = 3_600_000  # between two warnings about one limit
 PROXIES_MAX: Final = 1_024  # demands that a bucket remembers, one of each proxy
 
 
@@ -39,6 +42,10 @@ class QuotaBucket:
         self.rate_per_s = rate_per_s
         self.tokens = rate_per_s * BURST_S
         self._at_ms = now_ms
+        self._used = 0.0  # tokens of the present window
+        self._window_ms = now_ms  # begin of the present window
+        self._used_ratio = 0.0  # of the last whole window
+        self._warned_at_ms: int | None = None
         self._wanted: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # by proxy: ms, tokens
 
     def lease(self, proxy: bytes, demand: LeaseDemand, now_ms: int) -> int:
@@ -46,13 +53,29 @@ class QuotaBucket:
         self.refill(now_ms)
         burst = self.rate_per_s * BURST_S
         self.tokens = min(self.tokens + demand.returned, burst)
+        self._used -= demand.returned
         share = self._share_of(proxy, demand.wanted, now_ms)
         granted = min(demand.wanted, int(max(self.tokens, 0) * share))
         if granted < demand.first:
             # All or none: a part of the tokens would be unused at the proxy.
             granted = demand.first if self.tokens >= min(demand.first, burst) else 0
         self.tokens -= granted
+        self._used += granted
         return granted
+
+    def used_ratio(self, now_ms: int) -> float:
+        """Return the used part of the limit over the last ten seconds."""
+        self.refill(now_ms)
+        return self._used_ratio
+
+    def is_warning_due(self, now_ms: int) -> bool:
+        """Whether the limit is nearly used up, and was not in the last hour."""
+        if self._used_ratio < SOFT_LIMIT:
+            return False
+        if self._warned_at_ms is not None and now_ms - self._warned_at_ms < WARNING_PERIOD_MS:
+            return False
+        self._warned_at_ms = now_ms
+        return True
 
     def refill(self, now_ms: int) -> None:
         """Add the tokens of the time since the last call."""
@@ -60,6 +83,10 @@ class QuotaBucket:
         self._at_ms = max(now_ms, self._at_ms)
         added = self.rate_per_s * passed_ms / 1_000
         self.tokens = min(self.tokens + added, self.rate_per_s * BURST_S)
+        window_ms = now_ms - self._window_ms
+        if window_ms >= WINDOW_MS:
+            self._used_ratio = max(self._used, 0) * 1_000 / (self.rate_per_s * window_ms)
+            self._used, self._window_ms = 0.0, now_ms
 
     def _share_of(self, proxy: bytes, wanted: int, now_ms: int) -> float:
         """Return the part of the tokens for a proxy, by the demands of the last lease time."""

@@ -89,6 +89,15 @@ _RESOURCES = Row(
             look=Look.NUMBER,
         ),
         panel(
+            "Used quotas",
+            "The ten quotas with the largest used part of their limit. At 1, sends wait or are refused.",
+            Query(
+                "topk(10, max by (quota, limit) (rocketmq_quota_used_ratio{HERE}))",
+                "{{quota}} {{limit}}",
+            ),
+            unit="percentunit",
+        ),
+        panel(
             "Label sets folded",
             "Series of the last hour that a full metric counted as `__overflow__`.",
             "sum(increase(rocketmq_metrics_overflow_total{HERE}[1h])) or vector(0)",

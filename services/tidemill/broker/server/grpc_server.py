@@ -25,6 +25,7 @@ from tidemill.broker.server.reader.pulls import PullReader
 from tidemill.broker.server.replicas.mending import FETCH_RANGE
 from tidemill.broker.server.replicas.probes import PROBE
 from tidemill.broker.server.replicas.streams import STREAM
+from tidemill.common.clock import SystemClock
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.transport.aio import health, metrics
 from tidemill.transport.aio.call import RpcMethod, bidirectional
@@ -79,7 +80,10 @@ LIMITS: Final = Limits(
 class BrokerServer:
     """The running server."""
 
-    def __init__(self, server: RpcServer, serving: health.HealthService) -> None:
+    def __init__(
+        self, server: RpcServer, serving: health.HealthService, quotas: QuotaService
+    ) -> None:
+        self._quotas = quotas
         self._server = server
         self._health = serving
 
@@ -89,8 +93,9 @@ class BrokerServer:
         return self._server.address
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the transport's metrics."""
-        return metrics.collect(self._server)
+        """Yield the metrics of the transport and of quotas."""
+        yield from metrics.collect(self._server)
+        yield from self._quotas.collect()
 
     async def drain(self, timeout_ms: int) -> None:
         """Accept no new calls, and answer those in flight, for at most `timeout_ms`."""
@@ -126,6 +131,7 @@ async def broker_server(
     broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)
     deliveries, storage = DeliveryAdmin(rounds), StorageAdmin(rounds)
     relay = Relay()
+    quotas = QuotaService(rounds, relay.count_proxies, SystemClock().monotonic_ms)
     serving = health.HealthService(SERVICES)
     methods = {
         f"/{LINK.full_name}/Exchange": bidirectional(links.exchange),
@@ -145,7 +151,7 @@ async def broker_server(
             AuditAdmin(rounds),
             relay,
         ),
-        **unary_methods(QUOTAS, QuotaService(rounds, relay.count_proxies)),
+        **unary_methods(QUOTAS, quotas),
         **unary_methods(READER, BrokerReader(rounds), PullReader(rounds, traffic)),
         **serving.methods(),
         **reflection_methods((*SERVICES, health.SERVICE)),
@@ -159,4 +165,4 @@ async def broker_server(
     )
     server = RpcServer(methods, LIMITS, listen, message_bytes_max=REQUEST_BYTES_MAX)
     async with server.serving():
-        yield BrokerServer(server, serving)
+        yield BrokerServer(server, serving, quotas)
