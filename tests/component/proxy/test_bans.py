@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -190,3 +192,44 @@ def test_a_ban_of_other_addresses_leaves_a_connection_open() -> None:
         assert (await wire.send()).code == v2.OK
 
     run(scenario, Mode.OFF)
+
+
+def test_a_ban_is_about_the_client_behind_a_load_balancer() -> None:
+    """The balancer sends the address of its client by PROXY protocol."""
+
+    async def first_bytes(address: str, client: str) -> bytes:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            addresses = socket.inet_aton(client) + socket.inet_aton("127.0.0.1")
+            header = struct.pack("!BBH", 0x21, 0x11, 12) + addresses + struct.pack("!HH", 1, 2)
+            writer.write(b"\r\n\r\n\0\r\nQUIT\n" + header)
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+            return await reader.read(9)
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            MemoryBroker().serving() as broker,
+            ProxyWorld.open(broker) as world,
+        ):
+            users = AccessWorld(Mode.OFF)
+            bans = users.table.bans
+            server = GrpcServer(
+                world.methods,
+                world.boundary,
+                on_lost=world.client_life.forget_connection,
+                is_banned=lambda host: bans.find_host(host, users.now_ms) is not None,
+            )
+            settings = ProxySettings(grpc_port=0, proxy_protocol_from=["127.0.0.0/8"])
+            async with server.serving(settings):
+                users.put_ban(BanKind.ADDRESS, "10.9.0.0/16")
+                users.put_ban(BanKind.ADDRESS, "127.0.0.0/8")
+                assert await first_bytes(server.address, "10.9.1.2") == b""
+                assert await first_bytes(server.address, "10.8.1.2"), "not the balancer's address"
+
+    asyncio.run(main())
