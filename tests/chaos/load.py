@@ -47,7 +47,7 @@ class Clients:
 
 def create_user(cluster: Cluster) -> tuple[str, str] | None:
     """Create the user of the clients and of the audit; None if the release has no users."""
-    if cluster.tidemill("security", "status")["mode"] == "off":
+    if cluster.tidemill("security", "status")["inForce"] == "off":
         return None
     rights = ("--producer=*", "--consumer=*:*", "--pipeline=*:*")
     made = cluster.tidemill("user", "create", USER, *rights)

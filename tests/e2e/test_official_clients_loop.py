@@ -97,7 +97,10 @@ def second_opinion(
     phantom = last | {"key": PHANTOM, "topic": "normal", "error": ""}
     with session("audit", "local[2]") as spark:
         findings, _ = found_by_events(
-            spark, [*facts, phantom], to=str(folder / "audit"), endpoints=running.grpc
+            spark,
+            [*facts, phantom],
+            to=str(folder / "audit"),
+            connection={"endpoints": running.grpc},
         )
     return {(each["kind"], each["message_id"]) for each in findings if each["kind"] in OPINIONS}
 

@@ -97,14 +97,17 @@ def test_client_histories_agree_with_the_audit_and_a_forged_entry_differs(
         # The client reports an ack for a message that was never stored: both audits name it.
         phantom = facts[0] | {"key": "fault/normal/phantom", "ended": now_us()}
         whole = audited(
-            spark, [*facts, phantom], to=str(tmp_path / "whole"), endpoints=running.grpc
+            spark,
+            [*facts, phantom],
+            to=str(tmp_path / "whole"),
+            connection={"endpoints": running.grpc},
         )
         assert whole == Comparison(differences=[], lost_answers=[])
         # A client does not report a delivery: the audit counts the answer as lost in a disturbance.
         silent = next(fact for fact in facts if fact["fact"] == "received")
         reported = [fact for fact in facts if fact is not silent]
         judged = [
-            audited(spark, facts, to=str(tmp_path / name), endpoints=running.grpc)
+            audited(spark, facts, to=str(tmp_path / name), connection={"endpoints": running.grpc})
             for name, facts in (("lie", reported), ("loss", [*reported, disturbance_of(silent)]))
         ]
     lie, loss = judged

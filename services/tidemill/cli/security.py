@@ -11,7 +11,6 @@ from tidemill.cli.credentials import credentials_file
 from tidemill.cli.rest import call, call_pages, say, segment, show
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
 from tidemill.common.prompts import fail
-from tidemill.common.rest_client import Json
 
 app = typer.Typer(no_args_is_help=True, help="Require credentials and rights, or stop that.")
 
@@ -51,13 +50,11 @@ def enable(
             f"user      {admin}  super, new",
             f"secret    {secret}  shown once; saved in {saved}",
         ]
-    if permissive and _effective(before) == "on":
+    if permissive and before["inForce"] == "on":
         fail("the mode is on already; lower it by `tidemill security disable`", EXIT_REFUSED)
     mode = "permissive" if permissive else "on"
     after = call(context, "PUT", "/security", body={"mode": mode})
-    lines.append(
-        f"mode      {_effective(before)} -> {_effective(after)}  version {after['version']}"
-    )
+    lines.append(f"mode      {before['inForce']} -> {after['inForce']}  version {after['version']}")
     answer = {**after, "secret": secret} if secret else after
     say(context, answer, "\n".join(lines))
 
@@ -72,7 +69,7 @@ def disable(context: typer.Context) -> None:
     if before["floor"] != "off":
         fail(f"security_floor is {before['floor']}: change that setting first", EXIT_REFUSED)
     after = call(context, "PUT", "/security", body={"mode": "off"})
-    say(context, after, f"mode      {_effective(before)} -> {_effective(after)}")
+    say(context, after, f"mode      {before['inForce']} -> {after['inForce']}")
 
 
 @app.command("status")
@@ -82,14 +79,9 @@ def status(context: typer.Context) -> None:
     Example: tidemill security status
     """
     found = call(context, "GET", "/security")
-    row = (found["mode"], found["floor"], found["version"], " ".join(found["keyIds"]) or "none")
-    show(context, found, ("MODE", "FLOOR", "VERSION", "KEYS"), [row])
-
-
-def _effective(security: Json) -> str:
-    """Return the stricter one of the mode and the floor."""
-    order = ("off", "permissive", "on")
-    return order[max(order.index(security["mode"]), order.index(security["floor"]))]
+    keys = " ".join(found["keyIds"]) or "none"
+    row = (found["inForce"], found["mode"], found["floor"], found["version"], keys)
+    show(context, found, ("MODE", "RECORDED", "FLOOR", "VERSION", "KEYS"), [row])
 
 
 def _credentials_file() -> TextIO:

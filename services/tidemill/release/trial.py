@@ -72,7 +72,7 @@ def own_user(rest: PatientRestClient) -> Iterator[TrialUser]:
 
     Raises RestRejection, ForeignAnswer, WaitTimeout.
     """
-    if rest.call("GET", "/security")["mode"] == "off":
+    if rest.call("GET", "/security")["inForce"] == "off":
         yield ANYONE
         return
     name = f"tidemill-trial-{secrets.token_hex(4)}"

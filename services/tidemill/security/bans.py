@@ -1,4 +1,4 @@
-"""Bans of users, client ids and addresses, as items of the home store them (ADR 0076).
+"""Bans of users, client ids and addresses, as items of the home store them (ADR 0078).
 
 The end of a ban is a time in its item. Each look-up compares it with the clock, so no record ends a
 ban. A look-up of a user or a client is one step. A look-up of an address takes one step for each

@@ -1,4 +1,4 @@
-"""Quotas of users, clients, topics and prefixes, as items of the home store them (ADR 0076).
+"""Quotas of users, clients, topics and prefixes, as items of the home store them (ADR 0078).
 
 A prefix is the begin of a full topic name, so `shop%` is the namespace `shop`. All matching quotas
 apply to a send.

@@ -1,4 +1,4 @@
-"""Names of security items that are about one subject: bans and quotas (ADR 0076).
+"""Names of security items that are about one subject: bans and quotas (ADR 0078).
 
 The name is the kind and the value, such as `user:orders`. A value is percent-encoded, so that the
 name is one segment of a path. One subject has one name, so it has at most one item of a kind.

@@ -1,4 +1,4 @@
-"""The token buckets of quotas at the home, and the tokens that it leases to proxies (ADR 0076).
+"""The token buckets of quotas at the home, and the tokens that it leases to proxies (ADR 0078).
 
 A token is one message or one byte. The home grants tokens from a bucket and takes unused ones back.
 So all proxies together use at most `rate * time + burst` tokens. The only exception is a cost above

@@ -1,4 +1,4 @@
-"""A copy of the bans for requests to the REST API, as new as the copy of the mode (ADR 0076).
+"""A copy of the bans for requests to the REST API, as new as the copy of the mode (ADR 0078).
 
 All bans are read again after a change of the security items: a request is checked against each
 range of addresses. If no broker group answers, the last known bans stay in force.

@@ -1,4 +1,4 @@
-"""The refusal of banned users and addresses by the REST API (ADR 0076).
+"""The refusal of banned users and addresses by the REST API (ADR 0078).
 
 An operator must be able to undo each ban. So loopback addresses are never refused, and the token of
 admin_token_file is valid from each address.

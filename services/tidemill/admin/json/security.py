@@ -198,6 +198,7 @@ class SecurityView(Schema):
 
     mode: ModeView = Field(description="The mode of the configuration.")
     floor: ModeView = Field(description="The least mode of this process (`security_floor`).")
+    in_force: ModeView = Field(description="The stricter of both, by which this process checks.")
     version: int = Field(description="Number of changes of users, roles and the mode.")
     key_ids: list[str] = Field(
         description="Ids in the key file of this process, the first encrypts."

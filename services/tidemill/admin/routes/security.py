@@ -56,10 +56,12 @@ async def get_security(cluster: Cluster, request: Request, keys: Keys) -> Securi
     """Show the mode, and the keys of this process."""
     found = await SecurityClient(cluster).find(MODE, "")
     held = keys()
+    mode: Mode = _mode_of(found)
     floor: Mode = request.app.state.security_floor
     return SecurityView(
-        mode=ModeView(_mode_of(found).text),
+        mode=ModeView(mode.text),
         floor=ModeView(floor.text),
+        in_force=ModeView(max(mode, floor).text),
         version=found.version,
         key_ids=[] if held is None else held.ids,
     )
@@ -90,6 +92,7 @@ async def put_security(
     return SecurityView(
         mode=settings.mode,
         floor=ModeView(floor.text),
+        in_force=ModeView(max(mode, floor).text),
         version=version,
         key_ids=[] if held is None else held.ids,
     )

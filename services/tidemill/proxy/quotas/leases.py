@@ -1,4 +1,4 @@
-"""The tokens that this proxy holds, and its demand for more. Without I/O or a clock (ADR 0076).
+"""The tokens that this proxy holds, and its demand for more. Without I/O or a clock (ADR 0078).
 
 The home leases tokens. If it does not answer for the time of a lease, each limit gets a local
 bucket with the limit divided by the number of proxies.

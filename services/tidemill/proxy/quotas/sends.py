@@ -1,4 +1,4 @@
-"""Sends that wait for the tokens of their quotas (ADR 0076).
+"""Sends that wait for the tokens of their quotas (ADR 0078).
 
 Sends with the same quotas pass in the order of their arrival. A send that has waited for WAIT_MS is
 refused, because some clients do not back off.

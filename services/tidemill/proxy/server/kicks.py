@@ -1,4 +1,4 @@
-"""The end of a client by an operator. Nothing is kept: the client may come back at once (ADR 0076).
+"""The end of a client by an operator. Nothing is kept: the client may come back at once (ADR 0078).
 
 Polls end empty, pulls with the same code, and telemetry streams as at a drain of the proxy. Brokers
 give the deliveries of the client to others.

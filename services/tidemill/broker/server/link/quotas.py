@@ -1,4 +1,4 @@
-"""BrokerQuotas: the home leases tokens to proxies (ADR 0076).
+"""BrokerQuotas: the home leases tokens to proxies (ADR 0078).
 
 The buckets are memory of the process and no state: a new home begins with full ones.
 """
