@@ -179,6 +179,8 @@ lint: setup tool-helm tool-kube-score tool-ct tool-buf ## Check style, imports, 
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.check_imports
 	$(BIN)/vulture
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive services
+	$(BIN)/python -m tools.audit_dependencies requirements.lock $(PIPELINE)/requirements.lock
 	$(BIN)/deptry --no-ansi services/tidemill
 	cd $(PIPELINE) && $(CURDIR)/$(BIN)/deptry --no-ansi . ../pyspark_tidemill
 	$(BIN)/python -m tools.check_names
