@@ -58,10 +58,11 @@ async def get_security(cluster: Cluster, request: Request, keys: Keys) -> Securi
     held = keys()
     mode: Mode = _mode_of(found)
     floor: Mode = request.app.state.security_floor
+    in_force = max(mode, floor)
     return SecurityView(
         mode=ModeView(mode.text),
         floor=ModeView(floor.text),
-        in_force=ModeView(max(mode, floor).text),
+        in_force=ModeView(in_force.text),
         version=found.version,
         key_ids=[] if held is None else held.ids,
     )
@@ -89,10 +90,11 @@ async def put_security(
     )
     held = keys()
     floor: Mode = request.app.state.security_floor
+    in_force = max(mode, floor)
     return SecurityView(
         mode=settings.mode,
         floor=ModeView(floor.text),
-        in_force=ModeView(max(mode, floor).text),
+        in_force=ModeView(in_force.text),
         version=version,
         key_ids=[] if held is None else held.ids,
     )
