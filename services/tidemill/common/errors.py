@@ -237,6 +237,10 @@ class KeyMissing(UnavailableError):
     """The process cannot decrypt the secrets of users."""
 
 
+class SecurityStale(UnavailableError):
+    """The users and rights that this process knows are too old."""
+
+
 class Draining(UnavailableError):
     """The process is stopping."""
 
@@ -356,6 +360,7 @@ CODES: dict[type[ServiceError], Codes] = {
     DiskFull: Codes(50001, HTTPStatus.INSUFFICIENT_STORAGE),
     TooFewInSync: Codes(50002, HTTPStatus.SERVICE_UNAVAILABLE),
     KeyMissing: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
+    SecurityStale: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     Draining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     NotMaster: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     GroupDraining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),

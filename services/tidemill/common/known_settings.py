@@ -114,6 +114,7 @@ KNOWN_KEYS = frozenset(
         "security_bootstrap_policy",
         "security_floor",
         "security_key_file",
+        "security_stale_max_ms",
         "stall_limit_ms",
         "stop_timeout_ms",
         "supervisor_fd",

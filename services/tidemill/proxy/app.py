@@ -28,6 +28,7 @@ from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.cluster.cluster import BrokerCluster
 from tidemill.proxy.cluster.routing import scheme_of
+from tidemill.proxy.cluster.security_age import SecurityAge
 from tidemill.proxy.keeper import KeeperState, give_to_keep, take_over
 from tidemill.proxy.link import BrokerLink, LinkLimits
 from tidemill.proxy.metrics import ProxyMetrics
@@ -157,6 +158,9 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     )
     cluster = cluster_of(settings, metrics, connect=connect, routes=routes)
     gate, bans = gate_of(settings, cluster.security, clock), cluster.security.bans
+    age = SecurityAge(cluster, settings.security_stale_max_ms)
+    if settings.security_stale_max_ms:
+        gate.check_age = age.check
     access_log = AccessLog(settings.name, clock.wall_ms, clock.monotonic_ms, write_line)
     gate.reports = CallReports(access_log)
     # Its messages go to other consumers at once.
@@ -187,7 +191,13 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     )
     bans.on_addresses = lambda: server.close_banned(client_life.end_connection)
     metrics.register(registry)
-    for collect in (clients.collect, certificates.collect, server.collect, gate.collect):
+    for collect in (
+        clients.collect,
+        certificates.collect,
+        server.collect,
+        gate.collect,
+        age.collect,
+    ):
         registry.register(collect)
     registry.register(lambda: access_log_metrics(access_log))
     relays = Relays(

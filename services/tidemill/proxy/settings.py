@@ -39,6 +39,7 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
         "clients_max": "Limits",
         "drain_": "Process",
         "unready_": "Process",
+        "security_stale_max_ms": "Brokers",
     }
 
     name: str = Field("proxy-0", description="Name of this proxy, in its logs and metrics.")
@@ -51,6 +52,12 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
     )
     pipeline_source: Flag = Field(
         True, description="Serve the reads of data pipelines on the gRPC port."
+    )
+    security_stale_max_ms: int = Field(
+        0,
+        ge=0,
+        description="Longest time without an answer of the home in which its last users and rights"
+        " count, in ms. Afterwards calls get 50001. 0: without limit.",
     )
     grpc_reflection: Flag = Field(
         True, description="Serve gRPC reflection, which tools read the methods from."

@@ -92,6 +92,13 @@ _ACCESS = Row(
             alerts=("SecretsUndecryptable",),
         ),
         panel(
+            "Age of users and rights",
+            "Time without an answer of the home, which stores users and roles.",
+            Query("max by (node_id) (rocketmq_security_stale_seconds{HERE})", "{{node_id}}"),
+            unit="s",
+            alerts=("SecurityTablesStale",),
+        ),
+        panel(
             "Security mode",
             "The mode in force: 0 off, 1 permissive, 2 on.",
             Query("max by (node_id) (rocketmq_security_mode{HERE})", "{{node_id}}"),

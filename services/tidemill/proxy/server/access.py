@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from tidemill.common.errors import Banned, KeyMissing, ServiceError, Unauthorized, WrongCredentials
+from tidemill.common.errors import (
+    Banned,
+    KeyMissing,
+    SecurityStale,
+    ServiceError,
+    Unauthorized,
+    WrongCredentials,
+)
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server import bearer
@@ -113,6 +120,8 @@ class AccessGate:
         self.streams = StreamWatches(self._check_stream)
         # Called with a telemetry stream whose client has lost a right.
         self.on_revoked: Callable[[GatedCall], None] = lambda _call: None
+        # Raises SecurityStale if users and rights are too old; None: there is no limit.
+        self.check_age: Callable[[], None] | None = None
         # Called with each refused or would-be-refused call, and with each access of a super user.
         self.reports: AccessReports | None = None
         self._undecryptable: set[tuple[int, int]] = set()  # (user id, secret id)
@@ -141,7 +150,10 @@ class AccessGate:
     # ------------------------------------------------------------ checks
 
     def authenticate(self, call: GatedCall) -> None:
-        """Check the credentials and the client id of a call. Raises Unauthorized, KeyMissing."""
+        """Check the credentials and the client id of a call.
+
+        Raises Unauthorized, KeyMissing, SecurityStale.
+        """
         if self._mode is not Mode.OFF:
             self._find_caller(call)
         if self._bans.has_clients:
@@ -152,7 +164,7 @@ class AccessGate:
     def require(self, call: GatedCall, actions: tuple[Action, ...], resource: Resource) -> None:
         """Check that the user has one of the rights on a resource.
 
-        Raises Unauthorized, KeyMissing; IllegalTopic or IllegalGroup for a malformed name.
+        Raises as `authenticate`; IllegalTopic or IllegalGroup for a malformed name.
         """
         if call.watch is not None:
             call.watch.note(actions, resource)
@@ -211,7 +223,7 @@ class AccessGate:
             self.authenticate(watch.call)
             for actions, resource in tuple(watch.required):
                 self.require(watch.call, actions, resource)
-        except KeyMissing:
+        except (KeyMissing, SecurityStale):
             return  # Nothing is known about the user; the next call is refused.
         except Unauthorized as error:
             watch.end(error)
@@ -255,6 +267,12 @@ class AccessGate:
         The order of the checks is: signature, end of the secret, enabled, ban. A text names the
         user only after a correct signature.
         """
+        if self.check_age is not None:
+            try:
+                self.check_age()
+            except SecurityStale as error:
+                self._refuse(call, error)
+                return None
         caller = call.caller
         if caller is not None and self._is_current(caller):
             return caller

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as collector
 
 from tidemill.common.addresses import host_of_peer
-from tidemill.common.errors import KeyMissing, ServiceError, Unauthorized
+from tidemill.common.errors import KeyMissing, SecurityStale, ServiceError, Unauthorized
 from tidemill.common.slices import run_slices
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.outline import MalformedWire
@@ -40,7 +40,7 @@ class MetricsReceiver:
             call.method = "export"
             call.check()
             check_namespace(call.namespace)
-        except (Unauthorized, KeyMissing) as error:
+        except (Unauthorized, KeyMissing, SecurityStale) as error:
             raise RpcError(RpcCode.UNAUTHENTICATED, error.message) from error
         except ServiceError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
