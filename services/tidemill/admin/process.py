@@ -32,12 +32,13 @@ from tidemill.admin.cluster.first_admin import (
 from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
-from tidemill.admin.http.access import AccessControl, TokenFile
+from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.banned_callers import BannedCallers
 from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
 from tidemill.admin.http.forwarded import parse_networks
 from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
+from tidemill.admin.http.token_file import TokenFile
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
@@ -267,7 +268,6 @@ def with_access_control(
     door = AccessControl(
         app,
         hosts=[settings.host, *settings.admin_hosts],
-        token=token,
         body_bytes_max=settings.admin_body_bytes_max,
         large=MESSAGES,
         reports=reports,

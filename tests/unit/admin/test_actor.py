@@ -10,10 +10,12 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
+from tests.support.rest_identities import identities
 from tidemill.admin.audit.access_reports import RequestReports
-from tidemill.admin.http.access import AccessControl, TokenFile
+from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.actor import BUILT_IN_USER, Actor, actor_of
 from tidemill.admin.http.route_templates import RouteTemplates
+from tidemill.admin.http.token_file import TokenFile
 from tidemill.security.access_log import AccessLog
 
 
@@ -26,7 +28,7 @@ def ask(*, token: TokenFile | None = None, headers: dict[str, str] | None = None
         seen.append(actor_of(request))
 
     async def request() -> httpx.Response:
-        served = AccessControl(app, body_bytes_max=1_000, token=token)
+        served = AccessControl(app, identities=identities(token), body_bytes_max=1_000)
         transport = httpx.ASGITransport(served, client=("::ffff:10.1.2.3", 4711))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.get("/api/v1/whoami", headers=headers)
@@ -82,7 +84,7 @@ def test_requests_with_a_wrong_token_and_of_the_super_user_are_reported(
     async def request() -> None:
         app = FastAPI()
         served = AccessControl(
-            app, body_bytes_max=1_000, token=TokenFile(str(file)), reports=reports.requests
+            app, identities=identities(TokenFile(str(file)), reports.requests), body_bytes_max=1_000
         )
         transport = httpx.ASGITransport(served, client=("10.1.2.3", 4711))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from tests.support.rest_identities import identities
 from tidemill.admin.app import create_app
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX, AccessControl
@@ -27,7 +28,7 @@ def asked(method: str, path: str, body: bytes) -> httpx.Response:
     async def request() -> httpx.Response:
         # No request reaches a broker.
         app = create_app(object.__new__(Brokers), object.__new__(DemandQueries))
-        door = AccessControl(app, body_bytes_max=8 << 20, large=MESSAGES)
+        door = AccessControl(app, identities=identities(), body_bytes_max=8 << 20, large=MESSAGES)
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             headers = {"Content-Type": "application/json"}

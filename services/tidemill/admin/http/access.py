@@ -1,4 +1,4 @@
-"""Access control of the REST API: host name, token, and size and duration of a request body.
+"""Access control of the REST API: host name, credentials, and size and duration of a request body.
 
 It is an ASGI application around the API, so that a rejected request is not parsed, routed or read
 (ADR 0019). The answer is a problem document.
@@ -7,7 +7,6 @@ It is an ASGI application around the API, so that a rejected request is not pars
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection
@@ -15,11 +14,10 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Protocol, final
 
-import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, Actor, make_actor, set_actor
+from tidemill.admin.http.actor import Actor, make_actor, set_actor
 from tidemill.admin.http.banned_callers import Identities
 from tidemill.admin.http.browser_defences import find_foreign_page, with_headers
 from tidemill.admin.http.forwarded import IpNetworks, with_caller_address
@@ -28,17 +26,12 @@ from tidemill.admin.http.problems import problem
 from tidemill.admin.http.request_access import OPEN, set_access
 from tidemill.common.addresses import is_ip, unmapped
 from tidemill.common.errors import CODES, Overloaded, ServiceError, codes_of
-from tidemill.common.file_changes import FileChanges
-from tidemill.common.lifecycle import StartError
-from tidemill.security.private_files import read_private
 
 if TYPE_CHECKING:
     from fastapi.responses import JSONResponse
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-log = structlog.get_logger()
-
-GUARDED: Final = "/api/"  # paths that need the token; the other pages contain no secrets
+GUARDED: Final = "/api/"  # paths that need credentials; the other pages contain no secrets
 # All received bytes of bodies in progress: a few of the largest. Above it, the answer is 429.
 BODIES_BYTES_MAX: Final = 64 << 20
 # The first bytes of each body, which do not count there: large bodies never keep out ordinary ones.
@@ -51,64 +44,16 @@ BODY_PAUSE_S: Final = 10.0  # without a byte of a body; afterwards the answer is
 BODY_TIMEOUT_S: Final = 60.0  # of a whole body, else 408: the largest message at 1 Mbit/s
 # After this time, the end of a body checks its caller again: a slow body keeps no lost right.
 IDENTITY_AGE_S: Final = 0.5
-TOKEN_BYTES_MAX: Final = 4_096  # a larger file is not a token file
 # The remaining bytes of a rejected body are not read, so the connection cannot be used again.
 CLOSE: Final = {"Connection": "close"}
 _AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:\d*)?")
 
 
-@final
-class TokenFile:
-    """A bearer token that is read again when its file changes."""
-
-    def __init__(self, file: str) -> None:
-        """Read the file. Raises StartError if it has no valid token."""
-        self._file = file
-        self._changes = FileChanges([file])
-        try:
-            self._token = _read_token(file)
-        except (OSError, ValueError) as error:
-            raise StartError(
-                f"admin_token_file {file!r} has no valid token: {error}; write one line into it,"
-                " such as the output of `openssl rand -hex 32`"
-            ) from error
-
-    def admits(self, authorization: str) -> bool:
-        """Whether the header contains the token. The comparison takes constant time."""
-        if self._changes.detect():
-            self._read_again()
-        scheme, _, shown = authorization.partition(" ")
-        is_token = hmac.compare_digest(shown.strip().encode(), self._token)
-        return is_token and scheme.lower() == "bearer"
-
-    def _read_again(self) -> None:
-        try:
-            self._token = _read_token(self._file)
-        except (OSError, ValueError) as error:
-            log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
-                "token not reloaded, previous token stays valid", file=self._file, reason=str(error)
-            )
-        else:
-            log.info("token reloaded", file=self._file)
-
-
-def _read_token(file: str) -> bytes:
-    token = read_private(file, bytes_max=TOKEN_BYTES_MAX).strip()
-    if not token:
-        raise ValueError("the file is empty")
-    if not all("!" <= char <= "~" for char in token):  # The characters of RFC 6750.
-        raise ValueError("a token is one word of printable ASCII characters")
-    return token.encode()
-
-
-class HttpAccessReports(Protocol):
-    """The receiver of requests with wrong credentials, and of those of super users."""
+class ForeignPageReports(Protocol):
+    """The receiver of requests from pages of other sites."""
 
     def note_refusal(self, scope: Scope, actor: Actor, reason: str) -> None:
-        """Note a request with wrong or missing credentials."""
-
-    def note_access(self, scope: Scope, actor: Actor) -> None:
-        """Note a request of a super user."""
+        """Note a refused request."""
 
 
 @final
@@ -120,18 +65,16 @@ class AccessControl:
         app: ASGIApp,
         *,
         hosts: Collection[str] = (),
-        token: TokenFile | None = None,
+        identities: Identities,
         body_bytes_max: int,
         large: re.Pattern[str] | None = None,
-        reports: HttpAccessReports | None = None,
-        identities: Identities | None = None,
+        reports: ForeignPageReports | None = None,
         balancers: IpNetworks = (),
     ) -> None:
         """Allow bodies up to `body_bytes_max` on paths that match `large`; None: on all paths.
 
-        `reports` gets the requests with wrong credentials and those of super users. `identities`
-        checks users and the token; None: only the token counts. `balancers` are the networks whose
-        X-Forwarded-For is believed.
+        `identities` checks the credentials of requests to the API. `balancers` are the networks
+        whose X-Forwarded-For is believed.
         """
         self._balancers = balancers
         self._app = app
@@ -139,7 +82,6 @@ class AccessControl:
         self._identities = identities
         self._large = large
         self._hosts = {host.lower().strip("[]").rstrip(".") for host in hosts} - {""}
-        self._token = token
         self._body_bytes_max = body_bytes_max
         self._held_bytes = 0  # of the bodies of all requests in progress
 
@@ -153,7 +95,7 @@ class AccessControl:
         headers = Headers(scope=scope)
         refusal = self._find_refusal(scope, headers)
         if refusal is None:
-            refusal = await self._identify(scope, headers)
+            refusal = await self._identify(scope)
         if refusal is None:
             refusal = self._find_large_body(scope, headers)
         if refusal is not None:
@@ -161,7 +103,7 @@ class AccessControl:
             return
 
         async def identify_again() -> None:
-            refusal = await self._identify(scope, headers)
+            refusal = await self._identify(scope)
             if refusal is not None:
                 detail = json.loads(bytes(refusal.body))["detail"]
                 raise HTTPException(refusal.status_code, detail, CLOSE)
@@ -186,37 +128,21 @@ class AccessControl:
             return _refusal(HTTPStatus.FORBIDDEN, reason)
         return None
 
-    async def _identify(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+    async def _identify(self, scope: Scope) -> JSONResponse | None:
         """Store the caller in the state of the request, or return the answer of a refusal."""
-        is_guarded = scope["path"].startswith(GUARDED)
-        if is_guarded and self._identities is not None:
-            try:
-                actor, access = await self._identities.identify(scope)
-            except RefusedLogin as refused:
-                return refused.answer(self._identities.challenge)
-            except ServiceError as error:
-                codes = codes_of(error)
-                return problem(codes.http, type(error).__name__, error.message, codes.rocketmq)
-            set_actor(scope, actor)
-            set_access(scope, access)
+        if not scope["path"].startswith(GUARDED):
+            set_actor(scope, make_actor(scope))
+            set_access(scope, OPEN)
             return None
-        is_token = is_guarded and self._token is not None
-        if is_token and not self._shows_token(headers):
-            reason = (
-                "the token is missing or wrong; send the token of this API in the header"
-                " Authorization: Bearer TOKEN"
-            )
-            refusal = _refusal(HTTPStatus.UNAUTHORIZED, reason)
-            if self._reports is not None:
-                self._reports.note_refusal(scope, make_actor(scope), reason)
-            refusal.headers["WWW-Authenticate"] = 'Bearer realm="tidemill"'
-            return refusal
-        user, via = (BUILT_IN_USER, VIA_FILE) if is_token else ("", "")
-        actor = make_actor(scope, user=user, via=via)
+        try:
+            actor, access = await self._identities.identify(scope)
+        except RefusedLogin as refused:
+            return refused.answer(self._identities.challenge)
+        except ServiceError as error:
+            codes = codes_of(error)
+            return problem(codes.http, type(error).__name__, error.message, codes.rocketmq)
         set_actor(scope, actor)
-        set_access(scope, OPEN)
-        if is_token and self._reports is not None:
-            self._reports.note_access(scope, actor)
+        set_access(scope, access)
         return None
 
     def _find_large_body(self, scope: Scope, headers: Headers) -> JSONResponse | None:
@@ -248,10 +174,6 @@ class AccessControl:
         # DNS rebinding needs a name, so an address is allowed if the connection arrived there.
         arrived_at = unmapped((scope.get("server") or ("", 0))[0])
         return address.is_loopback or (is_ip(arrived_at) and address == ip_address(arrived_at))
-
-    def _shows_token(self, headers: Headers) -> bool:
-        shown = headers.getlist("authorization")
-        return len(shown) == 1 and self._token is not None and self._token.admits(shown[0])
 
     def _hold(self, size_bytes: int) -> None:
         """Count bytes of a body. Raises Overloaded above the limit for all bodies."""
