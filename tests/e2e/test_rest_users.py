@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -58,6 +59,32 @@ def test_the_mode_on_needs_users_and_rights(tmp_path: Path) -> None:
             assert "eve" in json.dumps(records)
             assert tidemill(running, tmp_path, "security", "disable").returncode == 0
             eventually(lambda: http.get(f"{url}/topics").status_code == 200, within_ms=1_500)
+
+
+def test_a_role_has_the_rights_of_its_templates(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running:
+
+        def shown(*arguments: str) -> Any:
+            ended = tidemill(running, tmp_path, *arguments)
+            assert ended.returncode == 0, ended.stderr
+            return json.loads(ended.stdout)
+
+        def may(action: str, resource: str) -> bool:
+            check = ("acl", "check", "--user", "eve", "--action", action, *resource.split())
+            return tidemill(running, tmp_path, *check).returncode == 0
+
+        shown("role", "create", "sellers", "--consumer", "billing:orders")
+        shown("user", "create", "eve", "--role", "sellers")
+        assert may("sub", "--topic orders")
+        assert may("sub", "--group billing")
+        assert not may("pub", "--topic orders")
+        shown("role", "set", "sellers", "--producer", "orders", "--dry-run")
+        assert not may("pub", "--topic orders")
+        shown("role", "set", "sellers", "--producer", "orders")
+        assert may("pub", "--topic orders")
+        assert not may("sub", "--group billing")
+        assert tidemill(running, tmp_path, "role", "set", "sellers").returncode == 2
+        assert tidemill(running, tmp_path, "role", "set", "none", "--producer", "t").returncode == 1
 
 
 async def send(running: Standalone, token: str) -> int:

@@ -8,9 +8,11 @@ import typer
 
 from tidemill.cli.acl import ENTRY_COLUMNS, entry_rows
 from tidemill.cli.rest import call, call_pages, check_is_sure, say, segment, show
+from tidemill.cli.users import Consumers, Pipelines, Producers, template_entries
 from tidemill.common.prompts import confirm
+from tidemill.common.rest_client import Json
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete roles.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, show, change and delete roles.")
 
 Name = Annotated[str, typer.Argument(help="Name of the role.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
@@ -41,15 +43,48 @@ def show_role(context: typer.Context, name: Name) -> None:
 
 
 @app.command("create")
-def create_role(context: typer.Context, name: Name, dry_run: DryRun = False) -> None:
-    """Create a role without entries; `tidemill acl allow Role:NAME` adds them.
+def create_role(
+    context: typer.Context,
+    name: Name,
+    producers: Producers = None,
+    consumers: Consumers = None,
+    pipelines: Pipelines = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Create a role; `tidemill acl allow Role:NAME` adds other entries.
 
-    Example: tidemill role create sellers
+    Example: tidemill role create sellers --producer orders --consumer billing:orders
     """
-    body = {"entries": [], "ifVersion": 0}
-    query = {"dryRun": "true"} if dry_run else {}
-    role = call(context, "PUT", f"/roles/{segment(name)}", body=body, query=query)
+    body = {"entries": template_entries(producers, consumers, pipelines), "ifVersion": 0}
+    role = _put(context, name, body, dry_run=dry_run)
     say(context, role, f"role {name}: {'would be created' if dry_run else 'created'}")
+
+
+@app.command("set")
+def set_role(
+    context: typer.Context,
+    name: Name,
+    producers: Producers = None,
+    consumers: Consumers = None,
+    pipelines: Pipelines = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Replace all entries of a role.
+
+    Example: tidemill role set sellers --producer orders
+    """
+    entries = template_entries(producers, consumers, pipelines)
+    if not entries:
+        raise typer.BadParameter("name the new entries: --producer, --consumer or --pipeline")
+    found = call(context, "GET", f"/roles/{segment(name)}")  # Ends the command if it is missing.
+    body = {"entries": entries, "ifVersion": found["version"]}
+    role = _put(context, name, body, dry_run=dry_run)
+    say(context, role, f"role {name}: {'would be changed' if dry_run else 'changed'}")
+
+
+def _put(context: typer.Context, name: str, body: Json, *, dry_run: bool) -> Json:
+    query = {"dryRun": "true"} if dry_run else {}
+    return call(context, "PUT", f"/roles/{segment(name)}", body=body, query=query)
 
 
 @app.command("delete")

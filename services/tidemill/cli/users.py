@@ -108,17 +108,24 @@ def create_user(
     * `tidemill user create ops --role operator`
     """
     body = _body(kind, roles)
-    entries = [
-        *(entry for topic in producers or () for entry in producer_entries(topic)),
-        *(entry for pair in consumers or () for entry in consumer_entries(*_pair(pair))),
-        *(entry for pair in pipelines or () for entry in pipeline_entries(*_pair(pair))),
-    ]
-    body["entries"] = [entry.to_item() for entry in _without_repetitions(entries)]
+    body["entries"] = template_entries(producers, consumers, pipelines)
     body["ifVersion"] = 0
     user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
     say(
         context, user, f"user {name}: {'would be created' if dry_run else 'created'}{_secret(user)}"
     )
+
+
+def template_entries(
+    producers: list[str] | None, consumers: list[str] | None, pipelines: list[str] | None
+) -> list[Json]:
+    """Return the JSON of the entries that the options name."""
+    entries = [
+        *(entry for topic in producers or () for entry in producer_entries(topic)),
+        *(entry for pair in consumers or () for entry in consumer_entries(*_pair(pair))),
+        *(entry for pair in pipelines or () for entry in pipeline_entries(*_pair(pair))),
+    ]
+    return [entry.to_item() for entry in _without_repetitions(entries)]
 
 
 @app.command("set")
