@@ -182,6 +182,25 @@ def test_a_refused_message_is_not_overtaken_by_its_message_group() -> None:
     run(scenario, wait_ms=30)
 
 
+def test_a_send_with_tokens_in_the_turn_of_its_time_out_is_not_overtaken() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+
+        async def send(number: int, *, wait_s: float) -> None:
+            world.quotas._wait_s = wait_s
+            await world.send(number, group="a")
+
+        async def serve() -> None:
+            for lease in world.quotas._book.leases.values():
+                lease.tokens = 2
+            world.quotas._serve()
+
+        await asyncio.gather(send(0, wait_s=0.0), send(1, wait_s=60.0), serve())
+        assert world.passed == [0, 1]
+
+    run(scenario)
+
+
 def test_the_waiting_sends_of_one_client_do_not_delay_another() -> None:
     async def scenario(world: World) -> None:
         world.put(QuotaKind.CLIENT, "greedy", publishMessagesPerS=1)

@@ -119,6 +119,11 @@ class SendQuotas:
             async with asyncio.timeout(self._wait_s):
                 await waiting.passed
         except TimeoutError:
+            if not waiting.passed.cancelled():
+                # Its tokens, or the refusal of an earlier send, came in the turn of the time-out. A
+                # later send of its message group may have its tokens, too.
+                waiting.passed.result()
+                return
             refusal = self._refusal(rates, waiting.costs)
             # Later messages of a message group may not overtake a refused one.
             for later in queue:
