@@ -217,7 +217,7 @@ def test_the_waiting_sends_of_one_client_do_not_delay_another() -> None:
 def test_the_number_and_the_bytes_of_waiting_sends_have_a_limit(
     bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sends, bound, 2 if bound == "WAITING_MAX" else 200)
+    monkeypatch.setattr(sends, bound, 4 if bound == "WAITING_MAX" else 400)
 
     async def scenario(world: World) -> None:
         world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
@@ -233,6 +233,28 @@ def test_the_number_and_the_bytes_of_waiting_sends_have_a_limit(
         world.available[MESSAGES] = 10
         await asyncio.gather(waiting[1], third)
         assert world.passed == [1, 3]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("bound", ["WAITING_MAX", "WAITING_BYTES_MAX"])
+def test_one_sender_over_its_limit_leaves_places_to_others(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sends, bound, 10 if bound == "WAITING_MAX" else 1_000)
+
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.CLIENT, "greedy", publishMessagesPerS=1)
+        world.put(QuotaKind.CLIENT, "modest", publishMessagesPerS=1_000)
+        greedy = [asyncio.create_task(world.send(client="greedy")) for _ in range(20)]
+        await turns()
+        modest = [asyncio.create_task(world.send(client="modest")) for _ in range(2)]
+        await turns()
+        assert [task.done() for task in modest] == [False, False], "they wait for the home"
+        assert sum(not task.done() for task in greedy) == 5
+        world.available[MESSAGES] = 100
+        await asyncio.gather(*modest)
+        await asyncio.gather(*greedy, return_exceptions=True)
 
     run(scenario)
 

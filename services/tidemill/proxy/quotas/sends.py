@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from tidemill.security.quotas import QuotaTable
 
 WAIT_MS: Final = 500  # of a send; then it is refused
-WAITING_MAX: Final = 1_000  # sends; a further one is refused at once
-WAITING_BYTES_MAX: Final = 64 << 20  # of their messages
+# Sends that wait, and the bytes of their messages. Sends with the same quotas wait only while they
+# are at most as many as the free places, so that there is always a place for others.
+WAITING_MAX: Final = 1_000
+WAITING_BYTES_MAX: Final = 64 << 20
 REQUEST_PAUSE_MS: Final = 20  # at least, between two requests to the home
 
 QueueKey: TypeAlias = tuple[RateKey, ...]
@@ -39,10 +41,13 @@ class Leased(NamedTuple):
 class _WaitingSend:
     """A send that waits for tokens."""
 
-    __slots__ = ("costs", "message_groups", "passed")
+    __slots__ = ("costs", "message_groups", "passed", "size_bytes")
 
-    def __init__(self, costs: Sequence[Cost], message_groups: frozenset[str]) -> None:
+    def __init__(
+        self, costs: Sequence[Cost], message_groups: frozenset[str], size_bytes: int
+    ) -> None:
         self.costs = costs
+        self.size_bytes = size_bytes
         self.message_groups = message_groups
         self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -67,6 +72,7 @@ class SendQuotas:
         self._book = LeaseBook(monotonic_ms())
         # Waiting sends by their quotas. The queue that was served last is the last one.
         self._queues: OrderedDict[QueueKey, deque[_WaitingSend]] = OrderedDict()
+        self._waiting_of: dict[QueueKey, tuple[int, int]] = {}  # sends and bytes of each queue
         self._waiting_count = 0
         self._waiting_bytes = 0
         self._has_demand = asyncio.Event()
@@ -102,18 +108,25 @@ class SendQuotas:
         is_first = not any(cost.lease.waiting_count for cost in costs)
         if is_first and self._book.take(costs):
             return
-        is_full = self._waiting_count >= WAITING_MAX
-        if is_full or self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
+        waiting = _WaitingSend(costs, message_groups, size_bytes)
+        key = tuple([rate.key for rate in rates])
+        if not self._has_place(key, waiting):
             raise self._refusal(rates, costs)
-        await self._wait(rates, _WaitingSend(costs, message_groups), size_bytes)
+        await self._wait(key, rates, waiting)
+
+    def _has_place(self, key: QueueKey, waiting: _WaitingSend) -> bool:
+        """Whether a send may wait: its quotas may use as many places as they leave free."""
+        used_count, used_bytes = self._waiting_of.get(key, (0, 0))
+        free_count = WAITING_MAX - self._waiting_count
+        free_bytes = WAITING_BYTES_MAX - self._waiting_bytes
+        return used_count < free_count and used_bytes + waiting.size_bytes <= free_bytes
 
     async def _wait(
-        self, rates: Sequence[MatchedRate], waiting: _WaitingSend, size_bytes: int
+        self, key: QueueKey, rates: Sequence[MatchedRate], waiting: _WaitingSend
     ) -> None:
-        key = tuple([rate.key for rate in rates])
         queue = self._queues.setdefault(key, deque())
         queue.append(waiting)
-        self._count(waiting, size_bytes, 1)
+        self._count(key, waiting, 1)
         self._has_demand.set()
         try:
             async with asyncio.timeout(self._wait_s):
@@ -132,15 +145,21 @@ class SendQuotas:
                     later.passed.set_exception(refusal)
             raise refusal from None
         finally:
-            self._count(waiting, size_bytes, -1)
+            self._count(key, waiting, -1)
             if waiting in queue:
                 queue.remove(waiting)
             if not queue and self._queues.get(key) is queue:
                 del self._queues[key]
 
-    def _count(self, waiting: _WaitingSend, size_bytes: int, change: int) -> None:
+    def _count(self, key: QueueKey, waiting: _WaitingSend, change: int) -> None:
+        size_bytes = waiting.size_bytes * change
         self._waiting_count += change
-        self._waiting_bytes += size_bytes * change
+        self._waiting_bytes += size_bytes
+        count, sum_bytes = self._waiting_of.get(key, (0, 0))
+        if count + change:
+            self._waiting_of[key] = count + change, sum_bytes + size_bytes
+        else:
+            del self._waiting_of[key]
         for cost in waiting.costs:
             cost.lease.waiting_count += change
 
