@@ -59,14 +59,20 @@ class World:
             await asyncio.sleep(0.001)
 
     async def send(
-        self, number: int = 0, *, client: str = "c", topic: str = "orders", group: str = ""
+        self,
+        number: int = 0,
+        *,
+        client: str = "c",
+        topic: str = "orders",
+        group: str = "",
+        messages: int = 1,
     ) -> None:
         groups = frozenset([group]) if group else frozenset[str]()
         await self.quotas.admit(
             user="shop",
             client_id=client,
             topic=topic,
-            messages=1,
+            messages=messages,
             size_bytes=100,
             message_groups=groups,
         )
@@ -197,6 +203,35 @@ def test_a_send_with_tokens_in_the_turn_of_its_time_out_is_not_overtaken() -> No
 
         await asyncio.gather(send(0, wait_s=0.0), send(1, wait_s=60.0), serve())
         assert world.passed == [0, 1]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("change", ["deleted", "another remains", "added"])
+def test_a_change_of_quotas_keeps_the_order_of_sends(change: str) -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        if change == "another remains":
+            world.put(QuotaKind.TOPIC, "other", publishMessagesPerS=10)
+        first = asyncio.create_task(world.send(0, group="a", messages=3))
+        await turns()
+        assert not first.done()
+        if change == "added":
+            world.put(QuotaKind.CLIENT, "c", publishMessagesPerS=100)
+        else:
+            del world.items["topic:orders"]
+            world.table.note_change()
+        second = asyncio.create_task(world.send(1, group="a"))
+        await turns()
+        for lease in world.quotas._book.leases.values():
+            lease.tokens = 1  # enough for the second one
+        world.quotas._serve()
+        await turns()
+        world.available[MESSAGES] = 100
+        await asyncio.gather(first, second)
+        assert world.passed == [0, 1]
+        assert world.quotas.is_active is (change != "deleted")
+        await world.send(2)
 
     run(scenario)
 

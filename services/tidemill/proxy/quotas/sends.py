@@ -37,19 +37,35 @@ class Leased(NamedTuple):
     proxies: int  # that are connected to the home
 
 
+class _SendRequest(NamedTuple):
+    """A send, as far as its quotas depend on it."""
+
+    user: str
+    client_id: str
+    topic: str
+    messages: int
+    size_bytes: int
+    message_groups: frozenset[str]
+
+
 @final
 class _WaitingSend:
-    """A send that waits for tokens."""
+    """A send that waits for the tokens of its quotas."""
 
-    __slots__ = ("costs", "message_groups", "passed", "size_bytes")
+    __slots__ = ("costs", "key", "number", "passed", "rates", "request")
 
-    def __init__(
-        self, costs: Sequence[Cost], message_groups: frozenset[str], size_bytes: int
-    ) -> None:
-        self.costs = costs
-        self.size_bytes = size_bytes
-        self.message_groups = message_groups
+    def __init__(self, request: _SendRequest, number: int) -> None:
+        self.request = request
+        self.number = number  # in the order of the arrivals
+        self.rates: Sequence[MatchedRate] = ()
+        self.costs: Sequence[Cost] = ()
+        self.key: QueueKey = ()
         self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def match(self, rates: Sequence[MatchedRate], costs: Sequence[Cost]) -> None:
+        """Take over the quotas of the send."""
+        self.rates, self.costs = rates, costs
+        self.key = tuple([rate.key for rate in rates])
 
 
 @final
@@ -70,9 +86,11 @@ class SendQuotas:
         self._monotonic_ms = monotonic_ms
         self._wait_s = wait_ms / 1_000
         self._book = LeaseBook(monotonic_ms())
-        # Waiting sends by their quotas. The queue that was served last is the last one.
+        # Waiting sends by their quotas; by () those whose quotas were deleted. The queue that was
+        # served last is the last one.
         self._queues: OrderedDict[QueueKey, deque[_WaitingSend]] = OrderedDict()
         self._waiting_of: dict[QueueKey, tuple[int, int]] = {}  # sends and bytes of each queue
+        self._arrivals = 0  # of sends that waited
         self._waiting_count = 0
         self._waiting_bytes = 0
         self._has_demand = asyncio.Event()
@@ -81,7 +99,33 @@ class SendQuotas:
         table.on_change = self._note_change
 
     def _note_change(self) -> None:
-        self.is_active = not self._table.is_empty
+        if self._waiting_count:
+            self._match_again()
+        self._set_active()
+
+    def _set_active(self) -> None:
+        self.is_active = not self._table.is_empty or self._waiting_count > 0
+
+    def _match_again(self) -> None:
+        """Let waiting sends of message groups wait for their present quotas, in their order.
+
+        A later send has the present ones. In another queue, or without a quota, it would overtake
+        those that wait. Sends without a message group have no order, so they keep their quotas.
+        """
+        sends = [
+            waiting
+            for queue in self._queues.values()
+            for waiting in queue
+            if waiting.request.message_groups
+        ]
+        sends.sort(key=lambda waiting: waiting.number)
+        for waiting in sends:
+            self._remove(waiting)
+        for waiting in sends:
+            rates = self._rates_of(waiting.request)
+            waiting.match(rates, self._costs_of(rates, waiting.request))
+            self._add(waiting)
+        self._has_demand.set()
 
     async def admit(
         self,
@@ -94,39 +138,45 @@ class SendQuotas:
         message_groups: frozenset[str],
     ) -> None:
         """Take the tokens of a send, all or none, or wait for them. Raises Overloaded."""
-        rates = self._table.rates_of(user, client_id, topic)
-        if not rates:
+        request = _SendRequest(user, client_id, topic, messages, size_bytes, message_groups)
+        rates = self._rates_of(request)
+        if not rates and () not in self._queues:
             return
+        costs = self._costs_of(rates, request)
+        is_first = rates and not any(cost.lease.waiting_count for cost in costs)
+        if is_first and self._book.take(costs):
+            return
+        self._arrivals += 1
+        waiting = _WaitingSend(request, self._arrivals)
+        waiting.match(rates, costs)
+        if rates and not self._has_place(waiting):
+            raise self._refusal(rates, costs)
+        await self._wait(waiting)
+
+    def _rates_of(self, request: _SendRequest) -> Sequence[MatchedRate]:
+        return self._table.rates_of(request.user, request.client_id, request.topic)
+
+    def _costs_of(self, rates: Sequence[MatchedRate], request: _SendRequest) -> list[Cost]:
         now_ms = self._monotonic_ms()
-        costs = [
+        return [
             Cost(
                 self._book.lease_of(rate, now_ms),
-                messages if rate.key.limit is QuotaLimit.PUBLISH_MESSAGES else size_bytes,
+                request.messages
+                if rate.key.limit is QuotaLimit.PUBLISH_MESSAGES
+                else request.size_bytes,
             )
             for rate in rates
         ]
-        is_first = not any(cost.lease.waiting_count for cost in costs)
-        if is_first and self._book.take(costs):
-            return
-        waiting = _WaitingSend(costs, message_groups, size_bytes)
-        key = tuple([rate.key for rate in rates])
-        if not self._has_place(key, waiting):
-            raise self._refusal(rates, costs)
-        await self._wait(key, rates, waiting)
 
-    def _has_place(self, key: QueueKey, waiting: _WaitingSend) -> bool:
+    def _has_place(self, waiting: _WaitingSend) -> bool:
         """Whether a send may wait: its quotas may use as many places as they leave free."""
-        used_count, used_bytes = self._waiting_of.get(key, (0, 0))
+        used_count, used_bytes = self._waiting_of.get(waiting.key, (0, 0))
         free_count = WAITING_MAX - self._waiting_count
         free_bytes = WAITING_BYTES_MAX - self._waiting_bytes
-        return used_count < free_count and used_bytes + waiting.size_bytes <= free_bytes
+        return used_count < free_count and used_bytes + waiting.request.size_bytes <= free_bytes
 
-    async def _wait(
-        self, key: QueueKey, rates: Sequence[MatchedRate], waiting: _WaitingSend
-    ) -> None:
-        queue = self._queues.setdefault(key, deque())
-        queue.append(waiting)
-        self._count(key, waiting, 1)
+    async def _wait(self, waiting: _WaitingSend) -> None:
+        self._add(waiting)
         self._has_demand.set()
         try:
             async with asyncio.timeout(self._wait_s):
@@ -137,29 +187,39 @@ class SendQuotas:
                 # later send of its message group may have its tokens, too.
                 waiting.passed.result()
                 return
-            refusal = self._refusal(rates, waiting.costs)
+            if not waiting.costs:
+                return  # Its quotas have just been deleted.
+            refusal = self._refusal(waiting.rates, waiting.costs)
             # Later messages of a message group may not overtake a refused one.
-            for later in queue:
+            for later in self._queues[waiting.key]:
                 is_behind = later is not waiting and not later.passed.done()
-                if is_behind and later.message_groups & waiting.message_groups:
+                if is_behind and later.request.message_groups & waiting.request.message_groups:
                     later.passed.set_exception(refusal)
             raise refusal from None
         finally:
-            self._count(key, waiting, -1)
-            if waiting in queue:
-                queue.remove(waiting)
-            if not queue and self._queues.get(key) is queue:
-                del self._queues[key]
+            self._remove(waiting)
+            self._set_active()
 
-    def _count(self, key: QueueKey, waiting: _WaitingSend, change: int) -> None:
-        size_bytes = waiting.size_bytes * change
+    def _add(self, waiting: _WaitingSend) -> None:
+        self._queues.setdefault(waiting.key, deque()).append(waiting)
+        self._count(waiting, 1)
+
+    def _remove(self, waiting: _WaitingSend) -> None:
+        queue = self._queues[waiting.key]
+        queue.remove(waiting)
+        if not queue:
+            del self._queues[waiting.key]
+        self._count(waiting, -1)
+
+    def _count(self, waiting: _WaitingSend, change: int) -> None:
+        size_bytes = waiting.request.size_bytes * change
         self._waiting_count += change
         self._waiting_bytes += size_bytes
-        count, sum_bytes = self._waiting_of.get(key, (0, 0))
+        count, sum_bytes = self._waiting_of.get(waiting.key, (0, 0))
         if count + change:
-            self._waiting_of[key] = count + change, sum_bytes + size_bytes
+            self._waiting_of[waiting.key] = count + change, sum_bytes + size_bytes
         else:
-            del self._waiting_of[key]
+            del self._waiting_of[waiting.key]
         for cost in waiting.costs:
             cost.lease.waiting_count += change
 
@@ -215,19 +275,21 @@ class SendQuotas:
             lease.waiting = []
         for queue in self._queues.values():
             for waiting in queue:
-                for lease, tokens in waiting.costs:
-                    lease.waiting.append(tokens)
+                if not waiting.passed.done():
+                    for lease, tokens in waiting.costs:
+                        lease.waiting.append(tokens)
 
     def _serve(self) -> None:
         """Let sends pass whose tokens have arrived, one of each queue in turn."""
-        remaining = list(self._queues.items())
-        while remaining:
-            served = []
-            for key, queue in remaining:
-                while queue and queue[0].passed.done():
-                    queue.popleft()  # Its task has not run yet.
+        # A send leaves its queue when its task runs: until then, no later send may overtake it.
+        turns = {
+            key: deque([waiting for waiting in queue if not waiting.passed.done()])
+            for key, queue in self._queues.items()
+        }
+        while turns:
+            for key, queue in list(turns.items()):
                 if queue and self._book.take(queue[0].costs):
                     queue.popleft().passed.set_result(None)
                     self._queues.move_to_end(key)
-                    served.append((key, queue))
-            remaining = served
+                else:
+                    del turns[key]
