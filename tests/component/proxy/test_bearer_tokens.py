@@ -138,3 +138,42 @@ def test_the_deletion_of_a_token_ends_its_streams() -> None:
             assert await task == "the token is wrong"
 
     asyncio.run(scenario())
+
+
+def test_the_end_of_a_token_ends_its_streams() -> None:
+    """No item changes at the end of a token."""
+
+    async def scenario() -> None:
+        users = AccessWorld()
+        users.put_user("orders", *entries([PUB]))
+        made = put_token(users, not_after_ms=users.now_ms + 10)
+        call: Any = SimpleNamespace(
+            method="receive_message",
+            metadata={**HEADERS, **bearer(made.text)},
+            caller=None,
+            failure=None,
+            watch=None,
+            find_address=lambda: None,
+        )
+        users.gate.authenticate(call)
+        checks = 0
+        began_ms, time_ms = users.now_ms, asyncio.get_running_loop().time
+
+        def wall_ms() -> int:
+            nonlocal checks
+            checks += 1
+            return began_ms + round((time_ms() - began_s) * 1_000)
+
+        began_s = time_ms()
+        users.gate._wall_ms = wall_ms
+        async with asyncio.timeout(5):
+            with pytest.raises(Unauthorized, match="the token ci of user orders has ended"):
+                await users.gate.streams.watched(call, asyncio.sleep(60))
+        assert wall_ms() > began_ms + 10
+        assert checks < 20, "a check at the end, not a loop"
+        users.set_mode(Mode.PERMISSIVE)
+        checks = 0
+        await users.gate.streams.watched(call, asyncio.sleep(0.02))
+        assert checks < 20
+
+    asyncio.run(scenario())

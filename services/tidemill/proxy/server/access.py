@@ -117,7 +117,7 @@ class AccessGate:
         self._verified_before: dict[tuple[str, str], _Verified] = {}
         self._random_signers = tuple([Signer(secrets.token_bytes(32)) for _ in range(SECRETS_MAX)])
         self._delayed_count = 0
-        self.streams = StreamWatches(self._check_stream)
+        self.streams = StreamWatches(self._check_stream, self._valid_ms)
         # Called with a telemetry stream whose client has lost a right.
         self.on_revoked: Callable[[GatedCall], None] = lambda _call: None
         # Raises SecurityStale if users and rights are too old; None: there is no limit.
@@ -232,6 +232,12 @@ class AccessGate:
             is_own = watch.call.caller is not None or isinstance(error, Banned)
             if watch.call.method == "telemetry" and is_own:
                 self.on_revoked(watch.call)
+
+    def _valid_ms(self, call: GatedCall) -> int | None:
+        """Return the time until the credential of a call ends; None without an end to come."""
+        not_after_ms = 0 if call.caller is None else call.caller.not_after_ms
+        remaining_ms = not_after_ms - self._wall_ms()
+        return remaining_ms if not_after_ms and remaining_ms >= 0 else None
 
     def _decides(self, caller: Caller, call: GatedCall, action: Action, resource: Resource) -> bool:
         return caller.known.decide(action, resource, call.find_address).is_allowed

@@ -52,11 +52,12 @@ class Caller(NamedTuple):
 class StreamWatch:
     """One open stream."""
 
-    __slots__ = ("call", "error", "is_over", "required", "task")
+    __slots__ = ("call", "end_check", "error", "is_over", "required", "task")
 
     def __init__(self, call: GatedCall, task: asyncio.Task[None]) -> None:
         self.call = call
         self.task = task
+        self.end_check: asyncio.TimerHandle | None = None  # at the end of the credential
         # The rights that the stream has needed so far; none: valid credentials.
         self.required: dict[tuple[tuple[Action, ...], Resource], None] = {}
         self.is_over = False  # whether `end` was called

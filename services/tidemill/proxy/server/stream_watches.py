@@ -1,4 +1,6 @@
-"""The open streams of clients. Their rights are checked again after each change of users and bans.
+"""The open streams of clients. Changes of users and bans cause another check of their rights.
+
+So does the end of their credentials.
 
 A waiting poll would otherwise keep the rights of its begin for seconds, and a telemetry stream for
 hours.
@@ -22,9 +24,15 @@ WATCHED_A_TURN: Final = 64  # streams that are checked in one turn of the loop
 class StreamWatches:
     """The open streams of the process."""
 
-    def __init__(self, check: Callable[[StreamWatch], None]) -> None:
-        """`check` ends a stream that has lost its rights."""
+    def __init__(
+        self, check: Callable[[StreamWatch], None], valid_ms: Callable[[GatedCall], int | None]
+    ) -> None:
+        """`check` ends a stream that has lost its rights.
+
+        `valid_ms` returns the time until the credential of a call ends; None if it does not.
+        """
         self._check = check
+        self._valid_ms = valid_ms
         self._watches: dict[StreamWatch, None] = {}
         self._unchecked: list[StreamWatch] = []  # after the last change
 
@@ -34,6 +42,7 @@ class StreamWatches:
         assert task is not None, "a method runs in a task"
         watch = call.watch = StreamWatch(call, task)
         self._watches[watch] = None
+        self._check_at_end(watch)
         try:
             await answering
         except asyncio.CancelledError:
@@ -44,6 +53,8 @@ class StreamWatches:
         finally:
             del self._watches[watch]
             call.watch = None
+            if watch.end_check is not None:
+                watch.end_check.cancel()
 
     def of_client(self, client_id: str, owner: int | None) -> list[StreamWatch]:
         """Return the open streams of a client; with an owner, only those of this user."""
@@ -67,7 +78,21 @@ class StreamWatches:
         checked = self._unchecked[-WATCHED_A_TURN:]
         del self._unchecked[-WATCHED_A_TURN:]
         for watch in checked:
-            if watch in self._watches and not watch.is_over:
-                self._check(watch)
+            self._check_now(watch)
         if self._unchecked:
             asyncio.get_running_loop().call_soon(self._check_some)
+
+    def _check_now(self, watch: StreamWatch) -> None:
+        if watch in self._watches and not watch.is_over:
+            self._check(watch)
+            self._check_at_end(watch)
+
+    def _check_at_end(self, watch: StreamWatch) -> None:
+        """Check a stream again when its credential ends, which is no change of an item."""
+        if watch.end_check is not None:
+            watch.end_check.cancel()
+            watch.end_check = None
+        valid_ms = self._valid_ms(watch.call)
+        if valid_ms is not None and not watch.is_over:
+            loop = asyncio.get_running_loop()
+            watch.end_check = loop.call_later((valid_ms + 1) / 1_000, self._check_now, watch)
