@@ -17,6 +17,7 @@ from tidemill.security.quotas import (
     QuotaKind,
     QuotaLimit,
     QuotaTable,
+    RateKey,
     TrafficQuota,
     quota_of,
 )
@@ -244,6 +245,30 @@ def test_the_waiting_sends_of_one_client_do_not_delay_another() -> None:
         await world.send(1, client="other")
         assert world.passed == [1]
         waiting.cancel()
+
+    run(scenario)
+
+
+def test_sends_that_wait_for_another_limit_do_not_delay_those_with_tokens() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.CLIENT, "greedy", publishMessagesPerS=1)
+        world.put(QuotaKind.TOPIC, "orders", publishBytesPerS=1_000_000)
+        waiting = asyncio.create_task(world.send(0, client="greedy"))
+        await turns()
+        await world.send(1, client="other")  # The proxy has its use, so it leases for the next one.
+        lease = world.quotas._book.leases[RateKey("topic:orders", BYTES)]
+        while lease.tokens < 300:  # noqa: ASYNC110  # The renewals are the events.
+            await asyncio.sleep(0.001)
+        at_once = asyncio.create_task(world.send(2, client="other"))
+        await asyncio.sleep(0)
+        assert at_once.done()
+        assert lease.tokens >= 100, "those of the waiting send stay"
+        lease.tokens = 150
+        late = asyncio.create_task(world.send(3, client="other"))
+        await asyncio.sleep(0)
+        assert not late.done()
+        waiting.cancel()
+        await late
 
     run(scenario)
 

@@ -36,7 +36,7 @@ class Lease:
         "touched_at_ms",
         "used",
         "waiting",
-        "waiting_count",
+        "waiting_tokens",
     )
 
     def __init__(self, rate: MatchedRate, now_ms: int) -> None:
@@ -45,7 +45,7 @@ class Lease:
         self.tokens = 0.0
         self.used = 0  # since the last renewal
         self.recent = 0  # used between the last two renewals
-        self.waiting_count = 0  # sends that wait for these tokens
+        self.waiting_tokens = 0  # costs of all sends that wait
         self.waiting: list[int] = []  # their costs at the last plan, the first one first
         self.touched_at_ms = now_ms
         self._refilled_at_ms: int | None = None  # of the local bucket; None: the home leases
@@ -95,10 +95,10 @@ class LeaseBook:
         lease.rate_per_s, lease.touched_at_ms = rate.rate_per_s, now_ms
         return lease
 
-    def take(self, costs: Sequence[Cost]) -> bool:
-        """Take all tokens of a send, or none."""
+    def take(self, costs: Sequence[Cost], *, leave_waiting: bool = False) -> bool:
+        """Take all tokens of a send, or none; optionally, leave those that waiting sends need."""
         for lease, tokens in costs:
-            if lease.tokens < tokens:
+            if lease.tokens < tokens + (lease.waiting_tokens if leave_waiting else 0):
                 return False
         for lease, tokens in costs:
             lease.tokens -= tokens

@@ -143,8 +143,9 @@ class SendQuotas:
         if not rates and () not in self._queues:
             return
         costs = self._costs_of(rates, request)
-        is_first = rates and not any(cost.lease.waiting_count for cost in costs)
-        if is_first and self._book.take(costs):
+        key = tuple([rate.key for rate in rates])
+        # Tokens for all waiting sends stay. A send that waits for another limit delays no others.
+        if rates and key not in self._queues and self._book.take(costs, leave_waiting=True):
             return
         self._arrivals += 1
         waiting = _WaitingSend(request, self._arrivals)
@@ -221,7 +222,7 @@ class SendQuotas:
         else:
             del self._waiting_of[waiting.key]
         for cost in waiting.costs:
-            cost.lease.waiting_count += change
+            cost.lease.waiting_tokens += cost.tokens * change
 
     def _refusal(self, rates: Sequence[MatchedRate], costs: Sequence[Cost]) -> Overloaded:
         missing = self._book.find_missing(costs) or costs[0]
