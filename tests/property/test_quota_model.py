@@ -16,6 +16,7 @@ from tidemill.security.token_buckets import (
     LEASE_MS,
     RENEWAL_MS,
     WARNING_PERIOD_MS,
+    LeaseDemand,
     QuotaBuckets,
 )
 
@@ -153,6 +154,18 @@ def test_a_cost_above_the_burst_passes_when_the_bucket_is_full() -> None:
         proxy.send(now_ms, 1)
         proxy.renew(now_ms, 1)
     assert proxy.passed == 2_000
+
+
+def test_a_changed_limit_ends_the_debt_of_the_former_one() -> None:
+    rates = [1]
+    home = QuotaBuckets(lambda _key: rates[0])
+    large = LeaseDemand(KEY, wanted=4 << 20, first=4 << 20, returned=0)
+    assert home.lease(b"p", large, 0) == 4 << 20, "a debt of 48 days"
+    one = LeaseDemand(KEY, wanted=1, first=1, returned=0)
+    assert home.lease(b"p", one, 10_000) == 0
+    rates[0] = 1_000
+    assert home.lease(b"p", one, 10_010) == 0, "a change gives no tokens"
+    assert home.lease(b"p", one, 10_020) == 1
 
 
 def test_a_limit_that_is_nearly_used_up_is_reported_once_per_hour() -> None:

@@ -63,6 +63,12 @@ class QuotaBucket:
         self._used += granted
         return granted
 
+    def change_rate(self, rate_per_s: int, now_ms: int) -> None:
+        """Change the limit. A debt ends: an operator raises a limit because it was too low."""
+        self.refill(now_ms)
+        self.rate_per_s = rate_per_s
+        self.tokens = max(self.tokens, 0)
+
     def used_ratio(self, now_ms: int) -> float:
         """Return the used part of the limit over the last ten seconds."""
         self.refill(now_ms)
@@ -124,6 +130,5 @@ class QuotaBuckets:
             bucket = self.buckets[demand.key] = QuotaBucket(rate, now_ms)
         self.buckets.move_to_end(demand.key)
         if bucket.rate_per_s != rate:
-            bucket.refill(now_ms)
-            bucket.rate_per_s = rate
+            bucket.change_rate(rate, now_ms)
         return bucket.lease(proxy, demand, now_ms)
