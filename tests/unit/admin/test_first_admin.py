@@ -19,6 +19,7 @@ from tidemill.admin.cluster.first_admin import (
 )
 from tidemill.common.errors import BrokerGroupUnreachable, BrokerUnreachable, Conflict
 from tidemill.common.lifecycle import StartError
+from tidemill.security.bans import BAN, Ban, BanKind
 from tidemill.security.identities import User, UserType, user_of
 from tidemill.security.secret_keys import new_key_line, parse_keys
 
@@ -201,3 +202,16 @@ def test_always_replaces_a_secret_of_a_lost_key() -> None:
     home.put({key: item[key] for key in ("op", "name", "user")})
     assert attempt(home, ALWAYS)
     assert secrets_of(root_of(home)) == [SECRET]
+
+
+def test_always_ends_a_ban_of_the_user_and_once_does_not() -> None:
+    home = SecurityHome()
+    assert attempt(home)
+    ban = Ban(kind=BanKind.USER, value="root", user_id=root_of(home).id)
+    home.put(ban.to_item())
+    assert not attempt(home, ONCE)
+    assert home.table.find((BAN, ban.name)) is not None
+    assert attempt(home, ALWAYS)
+    assert home.table.find((BAN, ban.name)) is None
+    assert len(home.audits) == 2
+    assert not attempt(home, ALWAYS)

@@ -23,8 +23,10 @@ from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClie
 from tidemill.admin.cluster.user_changes import UserChanges
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, Conflict, ServiceError
 from tidemill.common.lifecycle import StartError
+from tidemill.security.bans import BAN, BanKind
 from tidemill.security.identities import User, UserType, check_secret, check_user_name, user_of
 from tidemill.security.private_files import read_private
+from tidemill.security.subjects import subject_name
 from tidemill.security.table import USER
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -148,7 +150,13 @@ class FirstAdminCreation:
         before = await self._items.find(USER, self._admin.name)
         if self._policy is BootstrapPolicy.ONCE and await self._has_super_user(before):
             return False
-        is_changed = False
+        is_changed = is_banned = False
+        ban = subject_name(BanKind.USER, self._admin.name)
+
+        async def check() -> None:
+            nonlocal is_banned
+            if self._policy is BootstrapPolicy.ALWAYS:  # A ban is a lock-out, too.
+                is_banned = (await self._items.find(BAN, ban)).encoded is not None
 
         def decide(found: FoundItem) -> list[Item]:
             nonlocal is_changed
@@ -159,8 +167,11 @@ class FirstAdminCreation:
             new = changes.set_super(
                 self._admin.name, old, self._admin.secret, table_version=found.version
             )
-            is_changed = new != old
-            return [new.to_item()] if is_changed else []
+            items: list[Item] = [new.to_item()] if new != old else []
+            if is_banned:
+                items.append({"op": "deleteBan", "name": ban})
+            is_changed = bool(items)
+            return items
 
         author = pb.ChangeAuthor(
             via=VIA_BOOTSTRAP,
@@ -169,7 +180,9 @@ class FirstAdminCreation:
             resource=f"User:{self._admin.name}",
             action=CREATE if before.encoded is None else UPDATE,
         )
-        await self._items.change(USER, self._admin.name, decide, caller=VIA_BOOTSTRAP, audit=author)
+        await self._items.change(
+            USER, self._admin.name, decide, caller=VIA_BOOTSTRAP, audit=author, check=check
+        )
         return is_changed
 
     async def _has_super_user(self, present: FoundItem) -> bool:
