@@ -133,7 +133,11 @@ class QuotaTable:
         self._matches: dict[tuple[str, str, str], tuple[MatchedRate, ...]] = {}
         self._has_prefixes = False
         self.is_empty = True
-        self.on_change: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[], None]] = []
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change of a quota."""
+        self._listeners.append(listener)
 
     def note_change(self) -> None:
         """Forget what was read from the items."""
@@ -141,7 +145,8 @@ class QuotaTable:
         names = list(self._list_names(QUOTA))
         self.is_empty = not names
         self._has_prefixes = any(name.startswith(f"{QuotaKind.PREFIX}:") for name in names)
-        self.on_change()
+        for listener in self._listeners:
+            listener()
 
     def rates_of(self, user: str, client_id: str, topic: str) -> tuple[MatchedRate, ...]:
         """Return the limits of a send. An empty user has none."""

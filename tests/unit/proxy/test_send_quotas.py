@@ -11,7 +11,8 @@ import pytest
 from tests.support.clocks import ManualClock
 from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.quotas import sends
-from tidemill.proxy.quotas.sends import Leased, SendQuotas
+from tidemill.proxy.quotas.renewal import Leased
+from tidemill.proxy.quotas.sends import SendQuotas
 from tidemill.security.quotas import (
     QUOTA,
     QuotaKind,
@@ -200,7 +201,7 @@ def test_a_send_with_tokens_in_the_turn_of_its_time_out_is_not_overtaken() -> No
         async def serve() -> None:
             for lease in world.quotas._book.leases.values():
                 lease.tokens = 2
-            world.quotas._serve()
+            world.quotas.serve()
 
         await asyncio.gather(send(0, wait_s=0.0), send(1, wait_s=60.0), serve())
         assert world.passed == [0, 1]
@@ -226,7 +227,7 @@ def test_a_change_of_quotas_keeps_the_order_of_sends(change: str) -> None:
         await turns()
         for lease in world.quotas._book.leases.values():
             lease.tokens = 1  # enough for the second one
-        world.quotas._serve()
+        world.quotas.serve()
         await turns()
         world.available[MESSAGES] = 100
         await asyncio.gather(first, second)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidemill.common.errors import BrokerUnreachable
-from tidemill.proxy.quotas.sends import Leased
+from tidemill.proxy.quotas.renewal import Leased
 from tidemill.security.token_buckets import RENEWAL_MS, LeaseDemand
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

@@ -7,34 +7,28 @@ refused, because some clients do not back off.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
-from tidemill.common.errors import Overloaded, ServiceError
-from tidemill.proxy.quotas.leases import Cost, LeaseBook
+from tidemill.common.errors import Overloaded
+from tidemill.proxy.quotas.leases import Cost
+from tidemill.proxy.quotas.renewal import REQUEST_PAUSE_MS, Leased, LeaseRenewal
 from tidemill.security.quotas import LIMIT_TEXTS, MatchedRate, QuotaLimit, RateKey
-from tidemill.security.token_buckets import RENEWAL_MS, LeaseDemand
+from tidemill.security.token_buckets import RENEWAL_MS
 
 if TYPE_CHECKING:
     from tidemill.security.quotas import QuotaTable
+    from tidemill.security.token_buckets import LeaseDemand
 
 WAIT_MS: Final = 500  # of a send; then it is refused
 # Sends that wait, and the bytes of their messages. Sends with the same quotas wait only while they
 # are at most as many as the free places, so that there is always a place for others.
 WAITING_MAX: Final = 1_000
 WAITING_BYTES_MAX: Final = 64 << 20
-REQUEST_PAUSE_MS: Final = 20  # at least, between two requests to the home
 
 QueueKey: TypeAlias = tuple[RateKey, ...]
-
-
-class Leased(NamedTuple):
-    """The answer of the home: granted tokens in the order of the demands."""
-
-    granted: Sequence[int]
-    proxies: int  # that are connected to the home
 
 
 class _SendRequest(NamedTuple):
@@ -82,10 +76,10 @@ class SendQuotas:
     ) -> None:
         """`lease` asks the home. Raises ServiceError."""
         self._table = table
-        self._lease = lease
         self._monotonic_ms = monotonic_ms
         self._wait_s = wait_ms / 1_000
-        self._book = LeaseBook(monotonic_ms())
+        self._renewal = LeaseRenewal(lease, monotonic_ms, self)
+        self._book = self._renewal.book
         # Waiting sends by their quotas; by () those whose quotas were deleted. The queue that was
         # served last is the last one.
         self._queues: OrderedDict[QueueKey, deque[_WaitingSend]] = OrderedDict()
@@ -93,10 +87,8 @@ class SendQuotas:
         self._arrivals = 0  # of sends that waited
         self._waiting_count = 0
         self._waiting_bytes = 0
-        self._has_demand = asyncio.Event()
-        self._period_began_ms = monotonic_ms()
         self.is_active = not table.is_empty  # the only check of a send without quotas
-        table.on_change = self._note_change
+        table.add_listener(self._note_change)
 
     def _note_change(self) -> None:
         if self._waiting_count:
@@ -125,7 +117,7 @@ class SendQuotas:
             rates = self._rates_of(waiting.request)
             waiting.match(rates, self._costs_of(rates, waiting.request))
             self._add(waiting)
-        self._has_demand.set()
+        self._renewal.demand()
 
     async def admit(
         self,
@@ -178,7 +170,7 @@ class SendQuotas:
 
     async def _wait(self, waiting: _WaitingSend) -> None:
         self._add(waiting)
-        self._has_demand.set()
+        self._renewal.demand()
         try:
             async with asyncio.timeout(self._wait_s):
                 await waiting.passed
@@ -233,45 +225,16 @@ class SendQuotas:
 
     # ------------------------------------------------------------ renewals
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Lease tokens until the block ends."""
-        async with asyncio.TaskGroup() as tasks:
-            run = tasks.create_task(self._run(), name="quota leases")
-            yield
-            run.cancel()
+        return self._renewal.running()
 
-    async def _run(self) -> None:
-        while True:
-            if not self._book.leases:
-                await self._has_demand.wait()
-            self._has_demand.clear()
-            await self._renew()
-            await asyncio.sleep(REQUEST_PAUSE_MS / 1_000)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout((RENEWAL_MS - REQUEST_PAUSE_MS) / 1_000):
-                    await self._has_demand.wait()
+    def pause_ms(self) -> int:
+        """Return the time until the next request to the home. A waiting send has little time."""
+        return REQUEST_PAUSE_MS if self._waiting_count else RENEWAL_MS
 
-    async def _renew(self) -> None:
-        """Ask the home for tokens; without an answer, use the local buckets after a time."""
-        self._note_waiting()
-        demands = self._book.plan(self._monotonic_ms())
-        if self._monotonic_ms() - self._period_began_ms >= RENEWAL_MS:
-            self._period_began_ms = self._monotonic_ms()
-            self._book.end_period()
-        try:
-            leased = await self._lease(demands)
-        except ServiceError:
-            # The link logs that the home is down.
-            if self._book.is_local(self._monotonic_ms()):
-                self._book.renew_local(self._monotonic_ms())
-        else:
-            self._book.apply(demands, leased.granted, leased.proxies, self._monotonic_ms())
-        self._serve()
-        if self._waiting_count:
-            self._has_demand.set()
-
-    def _note_waiting(self) -> None:
+    def note_waiting(self) -> None:
+        """Set the costs of waiting sends at each lease."""
         for lease in self._book.leases.values():
             lease.waiting = []
         for queue in self._queues.values():
@@ -280,7 +243,7 @@ class SendQuotas:
                     for lease, tokens in waiting.costs:
                         lease.waiting.append(tokens)
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         """Let sends pass whose tokens have arrived, one of each queue in turn."""
         # A send leaves its queue when its task runs: until then, no later send may overtake it.
         turns = {

@@ -1,0 +1,94 @@
+"""The loop that renews the leases of a proxy at the home (ADR 0078)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, Protocol, final
+
+from tidemill.common.errors import ServiceError
+from tidemill.proxy.quotas.leases import LeaseBook
+from tidemill.security.token_buckets import RENEWAL_MS, LeaseDemand
+
+REQUEST_PAUSE_MS: Final = 20  # at least, between two requests to the home
+
+
+class Leased(NamedTuple):
+    """The answer of the home: granted tokens in the order of the demands."""
+
+    granted: Sequence[int]
+    proxies: int  # that are connected to the home
+
+
+class TokenWaiters(Protocol):
+    """Calls that wait for tokens."""
+
+    def note_waiting(self) -> None:
+        """Set `waiting` of each lease to the present costs."""
+
+    def serve(self) -> None:
+        """Let calls pass whose tokens have arrived."""
+
+    def pause_ms(self) -> int:
+        """Return the time until the next request to the home."""
+
+
+@final
+class LeaseRenewal:
+    """The leases of calls that wait for tokens, renewed by their demand."""
+
+    def __init__(
+        self,
+        lease: Callable[[Sequence[LeaseDemand]], Awaitable[Leased]],
+        monotonic_ms: Callable[[], int],
+        waiters: TokenWaiters,
+    ) -> None:
+        """`lease` asks the home. It raises ServiceError."""
+        self._lease = lease
+        self._monotonic_ms = monotonic_ms
+        self._waiters = waiters
+        self.book = LeaseBook(monotonic_ms())
+        self._has_demand = asyncio.Event()
+        self._period_began_ms = monotonic_ms()
+
+    def demand(self) -> None:
+        """Ask the home soon, because a call waits."""
+        self._has_demand.set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Lease tokens until the block ends."""
+        async with asyncio.TaskGroup() as tasks:
+            run = tasks.create_task(self._run(), name="quota leases")
+            yield
+            run.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            if not self.book.leases:
+                await self._has_demand.wait()
+            self._has_demand.clear()
+            await self._renew()
+            await asyncio.sleep(REQUEST_PAUSE_MS / 1_000)
+            with contextlib.suppress(TimeoutError):
+                pause_ms = min(max(self._waiters.pause_ms(), REQUEST_PAUSE_MS), RENEWAL_MS)
+                async with asyncio.timeout((pause_ms - REQUEST_PAUSE_MS) / 1_000):
+                    await self._has_demand.wait()
+
+    async def _renew(self) -> None:
+        """Ask the home for tokens; without an answer, use the local buckets after a time."""
+        self._waiters.note_waiting()
+        demands = self.book.plan(self._monotonic_ms())
+        if self._monotonic_ms() - self._period_began_ms >= RENEWAL_MS:
+            self._period_began_ms = self._monotonic_ms()
+            self.book.end_period()
+        try:
+            leased = await self._lease(demands)
+        except ServiceError:
+            # The link logs that the home is down.
+            if self.book.is_local(self._monotonic_ms()):
+                self.book.renew_local(self._monotonic_ms())
+        else:
+            self.book.apply(demands, leased.granted, leased.proxies, self._monotonic_ms())
+        self._waiters.serve()
