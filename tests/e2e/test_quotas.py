@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.clients.api import METADATA, Api, api, message
+from tests.support.clients.api import METADATA, POLL_MS_MIN, Api, api, message
 from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 CLIENT_ID = dict(METADATA)["x-mq-client-id"]
 SENDERS = 20
@@ -102,3 +103,80 @@ def test_quotas_are_set_read_and_deleted(running: Standalone, kind: str, subject
         assert [one["name"] for one in http.get("/quotas").json()["quotas"]] == [made["name"]]
         assert http.delete(path).raise_for_status().json()["quota"] == made
         assert http.delete(path).status_code == 404
+
+
+async def consume(running: Standalone, seconds: float, *, most: int) -> Counter[bytes]:
+    """Receive and ack with two consumers for a time, or until `most` messages have arrived."""
+    received: Counter[bytes] = Counter()
+    end_s = time.monotonic() + seconds
+
+    async def keep_receiving(client: Api) -> None:
+        while time.monotonic() < end_s and received.total() < most:
+            messages = await client.receive("parcels", "billing", poll_ms=POLL_MS_MIN)
+            if messages:
+                handles = [one.system_properties.receipt_handle for one in messages]
+                assert (await client.ack("parcels", "billing", handles)).status.code == v2.OK
+            received.update(one.body for one in messages)
+
+    async with api(running.grpc) as one, api(running.grpc) as two, asyncio.TaskGroup() as tasks:
+        for client in (one, two):
+            tasks.create_task(keep_receiving(client))
+    return received
+
+
+async def pull_all(running: Standalone, count: int) -> float:
+    """Pull `count` messages of queue 0 as the consumer group; return the time in seconds."""
+    began_s, offset = time.monotonic(), 0
+    async with api(running.grpc) as client:
+        while offset < count:
+            request = service.PullMessageRequest(
+                group=v2.Resource(name="billing"),
+                message_queue=v2.MessageQueue(
+                    topic=v2.Resource(name="parcels"), broker=v2.Broker(name="broker-0")
+                ),
+                offset=offset,
+                batch_size=32,
+            )
+            items = [item async for item in client.stub.PullMessage(request, metadata=METADATA)]
+            assert items[0].status.code in {v2.OK, v2.MESSAGE_NOT_FOUND}, items[0].status
+            assert items[-1].next_offset == offset + len(items) - 2
+            offset = items[-1].next_offset
+    return time.monotonic() - began_s
+
+
+def test_deliveries_of_a_consumer_group_wait_and_none_is_lost(running: Standalone) -> None:
+    rate, seconds, count = 10, 4, 100
+    running.put("topics/parcels", messageType="NORMAL", queues=1)
+    running.put("groups/billing")
+    made = tidemill(running, "quota", "set", "--group=billing", f"--messages={rate}")
+    assert made.stdout == "quota of group billing: set, messages/s 10, bytes/s no limit\n"
+
+    async def load_and_consume() -> tuple[set[bytes], Counter[bytes], float]:
+        sent = {b"m%d" % number for number in range(count)}
+        async with api(running.grpc) as client:
+            for body in sent:
+                assert (await client.send(message("parcels", body))).status.code == v2.OK
+        began_s = time.monotonic()
+        received = await consume(running, seconds, most=count)
+        return sent, received, time.monotonic() - began_s
+
+    sent, received, took_s = asyncio.run(load_and_consume())
+    # Proxies hold tokens of 400 ms.
+    assert 0.5 * rate * seconds <= received.total() <= rate * (took_s + BURST_S + 0.4)
+    # A pull of the consumer group shares its limit. The burst is used up.
+    assert asyncio.run(pull_all(running, 20)) > 0.5 * 20 / rate
+    tidemill(running, "quota", "delete", "--group", "billing")
+    received += asyncio.run(consume(running, 30, most=count - received.total()))
+    assert received == Counter(sent), "each message arrives once"
+    refused = tidemill(running, "quota", "set", "--group=billing", "--messages=0", "--dry-run")
+    assert refused.stdout.startswith("quota of group billing: would be set, messages/s no limit")
+
+
+def test_a_subject_has_only_limits_that_fit(running: Standalone) -> None:
+    with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=20) as http:
+        answer = http.put("/quotas/group/billing", json={"publishMessagesPerS": 1})
+        assert answer.status_code == 409
+        assert "dispatchMessagesPerS, dispatchBytesPerS" in answer.text
+        answer = http.put("/quotas/topic/orders", json={"dispatchBytesPerS": 1})
+        assert answer.status_code == 409
+        assert "publishMessagesPerS, publishBytesPerS" in answer.text

@@ -13,13 +13,16 @@ from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
 from tidemill.security.quotas import QuotaKind
 
-app = typer.Typer(no_args_is_help=True, help="Limit the sends of users, clients and topics.")
+app = typer.Typer(no_args_is_help=True, help="Limit sends and deliveries.")
 
 User = Annotated[str | None, typer.Option(help="Name of the user.")]
 Client = Annotated[str | None, typer.Option(help="Id of the client, of all users.")]
 Topic = Annotated[str | None, typer.Option(help="Full name of the topic.")]
 Prefix = Annotated[
     str | None, typer.Option(help="Begin of full topic names; shop% is the namespace shop.")
+]
+Group = Annotated[
+    str | None, typer.Option(help="Full name of the consumer group, to limit its deliveries.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 
@@ -35,8 +38,8 @@ def list_quotas(context: typer.Context) -> None:
         (
             quota["kind"],
             printable(quota["subject"]),
-            _rate(quota["publishMessagesPerS"]),
-            _rate(quota["publishBytesPerS"]),
+            _rate(quota["publishMessagesPerS"] or quota["dispatchMessagesPerS"]),
+            _rate(quota["publishBytesPerS"] or quota["dispatchBytesPerS"]),
         )
         for quota in quotas
     ]
@@ -50,11 +53,12 @@ def set_quota(
     client: Client = None,
     topic: Topic = None,
     prefix: Prefix = None,
+    group: Group = None,
     messages: Annotated[
-        int, typer.Option(min=0, help="Sent messages per second. Default: 0, no limit.")
+        int, typer.Option(min=0, help="Messages per second. Default: 0, no limit.")
     ] = 0,
     size: Annotated[
-        int, typer.Option("--bytes", min=0, help="Sent bytes per second. Default: 0, no limit.")
+        int, typer.Option("--bytes", min=0, help="Bytes per second. Default: 0, no limit.")
     ] = 0,
     dry_run: DryRun = False,
 ) -> None:
@@ -62,9 +66,10 @@ def set_quota(
 
     Example: tidemill quota set --topic orders --messages 1000 --bytes 10000000
     """
-    body = {"publishMessagesPerS": messages, "publishBytesPerS": size}
+    limited = "publish" if group is None else "dispatch"
+    body = {f"{limited}MessagesPerS": messages, f"{limited}BytesPerS": size}
     query = {"dryRun": "true"} if dry_run else {}
-    path = _path(user, client, topic, prefix)
+    path = _path(user, client, topic, prefix, group)
     quota = call(context, "PUT", path, body=body, query=query)
     verb = "would be set" if dry_run else "set"
     limits = f"messages/s {_rate(messages)}, bytes/s {_rate(size)}"
@@ -78,6 +83,7 @@ def delete_quota(
     client: Client = None,
     topic: Topic = None,
     prefix: Prefix = None,
+    group: Group = None,
     dry_run: DryRun = False,
 ) -> None:
     """Delete all limits of a subject.
@@ -85,22 +91,25 @@ def delete_quota(
     Example: tidemill quota delete --topic orders
     """
     query = {"dryRun": "true"} if dry_run else {}
-    deletion = call(context, "DELETE", _path(user, client, topic, prefix), query=query)
+    deletion = call(context, "DELETE", _path(user, client, topic, prefix, group), query=query)
     verb = "would be deleted" if dry_run else "deleted"
     say(context, deletion, f"quota of {_subject(deletion['quota'])}: {verb}")
 
 
-def _path(user: str | None, client: str | None, topic: str | None, prefix: str | None) -> str:
+def _path(
+    user: str | None, client: str | None, topic: str | None, prefix: str | None, group: str | None
+) -> str:
     """Return the path of the only given subject, or end the command."""
     subjects = {
         QuotaKind.USER: user,
         QuotaKind.CLIENT: client,
         QuotaKind.TOPIC: topic,
         QuotaKind.PREFIX: prefix,
+        QuotaKind.GROUP: group,
     }
     given = [(kind, value) for kind, value in subjects.items() if value]
     if len(given) != 1:
-        fail("name one subject: --user, --client, --topic or --prefix", EXIT_USAGE)
+        fail("name one subject: --user, --client, --topic, --prefix or --group", EXIT_USAGE)
     [(kind, value)] = given
     return f"/quotas/{kind}/{segment(value)}"
 

@@ -34,6 +34,7 @@ from tidemill.proxy.link import BrokerLink, LinkLimits
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
+from tidemill.proxy.quotas.deliveries import DeliveryQuotas
 from tidemill.proxy.quotas.home import lease_from
 from tidemill.proxy.quotas.sends import SendQuotas
 from tidemill.proxy.server.access import AccessGate
@@ -86,7 +87,8 @@ class ProxyParts:
     routes: MasterRoutes
     cluster: BrokerCluster
     calls: BrokerCalls
-    quotas: SendQuotas
+    send_quotas: SendQuotas
+    delivery_quotas: DeliveryQuotas
     relays: Relays
     access_log: AccessLog
     telemetry: Telemetry
@@ -115,7 +117,8 @@ async def serve(settings: ProxySettings) -> None:
             parts.routes.following(),
             parts.cluster.running(),
             parts.calls.running(),
-            parts.quotas.running(),
+            parts.send_quotas.running(),
+            parts.delivery_quotas.running(),
             parts.relays.running(),
             repeating(parts.access_log.tick, period_s=TICK_PERIOD_S),
             sending(parts.telemetry.updates),
@@ -165,19 +168,23 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     gate.reports = CallReports(access_log)
     # Its messages go to other consumers at once.
     gate.on_revoked = lambda call: cluster.report_ended(call.client)
-    polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
+    calls = BrokerCalls(connect)
+    table, lease = cluster.security.quotas, lease_from(cluster, calls)
+    sends = SendQuotas(table, lease, clock.monotonic_ms)
+    deliveries = DeliveryQuotas(table, lease, clock.monotonic_ms)
+    polling = PollingShell(
+        cluster, clock, pop_timeout_ms=settings.request_timeout_ms, quotas=deliveries
+    )
     PollingMetrics(registry, polling, cluster.knows)
     telemetry = telemetry_of(settings, cluster, clients, clock)
     client_life = ClientLifecycle(cluster, clients, polling, clock)
-    calls = BrokerCalls(connect)
     pages = PullPages(calls)
-    quotas = SendQuotas(cluster.security.quotas, lease_from(cluster, calls), clock.monotonic_ms)
     measures = ClientMetrics(
         registry, clock.monotonic_ms, knows_topic=cluster.knows_topic, knows=cluster.knows
     )
     server = GrpcServer(
         wire(
-            settings, cluster, polling, clients, telemetry, client_life, clock, calls, pages, quotas
+            settings, cluster, polling, clients, telemetry, client_life, clock, calls, pages, sends
         ),
         Boundary(metrics, clock),
         MetricsReceiver(measures) if settings.client_metrics else None,
@@ -216,7 +223,8 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         routes=routes,
         cluster=cluster,
         calls=calls,
-        quotas=quotas,
+        send_quotas=sends,
+        delivery_quotas=deliveries,
         relays=relays,
         access_log=access_log,
         telemetry=telemetry,
@@ -381,7 +389,7 @@ def wire(
         routes=Routes(cluster, clients, advertised_endpoints(settings.advertised_address)),
         telemetry=telemetry,
         client_life=client_life,
-        puller=Puller(cluster, calls, pages, clock, settings),
+        puller=Puller(cluster, calls, pages, clock, settings, polling.quotas),
     )
 
 

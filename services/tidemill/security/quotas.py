@@ -1,7 +1,7 @@
-"""Quotas of users, clients, topics and prefixes, as items of the home store them (ADR 0078).
+"""Quotas, as items of the home store them (ADR 0078).
 
 A prefix is the begin of a full topic name, so `shop%` is the namespace `shop`. All matching quotas
-apply to a send.
+apply to a send. The quota of a consumer group applies to its deliveries.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class QuotaKind(StrEnum):
     CLIENT = "client"
     TOPIC = "topic"
     PREFIX = "prefix"
+    GROUP = "group"
 
 
 class QuotaLimit(StrEnum):
@@ -34,8 +35,12 @@ class QuotaLimit(StrEnum):
 
     PUBLISH_MESSAGES = "publishMessagesPerS"
     PUBLISH_BYTES = "publishBytesPerS"
+    DISPATCH_MESSAGES = "dispatchMessagesPerS"
+    DISPATCH_BYTES = "dispatchBytesPerS"
 
 
+DISPATCH_LIMITS: Final = frozenset({QuotaLimit.DISPATCH_MESSAGES, QuotaLimit.DISPATCH_BYTES})
+# Texts of refusals. A limit of deliveries refuses nothing.
 LIMIT_TEXTS: Final[Mapping[QuotaLimit, str]] = {
     QuotaLimit.PUBLISH_MESSAGES: "publish messages/s",
     QuotaLimit.PUBLISH_BYTES: "publish bytes/s",
@@ -45,6 +50,7 @@ _TITLES: Final = {
     QuotaKind.CLIENT: "Client",
     QuotaKind.TOPIC: "Topic",
     QuotaKind.PREFIX: "Prefix",
+    QuotaKind.GROUP: "Group",
 }
 
 
@@ -60,7 +66,7 @@ class TrafficQuota:
     """The limits of one subject."""
 
     kind: QuotaKind
-    value: str  # name of the user or the topic, id of the client, or a prefix
+    value: str  # name of the user, topic or consumer group, id of the client, or a prefix
     limits: Mapping[QuotaLimit, int] = field(default_factory=dict)  # per second
     created_at_ms: int = 0
     changed_at_ms: int = 0
@@ -108,7 +114,7 @@ def quota_of(encoded: bytes) -> TrafficQuota:
 
 
 class MatchedRate(NamedTuple):
-    """A limit that applies to a send."""
+    """A limit that applies to a send or a delivery."""
 
     key: RateKey
     rate_per_s: int
@@ -117,7 +123,7 @@ class MatchedRate(NamedTuple):
 
 @final
 class QuotaTable:
-    """The quotas of a process, and the limits of each sender and topic."""
+    """The quotas of a process, and the limits of each sender, topic and consumer group."""
 
     def __init__(
         self,
@@ -131,6 +137,7 @@ class QuotaTable:
         self._find_item = find_item
         self._list_names = list_names
         self._matches: dict[tuple[str, str, str], tuple[MatchedRate, ...]] = {}
+        self._group_matches: dict[str, tuple[MatchedRate, ...]] = {}
         self._has_prefixes = False
         self.is_empty = True
         self._listeners: list[Callable[[], None]] = []
@@ -142,6 +149,7 @@ class QuotaTable:
     def note_change(self) -> None:
         """Forget what was read from the items."""
         self._matches.clear()
+        self._group_matches.clear()
         names = list(self._list_names(QUOTA))
         self.is_empty = not names
         self._has_prefixes = any(name.startswith(f"{QuotaKind.PREFIX}:") for name in names)
@@ -158,6 +166,16 @@ class QuotaTable:
             matched = self._matches[key] = tuple(self._match(user, client_id, topic))
         return matched
 
+    def group_rates(self, group: str) -> tuple[MatchedRate, ...]:
+        """Return the limits of the deliveries of a consumer group."""
+        matched = self._group_matches.get(group)
+        if matched is None:
+            if len(self._group_matches) >= MATCHES_MAX:
+                self._group_matches.clear()
+            name = uncached_name(QuotaKind.GROUP, group)
+            matched = self._group_matches[group] = tuple(self._rates_of_item(name))
+        return matched
+
     def _match(self, user: str, client_id: str, topic: str) -> Iterator[MatchedRate]:
         names = [uncached_name(QuotaKind.CLIENT, client_id), uncached_name(QuotaKind.TOPIC, topic)]
         if user:
@@ -166,7 +184,10 @@ class QuotaTable:
             ends = range(1, len(topic) + 1)  # of a name of up to 127 characters
             names += [uncached_name(QuotaKind.PREFIX, topic[:end]) for end in ends]
         for name in names:
-            if (encoded := self._find_item(QUOTA, name)) is not None:
-                quota = quota_of(encoded)
-                for limit, rate in quota.limits.items():
-                    yield MatchedRate(RateKey(name, limit), rate, quota.subject)
+            yield from self._rates_of_item(name)
+
+    def _rates_of_item(self, name: str) -> Iterator[MatchedRate]:
+        if (encoded := self._find_item(QUOTA, name)) is not None:
+            quota = quota_of(encoded)
+            for limit, rate in quota.limits.items():
+                yield MatchedRate(RateKey(name, limit), rate, quota.subject)

@@ -17,6 +17,7 @@ from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
+from tidemill.proxy.quotas.deliveries import DeliveryQuotas
 from tidemill.proxy.server.call import Boundary, Call
 from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.pull_pages import PullPages
@@ -51,7 +52,11 @@ class ProxyWorld:
     """The methods of a proxy by their public names."""
 
     def __init__(
-        self, broker: MemoryBroker, settings: ProxySettings, calls: BrokerCalls | None = None
+        self,
+        broker: MemoryBroker,
+        settings: ProxySettings,
+        calls: BrokerCalls | None = None,
+        quotas: DeliveryQuotas | None = None,
     ) -> None:
         self.broker = broker
         self.metrics = ProxyMetrics()
@@ -59,7 +64,9 @@ class ProxyWorld:
         self.clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)
         self.cluster = cluster_of(settings, self.metrics)
         self.link = self.cluster.brokers[0].link
-        self.polling = PollingShell(self.cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
+        self.polling = PollingShell(
+            self.cluster, clock, pop_timeout_ms=settings.request_timeout_ms, quotas=quotas
+        )
         telemetry = telemetry_of(settings, self.cluster, self.clients, clock)
         calls = calls or BrokerCalls()
         self.client_life = ClientLifecycle(self.cluster, self.clients, self.polling, clock)

@@ -16,6 +16,7 @@ from tests.support.worlds.proxy_world import ProxyWorld, eventually, message
 from tidemill.common.metrics import Registry
 from tidemill.proxy.cluster.linked_group import LinkedGroup
 from tidemill.proxy.polling_metrics import PollingMetrics
+from tidemill.proxy.quotas.deliveries import DeliveryQuotas
 from tidemill.proxy.server.producer import _encode
 from tidemill.proxy.settings import ProxySettings
 
@@ -29,9 +30,14 @@ class SeveralBrokers(ProxyWorld):
     @classmethod
     @contextlib.asynccontextmanager
     async def several(
-        cls, count: int, *, is_ordered: bool = False
+        cls,
+        count: int,
+        *,
+        is_ordered: bool = False,
+        quotas: DeliveryQuotas | None = None,
+        **options: int,
     ) -> AsyncIterator[SeveralBrokers]:
-        """Connect a proxy to `count` brokers."""
+        """Connect a proxy with these settings to `count` brokers."""
         async with contextlib.AsyncExitStack() as stack:
             brokers = [
                 await stack.enter_async_context(MemoryBroker().serving()) for _ in range(count)
@@ -42,8 +48,9 @@ class SeveralBrokers(ProxyWorld):
                 broker.put_topic("topic")
                 broker.put_group("group", is_ordered=is_ordered)
             # The request timeout is longer than a test.
-            settings = ProxySettings(brokers=[brokers[0].address], request_timeout_ms=60_000)
-            world = cls(brokers[0], settings)
+            values = {"brokers": [brokers[0].address], "request_timeout_ms": 60_000, **options}
+            settings = ProxySettings.model_validate(values)
+            world = cls(brokers[0], settings, quotas=quotas)
             world.brokers = brokers
             await stack.enter_async_context(world.cluster.running())
             await world.cluster.configured()
@@ -124,12 +131,18 @@ class _RegistryAdapter:
 
 
 def run(
-    scenario: Callable[[SeveralBrokers], Awaitable[None]], *, count: int = 3, **options: bool
+    scenario: Callable[[SeveralBrokers], Awaitable[None]],
+    *,
+    count: int = 3,
+    is_ordered: bool = False,
 ) -> None:
     """Run `scenario` with a new proxy and `count` brokers."""
 
     async def main() -> None:
-        async with asyncio.timeout(20), SeveralBrokers.several(count, **options) as world:
+        async with (
+            asyncio.timeout(20),
+            SeveralBrokers.several(count, is_ordered=is_ordered) as world,
+        ):
             await scenario(world)
 
     asyncio.run(main())

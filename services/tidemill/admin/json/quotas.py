@@ -17,6 +17,7 @@ class QuotaKindView(StrEnum):
     CLIENT = "client"
     TOPIC = "topic"
     PREFIX = "prefix"
+    GROUP = "group"
 
 
 class QuotaSettings(Schema):
@@ -27,6 +28,18 @@ class QuotaSettings(Schema):
     )
     publish_bytes_per_s: StrictInt = Field(
         0, ge=0, le=LIMIT_MAX, description="Sent bytes per second. Default: 0, no limit."
+    )
+    dispatch_messages_per_s: StrictInt = Field(
+        0,
+        ge=0,
+        le=LIMIT_MAX,
+        description="Delivered messages per second, of a consumer group. Default: 0, no limit.",
+    )
+    dispatch_bytes_per_s: StrictInt = Field(
+        0,
+        ge=0,
+        le=LIMIT_MAX,
+        description="Delivered bytes per second, of a consumer group. Default: 0, no limit.",
     )
     if_version: StrictInt | None = Field(
         None,
@@ -41,10 +54,13 @@ class QuotaView(Schema):
     name: str = Field(description="Name of the quota, as metrics and the audit log show it.")
     kind: QuotaKindView = Field(description="Kind of the subject.")
     subject: str = Field(
-        description="Name of the user or topic, id of the client, or the begin of topic names."
+        description="Name of the user, topic or consumer group, id of the client, or the begin of"
+        " topic names."
     )
     publish_messages_per_s: int = Field(description="Sent messages per second; 0: no limit.")
     publish_bytes_per_s: int = Field(description="Sent bytes per second; 0: no limit.")
+    dispatch_messages_per_s: int = Field(description="Delivered messages per second; 0: no limit.")
+    dispatch_bytes_per_s: int = Field(description="Delivered bytes per second; 0: no limit.")
     version: int = Field(description="Version of the security items with its last change.")
     created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
     changed_at_ms: int = Field(description="Time of its last change, ms since 1970.")

@@ -1,7 +1,8 @@
-"""Quotas of users, clients, topics and prefixes: list, set, show and delete them."""
+"""Quotas: list, set, show and delete them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated
 
@@ -20,9 +21,16 @@ from tidemill.admin.json.quotas import (
 )
 from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
 from tidemill.admin.routes.security import WallClock
-from tidemill.common.errors import QuotaNotFound
+from tidemill.common.errors import Conflict, QuotaNotFound
 from tidemill.security.acl import Action, Resource, ResourceType
-from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, TrafficQuota, quota_of
+from tidemill.security.quotas import (
+    DISPATCH_LIMITS,
+    QUOTA,
+    QuotaKind,
+    QuotaLimit,
+    TrafficQuota,
+    quota_of,
+)
 from tidemill.security.subjects import subject_name
 
 router = APIRouter(tags=["quotas"])
@@ -34,8 +42,8 @@ Subject = Annotated[
     Path(
         min_length=1,
         max_length=255,
-        description="Name of the user or topic, id of the client, or the begin of full topic names"
-        " such as `shop%25` for the namespace `shop`.",
+        description="Name of the user, topic or consumer group, id of the client, or the begin of"
+        " full topic names such as `shop%25` for the namespace `shop`.",
     ),
 ]
 
@@ -72,15 +80,16 @@ async def put_quota(
     clock: WallClock,
     dry_run: DryRun = False,
 ) -> QuotaView:
-    """Set the limits of a subject. They count within a second, and all matching quotas apply."""
-    limits = {
-        QuotaLimit.PUBLISH_MESSAGES: settings.publish_messages_per_s,
-        QuotaLimit.PUBLISH_BYTES: settings.publish_bytes_per_s,
-    }
+    """Set the limits of a subject. They count within a second, and all matching quotas apply.
+
+    A consumer group has limits of deliveries, every other subject has limits of sends.
+    """
+    limits = _limits_of(settings)
+    _check_limits(QuotaKind(kind.value), limits)
     planned = TrafficQuota(
         kind=QuotaKind(kind.value),
         value=subject,
-        limits={limit: rate for limit, rate in limits.items() if rate},
+        limits=limits,
         changed_at_ms=clock.wall_ms(),
         changed_by=caller,
     )
@@ -118,7 +127,7 @@ async def delete_quota(
     author: ChangeAuthor,
     dry_run: DryRun = False,
 ) -> QuotaDeletionView:
-    """Delete a quota. Waiting sends pass within a second."""
+    """Delete a quota. Waiting sends and polls pass within a second."""
     name = subject_name(kind.value, subject)
     gone: list[TrafficQuota] = []
 
@@ -137,6 +146,28 @@ async def delete_quota(
     return QuotaDeletionView(dry_run=dry_run, quota=view_of(gone[0]))
 
 
+def _limits_of(settings: QuotaSettings) -> dict[QuotaLimit, int]:
+    limits = {
+        QuotaLimit.PUBLISH_MESSAGES: settings.publish_messages_per_s,
+        QuotaLimit.PUBLISH_BYTES: settings.publish_bytes_per_s,
+        QuotaLimit.DISPATCH_MESSAGES: settings.dispatch_messages_per_s,
+        QuotaLimit.DISPATCH_BYTES: settings.dispatch_bytes_per_s,
+    }
+    return {limit: rate for limit, rate in limits.items() if rate}
+
+
+def _check_limits(kind: QuotaKind, limits: Iterable[QuotaLimit]) -> None:
+    """Check that a subject can have these limits. Raises Conflict."""
+    for limit in limits:
+        if not _fits(kind, limit):
+            known = ", ".join(each for each in QuotaLimit if _fits(kind, each))
+            raise Conflict(f"a {kind} has no limit {limit}; set {known}")
+
+
+def _fits(kind: QuotaKind, limit: QuotaLimit) -> bool:
+    return (kind is QuotaKind.GROUP) == (limit in DISPATCH_LIMITS)
+
+
 def _find(found: FoundItem, name: str) -> TrafficQuota:
     if found.encoded is None:
         raise QuotaNotFound(f"there is no quota {name!r}; see `tidemill quota list`")
@@ -151,6 +182,8 @@ def view_of(quota: TrafficQuota) -> QuotaView:
         subject=quota.value,
         publish_messages_per_s=quota.limits.get(QuotaLimit.PUBLISH_MESSAGES, 0),
         publish_bytes_per_s=quota.limits.get(QuotaLimit.PUBLISH_BYTES, 0),
+        dispatch_messages_per_s=quota.limits.get(QuotaLimit.DISPATCH_MESSAGES, 0),
+        dispatch_bytes_per_s=quota.limits.get(QuotaLimit.DISPATCH_BYTES, 0),
         version=quota.version,
         created_at_ms=quota.created_at_ms,
         changed_at_ms=quota.changed_at_ms,

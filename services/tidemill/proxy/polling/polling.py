@@ -108,11 +108,13 @@ class Polling:
         once_ms: int = ASK_ONCE_MS,
         silent: frozenset[Broker] = frozenset(),
         target: object = None,
+        may_park: bool = True,
     ) -> PairPoll:
         """Begin a poll at `brokers`; some may be down or `silent`.
 
         With a `poll_ms` of 0, the poll pops at every broker once, within `once_ms`. With
-        `asks_all`, it does so before it waits. If no broker is reachable, it waits for one.
+        `asks_all`, it does so before it waits. If no broker is reachable, it waits for one. Without
+        `may_park`, it waits for hints, and never at a broker.
         """
         pair = self._pair(key, now_ms)
         pair.target, pair.silent = target, silent
@@ -127,7 +129,7 @@ class Polling:
             began_ms=now_ms,
             end_ms=now_ms + (poll_ms if is_long else min(once_ms, ASK_ONCE_MS)),
             is_long=is_long,
-            is_direct=is_long and (pair.mode.is_direct or len(brokers) == 1),
+            is_direct=is_long and may_park and (pair.mode.is_direct or len(brokers) == 1),
         )
         self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
         pair.polls[poll] = None
@@ -311,6 +313,14 @@ class Polling:
     def brokers_changed(self, pair: PollPair, brokers: Sequence[Broker], now_ms: int) -> None:
         """Change the brokers that store messages of a pair."""
         self._actions += pair.set_brokers(brokers, self.down)
+        self._update(pair, now_ms)
+
+    def unpark(self, pair: PollPair, now_ms: int) -> None:
+        """Let the polls of a pair wait for hints, because each pop needs tokens from now on."""
+        for poll in pair.polls:
+            poll.is_direct = False
+            if poll.parked_at is not None and not poll.is_stopping:
+                self._stop_pop(poll)
         self._update(pair, now_ms)
 
     # ------------------------------------------------------------ next step of a poll

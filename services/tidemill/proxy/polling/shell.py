@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
     from tidemill.proxy.link import BrokerLink
+    from tidemill.proxy.quotas.deliveries import DeliveryQuotas, DeliveryTokens, WaitingRead
 
 # Time after the poll duration until a notification without answer fails.
 NOTIFICATION_GRACE_MS: Final = 3_000
@@ -52,8 +53,21 @@ class PollTarget(NamedTuple):
 class PollingShell:
     """The polls of this proxy at several brokers."""
 
-    def __init__(self, cluster: BrokerCluster, clock: Clock, *, pop_timeout_ms: int) -> None:
-        """Use `pop_timeout_ms` as the timeout of pops that do not wait."""
+    def __init__(
+        self,
+        cluster: BrokerCluster,
+        clock: Clock,
+        *,
+        pop_timeout_ms: int,
+        quotas: DeliveryQuotas | None = None,
+    ) -> None:
+        """Use `pop_timeout_ms` as the timeout of pops that do not wait.
+
+        Without `quotas`, deliveries have none.
+        """
+        self.quotas = quotas
+        if quotas is not None:
+            quotas.add_listener(self._unpark_limited)
         self._cluster = cluster
         cluster.add_listener(self._refresh)
         self.counts = PollCounts()
@@ -97,6 +111,7 @@ class PollingShell:
             once_ms=timeout_ms,
             silent=frozenset([broker.name for broker in brokers if not broker.link.is_up]),
             target=target,
+            may_park=not self.is_limited(target.group.name),
         )
         client = ClientKey(pop.client_id, pop.owner)
         receive = self._receives[poll] = MultiBrokerReceive(self, poll, client)
@@ -104,9 +119,16 @@ class PollingShell:
         self.carry_out()
         return receive
 
-    def begin_direct(self, link: BrokerLink, client: ClientKey) -> SingleBrokerReceive:
+    def is_limited(self, group: str) -> bool:
+        """Whether the consumer group has a quota. Its polls wait for hints, and then for tokens.
+
+        A pop that is parked at a broker would hold tokens that other polls could use.
+        """
+        return self.quotas is not None and self.quotas.is_limited(group)
+
+    def begin_direct(self, link: BrokerLink, client: ClientKey, group: str) -> SingleBrokerReceive:
         """Begin a receive at the only broker group; the caller ends it with `end_direct`."""
-        direct = SingleBrokerReceive(link, client)
+        direct = SingleBrokerReceive(link, client, group)
         self._directs.add(direct)
         self._open.setdefault(client, set()).add(direct)
         return direct
@@ -144,6 +166,8 @@ class PollingShell:
 
     def release(self) -> None:
         """Answer every poll empty, because the process stops."""
+        if self.quotas is not None:
+            self.quotas.release()
         self.polling.release(self.now_ms())
         self.carry_out()
 
@@ -171,6 +195,16 @@ class PollingShell:
             # If no broker has them, they were deleted, and the next pop reports that.
             if names and set(names) != pair.watches.keys():
                 self.polling.brokers_changed(pair, names, self.now_ms())
+        self.carry_out()
+
+    def _unpark_limited(self) -> None:
+        """End the pops that are parked at brokers for consumer groups with a quota."""
+        for direct in self._directs:
+            if self.is_limited(direct.group):
+                direct.stop()
+        for pair in list(self.polling.pairs.values()):
+            if self.is_limited(pair.key.group):
+                self.polling.unpark(pair, self.now_ms())
         self.carry_out()
 
     # ------------------------------------------------------------ actions
@@ -258,7 +292,7 @@ class PollingShell:
 class MultiBrokerReceive:
     """One receive for its caller."""
 
-    __slots__ = ("_link", "_poll", "_request", "_shell", "_woken", "client")
+    __slots__ = ("_link", "_poll", "_read", "_request", "_shell", "_tokens", "_woken", "client")
 
     def __init__(self, shell: PollingShell, poll: PairPoll, client: ClientKey) -> None:
         self.client = client
@@ -267,6 +301,8 @@ class MultiBrokerReceive:
         self._woken: asyncio.Future[None] | None = None
         self._link: BrokerLink | None = None  # link and request of the pop in flight
         self._request: link_pb2.PopRequest | None = None
+        self._read: WaitingRead | None = None  # while the pop waits for tokens
+        self._tokens: DeliveryTokens | None = None  # of the last pop
 
     async def step(self) -> PopStep | PollEnd:
         """Wait for the next step: a pop or the end."""
@@ -281,23 +317,53 @@ class MultiBrokerReceive:
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
         """Carry out the pop of the step, at most until the end of the poll.
 
-        Raises PopRefused if it fails. The poll then has another step.
+        A consumer group with a quota waits for tokens first. Raises PopFailure if the pop fails.
+        The poll then has another step.
         """
         poll, shell, step = self._poll, self._shell, self._poll.step
+        self._return_tokens()  # The caller could not use the messages of the pop before.
+        if not poll.is_stopping and shell.quotas is not None:
+            self._tokens = await self._take_tokens(shell.quotas, request)
+            if self._tokens is None:
+                return link_pb2.PopReply()
+            request.max_messages = self._tokens.messages
         if poll.is_stopping or not isinstance(step, PopStep):
+            self._return_tokens()
             return link_pb2.PopReply()
         timeout_ms = min(timeout_ms, poll.hard_end_ms - shell.now_ms())
         if not step.poll_ms:
             timeout_ms = min(timeout_ms, shell.pop_timeout_ms)
         self._link, self._request = shell.broker(step.broker).link, request
         try:
-            return await self._link.pop(request, timeout_ms=max(timeout_ms, 0))
+            reply = await self._link.pop(request, timeout_ms=max(timeout_ms, 0))
         except ServiceError as error:
+            self._return_tokens()
             shell.polling.pop_failed(poll, error, shell.now_ms())
             shell.carry_out()
             raise PopFailure from error
         finally:
             self._link = self._request = None
+        if self._tokens is not None:
+            self._tokens.spend(*_size_of(reply))
+        return reply
+
+    async def _take_tokens(
+        self, quotas: DeliveryQuotas, request: link_pb2.PopRequest
+    ) -> DeliveryTokens | None:
+        """Wait for tokens until the poll ends. A poll that does not wait needs them at once."""
+        read = quotas.request(self._poll.pair.key.group, request.max_messages)
+        if not self._poll.is_long:
+            read.stop()
+        self._read = read
+        try:
+            return await quotas.wait(read)
+        finally:
+            self._read = None
+
+    def _return_tokens(self) -> None:
+        tokens, self._tokens = self._tokens, None
+        if tokens is not None:
+            tokens.give_back()
 
     def popped(self, reply: link_pb2.PopReply) -> bool:
         """Report the reply of the pop. Return False if its messages must go back."""
@@ -306,6 +372,8 @@ class MultiBrokerReceive:
             self._poll, count=count, was_parked=reply.was_parked, now_ms=self._shell.now_ms()
         )
         self._shell.carry_out()
+        if is_taken:
+            self._tokens = None  # They are spent.
         return is_taken
 
     @property
@@ -325,6 +393,7 @@ class MultiBrokerReceive:
 
     def close(self) -> None:
         """End the receive in any state."""
+        self._return_tokens()
         self._shell.forget(self._poll)
 
     def wake(self) -> None:
@@ -334,28 +403,32 @@ class MultiBrokerReceive:
 
     def stop_pop(self) -> None:
         """Cancel the pop in flight, or the pop that has not begun."""
+        if self._read is not None:
+            self._read.stop()
         if self._link is not None and self._request is not None:
             self._link.stop_pop(self._request.request_id)
 
 
 @final
 class SingleBrokerReceive:
-    """A receive at the only broker group. It ends when another broker group joins.
+    """A receive at the only broker group.
 
-    A poll that is parked at one broker group does not see messages of another.
+    It ends when another broker group joins, because a poll that is parked at one broker group does
+    not see messages of another. It also ends when its consumer group gets a quota.
     """
 
-    __slots__ = ("_link", "_request", "client", "is_ended", "is_over")
+    __slots__ = ("_link", "_request", "client", "group", "is_ended", "is_over")
 
-    def __init__(self, link: BrokerLink, client: ClientKey) -> None:
+    def __init__(self, link: BrokerLink, client: ClientKey, group: str) -> None:
         self.client = client
+        self.group = group
         self.is_over = False
         self.is_ended = False  # because the client ends
         self._link = link
         self._request: link_pb2.PopRequest | None = None  # in flight
 
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
-        """Pop at the only broker group; return empty if another one has joined."""
+        """Pop at the only broker group; return empty if the receive is over."""
         if self.is_over:
             return link_pb2.PopReply()
         self._request = request
@@ -370,7 +443,7 @@ class SingleBrokerReceive:
         self.stop()
 
     def stop(self) -> None:
-        """End the pop in flight, because another broker group has joined."""
+        """End the pop in flight. The caller continues as a receive at several broker groups."""
         self.is_over = True
         if self._request is not None:
             self._link.stop_pop(self._request.request_id)
@@ -402,3 +475,9 @@ class _LinkObserver:
 
     def on_released(self) -> None:
         self._shell.release()
+
+
+def _size_of(reply: link_pb2.PopReply) -> tuple[int, int]:
+    """Return the number of messages of a reply, and the bytes of these stored messages."""
+    blobs = [blob for batch in reply.batches for blob in batch.blobs]
+    return len(blobs), sum(map(len, blobs))

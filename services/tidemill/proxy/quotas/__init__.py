@@ -1,1 +1,1 @@
-"""Quotas on sends: leased tokens, and sends that wait for them."""
+"""Quotas: leased tokens, and the sends, polls and pulls that wait for them."""

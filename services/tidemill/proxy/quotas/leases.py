@@ -13,11 +13,11 @@ from tidemill.security.quotas import MatchedRate, RateKey
 from tidemill.security.token_buckets import BURST_S, LEASE_MS, LeaseDemand
 
 DEMANDS_MAX: Final = 1_000  # of one request to the home; the others follow in later ones
-IDLE_MS: Final = 2_000  # without a send, until a lease is returned and forgotten
+IDLE_MS: Final = 2_000  # without a call, until a lease is returned and forgotten
 
 
 class Cost(NamedTuple):
-    """The tokens of one limit that a send needs."""
+    """The tokens of one limit that a call needs."""
 
     lease: Lease
     tokens: int
@@ -58,6 +58,12 @@ class Lease:
     def missing_ms(self, tokens: int) -> int:
         """Return the time until the limit has added the missing tokens of a cost."""
         return max(round((tokens - max(self.tokens, 0)) * 1_000 / self.rate_per_s), 1)
+
+    def charge(self, tokens: int) -> None:
+        """Take tokens, also those that are missing. A negative number returns tokens."""
+        self.tokens -= tokens
+        # Returned tokens may be of an earlier period.
+        self.used = max(self.used + tokens, 0)
 
     def refill(self, now_ms: int, proxies: int) -> None:
         """Add the tokens of the local bucket, which begins empty."""
@@ -126,6 +132,8 @@ class LeaseBook:
             # The next request has the demands of others.
             self.leases[lease.key] = self.leases.pop(lease.key)
             is_idle = now_ms - lease.touched_at_ms >= IDLE_MS and not lease.waiting
+            # Deliveries may owe tokens for their bytes. The home has to know them.
+            is_idle = is_idle and lease.tokens >= 0
             # Twice the use of a period, because a lease is as long as two of them.
             need = 0 if is_idle else sum(lease.waiting) + 2 * max(lease.used, lease.recent)
             # Only leased tokens go back, not those of a local bucket.

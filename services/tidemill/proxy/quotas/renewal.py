@@ -69,14 +69,14 @@ class LeaseRenewal:
             if not self.book.leases:
                 await self._has_demand.wait()
             self._has_demand.clear()
-            await self._renew()
+            await self.renew()
             await asyncio.sleep(REQUEST_PAUSE_MS / 1_000)
             with contextlib.suppress(TimeoutError):
                 pause_ms = min(max(self._waiters.pause_ms(), REQUEST_PAUSE_MS), RENEWAL_MS)
                 async with asyncio.timeout((pause_ms - REQUEST_PAUSE_MS) / 1_000):
                     await self._has_demand.wait()
 
-    async def _renew(self) -> None:
+    async def renew(self) -> None:
         """Ask the home for tokens; without an answer, use the local buckets after a time."""
         self._waiters.note_waiting()
         demands = self.book.plan(self._monotonic_ms())

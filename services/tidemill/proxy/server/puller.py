@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tidemill.message.resources import ResourceName
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
+    from tidemill.proxy.quotas.deliveries import DeliveryQuotas, DeliveryTokens
     from tidemill.proxy.server.broker_queue import BrokerQueue
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.server.pull_pages import PullPage, PullPages
@@ -67,7 +68,10 @@ class Puller:
         pages: PullPages,
         clock: Clock,
         settings: ProxySettings,
+        quotas: DeliveryQuotas | None = None,
     ) -> None:
+        """Without `quotas`, pulls have none."""
+        self._quotas = quotas
         self._cluster = cluster
         self._calls = calls
         self._pages = pages
@@ -123,7 +127,7 @@ class Puller:
         """
         end_ms = self._clock.monotonic_ms() + wait_ms
         while True:
-            page = await self._pull_once(call, queue, pull, responses, topic)
+            page = await self._pull_once(call, queue, pull, end_ms, responses, topic)
             if page.items:
                 return page
             is_stuck = page.next_offset == pull.offset
@@ -173,6 +177,7 @@ class Puller:
         call: Call,
         queue: BrokerQueue,
         pull: link_pb2.PullRequest,
+        end_ms: int,
         responses: Responses,
         topic: ResourceName,
     ) -> PullPage:
@@ -188,14 +193,7 @@ class Puller:
                     raise Overloaded(_MUCH_UNREAD)
                 held_bytes, missing_bytes = missing_bytes, 0
             try:
-                page = await self._pages.read(
-                    queue,
-                    pull,
-                    reader=address_of(call),
-                    header=OF_PULL,
-                    topic=topic,
-                    timeout_ms=self._timeout_ms(call),
-                )
+                page, tokens = await self._read_page(call, queue, pull, end_ms, topic)
             except BaseException:
                 responses.release(held_bytes)
                 raise
@@ -207,9 +205,51 @@ class Puller:
                 return page
             # A pull consumes nothing, so the page can be read again.
             responses.release(held_bytes)
+            if tokens is not None:
+                tokens.give_back()
             del page
             held_bytes, missing_bytes = 0, size_bytes
         raise ConnectionBufferFull(_MUCH_UNREAD)
+
+    async def _read_page(
+        self,
+        call: Call,
+        queue: BrokerQueue,
+        pull: link_pb2.PullRequest,
+        end_ms: int,
+        topic: ResourceName,
+    ) -> tuple[PullPage, DeliveryTokens | None]:
+        """Read a page, after a wait for the tokens of a consumer group with a quota.
+
+        Return the tokens that it has used. Raises _Ended without tokens.
+        """
+        tokens = None
+        if self._quotas is not None and self._quotas.is_limited(call.group):
+            # A pull that does not wait for messages waits for tokens in the first half of its time.
+            wait_ms = max(end_ms - self._clock.monotonic_ms(), self._timeout_ms(call) // 2)
+            tokens = await self._quotas.take(call.group, pull.max_messages, timeout_ms=wait_ms)
+            if tokens is None:
+                raise _Ended(MessageNotFound(_NOTHING), pull.offset)
+            limited = link_pb2.PullRequest()
+            limited.CopyFrom(pull)
+            limited.max_messages = tokens.messages
+            pull = limited
+        try:
+            page = await self._pages.read(
+                queue,
+                pull,
+                reader=address_of(call),
+                header=OF_PULL,
+                topic=topic,
+                timeout_ms=self._timeout_ms(call),
+            )
+        except BaseException:
+            if tokens is not None:
+                tokens.give_back()
+            raise
+        if tokens is not None:
+            tokens.spend(len(page.items), sum(map(len, page.items)))
+        return page, tokens
 
     def _wait_ms(self, call: Call, parsed: service.PullMessageRequest) -> int:
         """Return the time that a pull may wait; 0 if it does not wait."""

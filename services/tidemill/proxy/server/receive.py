@@ -93,7 +93,7 @@ class Receiver:
         del request
         target = PollTarget(group, topic)
         found = None
-        if self._cluster.is_single:
+        if self._cluster.is_single and not self._polling.is_limited(group.name):
             found = await self._poll_one(call, target, pop, responses)
         broker, ids, reply = found or await self._poll_all(call, target, pop, responses)
         popped = [
@@ -183,7 +183,8 @@ class Receiver:
     ) -> tuple[LinkedGroup, LocalIds, link_pb2.PopReply] | None:
         """Poll the only broker of the cluster; the poll is parked there.
 
-        Return None if a second broker group has joined. `pop` then has the remaining poll duration.
+        Return None if a second broker group has joined, or if the consumer group has a quota now.
+        `pop` then has the remaining poll duration.
         """
         group, topic = target
         broker = self._cluster.home
@@ -191,7 +192,7 @@ class Receiver:
         pop.group_id, pop.topic_id = ids
         poll_ms, began_ms = pop.poll_duration_ms, self._clock.monotonic_ms()
         outcome = "cancelled"
-        direct = self._polling.begin_direct(broker.link, call.client)
+        direct = self._polling.begin_direct(broker.link, call.client, group.name)
         self._polling.counts.began(topic.name, group.name, "direct", is_long=poll_ms > 0)
         try:
             reply = await self._pop(

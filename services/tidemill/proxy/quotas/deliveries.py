@@ -1,0 +1,214 @@
+"""Polls and pulls that wait for the tokens of their consumer group (ADR 0078).
+
+A read takes tokens for messages before it asks the broker, and returns the unused ones afterwards.
+It takes tokens for bytes when it has the messages. The number of tokens may then be negative, and
+later reads wait until the home has granted the missing ones. A read is never refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Final, final
+
+from tidemill.proxy.quotas.renewal import Leased, LeaseRenewal
+from tidemill.security.quotas import MatchedRate, QuotaLimit
+from tidemill.security.token_buckets import RENEWAL_MS
+
+if TYPE_CHECKING:
+    from tidemill.security.quotas import QuotaTable
+    from tidemill.security.token_buckets import LeaseDemand
+
+WAITING_MAX: Final = 10_000  # reads, about 1 KB each; a further one gets no tokens at once
+
+
+@final
+class DeliveryTokens:
+    """The tokens of one read; the reader returns the unused ones."""
+
+    __slots__ = ("_group", "_quotas", "_rates", "_size_bytes", "messages")
+
+    def __init__(
+        self, quotas: DeliveryQuotas, group: str, rates: Sequence[MatchedRate], messages: int
+    ) -> None:
+        self.messages = messages  # that the read may get
+        self._quotas = quotas
+        self._group = group
+        self._rates = rates  # when the tokens were taken
+        self._size_bytes = 0
+
+    def spend(self, messages: int, size_bytes: int) -> None:
+        """Note the messages that the read has got. Return the other tokens."""
+        self._quotas.charge(self._rates, messages - self.messages, size_bytes - self._size_bytes)
+        if messages < self.messages:
+            self._quotas.serve_group(self._group)
+        self.messages, self._size_bytes = messages, size_bytes
+
+    def give_back(self) -> None:
+        """Return all tokens, because no message reaches the client."""
+        self.spend(0, 0)
+
+
+@final
+class WaitingRead:
+    """A read that waits for tokens, or has them."""
+
+    __slots__ = ("group", "tokens", "wanted")
+
+    def __init__(self, group: str, wanted: int) -> None:
+        self.group = group
+        self.wanted = wanted  # messages
+        # None: it has waited in vain.
+        self.tokens: asyncio.Future[DeliveryTokens | None] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    def stop(self) -> None:
+        """End the wait without tokens."""
+        if not self.tokens.done():
+            self.tokens.set_result(None)
+
+
+@final
+class DeliveryQuotas:
+    """The quotas of all polls and pulls of this proxy."""
+
+    def __init__(
+        self,
+        table: QuotaTable,
+        lease: Callable[[Sequence[LeaseDemand]], Awaitable[Leased]],
+        monotonic_ms: Callable[[], int],
+    ) -> None:
+        """`lease` asks the home. It raises ServiceError."""
+        self._table = table
+        self._monotonic_ms = monotonic_ms
+        self.renewal = LeaseRenewal(lease, monotonic_ms, self)
+        self._book = self.renewal.book
+        # Waiting reads by consumer group. The first one of a consumer group gets tokens first.
+        self._queues: OrderedDict[str, deque[WaitingRead]] = OrderedDict()
+        self._waiting_count = 0
+        self._is_released = False
+        table.add_listener(self.serve)
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Lease tokens until the block ends."""
+        return self.renewal.running()
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change of a quota."""
+        self._table.add_listener(listener)
+
+    def is_limited(self, group: str) -> bool:
+        """Whether the deliveries of a consumer group have a limit."""
+        return not self._table.is_empty and bool(self._table.group_rates(group))
+
+    def request(self, group: str, wanted: int) -> WaitingRead:
+        """Begin to wait for tokens of 1 to `wanted` messages; the caller continues with `wait`."""
+        read = WaitingRead(group, wanted)
+        if group not in self._queues:
+            self._pass(read)
+        if not read.tokens.done():
+            if self._is_released or self._waiting_count >= WAITING_MAX:
+                read.stop()
+            else:
+                self._queues.setdefault(group, deque()).append(read)
+                self._waiting_count += 1
+                self.renewal.demand()
+        return read
+
+    async def wait(self, read: WaitingRead) -> DeliveryTokens | None:
+        """Return the tokens of a read; None if it has waited in vain."""
+        try:
+            return await read.tokens
+        except asyncio.CancelledError:
+            # Both may happen in one turn of the loop.
+            if not read.tokens.cancelled() and (tokens := read.tokens.result()) is not None:
+                tokens.give_back()
+            raise
+        finally:
+            self._remove(read)
+
+    async def take(self, group: str, wanted: int, *, timeout_ms: int) -> DeliveryTokens | None:
+        """Return tokens of 1 to `wanted` messages; None if there are none within the time."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                return await self.wait(self.request(group, wanted))
+        except TimeoutError:
+            return None
+
+    def _remove(self, read: WaitingRead) -> None:
+        queue = self._queues.get(read.group)
+        if queue is not None and read in queue:
+            queue.remove(read)
+            self._waiting_count -= 1
+            if not queue:
+                del self._queues[read.group]
+
+    def release(self) -> None:
+        """End every wait without tokens, and every later one at once: the process stops."""
+        self._is_released = True
+        for queue in self._queues.values():
+            for read in queue:
+                read.stop()
+
+    def charge(self, rates: Sequence[MatchedRate], messages: int, size_bytes: int) -> None:
+        """Take tokens, also those that are missing. Negative numbers return tokens."""
+        now_ms = self._monotonic_ms()
+        for rate in rates:
+            is_messages = rate.key.limit is QuotaLimit.DISPATCH_MESSAGES
+            self._book.lease_of(rate, now_ms).charge(messages if is_messages else size_bytes)
+
+    # ------------------------------------------------------------ for the renewal
+
+    def pause_ms(self) -> int:
+        """Return the time until the limit has added the first missing tokens."""
+        pause_ms = RENEWAL_MS
+        now_ms = self._monotonic_ms()
+        for group in self._queues:
+            for rate in self._table.group_rates(group):
+                pause_ms = min(pause_ms, self._book.lease_of(rate, now_ms).missing_ms(1))
+        return pause_ms
+
+    def note_waiting(self) -> None:
+        """Set the demand of waiting reads at each lease: one token first, and then more."""
+        for lease in self._book.leases.values():
+            lease.waiting = []
+        now_ms = self._monotonic_ms()
+        for group, queue in self._queues.items():
+            wanted = sum([read.wanted for read in queue])
+            for rate in self._table.group_rates(group):
+                is_messages = rate.key.limit is QuotaLimit.DISPATCH_MESSAGES
+                # The number of bytes is unknown. The home grants the missing ones of earlier reads.
+                more = [wanted - 1] if is_messages else []
+                self._book.lease_of(rate, now_ms).waiting = [1, *more]
+
+    def serve(self) -> None:
+        """Let reads pass whose tokens have arrived."""
+        for group in list(self._queues):
+            self.serve_group(group)
+
+    def serve_group(self, group: str) -> None:
+        """Let reads of a consumer group pass whose tokens have arrived."""
+        queue = self._queues.get(group)
+        while queue:
+            if not queue[0].tokens.done():
+                self._pass(queue[0])
+                if not queue[0].tokens.done():
+                    return
+            self._remove(queue[0])
+
+    def _pass(self, read: WaitingRead) -> None:
+        """Give a read its tokens, if there are any."""
+        now_ms = self._monotonic_ms()
+        messages = read.wanted
+        rates = self._table.group_rates(read.group)
+        for rate in rates:
+            tokens = self._book.lease_of(rate, now_ms).tokens
+            if tokens < 1:
+                return
+            if rate.key.limit is QuotaLimit.DISPATCH_MESSAGES:
+                messages = min(messages, int(tokens))
+        self.charge(rates, messages, 0)
+        read.tokens.set_result(DeliveryTokens(self, read.group, rates, messages))
