@@ -180,3 +180,30 @@ def test_a_subject_has_only_limits_that_fit(running: Standalone) -> None:
         answer = http.put("/quotas/topic/orders", json={"dispatchBytesPerS": 1})
         assert answer.status_code == 409
         assert "publishMessagesPerS, publishBytesPerS" in answer.text
+
+
+def test_messages_of_the_rest_api_need_tokens_too(running: Standalone) -> None:
+    rate = 5
+    with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=20) as http:
+
+        def send(topic: str) -> httpx.Response:
+            return http.post(f"/topics/{topic}/messages", json={"body": "m"})
+
+        running.put("topics/letters", messageType="NORMAL", queues=1)
+        running.put("quotas/topic/letters", publishMessagesPerS=rate)
+        running.put("quotas/prefix/lett", publishBytesPerS=1_000_000)
+        eventually(lambda: send("letters").status_code == 429, within_ms=10_000)
+        refused = send("letters")
+        assert (refused.status_code, refused.json()["code"]) == (429, 42900)
+        assert refused.headers["Retry-After"] == "1"
+        assert refused.json()["detail"] == (
+            "publish messages/s of Topic:letters is used up; retry in a second"
+        )
+        began_s, passed = time.monotonic(), 0
+        while passed < 2 * rate:
+            passed += send("letters").status_code == 200
+        assert time.monotonic() - began_s > 0.5 * 2, "the burst was used up"
+        assert send("free").status_code == 200
+        for path in ("topic/letters", "prefix/lett"):
+            http.delete(f"/quotas/{path}").raise_for_status()
+        eventually(lambda: send("letters").status_code == 200, within_ms=10_000)

@@ -159,6 +159,7 @@ def create_app(
     app.state.access_log = access_log or AccessLog(process, clock.wall_ms, clock.monotonic_ms)
     app.state.brokers, app.state.demands = brokers, demands
     app.state.controllers = controllers or ControllerClients([])
+    app.state.send_quotas = None  # The process sets them.
     app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)
     routers = [routes.router for routes in ROUTES]
     of_all = [Depends(BEARER), Depends(BASIC), Depends(check_method)]

@@ -29,6 +29,7 @@ from tidemill.admin.cluster.first_admin import (
     FirstAdminCreation,
     read_first_admin,
 )
+from tidemill.admin.cluster.item_copy import ItemCopy
 from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
@@ -39,6 +40,7 @@ from tidemill.admin.http.forwarded import parse_networks
 from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.http.token_file import TokenFile
+from tidemill.admin.messages.quotas import RestSendQuotas, lease_from
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
@@ -55,6 +57,7 @@ from tidemill.common.repeating import repeating
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
 from tidemill.security.key_file import open_key_file
+from tidemill.security.quotas import QUOTA
 from tidemill.security.table import parse_mode
 from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.aio.tls import (
@@ -264,7 +267,10 @@ def with_access_control(
         reports=reports,
         sessions=app.state.sessions,
     )
-    bans = BanCopy(SecurityClient(app.state.brokers).all, lambda: copy.version)
+    read_all = SecurityClient(app.state.brokers).all
+    bans = BanCopy(read_all, lambda: copy.version)
+    quotas = ItemCopy(QUOTA, read_all, lambda: copy.version)
+    app.state.send_quotas = RestSendQuotas(lease_from(app.state.brokers), quotas)
     door = AccessControl(
         app,
         hosts=[settings.host, *settings.admin_hosts],

@@ -68,7 +68,9 @@ class BrokerClient:
         """Use another channel for the next calls."""
         self._channel = channel
         self._stubs = BrokerStubs(
-            broker_pb2_grpc.BrokerAdminStub(channel), broker_pb2_grpc.BrokerReaderStub(channel)
+            broker_pb2_grpc.BrokerAdminStub(channel),
+            broker_pb2_grpc.BrokerReaderStub(channel),
+            broker_pb2_grpc.BrokerQuotasStub(channel),
         )
         self._recall_signer = None
         # Calls that wait for the previous channel now wait for this one.

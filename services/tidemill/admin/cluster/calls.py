@@ -1,4 +1,4 @@
-"""The calls of BrokerAdmin and BrokerReader that the admin process makes, with their types.
+"""The calls of BrokerAdmin, BrokerReader and BrokerQuotas by the admin process, with their types.
 
 `BrokerClient.call` takes one of them and its request. If the connection is lost, the change may
 have been applied. So the client repeats a call at the next master only if a second execution
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tidemill.stubs.tidemill.broker.v1.broker_pb2_grpc import (
         BrokerAdminAsyncStub,
+        BrokerQuotasAsyncStub,
         BrokerReaderAsyncStub,
     )
 
@@ -31,6 +32,7 @@ class BrokerStubs:
 
     admin: BrokerAdminAsyncStub
     reader: BrokerReaderAsyncStub
+    quotas: BrokerQuotasAsyncStub
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ CHANGE_SECURITY = _change(lambda stubs: stubs.admin.ChangeSecurity)
 # The audit log.
 FIND_AUDIT = _read(lambda stubs: stubs.admin.FindAudit)
 RECORD_AUDIT = _put(lambda stubs: stubs.admin.RecordAudit)
+LEASE_TOKENS = _change(lambda stubs: stubs.quotas.LeaseTokens)
 
 # Broker groups and proxies.
 LIST_BROKER_GROUPS = _read(lambda stubs: stubs.admin.ListBrokerGroups)

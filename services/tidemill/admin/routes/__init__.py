@@ -14,6 +14,7 @@ from tidemill.admin.http.request_access import RequestAccess, access_of
 from tidemill.admin.http.route_templates import PREFIX
 from tidemill.admin.json.schema import Schema
 from tidemill.admin.messages.compose import Composer
+from tidemill.admin.messages.quotas import RestSendQuotas
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.message.resource_names import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
 from tidemill.security.access_log import AccessLog
@@ -38,6 +39,13 @@ def composer_of(request: Request) -> Composer:
     composer = request.app.state.composer
     assert isinstance(composer, Composer)
     return composer
+
+
+def send_quotas_of(request: Request) -> RestSendQuotas | None:
+    """Return the quotas of sends; None in an application without a process."""
+    quotas = request.app.state.send_quotas
+    assert quotas is None or isinstance(quotas, RestSendQuotas)
+    return quotas
 
 
 def json_of(answer: Schema) -> JSONResponse:
@@ -83,6 +91,7 @@ Cluster = Annotated[Brokers, Depends(brokers_of)]
 ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]
+SendLimits = Annotated[RestSendQuotas | None, Depends(send_quotas_of)]
 Access = Annotated[RequestAccess, Depends(access_of)]
 ChangeAuthor = Annotated[Author, Depends(author_of)]
 OwnAccessLog = Annotated[AccessLog, Depends(access_log_of)]

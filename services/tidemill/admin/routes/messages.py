@@ -36,6 +36,7 @@ from tidemill.admin.routes import (
     MessageComposer,
     OwnAccessLog,
     OwnTopicName,
+    SendLimits,
     TopicName,
 )
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
@@ -119,13 +120,17 @@ async def send_message(
     access: Access,
     composer: MessageComposer,
     author: ChangeAuthor,
+    quotas: SendLimits,
 ) -> SentMessageView:
     """Send a message for immediate or delayed delivery.
 
     After an answer, the message is durable. Without an answer, it may be stored or not. A message
-    with a message group goes to the broker group of that message group, others to any one.
+    with a message group goes to the broker group of that message group, others to any one. A
+    message over a quota of the user, the topic or a prefix is refused with 429.
     """
     composed = composer.compose(topic, message)
+    if quotas is not None:
+        await quotas.admit(user=access.user, topic=topic, size_bytes=len(composed.blob))
     may_create = access.allows(Action.CREATE, topic_resource(topic))
     request = pb.StoreMessageRequest(
         topic=topic,

@@ -1,0 +1,73 @@
+"""A copy of the security items of one kind, as new as the copy of the mode (ADR 0078).
+
+All of them are read again after a change of the security items. If no broker group answers, the
+last known ones stay in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Final, final
+
+import grpc
+import structlog
+
+from tidemill.common.errors import ServiceError
+
+READ_WAIT_S: Final = 0.5  # then a request uses the last known items: the home is slow or down
+
+log = structlog.get_logger()
+
+
+@final
+class ItemCopy:
+    """All items of one kind, at most 10,000."""
+
+    def __init__(
+        self,
+        kind: str,
+        read_all: Callable[[str], AsyncIterator[bytes]],
+        find_version: Callable[[], int],
+    ) -> None:
+        """`read_all` yields the items of a kind.
+
+        `find_version` returns the version of the newest table that the process has seen.
+        """
+        self.items: dict[str, bytes] = {}  # by name
+        self.on_change: Callable[[], None] = lambda: None
+        self._kind = kind
+        self._read_all = read_all
+        self._find_version = find_version
+        self._version = 0  # of the table whose items were read
+        self._is_failing = False
+        self._reading: asyncio.Task[None] | None = None
+
+    async def refresh(self) -> None:
+        """Read the items if they have changed. Requests at the same time share one read."""
+        version = self._find_version()
+        if version == self._version:
+            return
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read(version), name=f"{self._kind} items")
+        # A cancelled request must not cancel the read, which others share.
+        await asyncio.wait([self._reading], timeout=READ_WAIT_S)
+
+    async def _read(self, version: int) -> None:
+        items: dict[str, bytes] = {}
+        try:
+            async for encoded in self._read_all(self._kind):
+                items[json.loads(encoded)["name"]] = encoded
+        except (ServiceError, grpc.aio.AioRpcError) as error:
+            if not self._is_failing:
+                log.warning(
+                    "security items not read, the last known ones stay in force",
+                    kind=self._kind,
+                    reason=str(error),
+                )
+            self._is_failing = True
+            return
+        self._is_failing = False
+        self.items, self._version = items, version
+        self.on_change()
