@@ -1,7 +1,7 @@
 """The refusal of banned users and addresses by the REST API (ADR 0078).
 
-An operator must be able to undo each ban. So a ban of addresses does not hold for loopback addresses,
-and no ban holds for the token of admin_token_file.
+An operator must be able to undo each ban. So a ban of addresses does not hold for loopback
+addresses, and no ban holds for the token of admin_token_file.
 """
 
 from __future__ import annotations
