@@ -19,6 +19,8 @@ PLAN = {
     "authority": "mill-ca",
     "certificates": {"mill-proxy-tls": ["mill-proxy"]},
     "tokens": {},
+    "keyFiles": [],
+    "administrators": [],
     "labels": {},
     "days": 90,
     "authorityDays": 3650,
