@@ -59,14 +59,14 @@ def test_a_banned_client_is_refused_until_its_ban_is_deleted(running: Standalone
     assert planned.stdout == f"client {CLIENT_ID}: would be banned, until deleted\n"
     assert code(running) == v2.OK
     tidemill(running, "ban", "create", "--client", CLIENT_ID, "--for", "1h", "--reason", "a loop")
-    eventually(lambda: code(running) == v2.UNAUTHORIZED, within_ms=5_000)
+    eventually(lambda: code(running) == v2.UNAUTHORIZED)
     [header, row] = tidemill(running, "ban", "list").stdout.splitlines()
     assert header.split() == ["KIND", "SUBJECT", "UNTIL", "REASON"]
     assert row.startswith(f"client  {CLIENT_ID}")
     assert row.rstrip().endswith("a loop")
     deleted = tidemill(running, "ban", "delete", "--client", CLIENT_ID)
     assert deleted.stdout == f"ban of client {CLIENT_ID}: deleted\n"
-    eventually(lambda: code(running) == v2.OK, within_ms=5_000)
+    eventually(lambda: code(running) == v2.OK)
 
 
 def test_a_banned_address_loses_its_connections_and_loopback_undoes_it(
@@ -76,13 +76,13 @@ def test_a_banned_address_loses_its_connections_and_loopback_undoes_it(
     assert (refused.status_code, refused.json()["title"]) == (409, "Conflict")
     assert "with force" in refused.json()["detail"]
     tidemill(running, "ban", "create", "--address", "127.0.0.0/8", "--force")
-    eventually(lambda: send(running) == grpc.StatusCode.UNAVAILABLE, within_ms=10_000)
+    eventually(lambda: send(running) == grpc.StatusCode.UNAVAILABLE)
     [ban] = http.get("/bans").raise_for_status().json()["bans"]
     assert (ban["name"], ban["value"]) == ("address:127.0.0.0%2F8", "127.0.0.0/8")
     assert http.get("/bans/address:127.0.0.0%252F8").json() == ban
     deleted = tidemill(running, "ban", "delete", "--address", "127.0.0.0/8")
     assert deleted.stdout == "ban of address 127.0.0.0/8: deleted\n"
-    eventually(lambda: code(running) == v2.OK, within_ms=10_000)
+    eventually(lambda: code(running) == v2.OK)
 
 
 def test_a_ban_names_one_known_subject(http: httpx.Client) -> None:
@@ -131,7 +131,7 @@ def test_only_a_super_user_bans_a_super_user(tmp_path: Path) -> None:
         def mode_is_on() -> bool:
             return http.get("/users/shop").status_code == 401
 
-        eventually(mode_is_on, within_ms=5_000)
+        eventually(mode_is_on)
         http.auth = "ops", secrets["ops"]
         assert http.post("/bans", json={"user": "root"}).status_code == 403
         own = http.post("/bans", json={"user": "ops"})
@@ -143,6 +143,6 @@ def test_only_a_super_user_bans_a_super_user(tmp_path: Path) -> None:
             answer = http.get("/topics")
             return answer.status_code == 401 and "banned" in json.dumps(answer.json())
 
-        eventually(is_refused, within_ms=5_000)
+        eventually(is_refused)
         http.auth = "ops", secrets["ops"]
         http.delete("/bans/user:shop").raise_for_status()

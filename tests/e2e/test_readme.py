@@ -24,6 +24,7 @@ RUN_S = 120.0
 SKIPPED = {  # the Docker daemon and a cluster have their own tests
     "docker": "tests/image/test_images.py",
     "helm test": "tests/chaos",
+    "kubectl exec": "tests/chaos",
 }
 
 
