@@ -291,10 +291,6 @@ def delay(producer: Producer, consumer: SimpleConsumer, admin: str) -> None:
             receipts[body] = producer.send(made)
         note("three by seconds, one by a day")
     due_at_ms = {body: at_s * 1000 for body, at_s in due_at_s.items()}
-    with step("rescheduled over REST", 1) as note:
-        message_id = receipts["moved"].message_id
-        due_at_ms["moved"] = reschedule(admin, message_id, (now_s + 5) * 1000)
-        note("from a day to 5 s")
     with step("recalled", 1) as note:
         receipt = receipts["recalled"]
         recalled_id = producer.recall_message(DELAYED_TOPIC, receipt.recall_handle)
@@ -303,6 +299,10 @@ def delay(producer: Producer, consumer: SimpleConsumer, admin: str) -> None:
             f"{recalled_id} was recalled, not {receipt.message_id}",
         )
         note("it is not delivered")
+    with step("rescheduled over REST", 1) as note:
+        message_id = receipts["moved"].message_id
+        due_at_ms["moved"] = reschedule(admin, message_id, (now_s + 5) * 1000)
+        note("from a day to 5 s")
     del due_at_ms["recalled"]
     with step("delivered when due, acked", len(due_at_ms)) as note:
         late_ms: dict[str, int] = {}

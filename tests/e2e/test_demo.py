@@ -34,8 +34,8 @@ def test_the_demonstration_shows_every_step() -> None:
         "rejected 2 times",
         "read as a dead letter",
         "delayed",
-        "rescheduled over REST",
         "recalled",
+        "rescheduled over REST",
         "delivered when due, acked",
     ):
         assert any(line.strip().startswith(f"{what}  ") for line in lines), what

@@ -134,8 +134,9 @@ def test_a_store_without_its_log_is_refused_with_a_sentence(tmp_path: Path) -> N
 def test_an_address_that_cannot_be_served_names_its_setting(
     tmp_path: Path, process: str, prefix: str, shown: str
 ) -> None:
-    # Else a broker refuses any address but loopback before it tries.
-    open_to_others = ["--plain-links"] if process == "broker" else []
+    # Else the process refuses any address but loopback before it tries.
+    doors = {"broker": ["--plain-links"], "standalone": ["--admin-open", "--admin-plain"]}
+    open_to_others = doors[process]
 
     def started(*flags: str) -> str:
         ports = {"--grpc-port": "0", "--metrics-port": "0"}
