@@ -14,12 +14,12 @@ FIRST, SECOND = "the-first-secret-of-root", "the-second-secret-of-root"
 
 
 def status(running: Standalone, secret: str) -> int:
-    with httpx.Client(trust_env=False) as http:
+    with httpx.Client(trust_env=False, timeout=30) as http:
         return http.get(f"{running.admin}/api/v1/users", auth=("root", secret)).status_code
 
 
 def changes(running: Standalone, secret: str) -> list[dict[str, object]]:
-    with httpx.Client(trust_env=False) as http:
+    with httpx.Client(trust_env=False, timeout=30) as http:
         answer = http.get(f"{running.admin}/api/v1/audit?kind=change", auth=("root", secret))
     found: list[dict[str, object]] = answer.json()["records"]
     return found

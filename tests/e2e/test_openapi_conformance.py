@@ -41,7 +41,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with standalone(folder / "data", *secured) as started:
         topics = f"{started.admin}/api/v1/topics"
         eventually(
-            lambda: httpx.get(topics, auth=ROOT, trust_env=False).status_code == HTTPStatus.OK,
+            lambda: (
+                httpx.get(topics, auth=ROOT, trust_env=False, timeout=30).status_code
+                == HTTPStatus.OK
+            ),
             within_ms=10_000,
         )
         yield started

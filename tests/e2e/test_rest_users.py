@@ -29,7 +29,7 @@ def tidemill(running: Standalone, home: Path, *arguments: str) -> subprocess.Com
 def test_the_mode_on_needs_users_and_rights(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
         url = f"{running.admin}/api/v1"
-        with httpx.Client(trust_env=False) as http:
+        with httpx.Client(trust_env=False, timeout=30) as http:
             assert http.put(f"{url}/topics/orders", json={}).status_code == 200
             assert tidemill(running, tmp_path, "security", "enable").returncode == 0
             eventually(lambda: http.get(f"{url}/topics").status_code == 401)
@@ -101,7 +101,7 @@ async def send(running: Standalone, token: str) -> int:
 
 def test_a_script_uses_a_named_token_at_both_doors(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
-        with httpx.Client(trust_env=False) as http:
+        with httpx.Client(trust_env=False, timeout=30) as http:
             url = f"{running.admin}/api/v1"
             assert http.put(f"{url}/topics/orders", json={}).status_code == 200
             assert tidemill(running, tmp_path, "security", "enable").returncode == 0
@@ -143,7 +143,7 @@ def test_a_browser_logs_in_and_out(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
         assert tidemill(running, tmp_path, "security", "enable").returncode == 0
         user, secret = (tmp_path / ".config" / "tidemill" / "credentials").read_text().split()
-        with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False) as http:
+        with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=30) as http:
             eventually(lambda: http.get("/session").status_code == 401)
             assert http.post("/session", auth=(user, "wrong")).status_code == 401
             assert not http.cookies
