@@ -2,8 +2,8 @@
 
     python -m tools.audit_dependencies requirements.lock
 
-The package index has the advisories. An index without them, such as a mirror, is reported; then
-nothing was audited.
+The package index has the advisories. If it has none, as a mirror, or cannot be reached, this is
+reported; then nothing was audited.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-TIMEOUT_S: Final = 300.0
+TIMEOUT_S: Final = 120.0  # of the requests about one lock file
 # Ids of advisories that do not concern us, with the reason.
 ACCEPTED: Final[Mapping[str, str]] = {}
 
@@ -32,7 +32,11 @@ def main(locks: Sequence[str]) -> int:
     """Audit lock files; return 1 for a vulnerable dependency."""
     status = 0
     for lock in locks:
-        result = read(audit(Path(lock)))
+        try:
+            result = read(audit(Path(lock)))
+        except IndexUnreachable as error:
+            print(f"{lock}: not audited: {error}", file=sys.stderr)
+            continue
         for line in result.vulnerable:
             print(f"{lock}: {line}", file=sys.stderr)
             status = 1
@@ -45,15 +49,23 @@ def main(locks: Sequence[str]) -> int:
     return status
 
 
+class IndexUnreachable(Exception):
+    """pip-audit has made no report."""
+
+
 def audit(lock: Path) -> str:
-    """Return the report of pip-audit, JSON."""
+    """Return the report of pip-audit, JSON. Raises IndexUnreachable."""
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(lock)]
     options = ["--no-deps", "--disable-pip", "--format=json", "--progress-spinner=off"]
-    done = subprocess.run(
-        [*command, *options], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise IndexUnreachable(f"pip-audit took more than {TIMEOUT_S:g} s") from None
     if not done.stdout:
-        sys.exit(f"pip-audit failed: {done.stderr.strip()}")
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise IndexUnreachable(f"pip-audit failed: {last}")
     return done.stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +30,16 @@ def test_a_report_has_vulnerable_and_unknown_dependencies() -> None:
 def test_an_accepted_advisory_is_left_out(monkeypatch: pytest.MonkeyPatch, accepted: str) -> None:
     monkeypatch.setattr(audit_dependencies, "ACCEPTED", {accepted: "not reachable"})
     assert not read(REPORT).vulnerable
+
+
+def test_an_unreachable_index_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    lock = tmp_path / "a.lock"
+    lock.write_text(f"good==1 --hash=sha256:{'0' * 64}\n")
+    assert audit_dependencies.main([str(lock)]) == 0
+    assert "not audited: pip-audit failed" in capsys.readouterr().err
