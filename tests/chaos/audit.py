@@ -55,7 +55,7 @@ def main() -> int:
     from tidemill_pipeline.jobs.running import session
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("facts", type=Path, help="what clients reported, of build/chaos")
+    parser.add_argument("facts", type=Path, help="reports of the clients, from build/chaos")
     parser.add_argument("--to", required=True, help="a folder for the audit's tables and its page")
     parser.add_argument("--endpoints", required=True, help="HOST:PORT of a proxy")
     parser.add_argument("--user", default="", help="a user of the release, if it has users")
@@ -231,7 +231,7 @@ def early_of(facts: Sequence[Fact], role: str, topic: str) -> set[str]:
 
 
 def failed_of(facts: Sequence[Fact], role: str) -> list[LostAnswerSpan]:
-    """Return the times at which answers to a consumer group's receives were lost.
+    """Return the times of lost answers to the receives of a consumer group.
 
     Causes are a disturbance, an error and the end of the clients.
     """

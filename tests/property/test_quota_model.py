@@ -25,7 +25,7 @@ STEP_MS = 10
 
 
 class Proxy:
-    """A proxy whose clients send all the time, and which renews its leases."""
+    """A proxy with clients that always send. It renews its leases."""
 
     def __init__(self, number: int, home: QuotaBuckets, rate_per_s: int, cost: int) -> None:
         self.name = bytes([number])
@@ -38,7 +38,7 @@ class Proxy:
         self.next_period_ms = 0
 
     def send(self, now_ms: int, count: int) -> None:
-        """Pass the sends of one step whose tokens are there; the first other one waits."""
+        """Pass the sends of one step until the tokens are used up. The next send waits."""
         lease = self.book.lease_of(self.rate, now_ms)
         for _ in range(count):
             if not self.book.take([Cost(lease, self.cost)]):

@@ -164,11 +164,14 @@ def test_the_end_of_a_token_ends_its_streams() -> None:
             checks += 1
             return began_ms + round((time_ms() - began_s) * 1_000)
 
+        async def endless() -> None:
+            await asyncio.Event().wait()
+
         began_s = time_ms()
         users.gate._wall_ms = wall_ms
         async with asyncio.timeout(5):
             with pytest.raises(Unauthorized, match="the token ci of user orders has ended"):
-                await users.gate.streams.watched(call, asyncio.sleep(60))
+                await users.gate.streams.watched(call, endless())
         assert wall_ms() > began_ms + 10
         assert checks < 20, "a check at the end, not a loop"
         users.set_mode(Mode.PERMISSIVE)
