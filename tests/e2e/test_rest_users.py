@@ -31,7 +31,11 @@ def test_the_mode_on_needs_users_and_rights(tmp_path: Path) -> None:
         url = f"{running.admin}/api/v1"
         with httpx.Client(trust_env=False, timeout=30) as http:
             assert http.put(f"{url}/topics/orders", json={}).status_code == 200
-            assert tidemill(running, tmp_path, "security", "enable").returncode == 0
+            enabled = tidemill(running, tmp_path, "security", "enable")
+            assert enabled.returncode == 0
+            answer = json.loads(enabled.stdout)
+            applied = {(proxy["mode"], proxy["version"]) for proxy in answer["proxies"]}
+            assert applied == {("on", answer["version"])}
             eventually(lambda: http.get(f"{url}/topics").status_code == 401)
             made = tidemill(running, tmp_path, "user", "create", "eve", "--role", "viewer")
             assert made.returncode == 0, made.stderr

@@ -1,21 +1,27 @@
-"""A home broker with a table of security items alone, behind the calls of the admin process."""
+"""A home broker with security items and proxies alone, behind the calls of the admin process."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.broker.engine.metadata.security_items import SecurityItems
-from tidemill.common.errors import BrokerUnreachable, Conflict
+from tidemill.common.errors import BrokerUnreachable, Conflict, ProxyUnreachable
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 async def _nothing() -> None:
     pass
+
+
+class ProxyRelay(NamedTuple):
+    """A member of the broker groups, with a connection to the proxies."""
+
+    client: SecurityHome
 
 
 class SecurityHome:
@@ -26,6 +32,9 @@ class SecurityHome:
         self.audits: list[pb.ChangeAuthor] = []
         self.is_up = True
         self.is_copy = False  # whether another broker group answers for the home
+        # By name. A proxy without a state does not answer.
+        self.proxies: dict[str, pb.SecurityState | None] = {}
+        self.are_proxies_current = True  # whether they have each change at once
         # Awaited before each change, so that another change comes first.
         self.before_change: Callable[[], Awaitable[None]] = _nothing
 
@@ -53,6 +62,26 @@ class SecurityHome:
         """Answer a read."""
         unreachable = ["home"] if self.is_copy else []
         return BrokerAnswers([BrokerAnswer("b", await self.call(call, request))], unreachable)
+
+    async def call_all(self, call: object, _request: object) -> BrokerAnswers[Any]:
+        """Answer a read of all brokers."""
+        assert call is calls.LIST_PROXIES
+        known = [pb.ProxyName(process_id=name.encode(), name=name) for name in self.proxies]
+        return BrokerAnswers([BrokerAnswer("b", pb.ProxyList(proxies=known))], [])
+
+    async def member(self, _name: str) -> ProxyRelay:
+        """Return the client that relays to proxies."""
+        return ProxyRelay(self)
+
+    async def ask_proxy(self, request: pb.AskProxyRequest) -> pb.ProxyAnswer:
+        """Answer for a proxy."""
+        name = request.process_id.decode()
+        state = self.proxies[name]
+        if state is None:
+            raise ProxyUnreachable(f"{name} is down")
+        if self.are_proxies_current:
+            state.version = self.table.version
+        return pb.ProxyAnswer(security=state)
 
     async def call(self, call: object, request: Any) -> Any:
         """Answer a call."""

@@ -118,7 +118,12 @@ def client_of(
         credentials=None if known is None or saved else known.pair,
         ca_file=options.ca_file,
         timeout_s=timeout_s,
+        on_unconfirmed=_warn_unconfirmed,
     )
+
+
+def _warn_unconfirmed(names: str) -> None:
+    warn(f"the change is stored, but not confirmed within a second: {names}")
 
 
 def find_sendable(options: Options) -> UserCredentials | None:

@@ -8,9 +8,19 @@ from typing import Annotated, TextIO
 import typer
 
 from tidemill.cli.credentials import credentials_file
-from tidemill.cli.rest import call, call_pages, say, segment, show
+from tidemill.cli.rest import (
+    OutputFormat,
+    call,
+    call_pages,
+    options_of,
+    say,
+    segment,
+    show,
+    warn_unreachable,
+)
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
 from tidemill.common.prompts import fail
+from tidemill.common.rest_client import Json
 
 app = typer.Typer(no_args_is_help=True, help="Require credentials and rights, or stop that.")
 
@@ -54,7 +64,10 @@ def enable(
         fail("the mode is on already; lower it by `tidemill security disable`", EXIT_REFUSED)
     mode = "permissive" if permissive else "on"
     after = call(context, "PUT", "/security", body={"mode": mode})
-    lines.append(f"mode      {before['inForce']} -> {after['inForce']}  version {after['version']}")
+    lines.append(
+        f"mode      {before['inForce']} -> {after['inForce']}  version {after['version']},"
+        f" {_confirmed(after)}"
+    )
     answer = {**after, "secret": secret} if secret else after
     say(context, answer, "\n".join(lines))
 
@@ -69,19 +82,42 @@ def disable(context: typer.Context) -> None:
     if before["floor"] != "off":
         fail(f"security_floor is {before['floor']}: change that setting first", EXIT_REFUSED)
     after = call(context, "PUT", "/security", body={"mode": "off"})
-    say(context, after, f"mode      {before['inForce']} -> {after['inForce']}")
+    say(context, after, f"mode      {before['inForce']} -> {after['inForce']}  {_confirmed(after)}")
 
 
 @app.command("status")
 def status(context: typer.Context) -> None:
-    """Show the mode, and the keys that encrypt the secrets of users.
+    """Show the mode, the version and the keys of the admin process and of each proxy.
+
+    The recorded mode is that of the configuration. A process applies its security_floor if that is
+    stricter.
 
     Example: tidemill security status
     """
     found = call(context, "GET", "/security")
-    keys = " ".join(found["keyIds"]) or "none"
-    row = (found["inForce"], found["mode"], found["floor"], found["version"], keys)
-    show(context, found, ("MODE", "RECORDED", "FLOOR", "VERSION", "KEYS"), [row])
+    rows = [
+        ("admin", found["inForce"], found["version"], _keys_of(found)),
+        *(
+            (each["name"], each["mode"], each["version"], _keys_of(each))
+            for each in found["proxies"]
+        ),
+    ]
+    if options_of(context).output is not OutputFormat.JSON:
+        typer.echo(f"recorded mode {found['mode']}, floor of the admin process {found['floor']}\n")
+    show(context, found, ("PROCESS", "MODE", "VERSION", "KEYS"), rows)
+    warn_unreachable(found)
+
+
+def _keys_of(process: Json) -> str:
+    return " ".join(process["keyIds"]) or "none"
+
+
+def _confirmed(answer: Json) -> str:
+    """Return how many proxies have applied a change."""
+    proxies = answer["proxies"]
+    applied = sum(proxy["version"] >= answer["version"] for proxy in proxies)
+    total = len(proxies) + len(answer.get("unreachable", ()))
+    return f"applied by {applied} of {total} proxies"
 
 
 def _credentials_file() -> TextIO:

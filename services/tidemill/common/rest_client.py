@@ -6,7 +6,7 @@ import base64
 import contextlib
 import ssl
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import httpx
 
 BASE_PATH: Final = "/api/v1"
+# Names of proxies that have not confirmed a change of users or rights in time.
+UNCONFIRMED_HEADER: Final = "Tidemill-Unconfirmed"
 PROBLEM: Final = "application/problem+json"  # the content type of each rejection by the API
 
 Json = Any  # What json.loads returns: a foreign edge.
@@ -64,6 +66,8 @@ class RestClient:
     ca_file: Path | None = None  # signers of the API's certificate; default: public authorities
     timeout_s: float
     transport: httpx.BaseTransport | None = None  # for tests
+    # Called with the names of proxies that have not confirmed a change of users or rights.
+    on_unconfirmed: Callable[[str], None] = lambda _names: None
 
     def call(
         self, method: str, path: str, *, body: Json = None, query: Mapping[str, str] | None = None
@@ -90,6 +94,8 @@ class RestClient:
                 raise RestUnreachable(error, is_other_protocol=is_other_protocol) from error
         if not response.is_success:
             raise _rejection(response, _find_problem(response))
+        if names := response.headers.get(UNCONFIRMED_HEADER):
+            self.on_unconfirmed(names)
         try:
             return response.json() if response.content else None
         except ValueError as error:

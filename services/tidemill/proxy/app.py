@@ -60,6 +60,7 @@ from tidemill.security.access_log import AccessLog
 from tidemill.security.key_file import open_key_file
 from tidemill.security.table import Mode, SecurityTable
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connector
 from tidemill.transport.aio.tls import (
@@ -211,7 +212,13 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         settings.name,
         cluster.masters,
         Questions(
-            clients, clock.monotonic_ms, access_log, Kicks(gate, clients, polling, cluster).kick
+            clients,
+            clock.monotonic_ms,
+            access_log,
+            Kicks(gate, clients, polling, cluster).kick,
+            lambda: pb.SecurityState(
+                version=age.version, mode=gate.mode.text, key_ids=gate.key_ids
+            ),
         ).answer,
         connect=connect,
     )

@@ -86,7 +86,10 @@ class World:
         self.streams: list[Stream] = []
         self.access_log = AccessLog("proxy-7", self.clock.wall_ms, self.clock.monotonic_ms)
         self.kicked: list[pb.KickClient] = []
-        questions = Questions(self.clients, self.clock.monotonic_ms, self.access_log, self.kick)
+        self.security = pb.SecurityState(version=7, mode="on", key_ids=["k2", "k1"])
+        questions = Questions(
+            self.clients, self.clock.monotonic_ms, self.access_log, self.kick, lambda: self.security
+        )
         self.relays = Relays(
             "proxy-7", lambda: self.addresses, questions.answer, connect=self.connect
         )
@@ -199,6 +202,14 @@ def test_a_kick_is_asked_through_the_broker() -> None:
         answer = await world.ask(pb.ProxyQuestion(kick=asked))
         assert (answer.kicked.polls, answer.kicked.streams) == (2, 1)
         assert world.kicked == [asked]
+
+    run(scenario)
+
+
+def test_the_security_state_is_asked_through_the_broker() -> None:
+    async def scenario(world: World) -> None:
+        answer = await world.ask(pb.ProxyQuestion(get_security=pb.GetSecurityState()))
+        assert answer.security == world.security
 
     run(scenario)
 

@@ -91,36 +91,51 @@ async def find_proxies(brokers: Brokers) -> ProxyRoutes:
     )
 
 
-async def list_clients(brokers: Brokers, request: pb.ListClientsRequest) -> ConnectedClientPage:
-    """Return a page of the clients of all proxies."""
+class ProxyAnswers(NamedTuple):
+    """The answers of the proxies, and the processes without one."""
+
+    answers: list[tuple[ProxyRoute, pb.ProxyAnswer]]
+    unreachable: list[str]
+
+
+async def ask_all(brokers: Brokers, question: pb.ProxyQuestion, timeout_ms: int) -> ProxyAnswers:
+    """Ask all proxies at the same time. An error of one proxy hides no answer of another."""
     routes = await find_proxies(brokers)
-    unreachable = list(routes.unreachable)
-    question = pb.ProxyQuestion(list_clients=request)
     replies = await asyncio.gather(
-        *(ask_proxy(proxy, question, LIST_TIMEOUT_MS) for proxy in routes.proxies),
+        *(ask_proxy(proxy, question, timeout_ms) for proxy in routes.proxies),
         return_exceptions=True,
     )
-    known: dict[str, list[tuple[ProxyRoute, pb.ClientState]]] = {}
-    ends: list[str] = []
+    found = ProxyAnswers([], list(routes.unreachable))
     for proxy, reply in zip(routes.proxies, replies, strict=True):
         if isinstance(reply, _PROXY_UNREACHABLE_ERRORS):
-            unreachable.append(proxy.name)
+            found.unreachable.append(proxy.name)
         elif isinstance(reply, ServiceError):
-            # An error of one proxy must not hide the clients of the others.
-            unreachable.append(f"{proxy.name}: {reply.message}")
+            found.unreachable.append(f"{proxy.name}: {reply.message}")
         elif isinstance(reply, BaseException):
             raise reply
         else:
-            for state in reply.clients.clients:
-                known.setdefault(state.client_id, []).append((proxy, state))
-            if reply.clients.has_more:
-                ends.append(reply.clients.clients[-1].client_id)
+            found.answers.append((proxy, reply))
+    return found
+
+
+async def list_clients(brokers: Brokers, request: pb.ListClientsRequest) -> ConnectedClientPage:
+    """Return a page of the clients of all proxies."""
+    asked = await ask_all(brokers, pb.ProxyQuestion(list_clients=request), LIST_TIMEOUT_MS)
+    known: dict[str, list[tuple[ProxyRoute, pb.ClientState]]] = {}
+    ends: list[str] = []
+    for proxy, reply in asked.answers:
+        for state in reply.clients.clients:
+            known.setdefault(state.client_id, []).append((proxy, state))
+        if reply.clients.has_more:
+            ends.append(reply.clients.clients[-1].client_id)
     # Clients behind the end of a cut page of one proxy are unknown.
     end = min(ends) if ends else None
     client_ids = sorted(each for each in known if end is None or each <= end)
     page = client_ids[: request.clients_max] if request.clients_max else client_ids
     clients = [(each, _merged(known[each])) for each in page]
-    return ConnectedClientPage(clients, unreachable, bool(ends) or len(page) < len(client_ids))
+    return ConnectedClientPage(
+        clients, asked.unreachable, bool(ends) or len(page) < len(client_ids)
+    )
 
 
 async def list_client_ids(brokers: Brokers, request: pb.ListClientsRequest) -> list[str]:
@@ -165,22 +180,9 @@ class KickAnswers(NamedTuple):
 
 async def kick_client(brokers: Brokers, kick: pb.KickClient) -> KickAnswers:
     """Kick a client at all proxies. Raises ClientNotFound or ProxyUnreachable."""
-    routes = await find_proxies(brokers)
-    question = pb.ProxyQuestion(kick=kick)
-    replies = await asyncio.gather(
-        *(ask_proxy(proxy, question, LIST_TIMEOUT_MS) for proxy in routes.proxies),
-        return_exceptions=True,
-    )
-    answers = KickAnswers([], list(routes.unreachable))
-    for proxy, reply in zip(routes.proxies, replies, strict=True):
-        if isinstance(reply, _PROXY_UNREACHABLE_ERRORS):
-            answers.unreachable.append(proxy.name)
-        elif isinstance(reply, ServiceError):
-            answers.unreachable.append(f"{proxy.name}: {reply.message}")
-        elif isinstance(reply, BaseException):
-            raise reply
-        elif reply.kicked.is_known:
-            answers.kicked.append((proxy.name, reply.kicked))
+    asked = await ask_all(brokers, pb.ProxyQuestion(kick=kick), LIST_TIMEOUT_MS)
+    kicked = [(p.name, reply.kicked) for p, reply in asked.answers if reply.kicked.is_known]
+    answers = KickAnswers(kicked, asked.unreachable)
     if not answers.kicked:
         raise _unknown(kick.client_id, answers.unreachable, kick.user)
     return answers

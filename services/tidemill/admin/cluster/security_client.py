@@ -39,8 +39,12 @@ class ListedItems(NamedTuple):
 class SecurityClient:
     """The security items of a cluster."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(
+        self, brokers: Brokers, on_change: Callable[[int], Awaitable[None]] | None = None
+    ) -> None:
+        """`on_change` is awaited after a change, with the new version of the table."""
         self._brokers = brokers
+        self._on_change = on_change
 
     async def find(self, kind: str, name: str) -> FoundItem:
         """Return an item by its name; "" for the security mode alone."""
@@ -104,8 +108,12 @@ class SecurityClient:
             attempt += 1
             try:
                 home = await self._brokers.home()
-                return (await home.call(calls.CHANGE_SECURITY, request)).version
+                version = (await home.call(calls.CHANGE_SECURITY, request)).version
             except Conflict:
                 now = await self.find(kind, name)
                 if attempt == ATTEMPTS_MAX or now.version == found.version:
                     raise
+            else:
+                if self._on_change is not None and not dry_run:
+                    await self._on_change(version)
+                return version

@@ -193,6 +193,15 @@ class SecuritySettingsView(Schema):
     )
 
 
+class ProxySecurityView(Schema):
+    """The security of one proxy."""
+
+    name: str = Field(description="Name of the proxy.")
+    version: int = Field(description="Version of its users, roles, tokens, quotas, bans and mode.")
+    mode: ModeView = Field(description="The mode in force at this proxy.")
+    key_ids: list[str] = Field(description="Ids in its key file, the first encrypts.")
+
+
 class SecurityView(Schema):
     """The security of the cluster."""
 
@@ -202,6 +211,13 @@ class SecurityView(Schema):
     version: int = Field(description="Number of changes of users, roles and the mode.")
     key_ids: list[str] = Field(
         description="Ids in the key file of this process, the first encrypts."
+    )
+    proxies: list[ProxySecurityView] = Field(
+        description="The proxies that answered. After a change, those with an older version have"
+        " not applied it within a second."
+    )
+    unreachable: list[str] | None = Field(
+        None, description="Processes that did not answer. Missing if all answered."
     )
 
 

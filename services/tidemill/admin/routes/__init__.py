@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
-from fastapi import Depends, Header, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.cluster.security_client import SecurityClient
+from tidemill.admin.cluster.security_states import wait_for_version
 from tidemill.admin.http.actor import CLAIMED_USER_HEADER, Actor, actor_of
 from tidemill.admin.http.request_access import RequestAccess, access_of
 from tidemill.admin.http.route_templates import PREFIX
@@ -16,6 +19,7 @@ from tidemill.admin.json.schema import Schema
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.messages.quotas import RestSendQuotas
 from tidemill.admin.scaling.demand_queries import DemandQueries
+from tidemill.common.rest_client import UNCONFIRMED_HEADER
 from tidemill.message.resource_names import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
 from tidemill.security.access_log import AccessLog
 
@@ -87,7 +91,27 @@ def access_log_of(request: Request) -> AccessLog:
     return known
 
 
+def security_items_of(
+    cluster: Annotated[Brokers, Depends(brokers_of)], response: Response
+) -> SecurityClient:
+    """Return the security items. A header of the response names proxies without the change."""
+
+    async def wait(version: int) -> None:
+        lacking = (await wait_for_version(cluster, version)).lacking(version)
+        if lacking:
+            response.headers[UNCONFIRMED_HEADER] = header_text(lacking)
+
+    return SecurityClient(cluster, wait)
+
+
+def header_text(names: Iterable[str]) -> str:
+    """Return names as the value of a header, which has one line and is ASCII."""
+    text = " ".join(", ".join(names).split())
+    return text.encode("ascii", "replace").decode()
+
+
 Cluster = Annotated[Brokers, Depends(brokers_of)]
+SecurityItems = Annotated[SecurityClient, Depends(security_items_of)]
 ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]

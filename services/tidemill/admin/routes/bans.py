@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 
 from tidemill.admin.audit.author import DELETE
-from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.user_changes import check_version, find_user
 from tidemill.admin.http.actor import Actor, actor_of
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
@@ -22,7 +22,7 @@ from tidemill.admin.json.bans import (
     ClientBanSettings,
     UserBanSettings,
 )
-from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock
 from tidemill.common.errors import BanNotFound, Conflict
 from tidemill.security.bans import BAN, Ban, BanKind, ban_of, covers, range_text
@@ -44,13 +44,13 @@ RequestActor = Annotated[Actor, Depends(actor_of)]
 
 @router.get("/bans", response_model_exclude_none=True)
 async def list_bans(
-    cluster: Cluster,
+    items: SecurityItems,
     clock: WallClock,
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
 ) -> BanPageView:
     """List bans, ordered by name. Bans that have ended are listed until they are deleted."""
-    found = await SecurityClient(cluster).page(BAN, page_token or "", page_size)
+    found = await items.page(BAN, page_token or "", page_size)
     bans = [ban_of(encoded) for encoded in found.encoded]
     return BanPageView(
         bans=[view_of(ban, clock.wall_ms()) for ban in bans],
@@ -59,15 +59,15 @@ async def list_bans(
 
 
 @router.get("/bans/{ban}")
-async def get_ban(ban: BanName, cluster: Cluster, clock: WallClock) -> BanView:
+async def get_ban(ban: BanName, items: SecurityItems, clock: WallClock) -> BanView:
     """Show a ban."""
-    return view_of(_find(await SecurityClient(cluster).find(BAN, ban), ban), clock.wall_ms())
+    return view_of(_find(await items.find(BAN, ban), ban), clock.wall_ms())
 
 
 @router.post("/bans")
 async def create_ban(
     settings: BanSettings,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     actor: RequestActor,
@@ -79,7 +79,7 @@ async def create_ban(
 
     A ban of the user or the address of this request needs `force`.
     """
-    items, now_ms = SecurityClient(cluster), clock.wall_ms()
+    now_ms = clock.wall_ms()
     planned = _ban_of(settings, now_ms)
     made: list[Ban] = []
     user_ids: list[int] = []
@@ -126,7 +126,7 @@ async def create_ban(
 @router.delete("/bans/{ban}")
 async def delete_ban(
     ban: BanName,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     clock: WallClock,
@@ -139,7 +139,7 @@ async def delete_ban(
         gone[:] = [_find(found, ban)]
         return [{"op": "deleteBan", "name": ban}]
 
-    await SecurityClient(cluster).change(
+    await items.change(
         BAN, ban, decide, caller=caller, audit=author.of(f"Ban:{ban}", DELETE), dry_run=dry_run
     )
     return BanDeletionView(dry_run=dry_run, ban=view_of(gone[0], clock.wall_ms()))

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from tidemill.admin.audit.author import DELETE
-from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.user_changes import check_version
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.quotas import (
@@ -19,7 +19,7 @@ from tidemill.admin.json.quotas import (
     QuotaSettings,
     QuotaView,
 )
-from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock
 from tidemill.common.errors import Conflict, QuotaNotFound
 from tidemill.security.acl import Action, Resource, ResourceType
@@ -50,10 +50,10 @@ Subject = Annotated[
 
 @router.get("/quotas")
 async def list_quotas(
-    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    items: SecurityItems, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
 ) -> QuotaPageView:
     """List quotas, ordered by name."""
-    found = await SecurityClient(cluster).page(QUOTA, page_token or "", page_size)
+    found = await items.page(QUOTA, page_token or "", page_size)
     quotas = [quota_of(encoded) for encoded in found.encoded]
     return QuotaPageView(
         quotas=[view_of(quota) for quota in quotas],
@@ -62,10 +62,10 @@ async def list_quotas(
 
 
 @router.get("/quotas/{kind}/{subject}")
-async def get_quota(kind: Kind, subject: Subject, cluster: Cluster) -> QuotaView:
+async def get_quota(kind: Kind, subject: Subject, items: SecurityItems) -> QuotaView:
     """Show a quota."""
     name = subject_name(kind.value, subject)
-    return view_of(_find(await SecurityClient(cluster).find(QUOTA, name), name))
+    return view_of(_find(await items.find(QUOTA, name), name))
 
 
 @router.put("/quotas/{kind}/{subject}")
@@ -73,7 +73,7 @@ async def put_quota(
     kind: Kind,
     subject: Subject,
     settings: QuotaSettings,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     access: Access,
@@ -106,7 +106,7 @@ async def put_quota(
         made[:] = [replace(planned, created_at_ms=created_at_ms)]
         return [made[0].to_item()]
 
-    version = await SecurityClient(cluster).change(
+    version = await items.change(
         QUOTA,
         planned.name,
         decide,
@@ -122,7 +122,7 @@ async def put_quota(
 async def delete_quota(
     kind: Kind,
     subject: Subject,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     dry_run: DryRun = False,
@@ -135,7 +135,7 @@ async def delete_quota(
         gone[:] = [_find(found, name)]
         return [{"op": "deleteQuota", "name": name}]
 
-    await SecurityClient(cluster).change(
+    await items.change(
         QUOTA,
         name,
         decide,

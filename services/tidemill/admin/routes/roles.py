@@ -13,7 +13,7 @@ from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClie
 from tidemill.admin.cluster.user_changes import check_size, check_version
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.security import RoleDeletionView, RolePageView, RoleSettings, RoleView
-from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes import Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock, entries_of, entry_views
 from tidemill.common.errors import Conflict, RoleNotFound
 from tidemill.security.identities import (
@@ -39,10 +39,10 @@ RoleName = Annotated[
 
 @router.get("/roles", response_model_exclude_none=True)
 async def list_roles(
-    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    items: SecurityItems, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
 ) -> RolePageView:
     """List roles: on the first page the ready-made ones, then the others by name."""
-    found = await SecurityClient(cluster).page(ROLE, page_token or "", page_size)
+    found = await items.page(ROLE, page_token or "", page_size)
     roles = [role_of(encoded) for encoded in found.encoded]
     ready = [] if page_token else list(READY_MADE_ROLES.values())
     return RolePageView(
@@ -52,18 +52,18 @@ async def list_roles(
 
 
 @router.get("/roles/{role}")
-async def get_role(role: RoleName, cluster: Cluster) -> RoleView:
+async def get_role(role: RoleName, items: SecurityItems) -> RoleView:
     """Show a role."""
     if role in READY_MADE_ROLES:
         return view_of(READY_MADE_ROLES[role])
-    return view_of(_find(await SecurityClient(cluster).find(ROLE, role), role))
+    return view_of(_find(await items.find(ROLE, role), role))
 
 
 @router.put("/roles/{role}")
 async def put_role(
     role: RoleName,
     settings: RoleSettings,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     clock: WallClock,
@@ -87,7 +87,6 @@ async def put_role(
         ]
         return [made[0].to_item()]
 
-    items = SecurityClient(cluster)
     version = await items.change(
         ROLE, role, decide, caller=caller, audit=author.of(f"Role:{role}"), dry_run=dry_run
     )
@@ -97,11 +96,14 @@ async def put_role(
 
 @router.delete("/roles/{role}")
 async def delete_role(
-    role: RoleName, cluster: Cluster, caller: Caller, author: ChangeAuthor, dry_run: DryRun = False
+    role: RoleName,
+    items: SecurityItems,
+    caller: Caller,
+    author: ChangeAuthor,
+    dry_run: DryRun = False,
 ) -> RoleDeletionView:
     """Delete a role that no user and no token has."""
     _check_own(role)
-    items = SecurityClient(cluster)
     gone: list[AccessRole] = []
 
     async def check() -> None:

@@ -8,16 +8,18 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.security_states import SecurityStates, find_states
 from tidemill.admin.json.security import (
     AccessAnswer,
     AccessQuestion,
     DecisionView,
     EntryView,
     ModeView,
+    ProxySecurityView,
     SecuritySettingsView,
     SecurityView,
 )
-from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, SecurityItems
 from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.errors import BadRequest, UserNotFound
 from tidemill.security.acl import (
@@ -42,39 +44,40 @@ def keys_of(request: Request) -> Callable[[], SecretKeys | None]:
     return keys
 
 
+def floor_of(request: Request) -> Mode:
+    """Return the least mode of the process."""
+    floor: Mode = request.app.state.security_floor
+    return floor
+
+
 def clock_of() -> Clock:
     """Return the clock of changes."""
     return SystemClock()
 
 
 Keys = Annotated[Callable[[], SecretKeys | None], Depends(keys_of)]
+Floor = Annotated[Mode, Depends(floor_of)]
 WallClock = Annotated[Clock, Depends(clock_of)]
 
 
-@router.get("/security")
-async def get_security(cluster: Cluster, request: Request, keys: Keys) -> SecurityView:
-    """Show the mode, and the keys of this process."""
-    found = await SecurityClient(cluster).find(MODE, "")
-    held = keys()
-    mode: Mode = _mode_of(found)
-    floor: Mode = request.app.state.security_floor
-    in_force = max(mode, floor)
-    return SecurityView(
-        mode=ModeView(mode.text),
-        floor=ModeView(floor.text),
-        in_force=ModeView(in_force.text),
-        version=found.version,
-        key_ids=[] if held is None else held.ids,
-    )
+@router.get("/security", response_model_exclude_none=True)
+async def get_security(
+    items: SecurityItems, cluster: Cluster, floor: Floor, keys: Keys
+) -> SecurityView:
+    """Show the mode, the keys of this process, and what each proxy has applied."""
+    found = await items.find(MODE, "")
+    states = await find_states(cluster)
+    return _view_of(_mode_of(found), floor, found.version, keys(), states)
 
 
-@router.put("/security")
+@router.put("/security", response_model_exclude_none=True)
 async def put_security(
     settings: SecuritySettingsView,
+    items: SecurityItems,
     cluster: Cluster,
     caller: Caller,
     author: ChangeAuthor,
-    request: Request,
+    floor: Floor,
     keys: Keys,
     dry_run: DryRun = False,
 ) -> SecurityView:
@@ -84,24 +87,36 @@ async def put_security(
     def decide(found: FoundItem) -> list[Item]:
         return [] if found.encoded and _mode_of(found) is mode else [mode_item(mode)]
 
-    items = SecurityClient(cluster)
     version = await items.change(
         MODE, "", decide, caller=caller, audit=author.of("Cluster:security"), dry_run=dry_run
     )
-    held = keys()
-    floor: Mode = request.app.state.security_floor
-    in_force = max(mode, floor)
+    return _view_of(mode, floor, version, keys(), await find_states(cluster))
+
+
+def _view_of(
+    mode: Mode, floor: Mode, version: int, keys: SecretKeys | None, states: SecurityStates
+) -> SecurityView:
     return SecurityView(
-        mode=settings.mode,
+        mode=ModeView(mode.text),
         floor=ModeView(floor.text),
-        in_force=ModeView(in_force.text),
+        in_force=ModeView(max(mode, floor).text),
         version=version,
-        key_ids=[] if held is None else held.ids,
+        key_ids=[] if keys is None else keys.ids,
+        proxies=[
+            ProxySecurityView(
+                name=name,
+                version=state.version,
+                mode=ModeView(state.mode),
+                key_ids=list(state.key_ids),
+            )
+            for name, state in states.states
+        ],
+        unreachable=list(states.unreachable) or None,
     )
 
 
 @router.post("/access:check", response_model_exclude_none=True)
-async def check_access(question: AccessQuestion, cluster: Cluster) -> AccessAnswer:
+async def check_access(question: AccessQuestion, items: SecurityItems) -> AccessAnswer:
     """Decide about one action of a user, and name the entry that decides."""
     actions = parse_actions([question.action])
     if len(actions) != 1:
@@ -111,7 +126,7 @@ async def check_access(question: AccessQuestion, cluster: Cluster) -> AccessAnsw
     address = parse_address(question.address) if question.address else None
     if question.address and address is None:
         raise BadRequest(f"{question.address!r} is no address")
-    table = await _table_of(SecurityClient(cluster), question.user)
+    table = await _table_of(items, question.user)
     known = table.user(question.user)
     if known is None:
         raise UserNotFound(f"there is no user {question.user!r}")

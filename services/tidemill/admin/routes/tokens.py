@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from tidemill.admin.audit.author import CREATE, DELETE
-from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.token_changes import (
     TokenRequest,
     check_roles,
@@ -28,7 +28,7 @@ from tidemill.admin.json.tokens import (
     TokenSettings,
     TokenView,
 )
-from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock
 from tidemill.common.errors import BadRequest, Conflict, TokenNotFound
 from tidemill.security.acl import Action, Resource, ResourceType
@@ -46,10 +46,12 @@ TokenId = Annotated[
 
 @router.get("/tokens", response_model_exclude_none=True)
 async def list_tokens(
-    cluster: Cluster, access: Access, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    items: SecurityItems,
+    access: Access,
+    page_size: PageSize = PAGE_SIZE,
+    page_token: PageToken = None,
 ) -> TokenPageView:
     """List tokens by id: all of them with Get on Cluster:security, else those of the caller."""
-    items = SecurityClient(cluster)
     if access.allows(Action.GET, SECURITY):
         found = await items.page(TOKEN, page_token or "", page_size)
         tokens, has_more = [token_of(encoded) for encoded in found.encoded], found.has_more
@@ -64,9 +66,9 @@ async def list_tokens(
 
 
 @router.get("/tokens/{token}")
-async def get_token(token: TokenId, cluster: Cluster, access: Access) -> TokenView:
+async def get_token(token: TokenId, items: SecurityItems, access: Access) -> TokenView:
     """Show a token."""
-    known = _read(await SecurityClient(cluster).find(TOKEN, token))
+    known = _read(await items.find(TOKEN, token))
     if known is None or not _is_own(access, known):
         access.require(Action.GET, SECURITY)
     return view_of(_find(known, token))
@@ -75,7 +77,7 @@ async def get_token(token: TokenId, cluster: Cluster, access: Access) -> TokenVi
 @router.post("/tokens", response_model_exclude_none=True)
 async def create_token(
     settings: TokenSettings,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     access: Access,
@@ -94,7 +96,6 @@ async def create_token(
         expires_after_ms=settings.expires_after_ms,
         never_expires=settings.no_expiry is not None,
     )
-    items = SecurityClient(cluster)
     secret, now_ms = make_token(), clock.wall_ms()
     present: list[tuple[User, list[NamedToken]]] = []
     made: list[NamedToken] = []
@@ -130,14 +131,13 @@ async def create_token(
 @router.delete("/tokens/{token}")
 async def delete_token(
     token: TokenId,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     access: Access,
     dry_run: DryRun = False,
 ) -> TokenDeletionView:
     """Delete a token. It is invalid at once, and its streams end."""
-    items = SecurityClient(cluster)
     gone = _deletable(access, _read(await items.find(TOKEN, token)), token)
 
     def decide(found: FoundItem) -> list[Item]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from tidemill.admin.audit.author import DELETE
-from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.token_changes import check_roles, deletion_of, tokens_of
 from tidemill.admin.cluster.user_changes import UserChange, UserChanges, find_user
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
@@ -20,7 +20,7 @@ from tidemill.admin.json.security import (
     UserSettings,
     UserView,
 )
-from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
 from tidemill.common.errors import Conflict
 from tidemill.security.identities import SealedSecret, User, user_of
@@ -37,10 +37,10 @@ UserName = Annotated[
 
 @router.get("/users", response_model_exclude_none=True)
 async def list_users(
-    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    items: SecurityItems, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
 ) -> UserPageView:
     """List users, ordered by name."""
-    found = await SecurityClient(cluster).page(USER, page_token or "", page_size)
+    found = await items.page(USER, page_token or "", page_size)
     users = [user_of(encoded) for encoded in found.encoded]
     return UserPageView(
         users=[view_of(user) for user in users],
@@ -49,16 +49,16 @@ async def list_users(
 
 
 @router.get("/users/{user}", response_model_exclude_none=True)
-async def get_user(user: UserName, cluster: Cluster) -> UserView:
+async def get_user(user: UserName, items: SecurityItems) -> UserView:
     """Show a user."""
-    return view_of(find_user(_read(await SecurityClient(cluster).find(USER, user)), user))
+    return view_of(find_user(_read(await items.find(USER, user)), user))
 
 
 @router.put("/users/{user}", response_model_exclude_none=True)
 async def put_user(
     user: UserName,
     settings: UserSettings,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     keys: Keys,
@@ -66,7 +66,6 @@ async def put_user(
     dry_run: DryRun = False,
 ) -> UserPutView:
     """Create or change a user. The answer has the secret of a new one, and shows it only here."""
-    items = SecurityClient(cluster)
     change = UserChange(
         type=settings.type,
         is_enabled=settings.enabled,
@@ -106,7 +105,7 @@ async def put_user(
 async def rotate_user(
     user: UserName,
     settings: RotationSettings,
-    cluster: Cluster,
+    items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     keys: Keys,
@@ -131,7 +130,6 @@ async def rotate_user(
         made[:] = [changes.rotate(old, retire_after_ms=settings.retire_after_ms)]
         return [made[0][0].to_item()]
 
-    items = SecurityClient(cluster)
     version = await items.change(
         USER, user, decide, caller=caller, audit=author.of(f"User:{user}"), dry_run=dry_run
     )
@@ -142,13 +140,16 @@ async def rotate_user(
 
 @router.delete("/users/{user}", response_model_exclude_none=True)
 async def delete_user(
-    user: UserName, cluster: Cluster, caller: Caller, author: ChangeAuthor, dry_run: DryRun = False
+    user: UserName,
+    items: SecurityItems,
+    caller: Caller,
+    author: ChangeAuthor,
+    dry_run: DryRun = False,
 ) -> UserDeletionView:
     """Delete a user and its tokens.
 
     Its credentials are invalid at once. A later user of its name gets nothing.
     """
-    items = SecurityClient(cluster)
     gone: list[User] = []
     tokens: list[NamedToken] = []
 

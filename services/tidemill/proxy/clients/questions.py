@@ -46,9 +46,11 @@ class Questions:
         monotonic_ms: Callable[[], int],
         access_log: AccessLog,
         kick: Callable[[pb.KickClient], pb.KickedClient],
+        security: Callable[[], pb.SecurityState],
     ) -> None:
         self._clients = clients
         self._kick = kick
+        self._security = security
         self._monotonic_ms = monotonic_ms
         self._access_log = access_log
 
@@ -65,6 +67,8 @@ class Questions:
                     answer.audit.CopyFrom(await self._find_audit(question.find_audit))
                 case "kick":
                     answer.kicked.CopyFrom(self._kick(question.kick))
+                case "get_security":
+                    answer.security.CopyFrom(self._security())
                 case _:
                     raise BadRequest("this proxy is older than the question; upgrade it")
         except ServiceError as error:

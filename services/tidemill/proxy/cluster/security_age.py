@@ -33,6 +33,11 @@ class SecurityAge:
         self._is_reported = False  # the log has a line about this outage
 
     @property
+    def version(self) -> int:
+        """The version of the security items of this proxy."""
+        return self._cluster.home.link.configuration.security.version
+
+    @property
     def age_s(self) -> float:
         """The time without an answer of the home; 0 while it answers."""
         return self._cluster.home.link.state().since_s
@@ -58,7 +63,7 @@ class SecurityAge:
         version = GaugeMetricFamily(
             "rocketmq_security_version", "Number of changes of users, roles and the mode."
         )
-        version.add_metric((), self._cluster.home.link.configuration.security.version)
+        version.add_metric((), self.version)
         yield version
         age = GaugeMetricFamily(
             "rocketmq_security_stale_seconds",

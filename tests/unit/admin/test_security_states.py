@@ -1,0 +1,63 @@
+"""The answers of proxies about the security items that they have applied."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.security_home import SecurityHome
+from tests.unit.admin.test_token_routes import TokenWorld
+from tidemill.admin.cluster import security_states
+from tidemill.common.rest_client import UNCONFIRMED_HEADER
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+def with_proxies(home: SecurityHome, *names: str) -> None:
+    for name in names:
+        home.proxies[name] = pb.SecurityState(mode="on", key_ids=["k1"])
+
+
+def test_a_change_is_confirmed_by_all_proxies() -> None:
+    world = TokenWorld()
+    with_proxies(world.home, "proxy-0", "proxy-1")
+    answer = world.ask("PUT /users/orders", "root")
+    assert answer.is_success
+    assert UNCONFIRMED_HEADER not in answer.headers
+    shown = world.ask("GET /security", "root").json()
+    assert [proxy["name"] for proxy in shown["proxies"]] == ["proxy-0", "proxy-1"]
+    assert {proxy["version"] for proxy in shown["proxies"]} == {shown["version"]}
+    assert "unreachable" not in shown
+
+
+def test_proxies_without_a_change_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security_states, "CONFIRM_S", 0.2)
+    world = TokenWorld()
+    with_proxies(world.home, "proxy-0")
+    world.home.proxies["proxy-1"] = None
+    world.home.are_proxies_current = False
+    answer = world.ask("PUT /users/orders", "root")
+    assert answer.is_success, "the change is stored"
+    assert answer.headers[UNCONFIRMED_HEADER] == "proxy-0, proxy-1"
+    planned = world.ask("PUT /users/other?dryRun=true", "root")
+    assert UNCONFIRMED_HEADER not in planned.headers, "nothing has changed"
+    shown = world.ask("GET /security", "root").json()
+    assert shown["unreachable"] == ["proxy-1"]
+
+
+def test_an_unknown_list_of_proxies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise security_states.ServiceError("no broker")
+
+    world = TokenWorld()
+    monkeypatch.setattr(world.home, "call_all", fail)
+    answer = world.ask("PUT /users/orders", "root")
+    assert answer.is_success
+    assert answer.headers[UNCONFIRMED_HEADER] == "proxies are unknown: no broker"
+
+
+def test_names_are_one_line_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security_states, "CONFIRM_S", 0.2)
+    world = TokenWorld()
+    with_proxies(world.home, "proxy\n\u00e9")
+    world.home.are_proxies_current = False
+    answer = world.ask("PUT /users/orders", "root")
+    assert answer.headers[UNCONFIRMED_HEADER] == "proxy ?"
