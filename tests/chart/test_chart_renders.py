@@ -591,7 +591,7 @@ def test_calls_need_users_by_default() -> None:
     assert "admin-user" not in secrets_of_pod(found, "proxy")
     job = pod_of(find(found, "Job", "tidemill-certificates-setup"))["containers"][0]["args"]
     plan = json.loads(job[-1].removeprefix("--plan="))
-    assert plan["keyFiles"] == ["tidemill-security-key"]
+    assert plan["keyFiles"] == {"tidemill-security-key": 1}
     assert plan["administrators"] == ["tidemill-admin-user"]
     role = find(found, "Role", "tidemill-certificates-setup")
     assert {"tidemill-security-key", "tidemill-admin-user"} <= set(
@@ -605,7 +605,7 @@ def test_existing_secrets_of_users_are_mounted_and_not_made() -> None:
     assert secrets_of_pod(found, "admin")["admin-user"][0] == "b"
     job = pod_of(find(found, "Job", "tidemill-certificates-setup"))["containers"][0]["args"]
     plan = json.loads(job[-1].removeprefix("--plan="))
-    assert plan["keyFiles"] == plan["administrators"] == []
+    assert (plan["keyFiles"], plan["administrators"]) == ({}, [])
 
 
 def test_the_mode_off_has_no_users() -> None:

@@ -47,7 +47,7 @@ because an operator deletes them to replace a key that has leaked. */}}
 {{- $plan := include "tidemill.certificatesPlan" . -}}
 {{- $isNeeded := ne ($plan | sha256sum) (include "tidemill.installed" . | fromJson | dig "secrets" "") -}}
 {{- $wanted := fromJson $plan -}}
-{{- range concat (list $wanted.authority) (keys $wanted.certificates) (keys $wanted.tokens) $wanted.keyFiles $wanted.administrators -}}
+{{- range concat (list $wanted.authority) (keys $wanted.certificates) (keys $wanted.tokens) (keys $wanted.keyFiles) $wanted.administrators -}}
 {{- if not $isNeeded -}}
 {{- $isNeeded = not (lookup "v1" "Secret" $.Release.Namespace .) -}}
 {{- end -}}
@@ -124,11 +124,11 @@ because an operator deletes them to replace a key that has leaked. */}}
 {{- if include "tidemill.makesToken" . -}}
 {{- $_ := set $tokens (include "tidemill.name" (list . "admin-token")) .Values.admin.auth.key -}}
 {{- end -}}
-{{- $keyFiles := list -}}
+{{- $keyFiles := dict -}}
 {{- $administrators := list -}}
 {{- if include "tidemill.makesUsers" . -}}
 {{- if not .Values.security.existingKeySecret -}}
-{{- $keyFiles = append $keyFiles (include "tidemill.keySecret" .) -}}
+{{- $_ := set $keyFiles (include "tidemill.keySecret" .) (int .Values.security.keyRotation) -}}
 {{- end -}}
 {{- if not .Values.security.existingAdminSecret -}}
 {{- $administrators = append $administrators (include "tidemill.adminUserSecret" .) -}}

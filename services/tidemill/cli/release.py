@@ -73,7 +73,7 @@ def make_certificates(
             authority=given["authority"],
             certificates={name: tuple(names) for name, names in given["certificates"].items()},
             tokens=given["tokens"],
-            key_files=given["keyFiles"],
+            key_files={name: int(newest) for name, newest in given["keyFiles"].items()},
             administrators=given["administrators"],
             days=given["days"],
             authority_days=given["authorityDays"],

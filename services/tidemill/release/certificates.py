@@ -5,7 +5,7 @@
                 previous.crt           the previous authority; trusted until it expires
     process     tls.crt, tls.key       signed by the authority, for the names of the process
                 ca.crt                 all authorities above, which the process trusts
-    key file    keys                   the key that encrypts the secrets of users
+    key file    keys                   the keys that encrypt the secrets of users, the newest first
     administrator   credentials        name and secret of the first user, a line each
 
 Each run returns the Secrets to write, on most days none. A certificate is renewed when a third of
@@ -16,6 +16,7 @@ stay valid for this time, and `ca.crt` of the processes still contains it.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tidemill.security.secret_keys import new_key_line
+from tidemill.security.secret_keys import new_key_line, parse_keys
 
 # Kubelet passes a changed Secret on within two minutes, and processes read it within seconds.
 TRUSTED_AFTER: Final = timedelta(hours=1)
@@ -38,14 +39,13 @@ RENEWED_IN_LAST: Final = 3  # renewal when one third of the lifetime is left
 SECRET_BYTES: Final = 32  # of tokens and of the secret of the first user
 KEY_FILE: Final = "keys"  # keys in the data of the Secrets
 CREDENTIALS: Final = "credentials"
-FIRST_KEY_ID: Final = "k1"
 FIRST_ADMIN: Final = "admin"
 
 Data = Mapping[str, bytes]  # the data of a Secret
 
 
 class ForeignSecret(Exception):
-    """A Secret that this job did not make has a name of the plan; the message names it."""
+    """A Secret of the plan has content that this job did not make; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class CertificatePlan:
     authority: str
     certificates: Mapping[str, tuple[str, ...]]  # DNS names by Secret
     tokens: Mapping[str, str]  # key in the data by Secret; a token never changes
-    key_files: Sequence[str]
+    key_files: Mapping[str, int]  # number of the newest key by Secret
     administrators: Sequence[str]
     days: int
     authority_days: int
@@ -94,15 +94,39 @@ def secrets_to_write(
     for name, key, content in _made_once(plan):
         if key not in existing.get(name, {}):
             changed[name] = {**existing.get(name, {}), key: content.encode()}
+    for name, newest in plan.key_files.items():
+        keys = existing.get(name, {}).get(KEY_FILE, b"")
+        if newest > _newest_key(keys):
+            changed[name] = {**existing.get(name, {}), KEY_FILE: _with_key(name, newest, keys)}
     return changed
+
+
+def _newest_key(keys: bytes) -> int:
+    """Return the largest number of the keys k1, k2 and so on; 0 for an empty file.
+
+    Keys with other ids count as the first one.
+    """
+    numbers = re.findall(rb"(?m)^\s*k([0-9]{1,9}) ", keys)
+    return max(map(int, numbers), default=1 if keys.strip() else 0)
+
+
+def _with_key(name: str, number: int, keys: bytes) -> bytes:
+    """Return a key file with a new first key. Raises ForeignSecret if it is full or malformed."""
+    text = new_key_line(f"k{number}") + keys.decode("ascii", errors="replace")
+    try:
+        parse_keys(text)
+    except ValueError as error:
+        raise ForeignSecret(
+            f"the Secret {name} gets no key k{number}: with it, {error}; edit the Secret, or lower"
+            " security.keyRotation"
+        ) from None
+    return text.encode()
 
 
 def _made_once(plan: CertificatePlan) -> Iterator[tuple[str, str, str]]:
     """Yield the Secret, the key in its data, and new content of what never changes."""
     for name, key in plan.tokens.items():
         yield name, key, secrets.token_urlsafe(SECRET_BYTES)
-    for name in plan.key_files:
-        yield name, KEY_FILE, new_key_line(FIRST_KEY_ID)
     for name in plan.administrators:
         yield name, CREDENTIALS, f"{FIRST_ADMIN}\n{secrets.token_urlsafe(SECRET_BYTES)}\n"
 

@@ -67,7 +67,7 @@ def test_a_pod_sends_its_renewed_token_after_a_minute(
         authority="ca",
         certificates={"api": ("localhost",)},
         tokens={},
-        key_files=(),
+        key_files={},
         administrators=(),
         days=1,
         authority_days=2,

@@ -19,7 +19,7 @@ PLAN = {
     "authority": "mill-ca",
     "certificates": {"mill-proxy-tls": ["mill-proxy"]},
     "tokens": {},
-    "keyFiles": [],
+    "keyFiles": {},
     "administrators": [],
     "labels": {},
     "days": 90,

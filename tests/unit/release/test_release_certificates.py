@@ -17,7 +17,7 @@ from tidemill.release.certificates import (
     ForeignSecret,
     secrets_to_write,
 )
-from tidemill.security.secret_keys import parse_keys
+from tidemill.security.secret_keys import KEYS_MAX, parse_keys
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -25,7 +25,7 @@ PLAN = CertificatePlan(
     authority="ca",
     certificates={"broker-tls": ("pod-0.broker", "pod-1.broker"), "proxy-tls": ("proxy",)},
     tokens={"token": "key"},
-    key_files=("security-key",),
+    key_files={"security-key": 1},
     administrators=("admin-user",),
     days=90,
     authority_days=3650,
@@ -123,6 +123,45 @@ def test_tokens_keys_and_users_are_created_once() -> None:
     assert (name, len(secret)) == ("admin", 43)
     run(world, NOW + 4000 * DAY)
     assert {name: world[name] for name in made} == made
+
+
+def rotation(newest: int) -> CertificatePlan:
+    return replace(PLAN, key_files={"security-key": newest})
+
+
+def test_a_higher_rotation_adds_one_first_key() -> None:
+    world = first_world()
+    before = world["security-key"]["keys"]
+    assert run(world, NOW, rotation(2)) == {"security-key"}
+    keys = world["security-key"]["keys"]
+    assert keys.endswith(before)
+    assert parse_keys(keys.decode()).ids == ["k2", "k1"]
+    assert run(world, NOW, rotation(2)) == set()
+    assert run(world, NOW, rotation(1)) == set(), "a rollback removes no key"
+    world["security-key"] = {"keys": keys.splitlines(keepends=True)[0]}
+    assert run(world, NOW, rotation(1)) == set(), "an id is not used twice"
+    run(world, NOW, rotation(7))
+    assert parse_keys(world["security-key"]["keys"].decode()).ids == ["k7", "k2"]
+
+
+def test_keys_of_an_operator_stay() -> None:
+    world = first_world()
+    own = f"mine {64 * 'a'}\n".encode()
+    world["security-key"] = {"keys": own, "other": b"x"}
+    assert run(world, NOW) == set()
+    assert run(world, NOW, rotation(2)) == {"security-key"}
+    assert world["security-key"]["keys"].endswith(own)
+    assert world["security-key"]["other"] == b"x"
+
+
+@pytest.mark.parametrize(
+    "keys", ["nonsense", "".join(f"o{n} {64 * '0'}\n" for n in range(KEYS_MAX))]
+)
+def test_a_malformed_or_full_key_file_is_not_changed(keys: str) -> None:
+    world = first_world()
+    world["security-key"] = {"keys": keys.encode()}
+    with pytest.raises(ForeignSecret, match="security-key gets no key k2"):
+        run(world, NOW, rotation(2))
 
 
 def test_processes_trust_a_new_authority_before_it_signs() -> None:
