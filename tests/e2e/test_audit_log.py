@@ -189,6 +189,14 @@ def change_users(world: World) -> None:
     made = act("putUser", "User:shop", "Create", "shop", body={"roles": ["sellers"]})
     rotated = act("rotateUser", "User:shop", "Update", "shop", body={"retireAfterMs": HOUR_MS})
     token = act("createToken", "Token:ci", "Create", body={"name": "ci", "user": "shop"})
+    key = act("addKey", "Cluster:security", "Create", results=("begun", "ok"))["keyId"]
+
+    def is_everywhere() -> bool:
+        known = world.http.get("/security/keys").json()
+        return known["firstKeyId"] == key and not known["lacking"]
+
+    eventually(is_everywhere)
+    act("encryptSecrets", "Cluster:security", "Update", body={"keyId": key}, has_dry_run=False)
     known = json.dumps(world.changes())
     assert token["token"][-43:] not in known
     assert "sha256" not in known

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.clients.api import POLL_MS_MIN, api
+from tests.support.clients.api import POLL_MS_MIN, api, message
 from tests.support.clients.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
@@ -29,6 +29,7 @@ from tests.support.clients.client_process import (
 )
 from tests.support.processes.processes import LARGEST_MESSAGES, Standalone, standalone
 from tests.support.worlds.access_world import signed
+from tidemill.security.secret_keys import KEY_FILE
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 RunClient = Callable[..., Facts]
@@ -215,6 +216,39 @@ def test_a_second_call_of_enable_changes_nothing(secured: Secured) -> None:
     saved = secured.home / ".config" / "tidemill" / "credentials"
     assert saved.stat().st_mode & 0o777 == 0o600
     assert saved.read_text().startswith("admin\n")
+
+
+def test_a_rotation_of_the_key_file_costs_no_call(secured: Secured) -> None:
+    running, home = secured.running, secured.home
+    tidemill(running, home, "topic", "create", "shop-keys")
+    keys_before = (home / "data" / KEY_FILE).read_text()
+
+    async def send_until(ended: asyncio.Task[object]) -> int:
+        sent = 0
+        while not ended.done():
+            # Each call has another signature, so the proxy decrypts the secret again.
+            headers = signed("shop", secured.secret, str(sent))
+            async with api(running.grpc, headers=headers) as shop:
+                answer = await shop.send(message("shop-keys", b"m"))
+            assert answer.status.code == v2.OK, answer.status
+            sent += 1
+        return sent
+
+    async def scenario() -> object:
+        rotating = asyncio.create_task(
+            asyncio.to_thread(tidemill, running, home, "security", "rotate-key")
+        )
+        assert await send_until(rotating)
+        return rotating.result()
+
+    known = asyncio.run(scenario())
+    assert isinstance(known, dict)
+    new, *old = [line.split()[0] for line in (home / "data" / KEY_FILE).read_text().splitlines()]
+    assert old == [line.split()[0] for line in keys_before.splitlines()]
+    assert known["firstKeyId"] == new
+    counts = {key["id"]: key["secrets"] for key in known["keys"]}
+    assert counts[new]
+    assert not any(counts[key_id] for key_id in old)
 
 
 def test_secrets_are_nowhere_in_the_store(secured: Secured) -> None:

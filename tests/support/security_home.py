@@ -29,7 +29,8 @@ class SecurityHome:
 
     def __init__(self) -> None:
         self.table = SecurityItems()
-        self.audits: list[pb.ChangeAuthor] = []
+        self.audits: list[pb.ChangeAuthor] = []  # of changes
+        self.recorded: list[pb.ChangeAuthor] = []  # of actions without a change
         self.is_up = True
         self.is_copy = False  # whether another broker group answers for the home
         # By name. A proxy without a state does not answer.
@@ -89,6 +90,9 @@ class SecurityHome:
             raise BrokerUnreachable("the home is down")
         if call is calls.LIST_SECURITY:
             return self._list(request)
+        if call is calls.RECORD_AUDIT:
+            self.recorded.append(request.audit)
+            return pb.RecordAuditReply()
         assert call is calls.CHANGE_SECURITY
         await self.before_change()
         return self._change(request)

@@ -32,6 +32,7 @@ from tidemill.admin.routes import (
     replicas,
     roles,
     scaling,
+    secret_keys,
     security,
     sessions,
     storage,
@@ -86,6 +87,7 @@ ROUTES = (
     tokens,
     roles,
     security,
+    secret_keys,
     sessions,
     audit,
 )
@@ -129,6 +131,7 @@ def create_app(
     *,
     item_bytes_max: int = ITEM_BYTES_MAX,
     secret_keys: Callable[[], SecretKeys | None] = lambda: None,
+    key_file: str = "",
     security_floor: Mode = Mode.OFF,
     access_log: AccessLog | None = None,
     process: str = "admin",
@@ -136,7 +139,7 @@ def create_app(
 ) -> FastAPI:
     """Return the application for these broker groups, which sends messages up to a size.
 
-    `secret_keys` returns the keys of the users' secrets; None without a key file. `process` is the
+    `secret_keys` returns the keys of `key_file`; None without a key file. `process` is the
     name in the audit log, and `access_log` has the refused calls of this process. With
     `needs_identity`, requests that have not passed an identity check are refused.
     """
@@ -153,7 +156,8 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.secret_keys, app.state.security_floor = secret_keys, security_floor
+    app.state.secret_keys, app.state.key_file = secret_keys, key_file
+    app.state.security_floor = security_floor
     app.state.sessions = Sessions(secret_keys, clock.wall_ms)
     app.state.process, app.state.needs_identity = process, needs_identity
     app.state.access_log = access_log or AccessLog(process, clock.wall_ms, clock.monotonic_ms)

@@ -158,6 +158,7 @@ async def serve(settings: AdminSettings) -> None:
                             controllers,
                             item_bytes_max=settings.message_item_bytes_max,
                             secret_keys=keys,
+                            key_file=settings.security_key_file,
                             security_floor=floor,
                             access_log=access_log,
                             process=settings.name or "admin",

@@ -8,6 +8,7 @@ from typing import Annotated, TextIO
 import typer
 
 from tidemill.cli.credentials import credentials_file
+from tidemill.cli.key_rotation import rotate_key
 from tidemill.cli.rest import (
     OutputFormat,
     call,
@@ -70,6 +71,9 @@ def enable(
     )
     answer = {**after, "secret": secret} if secret else after
     say(context, answer, "\n".join(lines))
+
+
+app.command("rotate-key")(rotate_key)
 
 
 @app.command("disable")

@@ -58,7 +58,8 @@ from tidemill.proxy.settings import ProxySettings
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
 from tidemill.security.key_file import open_key_file
-from tidemill.security.table import Mode, SecurityTable
+from tidemill.security.secret_keys import SecretKeys
+from tidemill.security.table import Mode
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.aio.channel import connected
@@ -161,7 +162,10 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         cluster=settings.cluster,
     )
     cluster = cluster_of(settings, metrics, connect=connect, routes=routes)
-    gate, bans = gate_of(settings, cluster.security, clock), cluster.security.bans
+    keys = open_key_file(
+        settings.security_key_file, clock.monotonic_ms, cluster.security.note_all_changed
+    )
+    gate, bans = AccessGate(cluster.security, keys, clock.wall_ms), cluster.security.bans
     age = SecurityAge(cluster, settings.security_stale_max_ms)
     if settings.security_stale_max_ms:
         gate.check_age = age.check
@@ -216,9 +220,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
             clock.monotonic_ms,
             access_log,
             Kicks(gate, clients, polling, cluster).kick,
-            lambda: pb.SecurityState(
-                version=age.version, mode=gate.mode.text, key_ids=gate.key_ids
-            ),
+            lambda: security_state_of(age.version, cluster.security.mode, keys()),
         ).answer,
         connect=connect,
     )
@@ -352,10 +354,10 @@ def cluster_of(
     return BrokerCluster(open_link, settings)
 
 
-def gate_of(settings: ProxySettings, table: SecurityTable, clock: Clock) -> AccessGate:
-    """Return the checks of calls. Raises StartError for a key file that cannot be read."""
-    keys = open_key_file(settings.security_key_file, clock.monotonic_ms, table.note_all_changed)
-    return AccessGate(table, keys, clock.wall_ms)
+def security_state_of(version: int, mode: Mode, keys: SecretKeys | None) -> pb.SecurityState:
+    """Return the answer to the question of an operator about the security of this process."""
+    key_ids = [] if keys is None else keys.ids
+    return pb.SecurityState(version=version, mode=mode.text, key_ids=key_ids)
 
 
 def telemetry_of(

@@ -44,6 +44,10 @@ class SealedSecret:
     created_at_ms: int
     not_after_ms: int = 0  # 0: it does not end
 
+    def is_same(self, other: SealedSecret) -> bool:
+        """Whether both are the same secret of a user, perhaps under different keys."""
+        return (self.id, self.created_at_ms) == (other.id, other.created_at_ms)
+
     def is_over(self, now_ms: int) -> bool:
         """Whether the secret has ended."""
         return 0 < self.not_after_ms < now_ms

@@ -1,8 +1,11 @@
-"""The key file of a process, read again when it changes."""
+"""The key file of a process: read it again when it changes, and add a key."""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, final
 
 import structlog
@@ -10,7 +13,7 @@ import structlog
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartError
 from tidemill.security.private_files import read_private
-from tidemill.security.secret_keys import FILE_BYTES_MAX, SecretKeys, parse_keys
+from tidemill.security.secret_keys import FILE_BYTES_MAX, SecretKeys, new_key_line, parse_keys
 
 CHECK_PERIOD_MS: Final = 5_000
 
@@ -77,6 +80,37 @@ class KeyFile:
             self._on_change(str(error))
         else:
             self._on_change("")
+
+
+def add_first_key(file: str, key_id: str) -> None:
+    """Add a first line with a new key to the file, in one step.
+
+    The file keeps its owner and permissions. Raises OSError; raises ValueError if the file is
+    malformed, too open or full.
+    """
+    path = Path(file).resolve()  # A link stays a link.
+    text = read_private(str(path), bytes_max=FILE_BYTES_MAX)
+    parse_keys(text)  # A damaged file must not become the only one with the new key.
+    text = new_key_line(key_id) + text
+    parse_keys(text)
+    status = path.stat()
+    draft = path.with_name(f"{path.name}.draft")
+    draft.unlink(missing_ok=True)  # of a process that was killed here
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+        with open(descriptor, "w", encoding="ascii", closefd=False) as opened:
+            opened.write(text)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    draft.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # The key must not be lost after secrets are encrypted under it.
+    finally:
+        os.close(folder)
 
 
 def read_keys(file: str) -> SecretKeys:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.security.identities import SealedSecret
@@ -73,6 +74,16 @@ class SecretKeys:
             id=secret_id, key_id=self.first, sealed=nonce + ciphertext, created_at_ms=created_at_ms
         )
 
+    def seal_again(self, sealed: SealedSecret, *, user_id: int) -> SealedSecret:
+        """Encrypt a secret under the first key; return it unchanged if it is. Raises UnknownKey."""
+        if sealed.key_id == self.first:
+            return sealed
+        secret = self.open(sealed, user_id=user_id)
+        new = self.seal(
+            secret, user_id=user_id, secret_id=sealed.id, created_at_ms=sealed.created_at_ms
+        )
+        return replace(new, not_after_ms=sealed.not_after_ms)
+
     def open(self, sealed: SealedSecret, *, user_id: int) -> bytes:
         """Decrypt a secret of a user. Raises UnknownKey."""
         from cryptography.exceptions import InvalidTag  # Costs 10 MB, and most need no key file.
@@ -107,6 +118,11 @@ def parse_keys(text: str) -> SecretKeys:
     if len(keys) > KEYS_MAX:
         raise ValueError(f"it has {len(keys)} keys, and at most {KEYS_MAX} are allowed")
     return SecretKeys(keys)
+
+
+def new_key_id() -> str:
+    """Return a random id of a key, so that the keys of two key files fit into one."""
+    return f"k{secrets.token_hex(4)}"
 
 
 def new_key_line(key_id: str) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from typing import TYPE_CHECKING
 
 from tidemill.common.lifecycle import StartError
-from tidemill.security.secret_keys import KEY_FILE, new_key_line
+from tidemill.security.secret_keys import KEY_FILE, new_key_id, new_key_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,15 +37,12 @@ def ensure_key_file(settings: StandaloneSettings) -> None:
 
 
 def _make(file: Path) -> None:
-    """Make the file in one step, so that a killed process leaves none or a whole one.
-
-    Each key has another id, so that the keys of two stores fit into one file.
-    """
+    """Make the file in one step, so that a killed process leaves none or a whole one."""
     draft = file.with_name(f"{KEY_FILE}.draft")
     draft.unlink(missing_ok=True)  # of a process that was killed here
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(descriptor, new_key_line(f"k{secrets.token_hex(4)}").encode())
+        os.write(descriptor, new_key_line(new_key_id()).encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -7,6 +7,7 @@ import pytest
 from tests.support.security_home import SecurityHome
 from tests.unit.admin.test_token_routes import TokenWorld
 from tidemill.admin.cluster import security_states
+from tidemill.common.errors import BrokerUnreachable
 from tidemill.common.rest_client import UNCONFIRMED_HEADER
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -45,7 +46,7 @@ def test_proxies_without_a_change_are_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_unknown_list_of_proxies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: object) -> None:
-        raise security_states.ServiceError("no broker")
+        raise BrokerUnreachable("no broker")
 
     world = TokenWorld()
     monkeypatch.setattr(world.home, "call_all", fail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from tidemill.admin.routes import brokers_of
 from tidemill.admin.routes.security import clock_of
 from tidemill.security.acl import AccessEntry, parse_entry
 from tidemill.security.identities import AccessRole, User, UserType
+from tidemill.security.secret_keys import SecretKeys
 from tidemill.security.table import Mode, mode_item
 from tidemill.security.tokens import (
     DAY_MS,
@@ -43,7 +45,13 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 class TokenWorld:
     """A home with the users `ops` and `root`, and the API before it."""
 
-    def __init__(self, *entries: AccessEntry, mode: Mode = Mode.ON) -> None:
+    def __init__(
+        self,
+        *entries: AccessEntry,
+        mode: Mode = Mode.ON,
+        keys: Callable[[], SecretKeys] = lambda: KEYS,
+        key_file: str = "",
+    ) -> None:
         self.home = SecurityHome()
         self.home.put(mode_item(mode))
         self.clock = ManualClock()
@@ -51,15 +59,28 @@ class TokenWorld:
         self.put_user("root", kind=UserType.SUPER)
         copy = AdminSecurityCopy(self.home.client.find, self.clock.monotonic_ms, floor=Mode.OFF)
         check = IdentityCheck(
-            copy, lambda: KEYS, wall_ms=self.clock.wall_ms, monotonic_ms=self.clock.monotonic_ms
+            copy, keys, wall_ms=self.clock.wall_ms, monotonic_ms=self.clock.monotonic_ms
         )
-        app = create_app(None, None, needs_identity=True, secret_keys=lambda: KEYS)  # type: ignore[arg-type]  # no brokers
+        app = create_app(
+            None,  # type: ignore[arg-type]  # no brokers
+            None,  # type: ignore[arg-type]  # no queries
+            needs_identity=True,
+            secret_keys=keys,
+            key_file=key_file,
+        )
+        self.app = app
         app.dependency_overrides = {brokers_of: lambda: self.home, clock_of: lambda: self.clock}
         self.door = AccessControl(app, body_bytes_max=10_000, identities=check)
 
-    def put_user(self, name: str, *entries: AccessEntry, kind: UserType = UserType.NORMAL) -> None:
+    def put_user(
+        self,
+        name: str,
+        *entries: AccessEntry,
+        kind: UserType = UserType.NORMAL,
+        keys: SecretKeys = KEYS,
+    ) -> None:
         user_id = self.home.table.version + 1
-        sealed = KEYS.seal(SECRET.encode(), user_id=user_id, secret_id=1, created_at_ms=0)
+        sealed = keys.seal(SECRET.encode(), user_id=user_id, secret_id=1, created_at_ms=0)
         user = User(name=name, id=user_id, type=kind, secrets=(sealed,), entries=entries)
         self.home.put(user.to_item())
 

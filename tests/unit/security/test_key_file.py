@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
 
-from tidemill.security.key_file import CHECK_PERIOD_MS, KeyFile, read_keys
-from tidemill.security.secret_keys import FILE_BYTES_MAX, new_key_line
+from tidemill.security.key_file import CHECK_PERIOD_MS, KeyFile, add_first_key, read_keys
+from tidemill.security.secret_keys import FILE_BYTES_MAX, KEYS_MAX, new_key_line
 
 
 def write(file: Path, text: str, mode: int = 0o600) -> None:
@@ -54,3 +55,47 @@ def test_a_change_is_read_after_the_period_and_a_malformed_one_changes_nothing(
     assert keys.keys().ids == ["k2", "k1"]
     assert reports[0] == ""
     assert reports[1].startswith("line 1")
+
+
+def test_a_key_is_added_as_the_first_one(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    write(file, new_key_line("k1"), 0o640)
+    before = read_keys(str(file))
+    add_first_key(str(file), "k2")
+    after = read_keys(str(file))
+    assert after.ids == ["k2", "k1"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    sealed = before.seal(b"secret", user_id=7, secret_id=1, created_at_ms=5)
+    again = after.seal_again(sealed, user_id=7)
+    assert (again.key_id, again.id, again.created_at_ms) == ("k2", 1, 5)
+    assert after.open(again, user_id=7) == b"secret"
+    assert after.seal_again(again, user_id=7) is again
+    assert [one.name for one in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_link_to_a_key_file_stays_a_link(tmp_path: Path) -> None:
+    write(tmp_path / "real", new_key_line("k1"))
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real.draft").write_text("of a killed process")
+    add_first_key(str(tmp_path / "link"), "k2")
+    assert (tmp_path / "link").is_symlink()
+    assert read_keys(str(tmp_path / "real")).ids == ["k2", "k1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no key"),
+        ("nonsense", "line"),
+        (f"k2 {64 * '0'}\n", "repeats"),
+        ("".join(f"o{n} {64 * '0'}\n" for n in range(KEYS_MAX)), "at most"),
+    ],
+    ids=["empty", "malformed", "known", "full"],
+)
+def test_a_file_that_gets_no_key_is_unchanged(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "key"
+    write(file, text)
+    with pytest.raises(ValueError, match=reason):
+        add_first_key(str(file), "k2")
+    assert file.read_text() == text
+    assert [one.name for one in tmp_path.iterdir()] == ["key"]

@@ -62,11 +62,11 @@ class SecurityClient:
         [answer, *_] = (await self._brokers.call_home(calls.LIST_SECURITY, request)).answers
         return ListedItems(answer.value.items, answer.value.has_more, answer.value.version)
 
-    async def all(self, kind: str) -> AsyncIterator[bytes]:
+    async def all(self, kind: str, *, page_items: int = PAGE_ITEMS) -> AsyncIterator[bytes]:
         """Yield all items of a kind."""
         after = ""
         while True:
-            found = await self.page(kind, after, PAGE_ITEMS)
+            found = await self.page(kind, after, page_items)
             for encoded in found.encoded:
                 yield encoded
             if not found.has_more:
@@ -98,22 +98,38 @@ class SecurityClient:
             items = decide(found)
             if not items:
                 return found.version
-            request = pb.ChangeSecurityRequest(
-                expected_version=found.version,
-                items=[json.dumps(item).encode() for item in items],
-                dry_run=dry_run,
-                requested_by=caller,
-                audit=audit,
-            )
             attempt += 1
             try:
-                home = await self._brokers.home()
-                version = (await home.call(calls.CHANGE_SECURITY, request)).version
+                return await self.put(
+                    items, found.version, caller=caller, audit=audit, dry_run=dry_run
+                )
             except Conflict:
                 now = await self.find(kind, name)
                 if attempt == ATTEMPTS_MAX or now.version == found.version:
                     raise
-            else:
-                if self._on_change is not None and not dry_run:
-                    await self._on_change(version)
-                return version
+
+    async def put(
+        self,
+        items: Sequence[Item],
+        expected_version: int,
+        *,
+        caller: str,
+        audit: pb.ChangeAuthor,
+        dry_run: bool = False,
+    ) -> int:
+        """Change items, all or none; return the version of the table afterwards.
+
+        Raises Conflict if the table has another version than the expected one.
+        """
+        request = pb.ChangeSecurityRequest(
+            expected_version=expected_version,
+            items=[json.dumps(item).encode() for item in items],
+            dry_run=dry_run,
+            requested_by=caller,
+            audit=audit,
+        )
+        home = await self._brokers.home()
+        version = (await home.call(calls.CHANGE_SECURITY, request)).version
+        if self._on_change is not None and not dry_run:
+            await self._on_change(version)
+        return version

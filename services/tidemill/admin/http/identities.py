@@ -361,10 +361,13 @@ class IdentityCheck:
             raise RefusedLogin(error.message) from None
         # Roles are read for a verified user alone, so that the time tells nothing about others.
         known = await self._copy.user(name)
-        if known is None or sealed not in known.user.secrets:
+        # A rotation of the key file may have encrypted the secret again meanwhile.
+        secrets_now = () if known is None else known.user.secrets
+        sealed_now = next((each for each in secrets_now if each.is_same(sealed)), None)
+        if known is None or sealed_now is None:
             raise RefusedLogin(WRONG)
-        self._check_valid(known, sealed)
-        return VerifiedUser(known, secret=sealed)
+        self._check_valid(known, sealed_now)
+        return VerifiedUser(known, secret=sealed_now)
 
     def _check_valid(self, known: KnownUser, secret: SealedSecret) -> None:
         """Raise RefusedLogin if the secret has ended, or if the user is disabled."""

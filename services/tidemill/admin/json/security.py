@@ -221,6 +221,54 @@ class SecurityView(Schema):
     )
 
 
+class KeyView(Schema):
+    """A key that encrypts secrets of users."""
+
+    id: str = Field(description="Id of the key.")
+    secrets: int = Field(description="Number of secrets that it encrypts.")
+    held: bool = Field(description="Whether the key file of this process has it.")
+
+
+class KeysView(Schema):
+    """The keys of the key file, and all others that encrypt a secret."""
+
+    first_key_id: str = Field(description="Id of the key that encrypts new secrets.")
+    keys: list[KeyView] = Field(description="The keys in the order of the file, then unknown ones.")
+    lacking: list[str] = Field(
+        description="Proxies that have not reported the first key, and unreachable processes."
+    )
+
+
+class AddedKeyView(Schema):
+    """The new first key."""
+
+    key_id: str = Field(description="Id of the key.")
+    is_new: bool = Field(
+        description="Whether this call added it. False: secrets under other keys are left."
+    )
+    dry_run: bool = Field(description="Whether nothing has changed.")
+
+
+class EncryptionSettings(Schema):
+    """A part of the encryption of all secrets under the first key."""
+
+    key_id: Text = Field(description="Id of the first key.", examples=["k2"])
+    page_token: Text | None = Field(None, description="`nextPageToken` of the previous part.")
+    force: StrictBool = Field(
+        False, description="Encrypt although a process has not reported the key."
+    )
+
+
+class EncryptedSecretsView(Schema):
+    """A part of the encryption."""
+
+    encrypted: int = Field(description="Number of secrets that had another key.")
+    undecryptable: list[str] = Field(
+        description="Users with a secret that no key decrypts. It is unchanged."
+    )
+    next_page_token: str | None = NEXT_PAGE
+
+
 class AccessQuestion(Schema):
     """One action of a user on one resource."""
 

@@ -144,17 +144,6 @@ class AccessGate:
         self._undecryptable.clear()
         self.streams.check_soon()
 
-    @property
-    def mode(self) -> Mode:
-        """The mode in force."""
-        return self._mode
-
-    @property
-    def key_ids(self) -> list[str]:
-        """The ids of the keys of secrets, the encrypting one first; none without a key file."""
-        keys = self._keys()
-        return [] if keys is None else keys.ids
-
     def _needs_checks(self) -> bool:
         return self._mode is not Mode.OFF or self._bans.has_clients
 

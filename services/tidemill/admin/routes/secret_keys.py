@@ -1,0 +1,135 @@
+"""The keys of the secrets of users: show them, add one, and encrypt under it (ADR 0080)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+from tidemill.admin.audit.author import CREATE
+from tidemill.admin.audit.controller_actions import recorded
+from tidemill.admin.cluster.key_rotation import count_secrets, encrypt_page
+from tidemill.admin.cluster.security_states import SecurityStates, find_states
+from tidemill.admin.json.security import (
+    AddedKeyView,
+    EncryptedSecretsView,
+    EncryptionSettings,
+    KeysView,
+    KeyView,
+)
+from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, SecurityItems
+from tidemill.admin.routes.security import Keys
+from tidemill.common.errors import Conflict
+from tidemill.security.key_file import add_first_key
+from tidemill.security.secret_keys import SecretKeys, new_key_id
+
+router = APIRouter(tags=["security"])
+
+
+def key_file_of(request: Request) -> str:
+    """Return the path of the key file; "" without one."""
+    file: str = request.app.state.key_file
+    return file
+
+
+KeyFilePath = Annotated[str, Depends(key_file_of)]
+
+
+@router.get("/security/keys")
+async def list_keys(items: SecurityItems, cluster: Cluster, keys: Keys) -> KeysView:
+    """Show how many secrets each key encrypts, and the processes without the first key."""
+    held = _held(keys)
+    counts = await count_secrets(items)
+    states = await find_states(cluster)
+    return KeysView(
+        first_key_id=held.first,
+        keys=[
+            KeyView(id=key_id, secrets=counts[key_id], held=key_id in held.ids)
+            for key_id in dict.fromkeys([*held.ids, *sorted(counts)])
+        ],
+        lacking=_lacking(states, held.first),
+    )
+
+
+@router.post("/security:addKey")
+async def add_key(
+    items: SecurityItems,
+    cluster: Cluster,
+    author: ChangeAuthor,
+    keys: Keys,
+    file: KeyFilePath,
+    dry_run: DryRun = False,
+) -> AddedKeyView:
+    """Add a new first key to the key file of this process.
+
+    If another key still encrypts a secret, the last rotation is unfinished. Its key is the new one.
+    """
+    held = _held(keys)
+    counts = await count_secrets(items)
+    if not counts[held.first] or any(counts[key_id] for key_id in held.ids[1:]):
+        return AddedKeyView(key_id=held.first, is_new=False, dry_run=dry_run)
+    key_id = new_key_id()
+    if not dry_run:
+
+        async def act() -> None:
+            try:
+                await asyncio.to_thread(add_first_key, file, key_id)
+            except (OSError, ValueError) as error:
+                raise Conflict(
+                    f"this admin process cannot add a key to its security_key_file: {error}. Add a"
+                    " first line `KEYID HEX64` to the file of all proxies and admin processes (in"
+                    " Kubernetes: raise security.keyRotation and upgrade the release), then repeat"
+                    " this command"
+                ) from None
+
+        await recorded(cluster, author.of("Cluster:security", CREATE), act, after={"keyId": key_id})
+    return AddedKeyView(key_id=key_id, is_new=True, dry_run=dry_run)
+
+
+@router.post("/security:encryptSecrets", response_model_exclude_none=True)
+async def encrypt_secrets(
+    settings: EncryptionSettings,
+    items: SecurityItems,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    keys: Keys,
+) -> EncryptedSecretsView:
+    """Encrypt the secrets of the next 100 users under the first key. Clients do not notice it.
+
+    A proxy without the key could not verify them, so all proxies must have reported it.
+    """
+    held = _held(keys)
+    if held.first != settings.key_id:
+        raise Conflict(
+            f"the first key of this admin process is {held.first}, not {settings.key_id}; it reads"
+            " a changed file within 5 s"
+        )
+    lacking = _lacking(await find_states(cluster), held.first)
+    if lacking and not settings.force:
+        raise Conflict(
+            f"{', '.join(lacking)}: the key {held.first} is not reported; wait until their key"
+            " files have it, or use force if these processes are gone"
+        )
+    page = await encrypt_page(
+        items, held, settings.page_token or "", caller=caller, audit=author.of("Cluster:security")
+    )
+    return EncryptedSecretsView(
+        encrypted=page.encrypted, undecryptable=page.undecryptable, next_page_token=page.last_name
+    )
+
+
+def _held(keys: Callable[[], SecretKeys | None]) -> SecretKeys:
+    """Return the keys of this process. Raises Conflict without a key file."""
+    held = keys()
+    if held is None:
+        raise Conflict("this admin process has no security_key_file; set it first")
+    return held
+
+
+def _lacking(states: SecurityStates, key_id: str) -> list[str]:
+    """Return the proxies that have not reported a key, and the unreachable processes."""
+    without = [name for name, state in states.states if key_id not in state.key_ids]
+    return [*without, *states.unreachable]
