@@ -92,8 +92,10 @@ def test_sends_over_a_quota_wait_and_are_then_refused(running: Standalone) -> No
     text = asyncio.run(refusal())
     assert text.startswith("publish messages/s of Topic:orders is used up; retry in ")
     [header, row] = tidemill(running, "quota", "list").stdout.splitlines()
-    assert header.split() == ["KIND", "SUBJECT", "MESSAGES/S", "BYTES/S"]
-    assert row.split() == ["topic", "orders", "20", "no", "limit"]
+    assert header.split() == [
+        *("KIND", "SUBJECT", "MESSAGES/S", "BYTES/S", "STORED-BYTES", "PENDING-TIMERS")
+    ]
+    assert row.split() == ["topic", "orders", "20", *("no", "limit") * 3]
     deleted = tidemill(running, "quota", "delete", "--topic", "orders")
     assert deleted.stdout == "quota of topic orders: deleted\n"
 

@@ -11,6 +11,7 @@ from tidemill.cli.rest import call, call_pages, say, segment, show
 from tidemill.common.exit_codes import EXIT_USAGE
 from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
+from tidemill.common.sizes import size_bytes, size_text
 from tidemill.security.quotas import QuotaKind
 
 app = typer.Typer(no_args_is_help=True, help="Limit sends and deliveries.")
@@ -40,10 +41,13 @@ def list_quotas(context: typer.Context) -> None:
             printable(quota["subject"]),
             _rate(quota["publishMessagesPerS"] or quota["dispatchMessagesPerS"]),
             _rate(quota["publishBytesPerS"] or quota["dispatchBytesPerS"]),
+            _stored(quota["storedBytes"]),
+            _rate(quota["pendingTimers"]),
         )
         for quota in quotas
     ]
-    show(context, quotas, ("KIND", "SUBJECT", "MESSAGES/S", "BYTES/S"), rows)
+    header = ("KIND", "SUBJECT", "MESSAGES/S", "BYTES/S", "STORED-BYTES", "PENDING-TIMERS")
+    show(context, quotas, header, rows)
 
 
 @app.command("set")
@@ -60,19 +64,46 @@ def set_quota(
     size: Annotated[
         int, typer.Option("--bytes", min=0, help="Bytes per second. Default: 0, no limit.")
     ] = 0,
+    stored: Annotated[
+        str | None,
+        typer.Option(
+            "--stored-bytes",
+            help="Size of all stored messages of a topic or a prefix, such as 10GiB."
+            " Default: no limit.",
+        ),
+    ] = None,
+    timers: Annotated[
+        int,
+        typer.Option(
+            "--pending-timers",
+            min=0,
+            help="Delayed messages of a topic or a prefix that are not due yet."
+            " Default: 0, no limit.",
+        ),
+    ] = 0,
     dry_run: DryRun = False,
 ) -> None:
     """Set the limits of a subject. A limit that is not given is removed.
 
-    Example: tidemill quota set --topic orders --messages 1000 --bytes 10000000
+    Examples:
+    * `tidemill quota set --topic orders --messages 1000 --bytes 10000000`
+    * `tidemill quota set --prefix shop% --stored-bytes 10GiB --pending-timers 100000`
     """
     limited = "publish" if group is None else "dispatch"
-    body = {f"{limited}MessagesPerS": messages, f"{limited}BytesPerS": size}
+    stored_bytes = 0 if stored is None else size_bytes(stored)
+    body = {
+        f"{limited}MessagesPerS": messages,
+        f"{limited}BytesPerS": size,
+        "storedBytes": stored_bytes,
+        "pendingTimers": timers,
+    }
     query = {"dryRun": "true"} if dry_run else {}
     path = _path(user, client, topic, prefix, group)
     quota = call(context, "PUT", path, body=body, query=query)
     verb = "would be set" if dry_run else "set"
     limits = f"messages/s {_rate(messages)}, bytes/s {_rate(size)}"
+    if stored_bytes or timers:
+        limits += f", stored bytes {_stored(stored_bytes)}, pending timers {_rate(timers)}"
     say(context, quota, f"quota of {_subject(quota)}: {verb}, {limits}")
 
 
@@ -118,5 +149,9 @@ def _subject(quota: Json) -> str:
     return f"{quota['kind']} {printable(quota['subject'])}"
 
 
-def _rate(per_s: int) -> str:
-    return str(per_s) if per_s else "no limit"
+def _rate(limit: int) -> str:
+    return str(limit) if limit else "no limit"
+
+
+def _stored(limit: int) -> str:
+    return size_text(limit) if limit else "no limit"

@@ -16,6 +16,7 @@ from tidemill.security.subjects import subject_name, uncached_name
 
 QUOTA: Final = "quota"  # kind of the items
 LIMIT_MAX: Final = 1_000_000_000_000  # per second
+STOCK_MAX: Final = 1 << 50  # bytes, or timers: a petabyte
 # Matches that are kept, about 500 bytes each. Beyond it all are forgotten and found again.
 MATCHES_MAX: Final = 10_000
 
@@ -31,19 +32,25 @@ class QuotaKind(StrEnum):
 
 
 class QuotaLimit(StrEnum):
-    """A limited rate. The value is the name in JSON and in metrics."""
+    """A limited rate or stock. The value is the name in JSON and in metrics."""
 
     PUBLISH_MESSAGES = "publishMessagesPerS"
     PUBLISH_BYTES = "publishBytesPerS"
     DISPATCH_MESSAGES = "dispatchMessagesPerS"
     DISPATCH_BYTES = "dispatchBytesPerS"
+    STORED_BYTES = "storedBytes"
+    PENDING_TIMERS = "pendingTimers"
 
 
 DISPATCH_LIMITS: Final = frozenset({QuotaLimit.DISPATCH_MESSAGES, QuotaLimit.DISPATCH_BYTES})
+# Limits of the messages that are stored now. They have no time.
+STOCK_LIMITS: Final = frozenset({QuotaLimit.STORED_BYTES, QuotaLimit.PENDING_TIMERS})
 # Texts of refusals. A limit of deliveries refuses nothing.
 LIMIT_TEXTS: Final[Mapping[QuotaLimit, str]] = {
     QuotaLimit.PUBLISH_MESSAGES: "publish messages/s",
     QuotaLimit.PUBLISH_BYTES: "publish bytes/s",
+    QuotaLimit.STORED_BYTES: "stored bytes",
+    QuotaLimit.PENDING_TIMERS: "pending timers",
 }
 _TITLES: Final = {
     QuotaKind.USER: "User",
@@ -67,7 +74,7 @@ class TrafficQuota:
 
     kind: QuotaKind
     value: str  # name of the user, topic or consumer group, id of the client, or a prefix
-    limits: Mapping[QuotaLimit, int] = field(default_factory=dict)  # per second
+    limits: Mapping[QuotaLimit, int] = field(default_factory=dict)  # per second, or of a stock
     created_at_ms: int = 0
     changed_at_ms: int = 0
     changed_by: str = ""
@@ -96,6 +103,11 @@ class TrafficQuota:
         return {"op": QUOTA, "name": self.name, QUOTA: fields}
 
 
+def has_stock_limit(encoded: bytes) -> bool:
+    """Whether a stored item may have a limit of a stock. It costs less than to read the item."""
+    return any(limit.value.encode() in encoded for limit in STOCK_LIMITS)
+
+
 def quota_of(encoded: bytes) -> TrafficQuota:
     """Read the stored item of a quota."""
     item = json.loads(encoded)
@@ -117,8 +129,27 @@ class MatchedRate(NamedTuple):
     """A limit that applies to a send or a delivery."""
 
     key: RateKey
-    rate_per_s: int
+    rate_per_s: int  # of a stock: its limit
     subject: str
+
+    def cost(self, *, messages: int, size_bytes: int, timers: int) -> int:
+        """Return the tokens that a send needs."""
+        match self.key.limit:
+            case QuotaLimit.PUBLISH_MESSAGES | QuotaLimit.DISPATCH_MESSAGES:
+                return messages
+            case QuotaLimit.PENDING_TIMERS:
+                return timers
+            case _:
+                return size_bytes
+
+    @property
+    def stock_text(self) -> str:
+        """The refusal of a send for which the stock has no room."""
+        text = LIMIT_TEXTS[self.key.limit]
+        return (
+            f"{self.subject} has reached its limit of {self.rate_per_s} {text}; retry when there is"
+            " room again"
+        )
 
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from tests.component.broker.test_members import Cluster, Stream
 from tests.component.broker.test_restored_home import RestoredHome
 from tests.support.security_items import MODE_ON, change, delete, put, table_of
+from tests.support.worlds.engine_world import TOPIC
 from tests.support.worlds.proxy_world import eventually
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.configuration import security as security_module
@@ -18,6 +19,7 @@ from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.server.members import member_connection
 from tidemill.broker.server.members.home_service import BrokerHomeService
 from tidemill.broker.server.wire import security_frames
+from tidemill.security.quotas import QuotaKind, QuotaLimit, TrafficQuota
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 Scenario = Callable[[Cluster], Awaitable[None]]
@@ -324,3 +326,32 @@ def test_an_unreadable_page_is_rejected() -> None:
         stream.cancel()
 
     asyncio.run(with_follower(scenario))
+
+
+def test_a_member_reports_the_stocks_of_quotas() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        reported: list[tuple[str, list[pb.QuotaStock]]] = []
+
+        def note(name: str, stocks: Sequence[pb.QuotaStock], _took_ms: int) -> None:
+            reported.append((name, list(stocks)))
+
+        cluster.members.on_stocks = note
+        cluster.member._on_stocks = note
+        limits = {QuotaLimit.STORED_BYTES: 1_000, QuotaLimit.PENDING_TIMERS: 5}
+        quota = TrafficQuota(kind=QuotaKind.PREFIX, value=TOPIC, limits=limits)
+        await change_in_round(cluster.home, quota.to_item())
+        await eventually(lambda: cluster.is_connected and cluster.knows(TOPIC))
+        world = cluster.follower.world
+        world.send("a", size=100)
+        world.background()
+        size = world.engine.live_bytes.bytes_of_topic(world.topic())
+        before = len(reported)
+        await eventually(lambda: len(reported) > before)
+        name, [stock] = reported[-1]
+        assert (name, stock.quota, stock.stored_bytes) == ("broker-1", quota.name, size)
+        assert (stock.pending_timers, stock.age_ms) == (0, 0)
+        frames = cluster.channel.streams[0].written
+        assert not frames[0].count_stocks
+        assert sum(frame.count_stocks for frame in frames) >= len(reported)
+
+    run(scenario)

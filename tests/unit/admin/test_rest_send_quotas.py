@@ -12,9 +12,11 @@ from tidemill.admin.cluster.item_copy import ItemCopy
 from tidemill.admin.messages.quotas import RestSendQuotas
 from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, RateKey, TrafficQuota
+from tidemill.security.stock_buckets import StockBuckets, StockReading
 from tidemill.security.token_buckets import LeaseDemand, QuotaBuckets
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
+STOCKS = {QuotaLimit.STORED_BYTES, QuotaLimit.PENDING_TIMERS}
 MESSAGES, BYTES = QuotaLimit.PUBLISH_MESSAGES, QuotaLimit.PUBLISH_BYTES
 
 
@@ -26,6 +28,7 @@ class World:
         self.version = self.asked = 0
         self.is_up = True
         self.now_ms = 0
+        self.stocks = StockBuckets()
         self.buckets = QuotaBuckets(lambda key: self.quotas[key.quota].limits.get(key.limit))
         self.sends = RestSendQuotas(
             self.lease, ItemCopy(QUOTA, self.read_all, lambda: self.version)
@@ -43,6 +46,10 @@ class World:
         for one in request.demands:
             key = RateKey(one.quota, QuotaLimit(one.limit))
             demand = LeaseDemand(key, one.wanted, one.first, one.returned)
+            if key.limit in STOCKS:
+                limit = self.quotas[key.quota].limits[key.limit]
+                granted.append(self.stocks.lease(demand, limit, self.now_ms).tokens)
+                continue
             granted.append(self.buckets.lease(request.process_id, demand, self.now_ms))
         return pb.LeaseTokensReply(granted=granted)
 
@@ -52,8 +59,14 @@ class World:
         self.quotas[quota.name] = quota
         self.version += 1
 
-    async def send(self, size_bytes: int = 10) -> None:
-        await self.sends.admit(user="shop", topic="orders", size_bytes=size_bytes)
+    def report(self, quota: str, limit: str, tokens: int) -> None:
+        key = RateKey(quota, QuotaLimit(limit))
+        self.stocks.reports.note(key, "broker-0", StockReading(tokens, self.now_ms, self.now_ms))
+
+    async def send(self, size_bytes: int = 10, *, is_delayed: bool = False) -> None:
+        await self.sends.admit(
+            user="shop", topic="orders", size_bytes=size_bytes, is_delayed=is_delayed
+        )
 
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -109,5 +122,32 @@ def test_without_the_home_a_message_with_a_quota_fails() -> None:
         world.is_up = False
         with pytest.raises(BrokerUnreachable):
             await world.send()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stored", [990, 991])
+def test_a_message_passes_up_to_the_last_byte_of_a_stock(stored: int) -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.PREFIX, "ord", storedBytes=1_000)
+        world.report("prefix:ord", "storedBytes", stored)
+        if stored == 990:
+            await world.send()
+        text = "Prefix:ord has reached its limit of 1000 stored bytes"
+        with pytest.raises(Overloaded, match=text):
+            await world.send()
+
+    run(scenario)
+
+
+def test_only_a_delayed_message_needs_room_for_a_timer() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", pendingTimers=1, publishMessagesPerS=100)
+        world.report("topic:orders", "pendingTimers", 0)
+        await world.send(is_delayed=True)
+        with pytest.raises(Overloaded, match="has reached its limit of 1 pending timers"):
+            await world.send(is_delayed=True)
+        await world.send()
+        assert world.buckets.buckets[RateKey("topic:orders", MESSAGES)].tokens == 198
 
     run(scenario)

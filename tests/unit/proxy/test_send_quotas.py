@@ -25,6 +25,7 @@ from tidemill.security.quotas import (
 from tidemill.security.token_buckets import LeaseDemand
 
 MESSAGES, BYTES = QuotaLimit.PUBLISH_MESSAGES, QuotaLimit.PUBLISH_BYTES
+STORED, TIMERS = QuotaLimit.STORED_BYTES, QuotaLimit.PENDING_TIMERS
 
 
 class World:
@@ -35,6 +36,8 @@ class World:
         self.clock = ManualClock()
         self.table = QuotaTable(lambda _kind, name: self.items.get(name), lambda _kind: self.items)
         self.available: dict[QuotaLimit, int] = {MESSAGES: 0, BYTES: 1 << 40}
+        self.rooms: dict[QuotaLimit, int] = {}  # of stocks
+        self.asked = 0
         self.is_up = True
         self.passed: list[int] = []
         self.quotas = SendQuotas(self.table, self.lease, self.clock.monotonic_ms, wait_ms=wait_ms)
@@ -42,13 +45,19 @@ class World:
     async def lease(self, demands: Sequence[LeaseDemand]) -> Leased:
         if not self.is_up:
             raise BrokerUnreachable("down")
-        granted = []
+        self.asked += 1
+        granted: list[int] = []
         for demand in demands:
             limit = demand.key.limit
+            if limit in self.rooms:
+                tokens = min(demand.wanted, self.rooms[limit])
+                granted.append(tokens if tokens >= demand.first else 0)
+                self.rooms[limit] += demand.returned - granted[-1]
+                continue
             tokens = min(demand.wanted, self.available[limit])
             self.available[limit] -= tokens
             granted.append(tokens)
-        return Leased(granted, 1)
+        return Leased(granted, 1, [self.rooms.get(demand.key.limit) for demand in demands])
 
     def put(self, kind: QuotaKind, value: str, **limits: int) -> None:
         named = {QuotaLimit(name): rate for name, rate in limits.items()}
@@ -68,6 +77,7 @@ class World:
         topic: str = "orders",
         group: str = "",
         messages: int = 1,
+        timers: int = 0,
     ) -> None:
         groups = frozenset([group]) if group else frozenset[str]()
         await self.quotas.admit(
@@ -76,6 +86,7 @@ class World:
             topic=topic,
             messages=messages,
             size_bytes=100,
+            timers=timers,
             message_groups=groups,
         )
         self.passed.append(number)
@@ -330,6 +341,86 @@ def test_without_the_home_sends_use_a_local_bucket() -> None:
         while not sending.done():  # The loop of the leases has no event.
             world.clock.advance(300)
             await asyncio.sleep(0.005)
+        assert world.passed == [0]
+
+    run(scenario)
+
+
+# ------------------------------------------------------------ stocks
+
+
+@pytest.mark.parametrize("room", [99, 100])
+def test_a_send_passes_up_to_the_last_byte_of_a_stock(room: int) -> None:
+    async def scenario(world: World) -> None:
+        world.rooms[STORED] = room
+        world.put(QuotaKind.TOPIC, "orders", storedBytes=1_000)
+        if room == 100:
+            await world.send()
+        with pytest.raises(Overloaded) as refused:
+            await world.send(1)
+        assert refused.value.message == (
+            "Topic:orders has reached its limit of 1000 stored bytes; retry when there is room"
+            " again"
+        )
+        assert world.passed == [0] * (room == 100)
+
+    run(scenario)
+
+
+def test_a_send_to_a_full_stock_does_not_wait_and_does_not_ask_the_home() -> None:
+    async def scenario(world: World) -> None:
+        world.rooms[STORED] = 0
+        world.put(QuotaKind.TOPIC, "orders", storedBytes=1_000)
+        with pytest.raises(Overloaded):
+            await world.send()
+        asked = world.asked
+        for _ in range(sends.WAITING_MAX + 1):
+            with pytest.raises(Overloaded):
+                await world.send()
+        assert world.asked == asked
+        world.rooms[STORED] = 150
+        await world.quotas._renewal.renew()
+        await world.send(1)
+        assert world.passed == [1]
+
+    run(scenario)
+
+
+def test_only_delayed_messages_need_room_for_timers() -> None:
+    async def scenario(world: World) -> None:
+        world.rooms[TIMERS] = 2
+        world.put(QuotaKind.PREFIX, "ord", pendingTimers=2)
+        await world.send(0, timers=2, messages=3)
+        with pytest.raises(
+            Overloaded, match="Prefix:ord has reached its limit of 2 pending timers"
+        ):
+            await world.send(1, timers=1)
+        await world.send(2)
+        assert world.passed == [0, 2]
+
+    run(scenario)
+
+
+def test_a_message_refused_by_a_stock_is_not_overtaken_by_its_message_group() -> None:
+    async def scenario(world: World) -> None:
+        world.rooms[TIMERS] = 0
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10, pendingTimers=5)
+        results = await asyncio.gather(
+            world.send(0, group="a", timers=1),
+            world.send(1, group="a", timers=1),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [Overloaded, Overloaded]
+
+    run(scenario)
+
+
+def test_an_unknown_stock_refuses_nothing_without_the_home() -> None:
+    async def scenario(world: World) -> None:
+        world.is_up = False
+        world.put(QuotaKind.TOPIC, "orders", storedBytes=1)
+        world.clock.advance(1_000)
+        await world.send()
         assert world.passed == [0]
 
     run(scenario)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field, StrictInt
 
 from tidemill.admin.json.schema import NEXT_PAGE, Schema
-from tidemill.security.quotas import LIMIT_MAX
+from tidemill.security.quotas import LIMIT_MAX, STOCK_MAX
 
 
 class QuotaKindView(StrEnum):
@@ -41,6 +41,19 @@ class QuotaSettings(Schema):
         le=LIMIT_MAX,
         description="Delivered bytes per second, of a consumer group. Default: 0, no limit.",
     )
+    stored_bytes: StrictInt = Field(
+        0,
+        ge=0,
+        le=STOCK_MAX,
+        description="Bytes of stored messages, of a topic or a prefix. Default: 0, no limit.",
+    )
+    pending_timers: StrictInt = Field(
+        0,
+        ge=0,
+        le=STOCK_MAX,
+        description="Delayed messages that are not due yet, of a topic or a prefix."
+        " Default: 0, no limit.",
+    )
     if_version: StrictInt | None = Field(
         None,
         ge=0,
@@ -61,6 +74,8 @@ class QuotaView(Schema):
     publish_bytes_per_s: int = Field(description="Sent bytes per second; 0: no limit.")
     dispatch_messages_per_s: int = Field(description="Delivered messages per second; 0: no limit.")
     dispatch_bytes_per_s: int = Field(description="Delivered bytes per second; 0: no limit.")
+    stored_bytes: int = Field(description="Bytes of stored messages; 0: no limit.")
+    pending_timers: int = Field(description="Delayed messages that are not due yet; 0: no limit.")
     version: int = Field(description="Version of the security items with its last change.")
     created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
     changed_at_ms: int = Field(description="Time of its last change, ms since 1970.")

@@ -32,6 +32,7 @@ class ComposedMessage(NamedTuple):
     message_id: str
     blob: bytes
     delay_ms: int | None  # None: not delayed, or until the instant in the blob
+    is_delayed: bool
 
 
 class Composer:
@@ -56,7 +57,8 @@ class Composer:
             born_host=self._host,
         )
         delay_ms = _delay_ms(new)
-        if delay_ms is not None or new.due_at_ms is not None:
+        is_delayed = delay_ms is not None or new.due_at_ms is not None
+        if is_delayed:
             # A relative delay starts when the broker stores the message, so the time is 0 here.
             properties.delivery_timestamp.CopyFrom(_timestamp(new.due_at_ms or 0))
         message = v2.Message(
@@ -69,7 +71,7 @@ class Composer:
         kind = message_type(properties)
         blob = encode_stored(message, message_type=kind, now_ms=self._clock.wall_ms())
         check_item(blob, self._item_bytes_max)
-        return ComposedMessage(message_id, blob, delay_ms)
+        return ComposedMessage(message_id, blob, delay_ms, is_delayed)
 
 
 def _delay_ms(new: NewMessage) -> int | None:

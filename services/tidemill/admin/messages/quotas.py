@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tidemill.admin.cluster import calls
 from tidemill.common.errors import Overloaded
-from tidemill.security.quotas import LIMIT_TEXTS, QuotaLimit, QuotaTable
+from tidemill.security.quotas import LIMIT_TEXTS, STOCK_LIMITS, QuotaLimit, QuotaTable
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -39,14 +39,21 @@ class RestSendQuotas:
         self._table = QuotaTable(lambda _kind, name: copy.items.get(name), lambda _kind: copy.items)
         copy.on_change = self._table.note_change
 
-    async def admit(self, *, user: str, topic: str, size_bytes: int) -> None:
+    async def admit(
+        self, *, user: str, topic: str, size_bytes: int, is_delayed: bool = False
+    ) -> None:
         """Take the tokens of a message, all or none. Raises Overloaded."""
         await self._copy.refresh()
-        rates = () if self._table.is_empty else self._table.rates_of(user, NO_CLIENT, topic)
+        matched = () if self._table.is_empty else self._table.rates_of(user, NO_CLIENT, topic)
+        rates = [
+            rate
+            for rate in matched
+            if is_delayed or rate.key.limit is not QuotaLimit.PENDING_TIMERS
+        ]
         if not rates:
             return
         costs = [
-            1 if rate.key.limit is QuotaLimit.PUBLISH_MESSAGES else size_bytes for rate in rates
+            rate.cost(messages=1, size_bytes=size_bytes, timers=int(is_delayed)) for rate in rates
         ]
         granted = await self._lease(
             [
@@ -65,6 +72,8 @@ class RestSendQuotas:
                 ]
             )
         rate = rates[missing[0]]
+        if rate.key.limit in STOCK_LIMITS:
+            raise Overloaded(rate.stock_text)
         text = LIMIT_TEXTS[rate.key.limit]
         raise Overloaded(f"{text} of {rate.subject} is used up; retry in a second")
 

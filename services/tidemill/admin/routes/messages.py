@@ -130,7 +130,12 @@ async def send_message(
     """
     composed = composer.compose(topic, message)
     if quotas is not None:
-        await quotas.admit(user=access.user, topic=topic, size_bytes=len(composed.blob))
+        await quotas.admit(
+            user=access.user,
+            topic=topic,
+            size_bytes=len(composed.blob),
+            is_delayed=composed.is_delayed,
+        )
     may_create = access.allows(Action.CREATE, topic_resource(topic))
     request = pb.StoreMessageRequest(
         topic=topic,

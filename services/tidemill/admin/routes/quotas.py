@@ -26,6 +26,7 @@ from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.security.quotas import (
     DISPATCH_LIMITS,
     QUOTA,
+    STOCK_LIMITS,
     QuotaKind,
     QuotaLimit,
     TrafficQuota,
@@ -82,7 +83,8 @@ async def put_quota(
 ) -> QuotaView:
     """Set the limits of a subject. They count within a second, and all matching quotas apply.
 
-    A consumer group has limits of deliveries, every other subject has limits of sends.
+    A consumer group has limits of deliveries, every other subject has limits of sends. A topic and
+    a prefix also have limits of stored bytes and of pending timers, for all broker groups together.
     """
     limits = _limits_of(settings)
     _check_limits(QuotaKind(kind.value), limits)
@@ -152,6 +154,8 @@ def _limits_of(settings: QuotaSettings) -> dict[QuotaLimit, int]:
         QuotaLimit.PUBLISH_BYTES: settings.publish_bytes_per_s,
         QuotaLimit.DISPATCH_MESSAGES: settings.dispatch_messages_per_s,
         QuotaLimit.DISPATCH_BYTES: settings.dispatch_bytes_per_s,
+        QuotaLimit.STORED_BYTES: settings.stored_bytes,
+        QuotaLimit.PENDING_TIMERS: settings.pending_timers,
     }
     return {limit: rate for limit, rate in limits.items() if rate}
 
@@ -165,6 +169,8 @@ def _check_limits(kind: QuotaKind, limits: Iterable[QuotaLimit]) -> None:
 
 
 def _fits(kind: QuotaKind, limit: QuotaLimit) -> bool:
+    if limit in STOCK_LIMITS:
+        return kind in {QuotaKind.TOPIC, QuotaKind.PREFIX}
     return (kind is QuotaKind.GROUP) == (limit in DISPATCH_LIMITS)
 
 
@@ -184,6 +190,8 @@ def view_of(quota: TrafficQuota) -> QuotaView:
         publish_bytes_per_s=quota.limits.get(QuotaLimit.PUBLISH_BYTES, 0),
         dispatch_messages_per_s=quota.limits.get(QuotaLimit.DISPATCH_MESSAGES, 0),
         dispatch_bytes_per_s=quota.limits.get(QuotaLimit.DISPATCH_BYTES, 0),
+        stored_bytes=quota.limits.get(QuotaLimit.STORED_BYTES, 0),
+        pending_timers=quota.limits.get(QuotaLimit.PENDING_TIMERS, 0),
         version=quota.version,
         created_at_ms=quota.created_at_ms,
         changed_at_ms=quota.changed_at_ms,

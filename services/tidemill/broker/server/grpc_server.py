@@ -132,6 +132,7 @@ async def broker_server(
     deliveries, storage = DeliveryAdmin(rounds), StorageAdmin(rounds)
     relay = Relay()
     quotas = QuotaService(rounds, relay.count_proxies, SystemClock().monotonic_ms)
+    members.on_stocks = quotas.note_stocks
     serving = health.HealthService(SERVICES)
     methods = {
         f"/{LINK.full_name}/Exchange": bidirectional(links.exchange),
@@ -164,5 +165,5 @@ async def broker_server(
         tls_context=tls,
     )
     server = RpcServer(methods, LIMITS, listen, message_bytes_max=REQUEST_BYTES_MAX)
-    async with server.serving():
+    async with server.serving(), quotas.running():
         yield BrokerServer(server, serving, quotas)

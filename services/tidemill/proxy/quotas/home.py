@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.common.errors import BrokerUnreachable
 from tidemill.proxy.quotas.renewal import Leased
+from tidemill.security.stock_buckets import UNKNOWN_ROOM
 from tidemill.security.token_buckets import RENEWAL_MS, LeaseDemand
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -44,6 +45,7 @@ def lease_from(
         reply = pb.LeaseTokensReply.FromString(answer)
         if len(reply.granted) != len(demands):
             raise BrokerUnreachable("the home answered other demands than those of this proxy")
-        return Leased(reply.granted, reply.proxies)
+        rooms = [None if room == UNKNOWN_ROOM else room for room in reply.rooms]
+        return Leased(reply.granted, reply.proxies, rooms)
 
     return lease

@@ -1,18 +1,23 @@
 """The tokens that this proxy holds, and its demand for more. Without I/O or a clock (ADR 0078).
 
-The home leases tokens. If it does not answer for the time of a lease, each limit gets a local
-bucket with the limit divided by the number of proxies.
+The home leases tokens. If it does not answer for the time of a lease, each rate gets a local
+bucket with the limit divided by the number of proxies. A stock then has its last known room,
+divided by the number of proxies, and no limit if its room is unknown.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Final, NamedTuple, final
 
-from tidemill.security.quotas import MatchedRate, RateKey
+from tidemill.security.quotas import STOCK_LIMITS, MatchedRate, RateKey
 from tidemill.security.token_buckets import BURST_S, LEASE_MS, LeaseDemand
 
 DEMANDS_MAX: Final = 1_000  # of one request to the home; the others follow in later ones
+UNLIMITED_TOKENS: Final = 1 << 50  # a petabyte
+ROOMS_MAX: Final = 10_000  # of forgotten leases, about 200 bytes each; the oldest one is forgotten
 IDLE_MS: Final = 2_000  # without a call, until a lease is returned and forgotten
 
 
@@ -32,6 +37,7 @@ class Lease:
         "key",
         "rate_per_s",
         "recent",
+        "room",
         "tokens",
         "touched_at_ms",
         "used",
@@ -41,7 +47,8 @@ class Lease:
 
     def __init__(self, rate: MatchedRate, now_ms: int) -> None:
         self.key: RateKey = rate.key
-        self.rate_per_s = rate.rate_per_s
+        self.rate_per_s = rate.rate_per_s  # of a stock: its limit
+        self.room: int | None = None  # of a stock, at the last answer of the home; None: unknown
         self.tokens = 0.0
         self.used = 0  # since the last renewal
         self.recent = 0  # used between the last two renewals
@@ -54,6 +61,15 @@ class Lease:
     def is_local(self) -> bool:
         """Whether the tokens are those of the local bucket."""
         return self._refilled_at_ms is not None
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether the limit is that of a stock, which time does not refill."""
+        return self.key.limit in STOCK_LIMITS
+
+    def is_full(self, tokens: int) -> bool:
+        """Whether a stock has no room for a cost."""
+        return self.room is not None and self.tokens + self.room < tokens
 
     def missing_ms(self, tokens: int) -> int:
         """Return the time until the limit has added the missing tokens of a cost."""
@@ -77,6 +93,19 @@ class Lease:
             self.tokens = min(self.tokens + added, room)
         self._refilled_at_ms = now_ms
 
+    def begin_local_stock(self, known_room: int | None, now_ms: int, proxies: int) -> None:
+        """Take this proxy's share of the room once; `known_room` is that of a former lease."""
+        if self._refilled_at_ms is not None:
+            return
+        if self.room is None:
+            self.room = known_room
+        self._refilled_at_ms = now_ms
+        if self.room is None:
+            self.tokens = UNLIMITED_TOKENS
+        else:
+            self.tokens += self.room // proxies
+            self.room = 0
+
     def end_local(self) -> None:
         """Return to leases of the home: the tokens of the local bucket are void."""
         if self._refilled_at_ms is not None:
@@ -91,6 +120,8 @@ class LeaseBook:
     def __init__(self, now_ms: int) -> None:
         self.leases: dict[RateKey, Lease] = {}
         self.proxies = 1  # as the home has counted them last
+        # The last known rooms of stocks without a lease, for a time without the home.
+        self._rooms: OrderedDict[RateKey, int] = OrderedDict()
         self._answered_at_ms = now_ms  # by the home
 
     def lease_of(self, rate: MatchedRate, now_ms: int) -> Lease:
@@ -123,7 +154,10 @@ class LeaseBook:
     def renew_local(self, now_ms: int) -> None:
         """Fill the local buckets."""
         for lease in self.leases.values():
-            lease.refill(now_ms, self.proxies)
+            if lease.is_stock:
+                lease.begin_local_stock(self._rooms.get(lease.key), now_ms, self.proxies)
+            else:
+                lease.refill(now_ms, self.proxies)
 
     def plan(self, now_ms: int) -> list[LeaseDemand]:
         """Return the demands for a request to the home."""
@@ -146,8 +180,17 @@ class LeaseBook:
             wanted = max(need - held, first)
             demands.append(LeaseDemand(lease.key, wanted, first, returned))
             if is_idle:
-                del self.leases[lease.key]
+                self._forget(lease)
         return demands
+
+    def _forget(self, lease: Lease) -> None:
+        del self.leases[lease.key]
+        self._rooms.pop(lease.key, None)
+        if lease.room is None:
+            return
+        if len(self._rooms) >= ROOMS_MAX:
+            self._rooms.popitem(last=False)
+        self._rooms[lease.key] = lease.room + (int(lease.tokens) if lease.is_local else 0)
 
     def end_period(self) -> None:
         """Begin the next period of renewals."""
@@ -155,12 +198,18 @@ class LeaseBook:
             lease.recent, lease.used = lease.used, 0
 
     def apply(
-        self, demands: Sequence[LeaseDemand], granted: Sequence[int], proxies: int, now_ms: int
+        self,
+        demands: Sequence[LeaseDemand],
+        granted: Sequence[int],
+        proxies: int,
+        now_ms: int,
+        rooms: Sequence[int | None] = (),
     ) -> None:
         """Add the tokens that the home has granted."""
         self._answered_at_ms, self.proxies = now_ms, max(proxies, 1)
-        for demand, tokens in zip(demands, granted, strict=True):
+        for demand, tokens, room in zip_longest(demands, granted, rooms):
             lease = self.leases.get(demand.key)
             if lease is not None:
                 lease.end_local()
                 lease.tokens += tokens
+                lease.room = room

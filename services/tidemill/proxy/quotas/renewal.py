@@ -19,6 +19,8 @@ class Leased(NamedTuple):
 
     granted: Sequence[int]
     proxies: int  # that are connected to the home
+    # In the order of the demands: the room that limits of stocks have left. Empty: all unknown.
+    rooms: Sequence[int | None] = ()
 
 
 class TokenWaiters(Protocol):
@@ -90,5 +92,7 @@ class LeaseRenewal:
             if self.book.is_local(self._monotonic_ms()):
                 self.book.renew_local(self._monotonic_ms())
         else:
-            self.book.apply(demands, leased.granted, leased.proxies, self._monotonic_ms())
+            self.book.apply(
+                demands, leased.granted, leased.proxies, self._monotonic_ms(), leased.rooms
+            )
         self._waiters.serve()

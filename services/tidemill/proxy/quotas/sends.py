@@ -39,6 +39,7 @@ class _SendRequest(NamedTuple):
     topic: str
     messages: int
     size_bytes: int
+    timers: int
     message_groups: frozenset[str]
 
 
@@ -80,8 +81,8 @@ class SendQuotas:
         self._wait_s = wait_ms / 1_000
         self._renewal = LeaseRenewal(lease, monotonic_ms, self)
         self._book = self._renewal.book
-        # Waiting sends by their quotas; by () those whose quotas were deleted. The queue that was
-        # served last is the last one.
+        # Waiting sends by their quotas; by () those without quotas after a deletion. The queue that
+        # was served last is the last one.
         self._queues: OrderedDict[QueueKey, deque[_WaitingSend]] = OrderedDict()
         self._waiting_of: dict[QueueKey, tuple[int, int]] = {}  # sends and bytes of each queue
         self._arrivals = 0  # of sends that waited
@@ -128,9 +129,13 @@ class SendQuotas:
         messages: int,
         size_bytes: int,
         message_groups: frozenset[str],
+        timers: int = 0,
     ) -> None:
-        """Take the tokens of a send, all or none, or wait for them. Raises Overloaded."""
-        request = _SendRequest(user, client_id, topic, messages, size_bytes, message_groups)
+        """Take the tokens of a send, all or none, or wait for them. Raises Overloaded.
+
+        `timers` of the messages are delayed. A send does not wait for a stock without room.
+        """
+        request = _SendRequest(user, client_id, topic, messages, size_bytes, timers, message_groups)
         rates = self._rates_of(request)
         if not rates and () not in self._queues:
             return
@@ -139,6 +144,8 @@ class SendQuotas:
         # Tokens for all waiting sends stay. A send that waits for another limit delays no others.
         if rates and key not in self._queues and self._book.take(costs, leave_waiting=True):
             return
+        if (full := _find_full(rates, costs)) is not None:
+            raise Overloaded(full.stock_text)
         self._arrivals += 1
         waiting = _WaitingSend(request, self._arrivals)
         waiting.match(rates, costs)
@@ -147,16 +154,19 @@ class SendQuotas:
         await self._wait(waiting)
 
     def _rates_of(self, request: _SendRequest) -> Sequence[MatchedRate]:
-        return self._table.rates_of(request.user, request.client_id, request.topic)
+        rates = self._table.rates_of(request.user, request.client_id, request.topic)
+        if request.timers:
+            return rates
+        return [rate for rate in rates if rate.key.limit is not QuotaLimit.PENDING_TIMERS]
 
     def _costs_of(self, rates: Sequence[MatchedRate], request: _SendRequest) -> list[Cost]:
         now_ms = self._monotonic_ms()
         return [
             Cost(
                 self._book.lease_of(rate, now_ms),
-                request.messages
-                if rate.key.limit is QuotaLimit.PUBLISH_MESSAGES
-                else request.size_bytes,
+                rate.cost(
+                    messages=request.messages, size_bytes=request.size_bytes, timers=request.timers
+                ),
             )
             for rate in rates
         ]
@@ -183,15 +193,29 @@ class SendQuotas:
             if not waiting.costs:
                 return  # Its quotas have just been deleted.
             refusal = self._refusal(waiting.rates, waiting.costs)
-            # Later messages of a message group may not overtake a refused one.
-            for later in self._queues[waiting.key]:
-                is_behind = later is not waiting and not later.passed.done()
-                if is_behind and later.request.message_groups & waiting.request.message_groups:
-                    later.passed.set_exception(refusal)
+            self._refuse_later(waiting, refusal)
             raise refusal from None
         finally:
             self._remove(waiting)
             self._set_active()
+
+    def _refuse_later(self, refused: _WaitingSend, refusal: Overloaded) -> None:
+        """Refuse later messages of a message group: they may not overtake a refused one."""
+        for later in self._queues[refused.key]:
+            is_behind = later is not refused and not later.passed.done()
+            if is_behind and later.request.message_groups & refused.request.message_groups:
+                later.passed.set_exception(refusal)
+
+    def _refuse_full(self) -> None:
+        """Refuse waiting sends if a stock has no room for them."""
+        for queue in self._queues.values():
+            for waiting in queue:
+                if waiting.passed.done():
+                    continue
+                if (full := _find_full(waiting.rates, waiting.costs)) is not None:
+                    refusal = Overloaded(full.stock_text)
+                    waiting.passed.set_exception(refusal)
+                    self._refuse_later(waiting, refusal)
 
     def _add(self, waiting: _WaitingSend) -> None:
         self._queues.setdefault(waiting.key, deque()).append(waiting)
@@ -218,10 +242,12 @@ class SendQuotas:
 
     def _refusal(self, rates: Sequence[MatchedRate], costs: Sequence[Cost]) -> Overloaded:
         missing = self._book.find_missing(costs) or costs[0]
-        [subject] = [rate.subject for rate in rates if rate.key == missing.lease.key]
+        [rate] = [rate for rate in rates if rate.key == missing.lease.key]
+        if missing.lease.is_stock:
+            return Overloaded(rate.stock_text)
         text = LIMIT_TEXTS[missing.lease.key.limit]
         wait_ms = missing.lease.missing_ms(missing.tokens)
-        return Overloaded(f"{text} of {subject} is used up; retry in {wait_ms} ms")
+        return Overloaded(f"{text} of {rate.subject} is used up; retry in {wait_ms} ms")
 
     # ------------------------------------------------------------ renewals
 
@@ -245,6 +271,7 @@ class SendQuotas:
 
     def serve(self) -> None:
         """Let sends pass whose tokens have arrived, one of each queue in turn."""
+        self._refuse_full()
         # A send leaves its queue when its task runs: until then, no later send may overtake it.
         turns = {
             key: deque([waiting for waiting in queue if not waiting.passed.done()])
@@ -257,3 +284,11 @@ class SendQuotas:
                     self._queues.move_to_end(key)
                 else:
                     del turns[key]
+
+
+def _find_full(rates: Sequence[MatchedRate], costs: Sequence[Cost]) -> MatchedRate | None:
+    """Return a limit of a stock without room for a send."""
+    for rate, cost in zip(rates, costs, strict=True):
+        if cost.lease.is_full(cost.tokens):
+            return rate
+    return None

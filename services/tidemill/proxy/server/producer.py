@@ -65,6 +65,7 @@ class _Send(NamedTuple):
     blob: bytes
     target: SendTarget
     may_repeat: bool  # whether to send it again to a broker that may have stored it
+    is_delayed: bool
 
 
 class _Stored(NamedTuple):
@@ -167,6 +168,7 @@ class Producer:
             topic=topic,
             messages=len(sends),
             size_bytes=sum([len(send.blob) for send in sends]),
+            timers=sum([send.is_delayed for send in sends]),
             message_groups=frozenset([send.message_group for send in sends if send.message_group]),
         )
 
@@ -188,8 +190,9 @@ class Producer:
             target = target._replace(may_move=False)
         # A broker looks for a repeated message in the log, and not among its timers: a second
         # timer would be one that no recall handle cancels.
-        may_repeat = not is_transactional and not properties.HasField("delivery_timestamp")
-        return _Send(properties.message_id, message_group, blob, target, may_repeat)
+        is_delayed = properties.HasField("delivery_timestamp")
+        may_repeat = not is_transactional and not is_delayed
+        return _Send(properties.message_id, message_group, blob, target, may_repeat, is_delayed)
 
     async def _wait_for_topic(self, call: Call, name: str, send: _Send) -> _Send:
         """Wait until the broker group of a message group knows the topic."""
@@ -220,7 +223,7 @@ class Producer:
 
         `rejected_groups` are the message groups of this request with a rejected message.
         """
-        message_id, message_group, blob, target, may_repeat = send
+        message_id, message_group, blob, target, may_repeat, _ = send
         del send
         try:
             if message_group in rejected_groups:

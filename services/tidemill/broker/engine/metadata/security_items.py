@@ -73,6 +73,10 @@ class SecurityItems:
         """Return the number of items of a kind."""
         return len(self._names[kind])
 
+    def names(self, kind: str) -> list[str]:
+        """Return the names of all items of a kind, ascending."""
+        return self._names[kind][:]
+
     def page(self, kind: str, after_name: str | None, *, limit: int, bytes_max: int) -> ItemPage:
         """Return items after a name (None: from the first), at least one if there is one."""
         names, found, size = self._names[kind], list[bytes](), 0

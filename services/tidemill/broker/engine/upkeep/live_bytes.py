@@ -14,7 +14,7 @@ No file has the counts: a start counts again, and `is_complete` tells when it ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import final
 
 import numpy as np
@@ -63,6 +63,8 @@ class LiveBytes:
         self.is_complete = False  # all messages were counted since the start
         # The counts include all messages before this log offset, dead ones until the next look.
         self.counted_to = 0
+        # Monotonic: the begin of the last look, and of the last one that has counted all.
+        self._looked_at_ms = self.counted_at_ms = 0
         # By topic, as a list of all queues would take a slice some milliseconds.
         self._queues: dict[TopicId, dict[QueueId, _CountedQueue]] = {}
         self._of_topic: Counter[TopicId] = Counter()
@@ -126,7 +128,24 @@ class LiveBytes:
         """Count new and dead messages. The next look is due later."""
         self._due_ms = monotonic_ms + LOOK_PERIOD_MS
         self._seen_to = self._log.segments[-1].start if self._log.segments else 0
+        self._looked_at_ms = monotonic_ms
         yield from self.count()
+
+    def count_topic(self, topic_id: TopicId) -> Iterator[None]:
+        """Count the new and dead messages of one topic, in slices, between two looks.
+
+        If the derived files are damaged or lack entries, the next look takes care of it.
+        """
+        number = 0
+        while (topic := self._catalog.topics.get(topic_id)) and number < topic.queues:
+            queue = self._catalog.queues.get((topic_id, QueueId(number)))
+            if queue is not None:
+                try:
+                    for _ in self._count_queue(queue):
+                        yield
+                except (BlockFileDamaged, _EntriesMissing):
+                    return
+            number += 1
 
     def count(self) -> Steps:
         """Count messages that are new or dead since the last look."""
@@ -142,6 +161,7 @@ class LiveBytes:
             self._begin_again()
             return
         self.is_complete, self.counted_to = True, end
+        self.counted_at_ms = self._looked_at_ms
         for start in [start for start in self._of_segment if start < self._log.min_offset]:
             del self._of_segment[start]
         for start in [start for start in self._dead if start < self._log.min_offset]:
@@ -238,13 +258,15 @@ class LiveBytes:
                 return
             one = _CountedQueue(queue)
             self._queues.setdefault(queue.topic_id, {})[queue.queue_id] = one
-        while one.queue is queue and self._is_alive(one) and not self._is_counted(one):
+        # Between two slices, another count may have forgotten all.
+        while self._find(queue) is one and one.queue is queue and self._is_uncounted(one):
             self._count_some(one)
             if self._is_spent(0):
                 yield []
 
-    def _is_counted(self, one: _CountedQueue) -> bool:
-        return one.begin >= one.queue.min_offset and one.end >= one.queue.max_offset
+    def _is_uncounted(self, one: _CountedQueue) -> bool:
+        is_counted = one.begin >= one.queue.min_offset and one.end >= one.queue.max_offset
+        return not is_counted and self._is_alive(one)
 
     def _count_some(self, one: _CountedQueue) -> None:
         """Count at most a slice of a queue."""

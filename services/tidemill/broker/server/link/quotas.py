@@ -1,19 +1,30 @@
 """BrokerQuotas: the home leases tokens to proxies (ADR 0078).
 
-The buckets are memory of the process and no state: a new home begins with full ones.
+The buckets are memory of the process and no state: a new home begins with full ones. Each second,
+the home counts its own stocks of quotas, and it gets those of the other broker groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 import structlog
 from prometheus_client.core import GaugeMetricFamily
 
+from tidemill.broker.server.members.quota_stocks import QuotaStocks
 from tidemill.broker.server.round.rpc import read_in_round
-from tidemill.common.errors import BadRequest
-from tidemill.security.quotas import QUOTA, QuotaLimit, RateKey, quota_of
+from tidemill.common.errors import BadRequest, ServiceError
+from tidemill.security.quotas import QUOTA, STOCK_LIMITS, QuotaLimit, RateKey, quota_of
+from tidemill.security.stock_buckets import (
+    REPORT_PERIOD_MS,
+    UNKNOWN_ROOM,
+    StockBuckets,
+    StockGrant,
+    StockReading,
+)
 from tidemill.security.token_buckets import LeaseDemand, QuotaBuckets
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -46,6 +57,8 @@ class QuotaService:
         # By quota: its item, and the limits in it.
         self._decoded: dict[str, tuple[bytes, Mapping[QuotaLimit, int]]] = {}
         self._buckets = QuotaBuckets(self._find_rate)
+        self._counts = QuotaStocks()  # of this broker group
+        self._stocks = StockBuckets()
 
     async def LeaseTokens(self, request: pb.LeaseTokensRequest) -> pb.LeaseTokensReply:
         """Take unused tokens back, and lease others."""
@@ -58,35 +71,109 @@ class QuotaService:
                 )
             demands = list(map(_demand_of, request.demands))
             self._engine, now_ms = engine, self._monotonic_ms()
-            granted = [
-                self._buckets.lease(request.process_id, demand, now_ms) for demand in demands
-            ]
+            grants = [self._grant(request.process_id, demand, now_ms) for demand in demands]
             for demand in demands:
                 self._warn(demand.key, now_ms)
-            return pb.LeaseTokensReply(granted=granted, proxies=self._count_proxies())
+            return pb.LeaseTokensReply(
+                granted=[grant.tokens for grant in grants],
+                rooms=[grant.room for grant in grants],
+                proxies=self._count_proxies(),
+            )
 
         return await read_in_round(self._rounds, lease)
+
+    def _grant(self, process_id: bytes, demand: LeaseDemand, now_ms: int) -> StockGrant:
+        if demand.key.limit not in STOCK_LIMITS:
+            return StockGrant(self._buckets.lease(process_id, demand, now_ms), UNKNOWN_ROOM)
+        limit = self._find_rate(demand.key)
+        if limit is None:
+            return StockGrant(demand.wanted, UNKNOWN_ROOM)  # It has just been deleted.
+        return self._stocks.lease(demand, limit, now_ms)
+
+    # ------------------------------------------------------------ stocks
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Count the stocks of this broker group, while it is the home, until the block ends."""
+        async with asyncio.TaskGroup() as tasks:
+            counting = tasks.create_task(self._count_stocks(), name="stocks of quotas")
+            yield
+            counting.cancel()
+
+    async def _count_stocks(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_PERIOD_MS / 1_000)
+            # While the broker drains or is not the master, it does not answer proxies either.
+            with contextlib.suppress(ServiceError):
+                await self.count_stocks()
+
+    async def count_stocks(self) -> None:
+        """Count the stocks of this broker group, if it is the home. Raises ServiceError."""
+        engine = self._rounds.engine
+        has_quotas = engine.catalog.security.count(QUOTA) > 0 or bool(self._counts.limits)
+        home = engine.catalog.membership.home
+        is_home = home is None or home.name == engine.catalog.broker_name
+        if not has_quotas or not is_home or not self._rounds.is_master:
+            return
+
+        def count(engine: Engine, turn: Turn) -> Generator[None, None, list[pb.QuotaStock]]:
+            return (yield from self._counts.count(engine, turn.monotonic_ms))
+
+        began_ms = self._monotonic_ms()
+        stocks = await self._rounds.read_slices(count)
+        catalog, now_ms = engine.catalog, self._monotonic_ms()
+        self.note_stocks(catalog.broker_name, stocks, now_ms - began_ms)
+        limits = self._counts.limits
+        self._stocks.retain(limits, {catalog.broker_name, *catalog.membership.groups})
+        for key, limit in limits.items():
+            if self._stocks.is_warning_due(key, limit, now_ms):
+                ratio = self._stocks.used_ratio(key, limit, now_ms)
+                self._log_warning(key, ratio or 0)
+
+    def note_stocks(self, broker_group: str, stocks: Sequence[pb.QuotaStock], took_ms: int) -> None:
+        """Take over the stocks of a broker group, `took_ms` after it was asked for them."""
+        now_ms = self._monotonic_ms()
+        for stock in stocks:
+            asked_at_ms = now_ms - took_ms
+            timers = StockReading(stock.pending_timers, asked_at_ms, now_ms)
+            key = RateKey(stock.quota, QuotaLimit.PENDING_TIMERS)
+            self._stocks.reports.note(key, broker_group, timers)
+            if stock.HasField("stored_bytes"):
+                counted_at_ms = asked_at_ms - stock.age_ms
+                stored = StockReading(stock.stored_bytes, counted_at_ms, now_ms)
+                key = RateKey(stock.quota, QuotaLimit.STORED_BYTES)
+                self._stocks.reports.note(key, broker_group, stored)
+
+    # ------------------------------------------------------------ metrics
 
     def _warn(self, key: RateKey, now_ms: int) -> None:
         bucket = self._buckets.buckets.get(key)
         if bucket is not None and bucket.is_warning_due(now_ms):
-            log.warning(
-                "quota nearly used up",
-                quota=key.quota,
-                limit=key.limit.value,
-                used_ratio=round(bucket.used_ratio(now_ms), 3),
-            )
+            self._log_warning(key, bucket.used_ratio(now_ms))
+
+    @staticmethod
+    def _log_warning(key: RateKey, used_ratio: float) -> None:
+        log.warning(
+            "quota nearly used up",
+            quota=key.quota,
+            limit=key.limit.value,
+            used_ratio=round(used_ratio, 3),
+        )
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the used part of each limit with recent demand."""
+        """Yield the used part of each rate with recent demand, and of each stock."""
         ratios = GaugeMetricFamily(
             "rocketmq_quota_used_ratio",
-            "Used part of the limit of a quota over the last ten seconds.",
+            "Used part of the limit of a quota: of a rate over the last ten seconds, of stored"
+            " bytes and pending timers now.",
             labels=("quota", "limit"),
         )
         now_ms = self._monotonic_ms()
         for key, bucket in self._buckets.buckets.items():
             ratios.add_metric((key.quota, key.limit.value), bucket.used_ratio(now_ms))
+        for key, limit in self._counts.limits.items():
+            if (ratio := self._stocks.used_ratio(key, limit, now_ms)) is not None:
+                ratios.add_metric((key.quota, key.limit.value), ratio)
         yield ratios
 
     def _find_rate(self, key: RateKey) -> int | None:

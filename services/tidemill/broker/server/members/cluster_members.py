@@ -12,7 +12,11 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.broker.engine.metadata.audit_log import AuditedChange
-from tidemill.broker.server.members.member_connection import HomeLife, MemberConnection
+from tidemill.broker.server.members.member_connection import (
+    HomeLife,
+    MemberConnection,
+    StockListener,
+)
 from tidemill.broker.server.wire import config_frames, config_log, security_frames
 from tidemill.broker.server.wire.audit_facts import broker_group_facts
 from tidemill.common.errors import ServiceError
@@ -44,6 +48,8 @@ class ClusterMembers:
         `controllers` are those of a broker with replicas. They send the masters of the members.
         """
         self.connections: dict[str, MemberConnection] = {}
+        # Called with the stocks of quotas that a member has reported.
+        self.on_stocks: StockListener = lambda _name, _stocks, _age_ms: None
         self._rounds = rounds
         self._connect = connect
         self._routes = MasterRoutes(controllers, connect=connect)
@@ -130,6 +136,7 @@ class ClusterMembers:
                     self._routes,
                     self._home_life,
                     self._finish_removal,
+                    self.on_stocks,
                 )
                 self._tasks[name] = self._group.create_task(connection.run(), name=f"member {name}")
         if not self.connections:

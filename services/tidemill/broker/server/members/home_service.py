@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.metadata.membership import Home
 from tidemill.broker.engine.queries.removal_check import RemovalBacklog, RemovalBacklogItem
+from tidemill.broker.server.members.quota_stocks import QuotaStocks
 from tidemill.broker.server.members.table_copy import TableCopy
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BY_NAME, BadRequest, Conflict, ServiceError
@@ -47,6 +48,7 @@ class BrokerHomeService:
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
+        self._stocks = QuotaStocks()
         self._sequence = 0  # of the last frame of the life that this broker follows
         self._streams: Counter[str] = Counter()  # open streams by the life of their home process
         self._replaced: deque[str] = deque(maxlen=REPLACED_LIVES_MAX)
@@ -81,6 +83,9 @@ class BrokerHomeService:
                 self._replaced.append(before.life)
             engine.following.restored_count += is_restored
             self._sequence = frame.sequence
+            if frame.count_stocks:
+                stocks = yield from self._stocks.count(engine, turn.monotonic_ms)
+                done.stocks.extend(self._stocks.page(stocks))
             return done
 
         try:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 import structlog
 
@@ -51,8 +51,13 @@ REFUSED_S: Final = 2.0  # pause after a rejection, which an operator has to reso
 # messages there.
 REPORT_PERIOD_S: Final = 1.0
 CONNECT_TIMEOUT_S: Final = 2.0
-REPLY_BYTES_MAX: Final = 64 << 10  # a reply has a few numbers or an error
+# A reply has a few numbers or an error, and up to 1,000 stocks of quotas with names of 255 bytes.
+REPLY_BYTES_MAX: Final = 512 << 10
 LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=5.0)
+
+
+# Takes the stocks of quotas of a broker group, and the ms since it was asked for them.
+StockListener: TypeAlias = Callable[[str, Sequence[pb.QuotaStock], int], None]
 
 
 class HomeLife(NamedTuple):
@@ -75,6 +80,7 @@ class MemberConnection:
         routes: MasterRoutes,
         home_life: HomeLife,
         on_left: Callable[[str], None],
+        on_stocks: StockListener,
     ) -> None:
         self.group = group
         self.dialled = group.address  # a replica of the member
@@ -83,6 +89,8 @@ class MemberConnection:
         self.last_backlog_at_ms = 0  # 0: unknown
         self._home_life = home_life
         self._on_left = on_left
+        self._on_stocks = on_stocks
+        self._stocks_due_s = 0.0  # when the next frame asks for the stocks of quotas
         # The newer life of this home that the member knows, if its log was ahead of ours.
         self._instead_of: pb.HomeProcess | None = None
         self._rounds = rounds
@@ -348,7 +356,18 @@ class MemberConnection:
             if not is_behind:
                 updates, self._updates = self._updates, []
                 self._updates_bytes = 0
-                await self.exchange(pb.FollowFrame(configs=[update for _, update in updates]))
+                frame = pb.FollowFrame(configs=[update for _, update in updates])
+                await self._exchange_stocks(frame)
+
+    async def _exchange_stocks(self, frame: pb.FollowFrame) -> None:
+        """Send a frame, which asks for the stocks of quotas once per period."""
+        began_s = asyncio.get_running_loop().time()
+        frame.count_stocks = began_s >= self._stocks_due_s
+        reply = await self.exchange(frame)
+        if frame.count_stocks:
+            self._stocks_due_s = began_s + REPORT_PERIOD_S
+            took_ms = round((asyncio.get_running_loop().time() - began_s) * 1_000)
+            self._on_stocks(self.group.name, reply.stocks, took_ms)
 
     async def _send_all(self) -> None:
         def read(

@@ -1,0 +1,183 @@
+"""The room of quotas on stored bytes and pending timers, at the home (ADR 0078).
+
+Broker groups report their stocks. The home leases the remaining part of the limit to proxies, as it
+does with the tokens of a rate. A granted token counts until a report is so new that it has the
+stored message. So a limit holds between two reports, too. A stock that no broker group has reported
+limits nothing.
+
+The caller passes the monotonic time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection
+from typing import Final, NamedTuple, final
+
+from tidemill.security.quotas import RateKey
+from tidemill.security.token_buckets import BUCKETS_MAX, SOFT_LIMIT, WARNING_PERIOD_MS, LeaseDemand
+
+REPORT_PERIOD_MS: Final = 1_000  # of the stocks of a broker group
+# A token that was granted this long before a report was used or returned then: a proxy holds tokens
+# for about 600 ms, and the message is stored soon after.
+SETTLE_MS: Final = 1_500
+# Without a report for this time, a broker group does not delay the release of tokens. Its last
+# stock counts.
+SILENT_MS: Final = 5_000
+GRANT_STEP_MS: Final = 250  # grants of this time are one number
+# Steps of a bucket: 64 s. Counts of a broker with many queues are at most that old. Beyond it the
+# oldest grants are forgotten.
+GRANT_STEPS_MAX: Final = 256
+UNKNOWN_ROOM: Final = -1
+
+
+class StockReading(NamedTuple):
+    """The stock of one broker group."""
+
+    tokens: int
+    counted_at_ms: int
+    reported_at_ms: int
+
+
+class StockTotal(NamedTuple):
+    """The stock of all broker groups that have reported it."""
+
+    tokens: int
+    counted_at_ms: int  # the earliest one
+
+
+@final
+class StockReports:
+    """The last stocks that broker groups have reported."""
+
+    def __init__(self) -> None:
+        # By limit and broker group. `retain` bounds both.
+        self._readings: dict[RateKey, dict[str, StockReading]] = {}
+
+    def note(self, key: RateKey, broker_group: str, reading: StockReading) -> None:
+        """Take over a report."""
+        self._readings.setdefault(key, {})[broker_group] = reading
+
+    def retain(self, keys: Collection[RateKey], broker_groups: Collection[str]) -> None:
+        """Forget other limits and other broker groups."""
+        for key in [key for key in self._readings if key not in keys]:
+            del self._readings[key]
+        for readings in self._readings.values():
+            for name in [name for name in readings if name not in broker_groups]:
+                del readings[name]
+
+    def find(self, key: RateKey, now_ms: int) -> StockTotal | None:
+        """Return the sum of all stocks; None if no broker group has reported one."""
+        readings = self._readings.get(key)
+        if not readings:
+            return None
+        counted_at_ms = min(
+            (
+                one.counted_at_ms
+                for one in readings.values()
+                if now_ms - one.reported_at_ms <= SILENT_MS
+            ),
+            default=now_ms,
+        )
+        return StockTotal(sum([one.tokens for one in readings.values()]), counted_at_ms)
+
+
+@final
+class _StockBucket:
+    """The granted tokens of one limit that reports may not have yet."""
+
+    def __init__(self) -> None:
+        self._steps: deque[list[int]] = deque()  # time of the first grant, and tokens
+        self.granted = 0
+
+    def add(self, tokens: int, now_ms: int) -> None:
+        """Note a grant."""
+        self.granted += tokens
+        if self._steps and now_ms - self._steps[-1][0] < GRANT_STEP_MS:
+            self._steps[-1][1] += tokens
+            return
+        self._steps.append([now_ms, tokens])
+        if len(self._steps) > GRANT_STEPS_MAX:
+            self._drop_oldest()
+
+    def give_back(self, tokens: int) -> None:
+        """Note returned tokens. The later grants stay, because they count for longer."""
+        for step in self._steps:
+            returned = min(step[1], tokens)
+            step[1] -= returned
+            tokens -= returned
+            self.granted -= returned
+
+    def settle(self, before_ms: int) -> None:
+        """Forget grants whose messages are in the reports."""
+        while self._steps and self._steps[0][0] + GRANT_STEP_MS <= before_ms:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, tokens = self._steps.popleft()
+        self.granted -= tokens
+
+
+class StockGrant(NamedTuple):
+    """The answer to a demand for room."""
+
+    tokens: int
+    room: int  # that the limit has left; UNKNOWN_ROOM
+
+
+@final
+class StockBuckets:
+    """The room of all limits of stocks."""
+
+    def __init__(self) -> None:
+        self.reports = StockReports()
+        self._buckets: OrderedDict[RateKey, _StockBucket] = OrderedDict()
+        # When a limit was reported as nearly used up. `retain` bounds it.
+        self._warned_at_ms: dict[RateKey, int] = {}
+
+    def lease(self, demand: LeaseDemand, limit: int, now_ms: int) -> StockGrant:
+        """Grant tokens out of the room, all or none of those that the first send needs."""
+        bucket = self._buckets.get(demand.key)
+        if bucket is None:
+            if len(self._buckets) >= BUCKETS_MAX:
+                self._buckets.popitem(last=False)
+            bucket = self._buckets[demand.key] = _StockBucket()
+        self._buckets.move_to_end(demand.key)
+        bucket.give_back(demand.returned)
+        total = self.reports.find(demand.key, now_ms)
+        if total is None:
+            bucket.settle(now_ms - SETTLE_MS)
+            bucket.add(demand.wanted, now_ms)
+            return StockGrant(demand.wanted, UNKNOWN_ROOM)
+        bucket.settle(total.counted_at_ms - SETTLE_MS)
+        room = max(limit - total.tokens - bucket.granted, 0)
+        granted = min(demand.wanted, room)
+        if granted < demand.first:
+            granted = 0
+        if granted:
+            bucket.add(granted, now_ms)
+        return StockGrant(granted, room - granted)
+
+    def retain(self, keys: Collection[RateKey], broker_groups: Collection[str]) -> None:
+        """Forget other limits and other broker groups."""
+        self.reports.retain(keys, broker_groups)
+        for key in [key for key in self._buckets if key not in keys]:
+            del self._buckets[key]
+        for key in [key for key in self._warned_at_ms if key not in keys]:
+            del self._warned_at_ms[key]
+
+    def used_ratio(self, key: RateKey, limit: int, now_ms: int) -> float | None:
+        """Return the used part of a limit; None if it is unknown."""
+        total = self.reports.find(key, now_ms)
+        return None if total is None else total.tokens / limit
+
+    def is_warning_due(self, key: RateKey, limit: int, now_ms: int) -> bool:
+        """Whether a limit is nearly used up, and was not in the last hour."""
+        ratio = self.used_ratio(key, limit, now_ms)
+        if ratio is None or ratio < SOFT_LIMIT:
+            return False
+        warned_at_ms = self._warned_at_ms.get(key)
+        if warned_at_ms is not None and now_ms - warned_at_ms < WARNING_PERIOD_MS:
+            return False
+        self._warned_at_ms[key] = now_ms
+        return True
