@@ -18,6 +18,18 @@ from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
+ROCKETMQ_USERS = """\
+#UserName         #Password               #UserType               #UserStatus
+orders            12345678                Normal                  enable
+payer             87654321                Normal                  enable
+"""
+ROCKETMQ_ACLS = """\
+#Subject       #PolicyType  #Resource     #Actions       #SourceIp  #Decision
+User:orders    Custom       Topic:orders  [Pub, Create]  []         Allow
+User:orders    Default      Topic:*       [Pub]          []         Deny
+User:payer     Default      Topic:*       [Pub]          []         Deny
+"""
+
 
 def tidemill(running: Standalone, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "tidemill", "--admin", running.admin, "-o", "json", *arguments]
@@ -164,3 +176,41 @@ def test_a_browser_logs_in_and_out(tmp_path: Path) -> None:
             http.cookies.update(cookie)
             assert http.get("/session").status_code == 401
             assert next(iter(cookie.values())) not in running.log.read_text()
+
+
+def test_the_users_of_rocketmq_are_imported(tmp_path: Path) -> None:
+    files = []
+    for name, text in (("users", ROCKETMQ_USERS), ("acls", ROCKETMQ_ACLS)):
+        file = tmp_path / name
+        file.write_text(text)
+        file.chmod(0o600)
+        files.append(str(file))
+    with standalone(tmp_path / "data") as running:
+        assert tidemill(running, tmp_path, "security", "enable").returncode == 0
+        weak = tidemill(running, tmp_path, "security", "import", *files)
+        assert weak.returncode == 2
+        assert "--allow-weak" in weak.stderr
+        assert "12345678" not in weak.stderr
+        line = ("security", "import", *files, "--allow-weak")
+        planned = json.loads(tidemill(running, tmp_path, *line, "--dry-run").stdout)
+        assert {row["result"] for row in planned} == {"would be created"}
+        assert len(json.loads(tidemill(running, tmp_path, "user", "list").stdout)) == 1
+        made = json.loads(tidemill(running, tmp_path, *line).stdout)
+        assert [(row["user"], row["role"], row["result"]) for row in made] == [
+            ("orders", "orders.default", "created"),
+            ("payer", "orders.default", "created"),
+        ]
+        again = json.loads(tidemill(running, tmp_path, *line).stdout)
+        assert {row["result"] for row in again} == {"exists, unchanged"}
+        for topic in ("orders", "payments"):
+            assert tidemill(running, tmp_path, "topic", "create", topic).returncode == 0
+        with httpx.Client(trust_env=False, timeout=30, auth=("orders", "12345678")) as http:
+            url = f"{running.admin}/api/v1"
+            eventually(lambda: http.get(f"{url}/session").status_code == 200)
+            for topic, status in (("orders", 200), ("payments", 403)):
+                sent = http.post(f"{url}/topics/{topic}/messages", json={"body": "m"})
+                assert sent.status_code == status, sent.text
+        checked = tidemill(
+            running, tmp_path, "acl", "check", "--user=payer", "--action=Pub", "--topic=orders"
+        )
+        assert "orders.default" in checked.stdout

@@ -19,6 +19,7 @@ from tidemill.cli.rest import (
     show,
     warn_unreachable,
 )
+from tidemill.cli.security_import import import_users
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
 from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
@@ -74,6 +75,7 @@ def enable(
 
 
 app.command("rotate-key")(rotate_key)
+app.command("import")(import_users)
 
 
 @app.command("disable")

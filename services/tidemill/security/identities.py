@@ -22,9 +22,10 @@ SECRETS_MAX: Final = 2
 ROLES_MAX: Final = 64  # of one user
 SECRET_CHARS_MIN: Final = 16
 SECRET_CHARS_MAX: Final = 128
+WEAK_SECRET_CHARS_MIN: Final = 6  # of an imported secret, as of RocketMQ
 
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
-_SECRET = re.compile(r"[!-~]{16,128}")
+_PRINTABLE = re.compile(r"[!-~]*")
 
 
 class UserType(StrEnum):
@@ -182,11 +183,13 @@ def check_user_name(name: str) -> str:
     return name
 
 
-def check_secret(secret: str) -> str:
+def check_secret(secret: str, *, is_weak_allowed: bool = False) -> str:
     """Return a secret that a user chose. Raises BadRequest, without the secret in the text."""
-    if not _SECRET.fullmatch(secret):
+    chars_min = WEAK_SECRET_CHARS_MIN if is_weak_allowed else SECRET_CHARS_MIN
+    is_long_enough = chars_min <= len(secret) <= SECRET_CHARS_MAX
+    if not is_long_enough or not _PRINTABLE.fullmatch(secret):
         raise BadRequest(
-            f"a secret has {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} printable ASCII characters"
+            f"a secret has {chars_min} to {SECRET_CHARS_MAX} printable ASCII characters"
             f" without blanks, and this one has {len(secret)} characters"
         )
     return secret

@@ -35,6 +35,7 @@ class UserChange:
     entries: tuple[AccessEntry, ...] | None = None
     roles: tuple[str, ...] | None = None
     secret: str | None = None
+    is_weak_secret_allowed: bool = False
     if_version: int | None = None
 
 
@@ -60,7 +61,9 @@ class UserChanges:
         secret = ""
         if old is None:
             check_user_name(name)
-            secret = change.secret or secrets.token_urlsafe(SECRET_BYTES)
+            secret = secrets.token_urlsafe(SECRET_BYTES)
+            if change.secret is not None:
+                secret = check_secret(change.secret, is_weak_allowed=change.is_weak_secret_allowed)
             user = self._with_secret(
                 User(name=name, id=table_version + 1, created_at_ms=self._now_ms), secret
             )
@@ -130,10 +133,7 @@ class UserChanges:
                 " and in all proxies"
             )
         sealed = keys.seal(
-            check_secret(secret).encode(),
-            user_id=user.id,
-            secret_id=secret_id,
-            created_at_ms=self._now_ms,
+            secret.encode(), user_id=user.id, secret_id=secret_id, created_at_ms=self._now_ms
         )
         return replace(user, secrets=(*user.secrets, sealed))
 

@@ -24,7 +24,7 @@ ResourceName = Annotated[Text, Field(json_schema_extra={"pattern": f"^({_RESOURC
 ResourcePattern = Annotated[Text, Field(json_schema_extra={"pattern": _PATTERN})]
 Source = Annotated[Text, Field(json_schema_extra={"format": "cidr"})]
 Address = Annotated[Text, Field(json_schema_extra={"format": "ip-address"})]
-Secret = Annotated[Text, Field(json_schema_extra={"pattern": "^[!-~]{16,128}$"})]
+Secret = Annotated[Text, Field(json_schema_extra={"pattern": "^[!-~]{6,128}$"})]
 
 SHOWN_ONCE = "The secret, shown once. Clients use it with the name of the user as access key."
 
@@ -93,6 +93,9 @@ class UserSettings(Schema):
         None,
         description="The secret of a new user: 16 to 128 printable ASCII characters without blanks."
         " Default: a random one.",
+    )
+    allow_weak_secret: StrictBool = Field(
+        False, description="Accept a secret of 6 characters or more, for imports from RocketMQ."
     )
     if_version: StrictInt | None = Field(
         None, ge=0, description="Change the user only if it has this version; 0: only if it is new."

@@ -72,6 +72,7 @@ async def put_user(
         entries=None if settings.entries is None else entries_of(settings.entries),
         roles=None if settings.roles is None else tuple(settings.roles),
         secret=settings.secret,
+        is_weak_secret_allowed=settings.allow_weak_secret,
         if_version=settings.if_version,
     )
     changes = UserChanges(keys, clock.wall_ms(), caller)

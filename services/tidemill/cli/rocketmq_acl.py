@@ -1,0 +1,317 @@
+"""Users and rights of RocketMQ, read from what its tools print and from its files.
+
+    mqadmin listUser    a table: #UserName #Password #UserType [#UserStatus]
+    mqadmin listAcl     a table: #Subject #PolicyType #Resource #Actions #SourceIp #Decision
+    plain_acl.yml       ACL 1.0: accounts with keys and permissions
+
+Columns are two blanks apart. RocketMQ uses the Default policy of a user only if no Custom entry
+matches. Here the Default policy becomes a role, and one ranking covers both. Sources: AclInfo and
+UserInfo of RocketMQ 5.5, its migration of ACL 1.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from tidemill.common.errors import BadRequest
+from tidemill.security.acl import ANYTHING, AccessEntry, parse_entry
+from tidemill.security.identities import (
+    ENTRIES_MAX,
+    SECRET_CHARS_MIN,
+    USER_NAME_CHARS_MAX,
+    WEAK_SECRET_CHARS_MIN,
+    UserType,
+    check_secret,
+    check_user_name,
+)
+
+_DEFAULT: Final = ".default"  # the end of the name of a role with a Default policy
+_COLUMNS: Final = re.compile(r" {2,}")
+_USER_TABLE: Final = "#UserName"
+_ACL_TABLE: Final = "#Subject"
+# The last line of a table of older versions.
+_SUCCESS: Final = re.compile(r"(list|get) (acls?|users?) from .* success\.")
+_ALLOW: Final = frozenset({"allow", "grant"})
+_DENY: Final = frozenset({"deny"})
+_PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "PUB": ("Pub",),
+    "SUB": ("Sub",),
+    "PUB|SUB": ("Pub", "Sub"),
+    "SUB|PUB": ("Pub", "Sub"),
+    "ANY": ("All",),
+    "DENY": ("All",),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class ImportedUser:
+    """One user of RocketMQ."""
+
+    name: str
+    secret: str = ""  # "": a table of rights names the user, and no table of users does
+    type: UserType = UserType.NORMAL
+    is_enabled: bool = True
+    entries: list[AccessEntry] = field(default_factory=list)  # of the Custom policy
+    default_entries: list[AccessEntry] = field(default_factory=list)
+
+
+class Imported(NamedTuple):
+    """The users, and what an operator must know."""
+
+    users: list[ImportedUser]
+    notes: list[str]
+    problems: list[str]  # With one of them, nothing is imported.
+
+
+def read_users(texts: Sequence[str], *, allows_weak: bool) -> Imported:
+    """Read files of RocketMQ. `allows_weak` accepts secrets of 6 characters."""
+    found = Imported([], [], [])
+    users: dict[str, ImportedUser] = {}
+    for text in texts:
+        if any(line.startswith((_USER_TABLE, _ACL_TABLE)) for line in text.splitlines()):
+            _read_tables(text, users, found)
+        else:
+            _read_plain_acl(text, users, found)
+    for user in users.values():
+        _check(user, found, allows_weak=allows_weak)
+    found.users.extend(users.values())
+    return found
+
+
+def roles_of(users: Sequence[ImportedUser]) -> tuple[dict[str, list[AccessEntry]], dict[str, str]]:
+    """Return the roles with the Default policies, and the role of each user.
+
+    Users with the same Default policy share a role.
+    """
+    roles: dict[str, list[AccessEntry]] = {}
+    of_users: dict[str, str] = {}
+    for user in users:
+        if not user.default_entries:
+            continue
+        same = (name for name, entries in roles.items() if entries == user.default_entries)
+        name = next(same, _role_name(user.name, roles))
+        roles[name] = user.default_entries
+        of_users[user.name] = name
+    return roles, of_users
+
+
+def _role_name(user: str, taken: Mapping[str, object]) -> str:
+    name = user[: USER_NAME_CHARS_MAX - len(_DEFAULT) - len(str(len(taken)))] + _DEFAULT
+    return f"{name}{len(taken)}" if name in taken else name
+
+
+# ---------------------------------------------------------------- tables of mqadmin
+
+
+def _read_tables(text: str, users: dict[str, ImportedUser], found: Imported) -> None:
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        columns = _COLUMNS.split(line.strip())
+        if columns[0] in {_USER_TABLE, _ACL_TABLE}:
+            table = columns[0]
+        elif not line.strip() or _SUCCESS.fullmatch(line.strip()):
+            continue
+        elif table == _USER_TABLE:
+            _read_user(number, columns, users, found)
+        elif table == _ACL_TABLE:
+            _read_entry(number, columns, users, found)
+        else:
+            found.notes.append(f"line {number} is before the first table, and is ignored")
+
+
+def _read_user(
+    number: int, columns: list[str], users: dict[str, ImportedUser], found: Imported
+) -> None:
+    if len(columns) not in {3, 4}:
+        # The line may have a secret, so no text shows it.
+        found.problems.append(f"line {number} has {len(columns)} columns, not 3 or 4")
+        return
+    name, secret, kind, *status = columns
+    user = users.setdefault(name, ImportedUser(name=name))
+    if user.secret and user.secret != secret:
+        found.problems.append(f"user {name} has two different secrets")
+    user.secret = secret
+    user.type = UserType.SUPER if kind.lower() == "super" else UserType.NORMAL
+    user.is_enabled = not status or status[0].lower() != "disable"
+
+
+def _read_entry(
+    number: int, columns: list[str], users: dict[str, ImportedUser], found: Imported
+) -> None:
+    if len(columns) == 1:
+        return  # a subject without a policy
+    if len(columns) == 5:
+        columns = [*columns[:4], "", columns[4]]  # no source address
+    if len(columns) != 6:
+        found.problems.append(f"line {number} has {len(columns)} columns, not 6")
+        return
+    subject, policy, resource, actions, sources, decision = columns
+    kind, _, name = subject.partition(":")
+    if kind != "User" or not name:
+        found.problems.append(f"line {number}: {subject} is not User:NAME")
+        return
+    if decision.lower() not in _ALLOW | _DENY:
+        found.problems.append(f"line {number}: {decision} is neither Allow nor Deny")
+        return
+    user = users.setdefault(name, ImportedUser(name=name))
+    _add(
+        user,
+        resource,
+        _items(actions),
+        _items(sources),
+        f"line {number}",
+        found,
+        is_allowed=decision.lower() in _ALLOW,
+        is_default=policy.lower() == "default",
+    )
+
+
+def _items(text: str) -> list[str]:
+    """Read a list as Java prints it: [a, b]."""
+    inner = text.strip().removeprefix("[").removesuffix("]")
+    return [item.strip() for item in inner.split(",") if item.strip() not in {"", "null"}]
+
+
+# ---------------------------------------------------------------- ACL 1.0
+
+
+def _read_plain_acl(text: str, users: dict[str, ImportedUser], found: Imported) -> None:
+    import yaml  # The other commands need no YAML.
+
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError:
+        content = None
+    accounts = content.get("accounts") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or not isinstance(accounts, list):
+        found.problems.append(
+            "a file has neither a table of `mqadmin listUser` or `mqadmin listAcl`, nor the list"
+            " `accounts` of a plain_acl.yml"
+        )
+        return
+    if content.get("globalWhiteRemoteAddresses"):
+        found.notes.append(
+            "globalWhiteRemoteAddresses is not imported: calls from these addresses needed no"
+            " credentials, and need them here"
+        )
+    for account in accounts:
+        if not isinstance(account, dict) or "accessKey" not in account:
+            found.problems.append("an account has no accessKey")
+            continue
+        _read_account(account, users, found)
+
+
+def _read_account(account: dict[str, Any], users: dict[str, ImportedUser], found: Imported) -> None:
+    name = str(account["accessKey"])
+    if name in users:
+        found.notes.append(f"account {name} is there twice, and the first one is imported")
+        return
+    user = users[name] = ImportedUser(
+        name=name,
+        secret=str(account.get("secretKey", "")),
+        type=UserType.SUPER if account.get("admin") is True else UserType.NORMAL,
+    )
+    if account.get("whiteRemoteAddress"):
+        found.notes.append(
+            f"account {name}: whiteRemoteAddress is not imported, because its calls needed no"
+            " signature from these addresses"
+        )
+    for key, kind in (("topicPerms", "Topic"), ("groupPerms", "Group")):
+        for text in account.get(key) or ():
+            resource, _, permission = str(text).partition("=")
+            _add_permission(user, f"{kind}:{resource.strip()}", permission, found)
+    for key, kind in (("defaultTopicPerm", "Topic"), ("defaultGroupPerm", "Group")):
+        if account.get(key):
+            _add_permission(user, f"{kind}:*", str(account[key]), found, is_default=True)
+
+
+def _add_permission(
+    user: ImportedUser, resource: str, text: str, found: Imported, *, is_default: bool = False
+) -> None:
+    permission = text.replace(" ", "").upper()
+    where = f"account {user.name}"
+    if permission not in _PERMISSIONS:
+        known = ", ".join(_PERMISSIONS)
+        found.problems.append(f"{where}: {resource} has the permission {text!r}; known: {known}")
+        return
+    _add(
+        user,
+        resource,
+        _PERMISSIONS[permission],
+        (),
+        where,
+        found,
+        is_allowed=permission != "DENY",
+        is_default=is_default,
+    )
+
+
+# ---------------------------------------------------------------- both
+
+
+def _add(
+    user: ImportedUser,
+    resource: str,
+    actions: Sequence[str],
+    sources: Sequence[str],
+    where: str,
+    found: Imported,
+    *,
+    is_allowed: bool,
+    is_default: bool,
+) -> None:
+    if resource.startswith("Cluster:") and resource != "Cluster:*":
+        found.notes.append(f"{where}: {resource} becomes Cluster:*, because areas are not clusters")
+        resource = "Cluster:*"
+    try:
+        entry = parse_entry(resource, actions, sources=sources, is_allowed=is_allowed)
+    except BadRequest as error:
+        found.problems.append(f"{where}: {error.message}")
+        return
+    entries = user.default_entries if is_default else user.entries
+    if entry not in entries:
+        entries.append(entry)
+
+
+def _check(user: ImportedUser, found: Imported, *, allows_weak: bool) -> None:
+    try:
+        check_user_name(user.name)
+        if not user.secret:
+            raise BadRequest("it has rights and no secret; give the table of users, too")
+        check_secret(user.secret, is_weak_allowed=allows_weak)
+    except BadRequest as error:
+        is_weak = WEAK_SECRET_CHARS_MIN <= len(user.secret) < SECRET_CHARS_MIN
+        remedy = "; --allow-weak imports it" if is_weak and not allows_weak else ""
+        found.problems.append(f"user {user.name}: {error.message}{remedy}")
+    for entries in (user.entries, user.default_entries):
+        if len(entries) > ENTRIES_MAX:
+            found.problems.append(
+                f"user {user.name} has {len(entries)} entries in a policy; at most {ENTRIES_MAX}"
+                " are allowed: use prefixes"
+            )
+    found.notes.extend(_changed_decisions(user))
+
+
+def _changed_decisions(user: ImportedUser) -> Iterator[str]:
+    """Yield a note for each Default entry that outranks a Custom one with another decision."""
+    for default in user.default_entries:
+        for custom in user.entries:
+            if default.is_allowed == custom.is_allowed or not default.actions & custom.actions:
+                continue
+            if _outranks(default, custom):
+                yield (
+                    f"user {user.name}: the Default entry of {default.resource} decides before the"
+                    f" Custom entry of {custom.resource} here; check it with `tidemill acl check`"
+                )
+
+
+def _outranks(one: AccessEntry, other: AccessEntry) -> bool:
+    """Whether `one` decides about a resource of `other`."""
+    if other.resource == one.resource:
+        return not one.is_allowed  # In one rank, DENY wins.
+    if other.resource == ANYTHING:
+        return True
+    return other.is_prefix and other.type is one.type and one.name.startswith(other.name)
