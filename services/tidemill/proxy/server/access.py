@@ -7,13 +7,11 @@ matches a secret, because a client sends the same header for a second.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
-import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.errors import (
@@ -28,26 +26,18 @@ from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server import bearer
 from tidemill.proxy.server.gated_call import Caller, GatedCall, StreamWatch
+from tidemill.proxy.server.signed_calls import SignedCalls
 from tidemill.proxy.server.stream_watches import StreamWatches
 from tidemill.security.acl import Action, Resource, ResourceType
-from tidemill.security.identities import SECRETS_MAX, SealedSecret
-from tidemill.security.secret_keys import SecretKeys, UnknownKey
-from tidemill.security.signatures import (
-    AUTHORIZATION,
-    DATE_TIME,
-    SignedHeader,
-    Signer,
-    find_signer,
-    parse_header,
-)
+from tidemill.security.identities import SealedSecret
+from tidemill.security.secret_keys import SecretKeys
+from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, parse_header
 from tidemill.security.table import KnownUser, Mode, SecurityTable
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-
-log = structlog.get_logger()
 
 # Headers with a verified signature. A client changes its header every second.
 VERIFIED_MAX: Final = 16_384
@@ -64,7 +54,6 @@ _CALLS: Final = [
 ]
 _TIMER_DEAD_LETTERS: Final = Resource(ResourceType.TOPIC, TIMER_DEAD_LETTER_TOPIC)
 _RESULTS: Final = ("allowed", "refused", "would_refuse")
-_WRONG: Final = "the access key or the signature is wrong"
 
 
 class AccessReports(Protocol):
@@ -104,7 +93,7 @@ class AccessGate:
     ) -> None:
         """`keys` returns the keys of the secrets; None without a key file."""
         self._table = table
-        self._keys = keys
+        self._signatures = SignedCalls(table, keys)
         self._wall_ms = wall_ms
         self._generation = 0  # of the table
         self._mode = table.mode
@@ -115,7 +104,6 @@ class AccessGate:
         # The newer half and the older half of the verified headers.
         self._verified: dict[tuple[str, str], _Verified] = {}
         self._verified_before: dict[tuple[str, str], _Verified] = {}
-        self._random_signers = tuple([Signer(secrets.token_bytes(32)) for _ in range(SECRETS_MAX)])
         self._delayed_count = 0
         self.streams = StreamWatches(self._check_stream, self._valid_ms)
         # Called with a telemetry stream whose client has lost a right.
@@ -124,7 +112,6 @@ class AccessGate:
         self.check_age: Callable[[], None] | None = None
         # Called with each refused or would-be-refused call, and with each access of a super user.
         self.reports: AccessReports | None = None
-        self._undecryptable: set[tuple[int, int]] = set()  # (user id, secret id)
         # By method and result. Counters that begin at zero show their first increase.
         self.authentications = Counter(
             {(method, result): 0 for method in bearer.METHODS for result in ("verified", "refused")}
@@ -141,7 +128,7 @@ class AccessGate:
         self._generation += 1
         self._mode = self._table.mode
         self.is_checking = self._needs_checks()
-        self._undecryptable.clear()
+        self._signatures.undecryptable.clear()
         self.streams.check_soon()
 
     def _needs_checks(self) -> bool:
@@ -322,7 +309,7 @@ class AccessGate:
             header = parse_header(*key)
             if header is None:
                 return None
-            found = self._verify(header)
+            found = self._signatures.verify(header)
             self.authentications[bearer.SIGNATURE, "verified"] += 1
         known, secret = found
         user = known.user
@@ -352,37 +339,6 @@ class AccessGate:
             if secret.sealed == verified.sealed:
                 return known, secret
         return None
-
-    def _verify(self, header: SignedHeader) -> tuple[KnownUser, SealedSecret]:
-        """Return the user and the secret that signed. Raises Unauthorized, KeyMissing.
-
-        An unknown user costs the same time as a wrong signature.
-        """
-        known = self._table.user(header.access_key)
-        opened = () if known is None else self._open(known)
-        index = find_signer(header, (opened + self._random_signers)[:SECRETS_MAX])
-        if known is None or index is None or index >= len(opened):
-            raise WrongCredentials(_WRONG)
-        return known, known.user.secrets[index]
-
-    def _open(self, known: KnownUser) -> tuple[Signer, ...]:
-        if known.signers is None:
-            keys, user = self._keys(), known.user
-            if keys is None:
-                raise KeyMissing("this proxy has no security_key_file, so it verifies no signature")
-            opened = []
-            for secret in user.secrets:
-                try:
-                    opened.append(Signer(keys.open(secret, user_id=user.id)))
-                except UnknownKey as error:
-                    if (user.id, secret.id) not in self._undecryptable:
-                        self._undecryptable.add((user.id, secret.id))
-                        log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
-                            "secret not decrypted", user=user.name, reason=str(error)
-                        )
-                    raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
-            known.signers = tuple(opened)
-        return known.signers
 
     def _remember(self, key: tuple[str, str], verified: _Verified) -> None:
         if len(key[0]) + len(key[1]) > VERIFIED_HEADER_CHARS_MAX:
@@ -415,7 +371,7 @@ class AccessGate:
 
     def missing(self) -> str:
         """Return why this process cannot check calls; empty if it can, or needs not."""
-        if self._mode is not Mode.OFF and self._keys() is None:
+        if self._mode is not Mode.OFF and not self._signatures.has_keys:
             return "security_key_file is not set, and the mode needs it"
         return ""
 
@@ -436,7 +392,7 @@ class AccessGate:
         undecryptable = GaugeMetricFamily(
             "rocketmq_auth_undecryptable_secrets", "Secrets that no key of the key file decrypts."
         )
-        undecryptable.add_metric((), len(self._undecryptable))
+        undecryptable.add_metric((), len(self._signatures.undecryptable))
         yield undecryptable
         mode = GaugeMetricFamily(
             "rocketmq_security_mode", "The mode in force: 0 off, 1 permissive, 2 on."
