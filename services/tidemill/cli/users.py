@@ -23,6 +23,15 @@ Roles = Annotated[
     list[str] | None,
     typer.Option("--role", help="Name of a role; repeat it for several. They replace the others."),
 ]
+Accounts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--service-account",
+        metavar="NAMESPACE/NAME",
+        help="Kubernetes service account whose tokens are credentials of the user; repeat it for"
+        ' several. They replace the others; "" removes all.',
+    ),
+]
 Producers = Annotated[
     list[str] | None,
     typer.Option("--producer", metavar="TOPIC", help="May send to the topic; NAME* is a prefix."),
@@ -99,6 +108,7 @@ def create_user(
     producers: Producers = None,
     consumers: Consumers = None,
     pipelines: Pipelines = None,
+    accounts: Accounts = None,
     dry_run: DryRun = False,
 ) -> None:
     """Create a user, and print its secret once.
@@ -106,8 +116,9 @@ def create_user(
     Examples:
     * `tidemill user create orders --producer orders --consumer billing:orders`
     * `tidemill user create ops --role operator`
+    * `tidemill user create shop --producer orders --service-account shop/orders`
     """
-    body = _body(kind, roles)
+    body = _body(kind, roles, accounts)
     body["entries"] = template_entries(producers, consumers, pipelines)
     body["ifVersion"] = 0
     user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
@@ -134,14 +145,17 @@ def set_user(
     name: Name,
     kind: Type = None,
     roles: Roles = None,
+    accounts: Accounts = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Change the type or the roles of a user; `tidemill acl` changes its entries.
+    """Change the type, the roles or the service accounts of a user.
+
+    `tidemill acl` changes its entries.
 
     Example: tidemill user set ops --role operator --role auditor
     """
     found = call(context, "GET", f"/users/{segment(name)}")  # Ends the command if it is missing.
-    body = {**_body(kind, roles), "ifVersion": found["version"]}
+    body = {**_body(kind, roles, accounts), "ifVersion": found["version"]}
     user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
     say(context, user, f"user {name}: {'would be changed' if dry_run else 'changed'}")
 
@@ -214,12 +228,16 @@ def _set_enabled(context: typer.Context, name: str, *, is_enabled: bool, dry_run
     say(context, user, f"user {name}: {'would be ' if dry_run else ''}{done}")
 
 
-def _body(kind: UserTypeName | None, roles: list[str] | None) -> dict[str, Json]:
+def _body(
+    kind: UserTypeName | None, roles: list[str] | None, accounts: list[str] | None
+) -> dict[str, Json]:
     body: dict[str, Json] = {}
     if kind is not None:
         body["type"] = kind.value
     if roles is not None:
         body["roles"] = roles
+    if accounts is not None:
+        body["serviceAccounts"] = [account for account in accounts if account]
     return body
 
 

@@ -169,6 +169,10 @@ class WrongCredentials(Unauthorized):
     """The user is unknown, or the signature is wrong."""
 
 
+class TokenEnded(Unauthorized):
+    """A token of a service account has ended. Its client usually has a newer one."""
+
+
 class AlreadyExists(RequestError):
     """The resource exists, and the request may only create it."""
 
@@ -337,6 +341,7 @@ CODES: dict[type[ServiceError], Codes] = {
     BanNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     WrongCredentials: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Banned: Codes(40100, HTTPStatus.UNAUTHORIZED),
+    TokenEnded: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Unauthorized: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Forbidden: Codes(40300, HTTPStatus.FORBIDDEN),
     MessageNotFound: Codes(40401, HTTPStatus.NOT_FOUND),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -184,7 +185,10 @@ class AdminFrontSettings(ProcessSettings):
 class SecuritySettings(ProcessSettings):
     """Users and rights, in the processes that check them: proxies and admin."""
 
-    panels: ClassVar[dict[str, str]] = {"security_": "Users and rights"}
+    panels: ClassVar[dict[str, str]] = {
+        "security_": "Users and rights",
+        "oidc_": "Users and rights",
+    }
 
     security_key_file: str = Field(
         "",
@@ -199,6 +203,66 @@ class SecuritySettings(ProcessSettings):
         " need no credentials; permissive: refusals are counted, and the calls pass; on: a call"
         " needs a user with the right.",
     )
+    oidc_issuer: str = Field(
+        "",
+        max_length=2_048,
+        description="Issuer of the tokens of Kubernetes service accounts, as their claim `iss` has"
+        " it: `kubectl get --raw /.well-known/openid-configuration`. Default: none; session tokens"
+        " of clients are then ignored.",
+    )
+    oidc_keys: str = Field(
+        "",
+        max_length=2_048,
+        description="Keys of the issuer (a JSON Web Key Set): a URL that begins with https://, or"
+        " a file. They are read at the start, every ten minutes, and at most once a minute for a"
+        " token with an unknown key.",
+    )
+    oidc_audience: str = Field(
+        "tidemill",
+        min_length=1,
+        max_length=256,
+        description="Audience that the tokens of Kubernetes service accounts must have.",
+    )
+    oidc_ca_file: str = Field(
+        "",
+        description="Certificate authorities (PEM) of the server of oidc_keys. Default: those of"
+        " the system.",
+    )
+    oidc_token_file: str = Field(
+        "",
+        description="File with a bearer token for the server of oidc_keys; read each time. Default:"
+        " none.",
+    )
+
+    @model_validator(mode="after")
+    def check_oidc(self) -> Self:
+        """Reject an issuer without keys, keys without an issuer, and keys over plain HTTP."""
+        if bool(self.oidc_issuer) != bool(self.oidc_keys):
+            raise ValueError("Kubernetes tokens need both oidc_issuer and oidc_keys")
+        scheme, separator, _ = self.oidc_keys.partition("://")
+        if separator and scheme != "https":
+            raise ValueError(
+                f"oidc_keys {self.oidc_keys} is not a file and does not begin with https://;"
+                " over another protocol, the network could replace the keys"
+            )
+        if separator and not _is_https_address(self.oidc_keys):
+            raise ValueError(f"oidc_keys {self.oidc_keys} is not https://HOST[:PORT]/PATH")
+        if not separator and (self.oidc_ca_file or self.oidc_token_file):
+            raise ValueError(
+                "oidc_ca_file and oidc_token_file have no effect, because oidc_keys is not a URL"
+            )
+        return self
+
+
+def _is_https_address(url: str) -> bool:
+    """Whether a URL has a host, no user, no fragment, and printable ASCII characters alone."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # Raises ValueError if it is not a number.
+    except ValueError:
+        return False
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    return bool(parts.hostname) and is_plain and "@" not in parts.netloc and not parts.fragment
 
 
 class FeatureLevelSettings(ProcessSettings):

@@ -52,11 +52,13 @@ from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.puller import Puller
 from tidemill.proxy.server.receive import Receiver
 from tidemill.proxy.server.routes import Routes
+from tidemill.proxy.server.service_accounts import service_accounts_of
 from tidemill.proxy.server.settle import Settler
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
+from tidemill.security.issuer_keys import IssuerKeys, following, issuer_keys_of
 from tidemill.security.key_file import open_key_file
 from tidemill.security.secret_keys import SecretKeys
 from tidemill.security.table import Mode
@@ -93,6 +95,7 @@ class ProxyParts:
     delivery_quotas: DeliveryQuotas
     relays: Relays
     access_log: AccessLog
+    issuer_keys: IssuerKeys | None
     telemetry: Telemetry
     clients: Clients
     client_life: ClientLifecycle
@@ -124,6 +127,7 @@ async def serve(settings: ProxySettings) -> None:
             parts.relays.running(),
             repeating(parts.access_log.tick, period_s=TICK_PERIOD_S),
             sending(parts.telemetry.updates),
+            following(parts.issuer_keys),
         ):
             if await first_of(parts.cluster.configured(), stop):
                 async with (
@@ -165,7 +169,10 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     keys = open_key_file(
         settings.security_key_file, clock.monotonic_ms, cluster.security.note_all_changed
     )
-    gate, bans = AccessGate(cluster.security, keys, clock.wall_ms), cluster.security.bans
+    issuer_keys = issuer_keys_of(settings, clock.monotonic_ms)
+    accounts = service_accounts_of(settings, cluster.security, issuer_keys, clock.monotonic_ms)
+    gate = AccessGate(cluster.security, keys, clock.wall_ms, accounts)
+    bans = cluster.security.bans
     age = SecurityAge(cluster, settings.security_stale_max_ms)
     if settings.security_stale_max_ms:
         gate.check_age = age.check
@@ -236,6 +243,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         delivery_quotas=deliveries,
         relays=relays,
         access_log=access_log,
+        issuer_keys=issuer_keys,
         telemetry=telemetry,
         clients=clients,
         client_life=client_life,

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tidemill.common.errors import BadRequest
 from tidemill.security.acl import ENTRIES_MAX, AccessEntry, Subject, entry_of, parse_entry
+from tidemill.security.listed_identities import ACCOUNTS
 
 USER_NAME_CHARS_MAX: Final = 64
 SECRETS_MAX: Final = 2
@@ -24,6 +25,12 @@ SECRET_CHARS_MIN: Final = 16
 SECRET_CHARS_MAX: Final = 128
 WEAK_SECRET_CHARS_MIN: Final = 6  # of an imported secret, as of RocketMQ
 
+ACCOUNTS_MAX: Final = 16  # service accounts of one user
+# Names of Kubernetes: a namespace is a label, a service account is labels with dots.
+NAMESPACE: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+ACCOUNT_NAME: Final = rf"(?=.{{1,253}}$){NAMESPACE}(?:\.{NAMESPACE})*"
+
+_ACCOUNT = re.compile(rf"{NAMESPACE}/{ACCOUNT_NAME}")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _PRINTABLE = re.compile(r"[!-~]*")
 
@@ -75,6 +82,7 @@ class User:
     secrets: tuple[SealedSecret, ...] = ()
     entries: tuple[AccessEntry, ...] = ()
     roles: tuple[str, ...] = ()
+    service_accounts: tuple[str, ...] = ()  # NS/NAME; their tokens are credentials of the user
     created_at_ms: int = 0
     changed_at_ms: int = 0
     changed_by: str = ""
@@ -92,7 +100,7 @@ class User:
 
     def to_item(self) -> dict[str, Any]:
         """Return the configuration item that puts this user."""
-        fields = {
+        fields: dict[str, Any] = {
             "id": self.id,
             "type": self.type.value,
             "enabled": self.is_enabled,
@@ -103,6 +111,8 @@ class User:
             "changedAtMs": self.changed_at_ms,
             "changedBy": self.changed_by,
         }
+        if self.service_accounts:
+            fields[ACCOUNTS] = list(self.service_accounts)
         return {"op": "user", "name": self.name, "user": fields}
 
 
@@ -143,6 +153,7 @@ def user_of(encoded: bytes) -> User:
         secrets=tuple([_secret_of(secret) for secret in fields["secrets"]]),
         entries=tuple([entry_of(entry) for entry in fields["entries"]]),
         roles=tuple(fields["roles"]),
+        service_accounts=tuple(fields.get(ACCOUNTS, ())),
         created_at_ms=fields["createdAtMs"],
         changed_at_ms=fields["changedAtMs"],
         changed_by=fields["changedBy"],
@@ -193,6 +204,15 @@ def check_secret(secret: str, *, is_weak_allowed: bool = False) -> str:
             f" without blanks, and this one has {len(secret)} characters"
         )
     return secret
+
+
+def check_account(account: str) -> str:
+    """Return the name of a service account, NAMESPACE/NAME. Raises BadRequest."""
+    if not _ACCOUNT.fullmatch(account):
+        raise BadRequest(
+            f"{account!r} is not a service account; write NAMESPACE/NAME, such as shop/orders"
+        )
+    return account
 
 
 def check_entries(entries: tuple[AccessEntry, ...]) -> tuple[AccessEntry, ...]:

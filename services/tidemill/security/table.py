@@ -6,7 +6,7 @@ Items stay encoded until a user makes a call, because most of ten thousand users
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple, final
 
@@ -29,6 +29,7 @@ from tidemill.security.identities import (
     role_of,
     user_of,
 )
+from tidemill.security.listed_identities import ACCOUNTS, only_user
 from tidemill.security.quotas import QUOTA, QuotaTable
 from tidemill.security.signatures import Signer
 from tidemill.security.tokens import NamedToken, ShownToken, has_secret, token_of
@@ -82,7 +83,7 @@ class KnownToken(NamedTuple):
 class KnownUser:
     """A user with its rights. An object lasts until an item changes that it depends on."""
 
-    __slots__ = ("_limits", "_rights", "signers", "token", "user")
+    __slots__ = ("_account", "_limits", "_rights", "signers", "token", "user")
 
     def __init__(self, user: User, rights: Rights, token: KnownToken | None = None) -> None:
         """`token` is the credential of the user, which may limit the rights."""
@@ -90,6 +91,7 @@ class KnownUser:
         self._rights = rights
         self.token = None if token is None else token.token
         self._limits = None if token is None else token.limits
+        self._account = ""  # the service account of the credential
         # One per secret, in the order of `user.secrets`; None until the first signed call.
         self.signers: tuple[Signer, ...] | None = None
 
@@ -102,9 +104,22 @@ class KnownUser:
         """Return this user as the caller with one of its tokens."""
         return KnownUser(self.user, self._rights, token)
 
+    def with_account(self, account: str) -> KnownUser:
+        """Return this user as the caller with the token of a service account."""
+        known = KnownUser(self.user, self._rights)
+        known._account = account
+        return known
+
+    @property
+    def via(self) -> str:
+        """The credential, if it is not a secret of the user; otherwise empty."""
+        if self.token is not None:
+            return self.token.via
+        return f"serviceaccount:{self._account}" if self._account else ""
+
     @property
     def not_after_ms(self) -> int:
-        """The end of the token; 0: none."""
+        """The end of the named token; 0: none."""
         return 0 if self.token is None else self.token.not_after_ms
 
     def check_token(self, now_ms: int) -> None:
@@ -145,15 +160,19 @@ class SecurityTable:
         self,
         find_item: Callable[[str, str], bytes | None],
         list_names: Callable[[str], Iterable[str]] = lambda _kind: (),
+        list_users: Callable[[str, str], Collection[str]] = lambda _field, _value: (),
         *,
         floor: Mode = Mode.OFF,
     ) -> None:
         """`find_item` returns an item by kind and name; `floor` is the least mode.
 
+        `list_users` returns the names of the users that list a value in a field of their items.
+
         `list_names` returns the names of a kind; without it there are no bans and quotas. The
         owner of the items calls `note_change` after each change of one.
         """
         self._find_item = find_item
+        self._list_users = list_users
         self._floor = floor
         self._users: dict[str, KnownUser] = {}
         self._roles: dict[str, AccessRole] = {}
@@ -244,6 +263,12 @@ class SecurityTable:
         if user is None or user.user.id != known.token.user_id:
             return None
         return user.with_token(known)
+
+    def account_user(self, account: str) -> KnownUser:
+        """Return the user that lists a service account. It may be disabled. Raises Unauthorized."""
+        known = self.user(only_user(self._list_users(ACCOUNTS, account), account))
+        assert known is not None, "users are listed with their items"
+        return known.with_account(account)
 
     def _token(self, token_id: str) -> KnownToken | None:
         known = self._tokens.get(token_id)

@@ -129,6 +129,11 @@ class CommandLines:
         return [
             f"--security-key-file={key_file_of(settings)}",
             f"--security-floor={settings.security_floor}",
+            f"--oidc-issuer={settings.oidc_issuer}",
+            f"--oidc-keys={settings.oidc_keys}",
+            f"--oidc-audience={settings.oidc_audience}",
+            f"--oidc-ca-file={settings.oidc_ca_file}",
+            f"--oidc-token-file={settings.oidc_token_file}",
         ]
 
     def _scaler_flags(self, addresses: Addresses) -> list[str]:

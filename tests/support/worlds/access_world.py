@@ -9,12 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.support.issuer import AUDIENCE, ISSUER
 from tidemill.proxy.server.access import AccessGate
+from tidemill.proxy.server.service_accounts import ServiceAccounts
 from tidemill.security.acl import AccessEntry
 from tidemill.security.bans import Ban, BanKind
+from tidemill.security.failure_buckets import SignatureChecks
 from tidemill.security.identities import User, UserType
+from tidemill.security.issuer_keys import IssuerKeys
+from tidemill.security.kubernetes_tokens import KubernetesTokens
+from tidemill.security.listed_identities import ListedIdentities
 from tidemill.security.secret_keys import SecretKeys, new_key_line, parse_keys
-from tidemill.security.table import Mode, SecurityTable, mode_item
+from tidemill.security.table import USER, Mode, SecurityTable, mode_item
 
 DATE = "20261129T140552Z"
 SECRET = "a secret of sixteen"
@@ -35,15 +41,22 @@ def signed(user: str, secret: str = SECRET, date: str = DATE) -> dict[str, str]:
 class AccessWorld:
     """The table, the keys and the gate of one proxy."""
 
-    def __init__(self, mode: Mode = Mode.ON) -> None:
+    def __init__(self, mode: Mode = Mode.ON, issuer_keys: IssuerKeys | None = None) -> None:
         self.items: dict[tuple[str, str], bytes] = {}
+        self.identities = ListedIdentities()
         self.table = SecurityTable(
             lambda *key: self.items.get(key),
             lambda kind: [name for of_kind, name in self.items if of_kind == kind],
+            self.identities.find,
         )
         self.keys: SecretKeys | None = parse_keys(new_key_line("k1"))
         self.now_ms = 1_000_000
-        self.gate = AccessGate(self.table, lambda: self.keys, lambda: self.now_ms)
+        accounts = None
+        if issuer_keys is not None:
+            limit = SignatureChecks(lambda: self.now_ms)
+            tokens = KubernetesTokens(ISSUER, AUDIENCE, issuer_keys.present, limit)
+            accounts = ServiceAccounts(self.table, tokens, issuer_keys)
+        self.gate = AccessGate(self.table, lambda: self.keys, lambda: self.now_ms, accounts)
         self._last_id = 0
         self.set_mode(mode)
 
@@ -53,6 +66,8 @@ class AccessWorld:
     def put_item(self, item: dict[str, Any]) -> None:
         key = item["op"], item.get("name", "")
         self.items[key] = json.dumps(item).encode()
+        if key[0] == USER:
+            self.identities.put(key[1], item[USER])
         self.table.note_change(*key)
 
     def put_user(
@@ -64,6 +79,7 @@ class AccessWorld:
         is_super: bool = False,
         is_enabled: bool = True,
         is_same: bool = False,
+        accounts: Sequence[str] = (),
     ) -> User:
         """Put a user, or change it if it `is_same`; its secrets end at `not_after_ms` or never."""
         self._last_id += not is_same
@@ -80,6 +96,7 @@ class AccessWorld:
             is_enabled=is_enabled,
             secrets=tuple([replace(each, not_after_ms=not_after_ms) for each in sealed]),
             entries=entries,
+            service_accounts=tuple(accounts),
         )
         self.put_item(user.to_item())
         return user
@@ -92,4 +109,6 @@ class AccessWorld:
 
     def delete_item(self, kind: str, name: str) -> None:
         del self.items[kind, name]
+        if kind == USER:
+            self.identities.remove(name)
         self.table.note_change(kind, name)

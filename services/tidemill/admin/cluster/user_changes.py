@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.common.errors import BadRequest, Conflict, UserNotFound
 from tidemill.security.acl import AccessEntry
 from tidemill.security.identities import (
@@ -16,11 +17,14 @@ from tidemill.security.identities import (
     SealedSecret,
     User,
     UserType,
+    check_account,
     check_entries,
     check_secret,
     check_user_name,
+    user_of,
 )
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
+from tidemill.security.table import USER
 
 SECRET_BYTES: Final = 32  # 43 characters
 ENTRIES_BYTES_MAX: Final = 48 << 10  # as JSON; with secrets and roles, an item has at most 60 KiB
@@ -34,6 +38,7 @@ class UserChange:
     is_enabled: bool | None = None
     entries: tuple[AccessEntry, ...] | None = None
     roles: tuple[str, ...] | None = None
+    service_accounts: Sequence[str] | None = None
     secret: str | None = None
     is_weak_secret_allowed: bool = False
     if_version: int | None = None
@@ -82,6 +87,9 @@ class UserChanges:
             user = replace(user, entries=check_entries(change.entries))
         if change.roles is not None:
             user = replace(user, roles=tuple(sorted(set(change.roles))))
+        if change.service_accounts is not None:
+            accounts = sorted({check_account(each) for each in change.service_accounts})
+            user = replace(user, service_accounts=tuple(accounts))
         if user == old:
             return user, ""
         check_size(name, user.to_item()["user"]["entries"])
@@ -139,6 +147,20 @@ class UserChanges:
 
     def _signed(self, user: User) -> User:
         return replace(user, changed_at_ms=self._now_ms, changed_by=self._caller)
+
+
+async def check_accounts(items: SecurityClient, name: str, accounts: Sequence[str]) -> None:
+    """Check that no other user lists one of these service accounts. Raises Conflict."""
+    wanted = set(accounts)
+    if not wanted:
+        return
+    async for encoded in items.all(USER):
+        other = user_of(encoded)
+        if other.name != name and (common := wanted.intersection(other.service_accounts)):
+            raise Conflict(
+                f"user {other.name} lists the service account {min(common)}, and only one user may"
+                " list it; remove it there first"
+            )
 
 
 def check_size(name: str, entries: Sequence[object]) -> None:

@@ -89,7 +89,10 @@ class BrokerCluster:
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self.security = SecurityTable(
-            self._find_security, self._list_security, floor=parse_mode(settings.security_floor)
+            self._find_security,
+            self._list_security,
+            self._list_users,
+            floor=parse_mode(settings.security_floor),
         )
 
         def open_watched(address: str) -> BrokerLink:
@@ -303,6 +306,9 @@ class BrokerCluster:
     def _list_security(self, kind: str) -> list[str]:
         items = self.home.link.configuration.security.items
         return [name for of_kind, name in items if of_kind == kind]
+
+    def _list_users(self, field: str, value: str) -> Collection[str]:
+        return self.home.link.configuration.security.identities.find(field, value)
 
     def _note_security(self, link: BrokerLink, kind: str, name: str) -> None:
         if link is self.home.link:

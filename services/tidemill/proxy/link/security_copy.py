@@ -10,10 +10,12 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, final
 
+from tidemill.security.listed_identities import ListedIdentities
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 ItemKey: TypeAlias = tuple[str, str]  # kind and name; the security mode has no name
 
+_USER = "user"  # kind of items
 _DELETE = "delete"  # prefix of the operation of a deletion: deleteUser
 
 
@@ -23,26 +25,29 @@ class SecurityCopy:
 
     def __init__(self) -> None:
         self.items: dict[ItemKey, bytes] = {}
+        self.identities = ListedIdentities()  # of the users among the items
         self.version = 0  # of the table of this broker group
         self.is_complete = False  # whether a whole table of the present store has arrived
         # Called with kind and name after each change of an item, and after a whole table.
         self.on_change: Callable[[str, str], None] = lambda _kind, _name: None
         self.on_table: Callable[[], None] = lambda: None
-        self._next: dict[ItemKey, bytes] | None = None  # the part that has arrived of a whole table
+        # The parts that have arrived of a whole table.
+        self._next: dict[ItemKey, bytes] | None = None
+        self._next_identities = ListedIdentities()
 
     def apply(self, update: link_pb2.ConfigUpdate) -> None:
         """Fold one update."""
         if update.is_complete:
-            self._next = {}
+            self._next, self._next_identities = {}, ListedIdentities()
             if not update.security_follows:
                 # There are no items, or the broker is below feature level 3.
                 self._finish(update.security_version)
         if self._next is not None:
-            self._fold(self._next, update.security_items)
+            self._fold(self._next, self._next_identities, update.security_items)
             if update.is_security_complete:
                 self._finish(update.security_version)
             return
-        for key in self._fold(self.items, update.security_items):
+        for key in self._fold(self.items, self.identities, update.security_items):
             self.on_change(*key)
         if update.HasField("security_version"):
             self.version = update.security_version
@@ -51,13 +56,17 @@ class SecurityCopy:
         """Wait for the table of another store; the items from before stay until it has arrived."""
         self.is_complete = False
 
-    def _fold(self, items: dict[ItemKey, bytes], changes: Iterable[bytes]) -> list[ItemKey]:
+    def _fold(
+        self, items: dict[ItemKey, bytes], identities: ListedIdentities, changes: Iterable[bytes]
+    ) -> list[ItemKey]:
         """Put and delete items; return the keys of those that changed."""
         changed = []
         for encoded in changes:
-            key, is_deletion = _read(encoded)
+            key, fields = _read(encoded)
             known = self.items.get(key)
-            if is_deletion:
+            if key[0] == _USER:
+                identities.put(key[1], fields or {})
+            if fields is None:
                 items.pop(key, None)
             else:
                 items[key] = encoded if known != encoded else known  # One copy stays in memory.
@@ -70,16 +79,17 @@ class SecurityCopy:
         assert self._next is not None, "a whole table has arrived"
         has_changed = self._next != self.items
         self.items, self._next = self._next, None
+        self.identities = self._next_identities
         self.version, self.is_complete = version, True
         if has_changed:
             self.on_table()
 
 
-def _read(encoded: bytes) -> tuple[ItemKey, bool]:
-    """Return the key of an item, and whether it is a deletion."""
+def _read(encoded: bytes) -> tuple[ItemKey, dict[str, Any] | None]:
+    """Return the key of an item, and its fields; None if it is a deletion."""
     item: dict[str, Any] = json.loads(encoded)
     op: str = item["op"]
     name: str = item.get("name", "")
     if op.startswith(_DELETE):
-        return (op.removeprefix(_DELETE).lower(), name), True
-    return (op, name), item[op] is None
+        return (op.removeprefix(_DELETE).lower(), name), None
+    return (op, name), item[op]

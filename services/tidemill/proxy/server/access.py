@@ -17,8 +17,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from tidemill.common.errors import (
     Banned,
     KeyMissing,
+    Overloaded,
     SecurityStale,
     ServiceError,
+    TokenEnded,
     Unauthorized,
     WrongCredentials,
 )
@@ -38,6 +40,7 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from tidemill.proxy.server.service_accounts import ServiceAccounts
 
 # Headers with a verified signature. A client changes its header every second.
 VERIFIED_MAX: Final = 16_384
@@ -90,8 +93,15 @@ class AccessGate:
         table: SecurityTable,
         keys: Callable[[], SecretKeys | None],
         wall_ms: Callable[[], int],
+        accounts: ServiceAccounts | None = None,
     ) -> None:
-        """`keys` returns the keys of the secrets; None without a key file."""
+        """`keys` returns the keys of the secrets; None without a key file.
+
+        `accounts` verifies tokens of service accounts; None: they are ignored.
+        """
+        self.accounts = accounts
+        if accounts is not None:
+            accounts.keys.on_change = self._note_change
         self._table = table
         self._signatures = SignedCalls(table, keys)
         self._wall_ms = wall_ms
@@ -210,8 +220,12 @@ class AccessGate:
             self.authenticate(watch.call)
             for actions, resource in tuple(watch.required):
                 self.require(watch.call, actions, resource)
-        except (KeyMissing, SecurityStale):
+        except (KeyMissing, SecurityStale, Overloaded):
             return  # Nothing is known about the user; the next call is refused.
+        except TokenEnded as error:
+            # The client opens the telemetry stream again, with its newer token, and keeps its
+            # messages. Kubernetes renews a token before its end.
+            watch.end(None if watch.call.method == "telemetry" else error)
         except Unauthorized as error:
             watch.end(error)
             # Without a user, the end is that of the clients of all users with this id. Only a ban
@@ -273,8 +287,8 @@ class AccessGate:
         if failure is None or failure[0] != self._generation:
             try:
                 call.caller = caller = self._authenticate(call)
-            except (Unauthorized, KeyMissing) as error:
-                self.authentications[bearer.method_of(call.metadata), "refused"] += 1
+            except (Unauthorized, KeyMissing, Overloaded) as error:
+                self.authentications[self._method_of(call), "refused"] += 1
                 failure = self._generation, error
             else:
                 if caller is not None:
@@ -292,6 +306,11 @@ class AccessGate:
         )
 
     def _authenticate(self, call: GatedCall) -> Caller | None:
+        if self.accounts is not None and (token := self.accounts.find_token(call.metadata)):
+            login = self.accounts.verify(token, call, self._wall_ms())
+            self.authentications[bearer.KUBERNETES, "verified"] += 1
+            self._check_ban(login.known)
+            return Caller(login.known, login.not_after_ms, self._generation)
         authorization = call.metadata.get(AUTHORIZATION)
         if not authorization:
             return None
@@ -322,6 +341,12 @@ class AccessGate:
         caller = Caller(known, secret.not_after_ms, self._generation)
         self._remember(key, _Verified(caller, secret.sealed))
         return caller
+
+    def _method_of(self, call: GatedCall) -> str:
+        """Return the kind of the credentials of a call."""
+        if self.accounts is not None and self.accounts.find_token(call.metadata):
+            return bearer.KUBERNETES
+        return bearer.method_of(call.metadata)
 
     def _check_ban(self, known: KnownUser) -> None:
         """Raise Banned for a user with a ban."""

@@ -82,7 +82,7 @@ def _record(
 ) -> AccessRecord:
     kind, _, name, resource = key
     known = None if call.caller is None else call.caller.known
-    via = "" if known is None else VIA_SIGNATURE if known.token is None else known.token.via
+    via = "" if known is None else known.via or VIA_SIGNATURE
     return AccessRecord(
         kind,
         user="" if known is None else known.user.name,

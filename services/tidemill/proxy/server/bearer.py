@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 SCHEME: Final = "bearer "
 SIGNATURE: Final = "signature"
 TOKEN: Final = "token"  # noqa: S105  # A label.
-METHODS: Final = (SIGNATURE, TOKEN)  # of credentials; a label of metrics
+KUBERNETES: Final = "kubernetes"
+METHODS: Final = (SIGNATURE, TOKEN, KUBERNETES)  # of credentials; a label of metrics
 
 
 def is_bearer(authorization: str) -> bool:

@@ -191,6 +191,18 @@ class Call:
         limits.CLIENT_ID.check_text(self.client_id)
         self.authenticate()
 
+    def has_unknown_key(self) -> bool:
+        """Whether the Kubernetes token of the call names a key that this process does not know."""
+        gate = self._gate
+        if gate is None or gate.accounts is None or not gate.is_checking:
+            return False
+        return gate.accounts.has_unknown_key(self.metadata)
+
+    async def read_unknown_key(self) -> None:
+        """Wait until the keys of the issuer have been read again, unless they were just read."""
+        if self._gate is not None and self._gate.accounts is not None:
+            await self._gate.accounts.keys.read_for_unknown()
+
     def authenticate(self) -> None:
         """Check the credentials. Raises Unauthorized, KeyMissing."""
         if self._gate is not None and self._gate.is_checking:
@@ -309,6 +321,8 @@ class Boundary:
         """Answer a call that has one response."""
         result, call.method = "cancelled", name
         try:
+            if call.has_unknown_key():
+                await call.read_unknown_key()
             call.check()
             answering = method(call, request)
             # The method alone decides how long the bytes stay in memory.
@@ -338,6 +352,8 @@ class Boundary:
         self._metrics.streams[kind] += 1
         try:
             try:
+                if call.has_unknown_key():
+                    await call.read_unknown_key()
                 call.check()
                 answering = method(call, request, responses)
                 del request
@@ -373,6 +389,8 @@ class Boundary:
         self._metrics.streams["telemetry"] += 1
         call.method = name
         try:
+            if call.has_unknown_key():
+                await call.read_unknown_key()
             call.check()
             await call.watched(method(call, requests, responses))
         except (RpcError, DisconnectError):

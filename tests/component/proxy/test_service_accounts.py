@@ -1,0 +1,284 @@
+"""Tokens of Kubernetes service accounts at the port for clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.component.proxy.test_rights import PUB, SEND, Client, entries
+from tests.support.issuer import NOW_S, claims_of, jwk, p256_key, rsa_key, token, write_keys
+from tests.support.worlds.access_world import AccessWorld, signed
+from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, run
+from tidemill.common.errors import TokenEnded, WrongCredentials
+from tidemill.proxy.server import access
+from tidemill.security.bans import BanKind
+from tidemill.security.failure_buckets import CHECKS_MAX
+from tidemill.security.issuer_keys import IssuerKeys, KeySource
+from tidemill.security.kubernetes_tokens import LEEWAY_S
+from tidemill.security.table import Mode
+from tidemill.security.tokens import NamedToken, make_token
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+WRONG = (v2.UNAUTHORIZED, "the Kubernetes token is wrong")
+SENT = v2.OK
+Scenario = Callable[[AccessWorld, Client], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "REFUSAL_DELAY_S", 0)
+    monkeypatch.setattr(access, "WRONG_ANSWER_S", 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return Path(write_keys(tmp_path, jwk(rsa_key())))
+
+
+def in_world(file: Path | None, scenario: Scenario, mode: Mode = Mode.ON) -> None:
+    """Run a scenario with the user `orders` of shop/orders, who may send."""
+
+    async def with_topic(world: ProxyWorld) -> None:
+        await world.put_topic()
+        keys = None if file is None else IssuerKeys(KeySource(str(file)), lambda: 0)
+        users = AccessWorld(mode, keys)
+        users.now_ms = NOW_S * 1_000
+        users.put_user("orders", *entries([PUB]), accounts=["shop/orders"])
+        if keys is None:
+            await scenario(users, Client(world, users))
+            return
+        async with keys.running():
+            await scenario(users, Client(world, users))
+
+    run(with_topic)
+
+
+def session(text: str) -> dict[str, str]:
+    return {"x-mq-session-token": text}
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {text}"}
+
+
+def test_a_token_is_accepted_in_both_headers(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.keys = None  # Nothing is decrypted.
+        for headers in (session(token()), bearer(token()), session(f"{token()},{token()}")):
+            assert (await client.code(SEND, headers))[0] == SENT
+        assert users.gate.authentications["kubernetes", "verified"] == 3
+        other = session(token(claims_of("shop/other")))
+        refused = (v2.UNAUTHORIZED, "no user lists the service account shop/other")
+        assert await client.code(SEND, other) == refused
+        assert users.gate.authentications["kubernetes", "refused"] == 1
+
+    in_world(file, scenario)
+
+
+def test_without_an_issuer_the_session_token_is_ignored() -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        code, text = await client.code(SEND, session(token()))
+        assert (code, text) == (v2.UNAUTHORIZED, "no credentials")
+        assert (await client.code(SEND, {**session("x"), **signed("orders")}))[0] == SENT
+        assert await client.code(SEND, bearer(token())) == (v2.UNAUTHORIZED, "the token is wrong")
+
+    in_world(None, scenario)
+
+
+def test_the_first_credential_decides(file: Path) -> None:
+    """A failure does not fall through to the next credential."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("other")
+        good, wrong = session(token()), session(token(key=rsa_key(1)))
+        assert await client.code(SEND, {**wrong, **signed("orders")}) == WRONG
+        assert (await client.code(SEND, {**good, **signed("orders", "a wrong secret")}))[0] == SENT
+        code, text = await client.code(SEND, {**good, **signed("other")})
+        assert code == SENT, text
+        code, text = await client.code(SEND, {**session(""), **signed("other")})
+        assert text.startswith("user other may not Pub on Topic:topic")
+        assert (await client.code(SEND, {**session(" "), **signed("orders")}))[0] == SENT
+        users.put_user("orders", *entries([PUB]))
+        code, text = await client.code(SEND, {**good, **signed("orders")})
+        assert text == "no user lists the service account shop/orders"
+
+    in_world(file, scenario)
+
+
+def test_named_tokens_stay_valid_beside_them(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        made = make_token()
+        item = NamedToken(id=made.id, name="ci", user="orders", user_id=1, sha256=made.sha256)
+        users.put_item(item.to_item())
+        assert (await client.code(SEND, bearer(made.text)))[0] == SENT
+        wrong = await client.code(SEND, bearer(make_token().text))
+        assert wrong == (v2.UNAUTHORIZED, "the token is wrong")
+
+    in_world(file, scenario)
+
+
+def test_each_call_checks_the_user_again(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        own = session(token())
+
+        async def text() -> str:
+            return (await client.code(SEND, own))[1]
+
+        assert (await client.code(SEND, own))[0] == SENT
+        users.put_user("orders", is_same=True, accounts=["shop/orders"])
+        assert (await text()).startswith("user orders may not Pub on Topic:topic")
+        users.put_user(
+            "orders", *entries([PUB]), is_same=True, accounts=["shop/orders"], is_enabled=False
+        )
+        assert await text() == "user orders is disabled"
+        users.put_user("orders", *entries([PUB]), is_same=True, accounts=["shop/orders"])
+        users.put_user("second", accounts=["shop/orders"])
+        assert "the users orders, second list the service account" in await text()
+        users.delete_user("second")
+        assert (await client.code(SEND, own))[0] == SENT
+        users.put_ban(BanKind.USER, "orders", user_id=1)
+        assert "banned" in await text()
+        users.delete_item("ban", "user:orders")
+        assert (await client.code(SEND, own))[0] == SENT
+        users.delete_user("orders")
+        assert await text() == "no user lists the service account shop/orders"
+
+    in_world(file, scenario)
+
+
+def test_modes_count_for_tokens_too(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        wrong = session(token(key=rsa_key(1)))
+        users.set_mode(Mode.PERMISSIVE)
+        assert (await client.code(SEND, wrong))[0] == SENT
+        assert users.gate.accesses["send_message", "would_refuse"] > 0
+        refused = users.gate.authentications["kubernetes", "refused"]
+        users.set_mode(Mode.OFF)
+        assert (await client.code(SEND, wrong))[0] == SENT
+        assert users.gate.authentications["kubernetes", "refused"] == refused
+        users.set_mode(Mode.ON)
+        assert await client.code(SEND, wrong) == WRONG
+
+    in_world(file, scenario)
+
+
+def test_a_new_key_of_the_issuer_is_read_for_the_first_token_with_it(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        assert (await client.code(SEND, session(token())))[0] == SENT
+        new = session(token(key=p256_key(), kid="k2"))
+        write_keys(file.parent, jwk(rsa_key()), jwk(p256_key(), "k2"))
+        assert (await client.code(SEND, new))[0] == SENT
+        assert await client.code(SEND, session(token(kid="k3"))) == WRONG
+
+    in_world(file, scenario)
+
+
+def test_a_removed_key_ends_its_tokens(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        own = session(token())
+        assert (await client.code(SEND, own))[0] == SENT
+        write_keys(file.parent, jwk(p256_key(), "k2"))
+        assert (await client.code(SEND, session(token(key=p256_key(), kid="k2"))))[0] == SENT
+        assert await client.code(SEND, own) == WRONG
+
+    in_world(file, scenario)
+
+
+def test_many_wrong_tokens_get_42900(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        own, forged = session(token()), session(token(key=rsa_key(1)))
+        assert (await client.code(SEND, own))[0] == SENT
+        for _ in range(CHECKS_MAX):
+            assert await client.code(SEND, forged) == WRONG
+        code, text = await client.code(SEND, forged)
+        assert code == v2.TOO_MANY_REQUESTS
+        assert "too many wrong Kubernetes tokens from" in text
+        assert (await client.code(SEND, own))[0] == SENT
+        assert (await client.code(SEND, signed("orders")))[0] == SENT
+
+    in_world(file, scenario)
+
+
+@pytest.mark.parametrize("method", ["receive_message", "telemetry"])
+def test_the_end_of_a_token_ends_its_streams(file: Path, method: str) -> None:
+    """A telemetry stream ends without an error: its client opens it with a newer token."""
+
+    async def scenario() -> None:
+        users = AccessWorld(issuer_keys=IssuerKeys(KeySource(str(file)), lambda: 0))
+        users.put_user("orders", *entries([PUB]), accounts=["shop/orders"])
+        revoked: list[object] = []
+        users.gate.on_revoked = revoked.append
+        users.now_ms = (NOW_S + 3_600 + LEEWAY_S) * 1_000 - 10
+        call: Any = SimpleNamespace(
+            method=method,
+            metadata={**HEADERS, **session(token())},
+            caller=None,
+            failure=None,
+            watch=None,
+            client_id="client-1",
+            find_address=lambda: None,
+        )
+        users.gate.authenticate(call)
+        began_ms, time_ms = users.now_ms, asyncio.get_running_loop().time
+        began_s = time_ms()
+        users.gate._wall_ms = lambda: began_ms + round((time_ms() - began_s) * 1_000)
+
+        async def endless() -> None:
+            await asyncio.Event().wait()
+
+        async with asyncio.timeout(5):
+            if method == "telemetry":
+                await users.gate.streams.watched(call, endless())
+            else:
+                with pytest.raises(TokenEnded, match="has ended"):
+                    await users.gate.streams.watched(call, endless())
+        assert not revoked
+
+    asyncio.run(scenario())
+
+
+def test_a_removed_key_ends_streams(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        call: Any = SimpleNamespace(
+            method="receive_message",
+            metadata={**HEADERS, **session(token())},
+            caller=None,
+            failure=None,
+            watch=None,
+            client_id="client-1",
+            find_address=lambda: None,
+        )
+        users.gate.authenticate(call)
+        began = asyncio.Event()
+
+        async def endless() -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        stream = asyncio.create_task(users.gate.streams.watched(call, endless()))
+        await began.wait()
+        write_keys(file.parent, jwk(p256_key(), "k2"))
+        assert users.gate.accounts is not None
+        await users.gate.accounts.keys.read_for_unknown()
+        async with asyncio.timeout(5):
+            with pytest.raises(WrongCredentials):
+                await stream
+
+    in_world(file, scenario)
+
+
+def test_forged_headers_of_identity_have_no_effect(file: Path) -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        forged = {
+            "x-mq-authorization-ak": "orders",
+            "x-mq-channel-id": "c",
+            "tidemill-user": "orders",
+        }
+        assert await client.code(SEND, forged) == (v2.UNAUTHORIZED, "no credentials")
+
+    in_world(file, scenario)
