@@ -39,6 +39,7 @@ from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
 from tidemill.admin.http.forwarded import parse_networks
 from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
+from tidemill.admin.http.service_accounts import rest_service_accounts_of
 from tidemill.admin.http.token_file import TokenFile
 from tidemill.admin.messages.quotas import RestSendQuotas, lease_from
 from tidemill.admin.routes.messages import MESSAGES
@@ -56,6 +57,7 @@ from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.repeating import repeating
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
+from tidemill.security.issuer_keys import IssuerKeys, following, issuer_keys_of
 from tidemill.security.key_file import open_key_file
 from tidemill.security.quotas import QUOTA
 from tidemill.security.table import parse_mode
@@ -109,6 +111,7 @@ async def serve(settings: AdminSettings) -> None:
     registry.register(lambda: access_log_metrics(access_log))
     token = TokenFile(settings.admin_token_file) if settings.admin_token_file else None
     keys = open_key_file(settings.security_key_file, clock.monotonic_ms)
+    issuer_keys = issuer_keys_of(settings, clock.monotonic_ms)
     first_admin = first_admin_of(settings)
     with (
         stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
@@ -118,6 +121,7 @@ async def serve(settings: AdminSettings) -> None:
             enter = running.enter_async_context
             await enter(certificates.watching())
             await enter(repeating(access_log.tick, period_s=TICK_PERIOD_S))
+            await enter(following(issuer_keys))
             brokers, controllers = await enter(connected(settings, credentials))
             checks = [BrokerHealth(await brokers.client_at(a), a) for a in settings.broker]
             for check in checks:
@@ -168,6 +172,7 @@ async def serve(settings: AdminSettings) -> None:
                         token,
                         counted,
                         copy,
+                        issuer_keys,
                     ),
                     listeners,
                     settings.drain_timeout_ms,
@@ -256,9 +261,11 @@ def with_access_control(
     token: TokenFile | None,
     metrics: AdminMetrics,
     copy: AdminSecurityCopy,
+    issuer_keys: IssuerKeys | None,
 ) -> ASGIApp:
     """Return the application behind its access control. Metrics count rejected requests too."""
     clock, reports = SystemClock(), RequestReports(app.state.access_log, app.state.paths)
+    read_all = SecurityClient(app.state.brokers).all
     identities = IdentityCheck(
         copy,
         app.state.secret_keys,
@@ -267,8 +274,8 @@ def with_access_control(
         token=token,
         reports=reports,
         sessions=app.state.sessions,
+        accounts=rest_service_accounts_of(settings, issuer_keys, copy, read_all),
     )
-    read_all = SecurityClient(app.state.brokers).all
     bans = BanCopy(read_all, lambda: copy.version)
     quotas = ItemCopy(QUOTA, read_all, lambda: copy.version)
     app.state.send_quotas = RestSendQuotas(lease_from(app.state.brokers), quotas)

@@ -203,12 +203,17 @@ def _run(
 
 
 def _environment(home: Path, names: dict[str, object]) -> dict[str, str]:
-    """Return the environment of a client, with the credentials, which are not among its names."""
+    """Return the environment of a client, with the credentials, which are not among its names.
+
+    The Java client also reads a session token from `session_token_file` for each call.
+    """
     # The clients log below the home folder.
     environment = {**os.environ, "HOME": str(home)}
     credentials = names.pop("credentials", None)
     if isinstance(credentials, tuple):
         environment["ROCKETMQ_ACCESS_KEY"], environment["ROCKETMQ_SECRET_KEY"] = credentials
+    if token_file := names.pop("session_token_file", None):
+        environment["ROCKETMQ_SESSION_TOKEN_FILE"] = str(token_file)
     return environment
 
 

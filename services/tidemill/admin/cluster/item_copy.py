@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Final, final
+from typing import Any, Final, final
 
 import grpc
 import structlog
@@ -23,15 +23,16 @@ log = structlog.get_logger()
 
 @final
 class ItemCopy:
-    """All items of one kind, at most 10,000."""
+    """The needed items of one kind, at most 10,000."""
 
     def __init__(
         self,
         kind: str,
         read_all: Callable[[str], AsyncIterator[bytes]],
         find_version: Callable[[], int],
+        needs: Callable[[dict[str, Any]], bool] = lambda _item: True,
     ) -> None:
-        """`read_all` yields the items of a kind.
+        """`read_all` yields the items of a kind. Those that `needs` does not want are left out.
 
         `find_version` returns the version of the newest table that the process has seen.
         """
@@ -40,9 +41,15 @@ class ItemCopy:
         self._kind = kind
         self._read_all = read_all
         self._find_version = find_version
+        self._needs = needs
         self._version = 0  # of the table whose items were read
         self._is_failing = False
         self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the items have been read, or there are none."""
+        return self._version != 0 or self._find_version() == 0
 
     async def refresh(self) -> None:
         """Read the items if they have changed. Requests at the same time share one read."""
@@ -58,7 +65,9 @@ class ItemCopy:
         items: dict[str, bytes] = {}
         try:
             async for encoded in self._read_all(self._kind):
-                items[json.loads(encoded)["name"]] = encoded
+                item = json.loads(encoded)
+                if self._needs(item):
+                    items[item["name"]] = encoded
         except (ServiceError, grpc.aio.AioRpcError) as error:
             if not self._is_failing:
                 log.warning(

@@ -2,6 +2,7 @@
 
     Basic USER:SECRET    a user of the cluster
     Bearer tmk_ID_SECRET a user of the cluster, with a named token
+    Bearer JWT           a user of the cluster, with the token of a Kubernetes service account
     Bearer TOKEN         the built-in super user, with the token of admin_token_file
     a session cookie     a user of the cluster that has logged in (`sessions.py`)
 
@@ -27,6 +28,7 @@ from tidemill.admin.http.failed_logins import FailedLogins
 from tidemill.admin.http.problems import problem
 from tidemill.admin.http.request_access import RequestAccess, user_access
 from tidemill.admin.http.route_templates import PREFIX
+from tidemill.admin.http.service_accounts import find_token
 from tidemill.admin.http.sessions import (
     VIA_SESSION,
     Session,
@@ -47,6 +49,7 @@ from tidemill.security.identities import (
     USER_NAME_CHARS_MAX,
     SealedSecret,
 )
+from tidemill.security.kubernetes_tokens import hash_of
 from tidemill.security.secret_keys import UnknownKey
 from tidemill.security.table import Mode
 from tidemill.security.tokens import WRONG as WRONG_TOKEN
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from tidemill.admin.cluster.security_copy import AdminSecurityCopy
+    from tidemill.admin.http.service_accounts import RestServiceAccounts
     from tidemill.security.secret_keys import SecretKeys
     from tidemill.security.table import KnownUser
 
@@ -125,9 +129,7 @@ class VerifiedUser(NamedTuple):
     @property
     def via(self) -> str:
         """The kind and the name of the credential."""
-        if self.known.token is not None:
-            return self.known.token.via
-        return VIA_BASIC if self.session is None else VIA_SESSION
+        return self.known.via or (VIA_BASIC if self.session is None else VIA_SESSION)
 
 
 class RefusedLogin(Exception):
@@ -185,8 +187,13 @@ class IdentityCheck:
         token: Token | None = None,
         reports: IdentityReports | None = None,
         sessions: Sessions | None = None,
+        accounts: RestServiceAccounts | None = None,
     ) -> None:
-        """`keys` returns the keys of the secrets; None without a key file."""
+        """`keys` returns the keys of the secrets; None without a key file.
+
+        `accounts` verifies tokens of service accounts; None: there are none.
+        """
+        self._accounts = accounts
         self.sessions = sessions or Sessions(keys, wall_ms)
         self._copy = copy
         self._keys = keys
@@ -287,6 +294,8 @@ class IdentityCheck:
 
         The first credential that is present decides: the header, then the cookie.
         """
+        if len(shown) == 1 and self._accounts is not None and (token := find_token(shown[0])):
+            return VerifiedUser(await self._verify_account(self._accounts, token, address))
         if len(shown) == 1 and is_bearer(shown[0]):
             return VerifiedUser(await self._verify_token(shown[0], address))
         if shown:
@@ -332,6 +341,29 @@ class IdentityCheck:
         except Unauthorized as error:
             raise RefusedLogin(error.message) from None
         return known
+
+    async def _verify_account(
+        self, accounts: RestServiceAccounts, token: str, address: str
+    ) -> KnownUser:
+        """Return the user of a service account.
+
+        Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable. The order of the checks is: token,
+        its user, enabled. A wrong token names no user, so it has failed logins of its own.
+        """
+        began_at_s = asyncio.get_running_loop().time()
+        name = f"token {hash_of(token).hex()[:16]}"
+        self._check_limit(name, address)
+        try:
+            account = await accounts.find_account(token, self._wall_ms())
+        except Unauthorized as error:
+            self._note_failure(name, address)
+            if isinstance(error, WrongCredentials):
+                await self._wait_for_wrong_answer(began_at_s)
+            raise RefusedLogin(error.message) from None
+        try:
+            return await accounts.user_of(account, self._wall_ms())
+        except Unauthorized as error:
+            raise RefusedLogin(error.message) from None
 
     # ------------------------------------------------------------ Basic
 

@@ -60,7 +60,7 @@ class RequestAccess:
 
     def is_own(self, user: str) -> bool:
         """Whether the caller is this user with its secret; a token is not enough (ADR 0075)."""
-        return self.known is not None and self.known.token is None and self.user == user
+        return self.known is not None and not self.known.via and self.user == user
 
     @property
     def is_limited(self) -> bool:
