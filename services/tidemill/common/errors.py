@@ -164,6 +164,8 @@ class RoleNotFound(RequestError):
 class Unauthorized(RequestError):
     """The call shows no valid credentials, or its user lacks a right."""
 
+    user_id = 0  # of a user that has shown correct credentials and may not use them
+
 
 class WrongCredentials(Unauthorized):
     """The user is unknown, or the signature is wrong."""

@@ -28,10 +28,11 @@ from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server import bearer
 from tidemill.proxy.server.gated_call import Caller, GatedCall, StreamWatch
+from tidemill.proxy.server.revoked_clients import RevokedClients
 from tidemill.proxy.server.signed_calls import SignedCalls
 from tidemill.proxy.server.stream_watches import StreamWatches
 from tidemill.security.acl import Action, Resource, ResourceType
-from tidemill.security.identities import SealedSecret
+from tidemill.security.identities import SealedSecret, User
 from tidemill.security.secret_keys import SecretKeys
 from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, parse_header
 from tidemill.security.table import KnownUser, Mode, SecurityTable
@@ -56,6 +57,8 @@ _CALLS: Final = [
     for method in service.DESCRIPTOR.services_by_name["MessagingService"].methods
 ]
 _TIMER_DEAD_LETTERS: Final = Resource(ResourceType.TOPIC, TIMER_DEAD_LETTER_TOPIC)
+# Their end takes the messages from the client.
+_CLIENT_STREAMS: Final = frozenset({"telemetry", "receive_message", "pull_message"})
 _RESULTS: Final = ("allowed", "refused", "would_refuse")
 
 
@@ -116,7 +119,8 @@ class AccessGate:
         self._verified_before: dict[tuple[str, str], _Verified] = {}
         self._delayed_count = 0
         self.streams = StreamWatches(self._check_stream, self._valid_ms)
-        # Called with a telemetry stream whose client has lost a right.
+        self._revoked = RevokedClients(wall_ms)
+        # Called with a stream whose client has lost a right.
         self.on_revoked: Callable[[GatedCall], None] = lambda _call: None
         # Raises SecurityStale if users and rights are too old; None: there is no limit.
         self.check_age: Callable[[], None] | None = None
@@ -231,7 +235,8 @@ class AccessGate:
             # Without a user, the end is that of the clients of all users with this id. Only a ban
             # of the id may end all of them.
             is_own = watch.call.caller is not None or isinstance(error, Banned)
-            if watch.call.method == "telemetry" and is_own:
+            if watch.call.method in _CLIENT_STREAMS and is_own:
+                self._revoked.note(watch.call.client)
                 self.on_revoked(watch.call)
 
     def _valid_ms(self, call: GatedCall) -> int | None:
@@ -264,7 +269,7 @@ class AccessGate:
         self.accesses[call.method, "refused"] += 1
         if resource is not None:
             _check_name(resource)
-        raise error
+        raise self._revoked.answer(call, error)
 
     # ------------------------------------------------------------ credentials
 
@@ -333,9 +338,10 @@ class AccessGate:
         known, secret = found
         user = known.user
         if secret.is_over(self._wall_ms()):
-            raise Unauthorized(f"the secret of user {user.name} has ended; use the newer one")
+            text = f"the secret of user {user.name} has ended; use the newer one"
+            raise _of_user(user, Unauthorized(text))
         if not user.is_enabled:
-            raise Unauthorized(f"user {user.name} is disabled")
+            raise _of_user(user, Unauthorized(f"user {user.name} is disabled"))
         self._check_ban(known)
         # Only now: a remembered header is not checked again until the next change.
         caller = Caller(known, secret.not_after_ms, self._generation)
@@ -352,7 +358,7 @@ class AccessGate:
         """Raise Banned for a user with a ban."""
         ban = self._bans.find_user(known.user.name, known.user.id, self._wall_ms())
         if ban is not None:
-            raise Banned(ban.text)
+            raise _of_user(known.user, Banned(ban.text))
 
     def _find_again(self, verified: _Verified) -> tuple[KnownUser, SealedSecret] | None:
         """Return the present user and secret of a header that was verified, if both still exist."""
@@ -424,6 +430,11 @@ class AccessGate:
         )
         mode.add_metric((), self._mode)
         yield mode
+
+
+def _of_user(user: User, error: Unauthorized) -> Unauthorized:
+    error.user_id = user.id
+    return error
 
 
 def _check_name(resource: Resource) -> None:
