@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tidemill.common.errors import BadRequest
-from tidemill.security.acl import ANYTHING, AccessEntry, parse_entry
+from tidemill.security.acl import ANYTHING, ENTRIES_MAX, AccessEntry, parse_entry
 from tidemill.security.identities import (
-    ENTRIES_MAX,
     SECRET_CHARS_MIN,
     USER_NAME_CHARS_MAX,
     WEAK_SECRET_CHARS_MIN,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidemill.cli.rocketmq_acl import Imported, ImportedUser, read_users, roles_of
-from tidemill.security.identities import ENTRIES_MAX, UserType
+from tidemill.security.acl import ENTRIES_MAX
+from tidemill.security.identities import UserType
 
 
 def table(*rows: tuple[str, ...]) -> str:
