@@ -29,6 +29,7 @@ from tests.support.clients.client_process import (
 )
 from tests.support.processes.processes import LARGEST_MESSAGES, Standalone, standalone
 from tests.support.worlds.access_world import signed
+from tidemill.security.key_file import add_first_key
 from tidemill.security.secret_keys import KEY_FILE
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -249,6 +250,31 @@ def test_a_rotation_of_the_key_file_costs_no_call(secured: Secured) -> None:
     counts = {key["id"]: key["secrets"] for key in known["keys"]}
     assert counts[new]
     assert not any(counts[key_id] for key_id in old)
+
+
+def test_a_rotation_waits_for_a_key_of_another_process(secured: Secured) -> None:
+    """The certificate job of the chart writes the key file in Kubernetes."""
+    running, home = secured.running, secured.home
+    line = ["security", "rotate-key", "--await-key", "--wait-s"]
+    command = [sys.executable, "-m", "tidemill", "--admin", running.admin, *line, "0"]
+    ended = subprocess.run(
+        command, env={"HOME": str(home)}, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "no new key within 0 s" in ended.stderr
+
+    async def scenario() -> object:
+        rotating = asyncio.create_task(
+            asyncio.to_thread(tidemill, running, home, *line, "60"), name="rotation"
+        )
+        add_first_key(str(home / "data" / KEY_FILE), "by-a-job")
+        return await rotating
+
+    known = asyncio.run(scenario())
+    assert isinstance(known, dict)
+    assert known["firstKeyId"] == "by-a-job"
+    counts = {key["id"]: key["secrets"] for key in known["keys"]}
+    assert [key_id for key_id in counts if counts[key_id]] == ["by-a-job"]
 
 
 def test_secrets_are_nowhere_in_the_store(secured: Secured) -> None:

@@ -19,6 +19,9 @@ WAIT_S = 180.0
 WaitTime = Annotated[
     float, typer.Option("--wait-s", min=0, help="Seconds to wait until all proxies have the key.")
 ]
+AwaitKey = Annotated[
+    bool, typer.Option("--await-key", help="Wait for a new key in the key file, and add none.")
+]
 Force = Annotated[
     bool,
     typer.Option("--force", help="Go on without processes that do not answer or lack the key."),
@@ -27,7 +30,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done.
 
 
 def rotate_key(
-    context: typer.Context, wait_s: WaitTime = WAIT_S, force: Force = False, dry_run: DryRun = False
+    context: typer.Context,
+    await_key: AwaitKey = False,
+    wait_s: WaitTime = WAIT_S,
+    force: Force = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Encrypt the secrets of users under a new key.
 
@@ -35,13 +42,18 @@ def rotate_key(
     and lists the keys that encrypt nothing. Clients do not notice it. Repeat it if it was
     interrupted.
 
-    In Kubernetes the key file is a Secret: raise the value security.keyRotation first, and upgrade
-    the release.
+    In Kubernetes the key file is a Secret, which the certificate job changes: raise the value
+    security.keyRotation, upgrade the release, and give --await-key.
 
-    Example: tidemill security rotate-key
+    Examples:
+    * `tidemill security rotate-key`
+    * `tidemill security rotate-key --await-key`
     """
     query = {"dryRun": "true"} if dry_run else None
-    added = call(context, "POST", "/security:addKey", query=query)
+    if await_key:
+        added = {"keyId": _wait_for_key(context, wait_s), "isNew": False}
+    else:
+        added = call(context, "POST", "/security:addKey", query=query)
     key_id = added["keyId"]
     if dry_run:
         what = "a key would be added" if added["isNew"] else f"the first key is {key_id}"
@@ -61,6 +73,23 @@ def rotate_key(
             " log needs them."
         )
     say(context, after, "\n".join(lines))
+
+
+def _wait_for_key(context: typer.Context, wait_s: float) -> str:
+    """Wait until the first key of the admin process does not encrypt all secrets; return its id."""
+    end_s = time.monotonic() + wait_s
+    while True:
+        known = call(context, "GET", "/security/keys")
+        held = [key for key in known["keys"] if key["held"]]
+        if not held[0]["secrets"] or any(key["secrets"] for key in held[1:]):
+            return str(known["firstKeyId"])
+        if time.monotonic() >= end_s:
+            fail(
+                f"the key file of the admin process has no new key within {wait_s:g} s; its first"
+                f" one is {known['firstKeyId']}",
+                EXIT_REFUSED,
+            )
+        time.sleep(LOOK_PERIOD_S)
 
 
 def _wait_for_proxies(context: typer.Context, key_id: str, wait_s: float, *, force: bool) -> None:

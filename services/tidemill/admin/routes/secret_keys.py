@@ -80,8 +80,8 @@ async def add_key(
                 raise Conflict(
                     f"this admin process cannot add a key to its security_key_file: {error}. Add a"
                     " first line `KEYID HEX64` to the file of all proxies and admin processes (in"
-                    " Kubernetes: raise security.keyRotation and upgrade the release), then repeat"
-                    " this command"
+                    " Kubernetes: raise security.keyRotation and upgrade the release), then run"
+                    " `tidemill security rotate-key --await-key`"
                 ) from None
 
         await recorded(cluster, author.of("Cluster:security", CREATE), act, after={"keyId": key_id})
