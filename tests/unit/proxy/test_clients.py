@@ -35,6 +35,7 @@ class World:
         version: str = "5.1.2",
         settings: bytes | None = None,
         host: str = "10.0.0.1",
+        user: str = "",
     ) -> None:
         kind = v2.SIMPLE_CONSUMER if group else v2.PRODUCER
         client = Client(
@@ -44,6 +45,7 @@ class World:
             version=version,
             seen_at_ms=self.now_ms,
             address=f"ipv4:{host}:5000",
+            user=user,
         )
         self.clients.record(ClientKey(client_id), client, settings, connection=f"of {client_id}")
 
@@ -120,6 +122,17 @@ def test_an_address_with_many_clients_removes_its_own() -> None:
     assert len(world.clients) == CLIENTS_MAX
     assert all(world.clients.find(ClientKey(f"honest{n}")) for n in range(10))
     assert world.clients.find(ClientKey(f"p{2 * CLIENTS_MAX - 1}"))
+    assert world.clients.find(ClientKey("p0")) is None
+
+
+def test_a_user_with_many_clients_removes_its_own_at_each_address() -> None:
+    world = World()
+    for n in range(10):
+        world.seen(f"honest{n}", host="10.0.0.9", user="honest")
+    for n in range(2 * CLIENTS_MAX):
+        world.seen(f"p{n}", host=f"10.0.{n % 200}.9", user="greedy")
+    assert len(world.clients) == CLIENTS_MAX
+    assert all(world.clients.find(ClientKey(f"honest{n}")) for n in range(10))
     assert world.clients.find(ClientKey("p0")) is None
 
 

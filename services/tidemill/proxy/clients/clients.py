@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from prometheus_client.core import GaugeMetricFamily
 
-from tidemill.common.addresses import host_of_peer
 from tidemill.common.metrics import OVERFLOW, Labels
 from tidemill.common.reserves import has_little, unreserved
 from tidemill.message.client_key import NO_OWNER, ClientKey
@@ -21,6 +20,7 @@ from tidemill.message.namespaces import namespace_of
 from tidemill.message.resource_names import NAMESPACE_SEPARATOR
 from tidemill.message.resources import resource_name
 from tidemill.proxy.clients.telemetry_streams import TelemetryStreams
+from tidemill.proxy.shares import sharer_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _ClientRecord:
     since_ms: int
     settings: bytes
     connections: set[Hashable]  # that presented the client's id
-    host: str
+    sharer: str
     loss: int = 0  # number of the loss of its last connection
 
 
@@ -107,8 +107,9 @@ class Clients:
         self._clients_max = clients_max
         self._monotonic_ms = monotonic_ms
         self._settings_bytes = 0  # of all clients
-        # Clients by host, the one with the oldest sign of life first, and their bytes of settings.
-        self._of_host: dict[str, OrderedDict[ClientKey, None]] = {}
+        # Clients by user or address, the one with the oldest sign of life first, and the bytes of
+        # their settings.
+        self._of_sharer: dict[str, OrderedDict[ClientKey, None]] = {}
         self._settings_bytes_of: Counter[str] = Counter()
         self._presented: dict[Hashable, set[ClientKey]] = {}  # by connection
         # Of the clients with an owner, by client id. Without users there are none.
@@ -132,30 +133,30 @@ class Clients:
         connections = {connection} if before is None else {*before.connections, connection}
         if settings is None:
             settings = b"" if before is None else before.settings
-        host = host_of_peer(client.address)
+        sharer = sharer_of(client.user, client.address)
         self.forget(key)
-        self._expire(client.seen_at_ms, room_for=1, host=host)
+        self._expire(client.seen_at_ms, room_for=1, sharer=sharer)
         labels: Labels = "grpc", client.language, client.version
         gauge = self._producers
         if client.client_type not in _PRODUCERS:
             labels = "grpc", "pop", client.group, client.language, client.version
             gauge = self._consumers
-        if not self._has_room(len(settings), host):
+        if not self._has_room(len(settings), sharer):
             settings = b""
         self._settings_bytes += len(settings)
-        self._settings_bytes_of[host] += len(settings)
-        self._of_host.setdefault(host, OrderedDict())[key] = None
+        self._settings_bytes_of[sharer] += len(settings)
+        self._of_sharer.setdefault(sharer, OrderedDict())[key] = None
         if key.owner != NO_OWNER:
             self._owners.setdefault(key.client_id, set()).add(key.owner)
         self._clients[key] = _ClientRecord(
-            client, gauge, gauge.add(labels), since_ms, settings, connections, host
+            client, gauge, gauge.add(labels), since_ms, settings, connections, sharer
         )
         for each in connections:
             self._presented.setdefault(each, set()).add(key)
 
-    def _has_room(self, settings_bytes: int, host: str) -> bool:
+    def _has_room(self, settings_bytes: int, sharer: str) -> bool:
         room = unreserved(ALL_SETTINGS_BYTES_MAX)
-        if has_little(self._settings_bytes_of[host], ALL_SETTINGS_BYTES_MAX):
+        if has_little(self._settings_bytes_of[sharer], ALL_SETTINGS_BYTES_MAX):
             room = ALL_SETTINGS_BYTES_MAX
         all_bytes = self._settings_bytes + settings_bytes
         return settings_bytes <= SETTINGS_BYTES_MAX and all_bytes <= room
@@ -165,11 +166,11 @@ class Clients:
         record = self._clients.pop(key, None)
         if record is not None:
             self._settings_bytes -= len(record.settings)
-            self._settings_bytes_of[record.host] -= len(record.settings)
-            of_host = self._of_host[record.host]
-            del of_host[key]
-            if not of_host:
-                del self._of_host[record.host], self._settings_bytes_of[record.host]
+            self._settings_bytes_of[record.sharer] -= len(record.settings)
+            of_sharer = self._of_sharer[record.sharer]
+            del of_sharer[key]
+            if not of_sharer:
+                del self._of_sharer[record.sharer], self._settings_bytes_of[record.sharer]
             if key.owner != NO_OWNER:
                 self._owners[key.client_id].remove(key.owner)
                 if not self._owners[key.client_id]:
@@ -294,19 +295,19 @@ class Clients:
         page = [listings[key] for key in keys[:end_of_page]]
         return ClientPage(page, len(keys) > end_of_page)
 
-    def _expire(self, now_ms: int, *, room_for: int = 0, host: str = "") -> None:
-        """Forget silent clients. If there are too many others, forget the oldest for one of `host`.
+    def _expire(self, now_ms: int, *, room_for: int = 0, sharer: str = "") -> None:
+        """Forget silent clients, and the oldest one if there are too many others.
 
-        It is one of `host` if this host has half of all clients.
+        It is one of `sharer`, for whose client there must be room, if it has half of all clients.
         """
         for _ in range(min(EXPIRED_A_TURN, len(self._clients))):
             key, oldest = next(iter(self._clients.items()))
             is_silent = now_ms - oldest.client.seen_at_ms > EXPIRY_MS
             if not is_silent and len(self._clients) + room_for <= self._clients_max:
                 return
-            of_host = self._of_host.get(host)
-            if of_host and not is_silent and 2 * len(of_host) >= self._clients_max:
-                key = next(iter(of_host))
+            of_sharer = self._of_sharer.get(sharer)
+            if of_sharer and not is_silent and 2 * len(of_sharer) >= self._clients_max:
+                key = next(iter(of_sharer))
             self.forget(key)
 
     def collect(self) -> Iterator[Metric]:

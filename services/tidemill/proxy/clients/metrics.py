@@ -3,8 +3,8 @@
 If `Settings.metric` is on, a client exports its cumulative histograms every minute by OTLP. The
 proxy stores the last values of each series, so each export adds only the difference. The first
 export of a series adds nothing if it includes counts from before this proxy or at another proxy.
-Series expire one by one. One address gets at most as many as are free. A label set ends with its
-last series.
+Series expire one by one. One user or address gets at most as many as are free. A label set ends
+with its last series.
 
 A label is an existing topic or consumer group. The answer contains the number of rejected points
 (`partial_success`).
@@ -40,7 +40,7 @@ from tidemill.proxy.clients.points import (
     parse_point,
     points_of,
 )
-from tidemill.proxy.shares import AddressShares
+from tidemill.proxy.shares import Shares
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -52,7 +52,7 @@ SILENT_MS: Final = 300_000
 # One and a half export periods. After a longer gap, the client may have exported to another proxy.
 # To avoid counting twice, such an export only sets the start of counting.
 GAP_NS: Final = 90_000_000_000
-# Stored series of all clients, about 400 bytes each: 20 MB. An address gets at most as many as are
+# Stored series of all clients, about 400 bytes each: 20 MB. One sharer gets at most as many as are
 # free. Beyond the limit, new series are rejected and stored ones continue.
 SERIES_MAX: Final = 50_000
 SERIES_A_CLIENT_MAX: Final = 1_000  # a client has a few per topic
@@ -124,17 +124,17 @@ class _LabelSets:
 
     def __init__(self) -> None:
         self._series_counts: Counter[Labels] = Counter()
-        self._owners: dict[Labels, str] = {}  # the address of its first series
-        self._shares = AddressShares(LABEL_SETS_MAX)
+        self._owners: dict[Labels, str] = {}  # the user or address of its first series
+        self._shares = Shares(LABEL_SETS_MAX)
 
-    def check_room(self, labels: Labels, address: str) -> None:
-        if labels not in self._owners and not self._shares.has_room(address):
+    def check_room(self, labels: Labels, sharer: str) -> None:
+        if labels not in self._owners and not self._shares.has_room(sharer):
             raise PointRejection(f"the limit of {LABEL_SETS_MAX} label sets is reached")
 
-    def add(self, labels: Labels, address: str) -> None:
+    def add(self, labels: Labels, sharer: str) -> None:
         if labels not in self._owners:
-            self._owners[labels] = address
-            self._shares.take(address)
+            self._owners[labels] = sharer
+            self._shares.take(sharer)
         self._series_counts[labels] += 1
 
     def remove(self, labels: Labels) -> bool:
@@ -164,7 +164,7 @@ class ClientMetrics:
         self._knows = knows
         # Each has at least one series or gauge.
         self._exporters: dict[ExporterKey, _Exporter] = {}
-        self._rooms = AddressShares(SERIES_MAX)
+        self._rooms = Shares(SERIES_MAX)
         # By metric and hash of the attributes, the oldest export first.
         self._series: OrderedDict[tuple[ExporterKey, str, int], _Series] = OrderedDict()
         self._points: Counter[str] = Counter()
@@ -176,13 +176,13 @@ class ClientMetrics:
         registry.register(self._collect)
 
     def add(
-        self, address: str, client_id: str, request: bytes, *, namespace: str = ""
+        self, sharer: str, client_id: str, request: bytes, *, namespace: str = ""
     ) -> Generator[None, None, ExportResult]:
         """Add the new counts of an export, in slices. Raises MalformedWire.
 
         `namespace` is that of the client, whose labels are bare names.
         """
-        export = _Export((address, client_id), self._monotonic_ms(), namespace)
+        export = _Export((sharer, client_id), self._monotonic_ms(), namespace)
         self._expire(export.now_ms)
         for part_count, raw in enumerate(points_of(request)):
             if part_count >= PARTS_MAX:
@@ -305,15 +305,15 @@ class ClientMetrics:
 
     def _reserve(self, key: ExporterKey, name: str, labels: Labels) -> None:
         """Reserve room for a series or a gauge of a client; raise PointRejection if it is full."""
-        address = key[0]
+        sharer = key[0]
         exporter = self._exporters.get(key) or _Exporter()
         if exporter.series_count >= SERIES_A_CLIENT_MAX:
             raise PointRejection(f"a client exports at most {SERIES_A_CLIENT_MAX} series")
-        if not self._rooms.has_room(address):
+        if not self._rooms.has_room(sharer):
             raise PointRejection(f"the limit of {SERIES_MAX} series of all clients is reached")
-        self._sets[name].check_room(labels, address)
-        self._sets[name].add(labels, address)
-        self._rooms.take(address)
+        self._sets[name].check_room(labels, sharer)
+        self._sets[name].add(labels, sharer)
+        self._rooms.take(sharer)
         exporter.series_count += 1
         self._exporters[key] = exporter
 

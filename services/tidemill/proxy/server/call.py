@@ -34,6 +34,7 @@ from tidemill.message import limits
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.message.resources import ResourceName, resource_name
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
+from tidemill.proxy.shares import sharer_of
 from tidemill.security.acl import (
     Action,
     Resource,
@@ -180,6 +181,11 @@ class Call:
     def user(self) -> str:
         """The name of the user; empty if it is not known."""
         return "" if self.caller is None else self.caller.known.user.name
+
+    @property
+    def sharer(self) -> str:
+        """The key of its shares of limited resources: its user, or its address without one."""
+        return sharer_of(self.user, self.peer())
 
     def check(self) -> None:
         """Check the client's id and the credentials.

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as collector
 
-from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import KeyMissing, SecurityStale, ServiceError, Unauthorized
 from tidemill.common.slices import run_slices
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.outline import MalformedWire
-from tidemill.proxy.shares import AddressShares
+from tidemill.proxy.shares import Shares
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class MetricsReceiver:
         self._metrics = metrics
         # One slice of all exports per turn of the event loop.
         self._turn = asyncio.Lock()
-        self._under_way = AddressShares(EXPORTS_MAX)
+        self._under_way = Shares(EXPORTS_MAX)
 
     async def export(self, call: Call, request: bytes) -> bytes:
         """Process one export. Raises RpcError for a call without a client id."""
@@ -44,23 +43,18 @@ class MetricsReceiver:
             raise RpcError(RpcCode.UNAUTHENTICATED, error.message) from error
         except ServiceError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
-        address = address_of(call)
-        if not self._under_way.has_room(address):
+        sharer = call.sharer
+        if not self._under_way.has_room(sharer):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, "too many concurrent exports")
-        self._under_way.take(address)
+        self._under_way.take(sharer)
         try:
-            slices = self._metrics.add(address, call.client_id, request, namespace=call.namespace)
+            slices = self._metrics.add(sharer, call.client_id, request, namespace=call.namespace)
             return _answer(await run_slices(slices, one_by_one=self._turn))
         except MalformedWire as error:
             message = "the request is not an export of metrics"
             raise RpcError(RpcCode.INVALID_ARGUMENT, message) from error
         finally:
-            self._under_way.give_back(address)
-
-
-def address_of(call: Call) -> str:
-    """Return the client's address without the port."""
-    return host_of_peer(call.peer())
+            self._under_way.give_back(sharer)
 
 
 def _answer(result: ExportResult) -> bytes:

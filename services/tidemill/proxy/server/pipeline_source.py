@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import Overloaded, RequestError, ServiceError, Unauthorized, codes_of
 from tidemill.proxy.cluster.broker_calls import ERROR_KEY
 from tidemill.proxy.server.call import Call
-from tidemill.proxy.shares import AddressShares
+from tidemill.proxy.shares import Shares
 from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcMethod, server_streaming
@@ -37,12 +36,12 @@ log = structlog.get_logger()
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PipelineSource"].full_name
 # Concurrent calls of all clients. Each holds one page for its client and may request the next one,
-# of a megabyte each. One address alone gets half of the calls.
+# of a megabyte each. One user or address gets half of the calls.
 CALLS_MAX: Final = 128
 # Longest wait of a page for room on the client's connection.
 ROOM_WAIT_S: Final = 30.0
 
-# Gets the parsed request and the client's address. Raises ServiceError.
+# Gets the parsed request, and the user or address for its shares. Raises ServiceError.
 Answer: TypeAlias = Callable[
     [Any, str], "AsyncGenerator[Message, None] | AsyncGenerator[bytes, None]"
 ]
@@ -68,7 +67,7 @@ def pipeline_methods(
     rows: Mapping[str, PipelineMethod], metrics: ProxyMetrics, gate: AccessGate | None = None
 ) -> Mapping[str, RpcMethod]:
     """Return the methods of the service, by path. Without a `gate`, no call needs rights."""
-    under_way = AddressShares(CALLS_MAX)
+    under_way = Shares(CALLS_MAX)
     return {
         f"/{SERVICE}/{name}": _streaming(name, row, metrics, under_way, gate)
         for name, row in rows.items()
@@ -79,19 +78,20 @@ def _streaming(
     name: str,
     row: PipelineMethod,
     metrics: ProxyMetrics,
-    under_way: AddressShares,
+    under_way: Shares,
     gate: AccessGate | None,
 ) -> RpcMethod:
     code = _code(name)
 
     async def handle(call: RpcCall, request: bytes) -> None:
         began_s, outcome, result = time.monotonic(), "20000", "cancelled"
-        address = host_of_peer(call.peer())
         try:
-            with _place(under_way, address):
+            gated = _call(call, code, gate)
+            gated.authenticate()
+            with _place(under_way, gated.sharer):
                 parsed = row.request.FromString(request)
-                check_pipeline_rights(_call(call, code, gate), row, parsed)
-                await _answer(call, row, parsed, address)
+                check_pipeline_rights(gated, row, parsed)
+                await _answer(call, row, parsed, gated.sharer)
             result = "success"
         except ServiceError as error:
             outcome, result = str(codes_of(error).rocketmq), "process_request_failed"
@@ -118,18 +118,18 @@ def _streaming(
 
 
 @contextlib.contextmanager
-def _place(under_way: AddressShares, address: str) -> Iterator[None]:
-    """Count a running call of an address; raise Overloaded if the address has used its share."""
-    if not under_way.has_room(address):
+def _place(under_way: Shares, sharer: str) -> Iterator[None]:
+    """Count a running call of a user or address. Raises Overloaded if its share is used up."""
+    if not under_way.has_room(sharer):
         raise Overloaded(
-            f"this address has used its share of the {CALLS_MAX} concurrent pipeline calls;"
+            f"this user or address has used its share of the {CALLS_MAX} concurrent pipeline calls;"
             f" retry after a pause"
         )
-    under_way.take(address)
+    under_way.take(sharer)
     try:
         yield
     finally:
-        under_way.give_back(address)
+        under_way.give_back(sharer)
 
 
 def _call(rpc: RpcCall, method: str, gate: AccessGate | None) -> Call:
@@ -150,9 +150,9 @@ def check_pipeline_rights(call: Call, row: PipelineMethod, parsed: Message) -> N
     row.check_rights(call, parsed)
 
 
-async def _answer(call: RpcCall, row: PipelineMethod, parsed: Message, address: str) -> None:
+async def _answer(call: RpcCall, row: PipelineMethod, parsed: Message, sharer: str) -> None:
     # If the client disconnects, the function stops at once.
-    async with contextlib.aclosing(row.answer(parsed, address)) as replies:
+    async with contextlib.aclosing(row.answer(parsed, sharer)) as replies:
         async for reply in replies:
             encoded = reply if isinstance(reply, bytes) else reply.SerializeToString()
             if not await call.hold_in_turn(len(encoded), timeout_s=ROOM_WAIT_S):

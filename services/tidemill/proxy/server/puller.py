@@ -21,8 +21,7 @@ from tidemill.proxy.filters import tags_of
 from tidemill.proxy.message_codec import OF_PULL, OK_STATUS, encode_next_offset
 from tidemill.proxy.server.broker_queue import PULL_BYTES_MAX, PULL_MAX, READER, find_queue
 from tidemill.proxy.server.call import status_of
-from tidemill.proxy.server.metrics_receiver import address_of
-from tidemill.proxy.shares import AddressShares
+from tidemill.proxy.shares import Shares
 from tidemill.security.acl import Action
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
 ITEM_BYTES: Final = 512
 # Required free room of the connection when a pull begins. Messages without room are read in vain.
 ROOM_BYTES: Final = PULL_BYTES_MAX + PULL_MAX * ITEM_BYTES
-# Pulls of all clients that wait for a message; one address alone gets half of them. Each is a call
-# to a broker; the remaining calls are for reads.
+# Pulls of all clients that wait for a message; one user or address gets half of them. Each is a
+# call to a broker; the remaining calls are for reads.
 WAITS_MAX: Final = 768
 # Attempts of a pull whose messages find no room, because more have arrived or others took the room.
 PULLS_MAX: Final = 4
@@ -75,7 +74,7 @@ class Puller:
         self._cluster = cluster
         self._calls = calls
         self._pages = pages
-        self._waits = AddressShares(WAITS_MAX)
+        self._waits = Shares(WAITS_MAX)
         self._clock = clock
         self._poll_max_ms = settings.long_polling_max_ms
         self._reserve_ms = settings.deadline_reserve_ms
@@ -148,8 +147,8 @@ class Puller:
         self, call: Call, queue: BrokerQueue, pull: link_pb2.PullRequest, wait_ms: int
     ) -> bool:
         """Wait until the queue has a message from the offset on. Return False after `wait_ms`."""
-        address = address_of(call)
-        if not self._waits.has_room(address):
+        sharer = call.sharer
+        if not self._waits.has_room(sharer):
             raise Overloaded("too many waiting pulls at this proxy; pull again after a pause")
         awaited = link_pb2.AwaitMessageRequest(
             topic_id=pull.topic_id, queue_id=pull.queue_id, offset=pull.offset, wait_ms=wait_ms
@@ -159,14 +158,14 @@ class Puller:
             name="await a message",
         )
         released = asyncio.create_task(self._cluster.polls_released.wait(), name="released")
-        self._waits.take(address)
+        self._waits.take(sharer)
         try:
             await asyncio.wait((asking, released), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 return False  # The process stops.
             return link_pb2.AwaitMessageReply.FromString(asking.result()).is_there
         finally:
-            self._waits.give_back(address)
+            self._waits.give_back(sharer)
             asking.cancel()
             released.cancel()
             if asking.done() and not asking.cancelled():
@@ -238,7 +237,7 @@ class Puller:
             page = await self._pages.read(
                 queue,
                 pull,
-                reader=address_of(call),
+                reader=call.sharer,
                 header=OF_PULL,
                 topic=topic,
                 timeout_ms=self._timeout_ms(call),
