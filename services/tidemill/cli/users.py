@@ -32,6 +32,15 @@ Accounts = Annotated[
         ' several. They replace the others; "" removes all.',
     ),
 ]
+CertificateNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--certificate",
+        metavar="NAME",
+        help="URI name, DNS name or common name of a client certificate that each call of the user"
+        ' must use; repeat it for several. They replace the others; "" removes all.',
+    ),
+]
 Producers = Annotated[
     list[str] | None,
     typer.Option("--producer", metavar="TOPIC", help="May send to the topic; NAME* is a prefix."),
@@ -109,6 +118,7 @@ def create_user(
     consumers: Consumers = None,
     pipelines: Pipelines = None,
     accounts: Accounts = None,
+    certificates: CertificateNames = None,
     dry_run: DryRun = False,
 ) -> None:
     """Create a user, and print its secret once.
@@ -118,7 +128,7 @@ def create_user(
     * `tidemill user create ops --role operator`
     * `tidemill user create shop --producer orders --service-account shop/orders`
     """
-    body = _body(kind, roles, accounts)
+    body = _body(kind, roles, accounts, certificates)
     body["entries"] = template_entries(producers, consumers, pipelines)
     body["ifVersion"] = 0
     user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
@@ -146,16 +156,17 @@ def set_user(
     kind: Type = None,
     roles: Roles = None,
     accounts: Accounts = None,
+    certificates: CertificateNames = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Change the type, the roles or the service accounts of a user.
+    """Change the type, the roles, the service accounts or the certificates of a user.
 
     `tidemill acl` changes its entries.
 
     Example: tidemill user set ops --role operator --role auditor
     """
     found = call(context, "GET", f"/users/{segment(name)}")  # Ends the command if it is missing.
-    body = {**_body(kind, roles, accounts), "ifVersion": found["version"]}
+    body = {**_body(kind, roles, accounts, certificates), "ifVersion": found["version"]}
     user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
     say(context, user, f"user {name}: {'would be changed' if dry_run else 'changed'}")
 
@@ -229,7 +240,10 @@ def _set_enabled(context: typer.Context, name: str, *, is_enabled: bool, dry_run
 
 
 def _body(
-    kind: UserTypeName | None, roles: list[str] | None, accounts: list[str] | None
+    kind: UserTypeName | None,
+    roles: list[str] | None,
+    accounts: list[str] | None,
+    certificates: list[str] | None,
 ) -> dict[str, Json]:
     body: dict[str, Json] = {}
     if kind is not None:
@@ -238,6 +252,8 @@ def _body(
         body["roles"] = roles
     if accounts is not None:
         body["serviceAccounts"] = [account for account in accounts if account]
+    if certificates is not None:
+        body["certificates"] = [name for name in certificates if name]
     return body
 
 

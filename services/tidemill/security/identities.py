@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tidemill.common.errors import BadRequest
 from tidemill.security.acl import ENTRIES_MAX, AccessEntry, Subject, entry_of, parse_entry
-from tidemill.security.listed_identities import ACCOUNTS
+from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES
 
 USER_NAME_CHARS_MAX: Final = 64
 SECRETS_MAX: Final = 2
@@ -26,11 +26,14 @@ SECRET_CHARS_MAX: Final = 128
 WEAK_SECRET_CHARS_MIN: Final = 6  # of an imported secret, as of RocketMQ
 
 ACCOUNTS_MAX: Final = 16  # service accounts of one user
+CERTIFICATES_MAX: Final = 16  # of one user
+CERTIFICATE_CHARS_MAX: Final = 255
 # Names of Kubernetes: a namespace is a label, a service account is labels with dots.
 NAMESPACE: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 ACCOUNT_NAME: Final = rf"(?=.{{1,253}}$){NAMESPACE}(?:\.{NAMESPACE})*"
 
 _ACCOUNT = re.compile(rf"{NAMESPACE}/{ACCOUNT_NAME}")
+_CERTIFICATE = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _PRINTABLE = re.compile(r"[!-~]*")
 
@@ -83,6 +86,7 @@ class User:
     entries: tuple[AccessEntry, ...] = ()
     roles: tuple[str, ...] = ()
     service_accounts: tuple[str, ...] = ()  # NS/NAME; their tokens are credentials of the user
+    certificates: tuple[str, ...] = ()  # names; if there are any, each call must use one
     created_at_ms: int = 0
     changed_at_ms: int = 0
     changed_by: str = ""
@@ -113,6 +117,8 @@ class User:
         }
         if self.service_accounts:
             fields[ACCOUNTS] = list(self.service_accounts)
+        if self.certificates:
+            fields[CERTIFICATES] = list(self.certificates)
         return {"op": "user", "name": self.name, "user": fields}
 
 
@@ -154,6 +160,7 @@ def user_of(encoded: bytes) -> User:
         entries=tuple([entry_of(entry) for entry in fields["entries"]]),
         roles=tuple(fields["roles"]),
         service_accounts=tuple(fields.get(ACCOUNTS, ())),
+        certificates=tuple(fields.get(CERTIFICATES, ())),
         created_at_ms=fields["createdAtMs"],
         changed_at_ms=fields["changedAtMs"],
         changed_by=fields["changedBy"],
@@ -213,6 +220,16 @@ def check_account(account: str) -> str:
             f"{account!r} is not a service account; write NAMESPACE/NAME, such as shop/orders"
         )
     return account
+
+
+def check_certificate(name: str) -> str:
+    """Return a name in a certificate. Raises BadRequest."""
+    if not _CERTIFICATE.fullmatch(name):
+        raise BadRequest(
+            f"{name!r} is not a name of a certificate: it has 1 to {CERTIFICATE_CHARS_MAX}"
+            " printable ASCII characters, and no blank at its ends"
+        )
+    return name
 
 
 def check_entries(entries: tuple[AccessEntry, ...]) -> tuple[AccessEntry, ...]:

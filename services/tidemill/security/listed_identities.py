@@ -1,4 +1,4 @@
-"""The users that list a service account (ADR 0079)."""
+"""The users that list a service account or a certificate (ADR 0079)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, Final, TypeAlias, final
 from tidemill.common.errors import Unauthorized
 
 ACCOUNTS: Final = "serviceAccounts"  # the field of a user
-FIELDS: Final = (ACCOUNTS,)
+CERTIFICATES: Final = "certificates"
+FIELDS: Final = (ACCOUNTS, CERTIFICATES)
+NOUNS: Final = {ACCOUNTS: "service account", CERTIFICATES: "certificate"}
 
 Listed: TypeAlias = tuple[str, str]  # a field, and a value of its list
 
@@ -53,13 +55,13 @@ def listed_by(fields: Mapping[str, Any]) -> tuple[Listed, ...]:
     return tuple([(field, value) for field in FIELDS for value in fields.get(field, ())])
 
 
-def only_user(names: Collection[str], account: str) -> str:
-    """Return the one user that lists a service account. Raises Unauthorized."""
+def only_user(names: Collection[str], field: str, value: str) -> str:
+    """Return the one user that lists an identity. Raises Unauthorized."""
     if len(names) > 1:
         raise Unauthorized(
-            f"the users {', '.join(sorted(names))} list the service account {account}; only one"
-            " user may list it"
+            f"the users {', '.join(sorted(names))} list the {NOUNS[field]} {value}; only one user"
+            " may list it"
         )
     if not names:
-        raise Unauthorized(f"no user lists the service account {account}")
+        raise Unauthorized(f"no user lists the {NOUNS[field]} {value}")
     return next(iter(names))

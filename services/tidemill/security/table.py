@@ -29,7 +29,7 @@ from tidemill.security.identities import (
     role_of,
     user_of,
 )
-from tidemill.security.listed_identities import ACCOUNTS, only_user
+from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES, only_user
 from tidemill.security.quotas import QUOTA, QuotaTable
 from tidemill.security.signatures import Signer
 from tidemill.security.tokens import NamedToken, ShownToken, has_secret, token_of
@@ -41,6 +41,9 @@ USER: Final = "user"
 ROLE: Final = "role"
 TOKEN: Final = "token"  # noqa: S105  # The kind of an item.
 MODE: Final = "security"  # the one item of this kind has no name
+
+VIA_ACCOUNT: Final = "serviceaccount"
+VIA_CERTIFICATE: Final = "certificate"
 
 _ALLOWED: Final = Verdict(is_allowed=True)
 _REFUSED: Final = Verdict(is_allowed=False)
@@ -83,7 +86,7 @@ class KnownToken(NamedTuple):
 class KnownUser:
     """A user with its rights. An object lasts until an item changes that it depends on."""
 
-    __slots__ = ("_account", "_limits", "_rights", "signers", "token", "user")
+    __slots__ = ("_limits", "_rights", "_via", "signers", "token", "user")
 
     def __init__(self, user: User, rights: Rights, token: KnownToken | None = None) -> None:
         """`token` is the credential of the user, which may limit the rights."""
@@ -91,7 +94,7 @@ class KnownUser:
         self._rights = rights
         self.token = None if token is None else token.token
         self._limits = None if token is None else token.limits
-        self._account = ""  # the service account of the credential
+        self._via = ""  # kind and name of the credential, if the user lists it
         # One per secret, in the order of `user.secrets`; None until the first signed call.
         self.signers: tuple[Signer, ...] | None = None
 
@@ -104,18 +107,36 @@ class KnownUser:
         """Return this user as the caller with one of its tokens."""
         return KnownUser(self.user, self._rights, token)
 
-    def with_account(self, account: str) -> KnownUser:
-        """Return this user as the caller with the token of a service account."""
+    def with_identity(self, kind: str, name: str) -> KnownUser:
+        """Return this user as the caller with an identity that the user lists."""
         known = KnownUser(self.user, self._rights)
-        known._account = account
+        known._via = f"{kind}:{name}"
         return known
+
+    def check_certificate(self, names: Collection[str]) -> None:
+        """Check the certificate of a connection, by its names, if the user lists certificates.
+
+        Raises Unauthorized.
+        """
+        listed = self.user.certificates
+        if listed and not any(name in listed for name in names):
+            raise self._refusal(
+                f"user {self.user.name} needs one of its certificates, and this connection has"
+                " another one or none"
+            )
+
+    def _refusal(self, text: str) -> Unauthorized:
+        """Return the refusal of a credential that is correct."""
+        error = Unauthorized(text)
+        error.user_id = self.user.id
+        return error
 
     @property
     def via(self) -> str:
         """The credential, if it is not a secret of the user; otherwise empty."""
         if self.token is not None:
             return self.token.via
-        return f"serviceaccount:{self._account}" if self._account else ""
+        return self._via
 
     @property
     def not_after_ms(self) -> int:
@@ -125,9 +146,9 @@ class KnownUser:
     def check_token(self, now_ms: int) -> None:
         """Check that the token has not ended, and that its user is enabled. Raises Unauthorized."""
         if self.token is not None and self.token.is_over(now_ms):
-            raise Unauthorized(f"the token {self.token.name} of user {self.user.name} has ended")
+            raise self._refusal(f"the token {self.token.name} of user {self.user.name} has ended")
         if not self.user.is_enabled:
-            raise Unauthorized(f"user {self.user.name} is disabled")
+            raise self._refusal(f"user {self.user.name} is disabled")
 
     def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> Verdict:
         """Decide about one action on one resource."""
@@ -266,9 +287,23 @@ class SecurityTable:
 
     def account_user(self, account: str) -> KnownUser:
         """Return the user that lists a service account. It may be disabled. Raises Unauthorized."""
-        known = self.user(only_user(self._list_users(ACCOUNTS, account), account))
+        return self._listing_user(ACCOUNTS, account).with_identity(VIA_ACCOUNT, account)
+
+    def certificate_user(self, names: Iterable[str]) -> KnownUser | None:
+        """Return the user of a certificate by the first name that a user lists; None without one.
+
+        The user may be disabled. Raises Unauthorized.
+        """
+        for name in names:
+            if self._list_users(CERTIFICATES, name):
+                known = self._listing_user(CERTIFICATES, name)
+                return known.with_identity(VIA_CERTIFICATE, name)
+        return None
+
+    def _listing_user(self, field: str, value: str) -> KnownUser:
+        known = self.user(only_user(self._list_users(field, value), field, value))
         assert known is not None, "users are listed with their items"
-        return known.with_account(account)
+        return known
 
     def _token(self, token_id: str) -> KnownToken | None:
         known = self._tokens.get(token_id)

@@ -114,6 +114,7 @@ def test_the_deletion_of_a_token_ends_its_streams() -> None:
             failure=None,
             watch=None,
             find_address=lambda: None,
+            certificate_names=(),
         )
 
         async def stream() -> None:
@@ -154,6 +155,7 @@ def test_the_end_of_a_token_ends_its_streams() -> None:
             failure=None,
             watch=None,
             find_address=lambda: None,
+            certificate_names=(),
         )
         users.gate.authenticate(call)
         checks = 0

@@ -222,6 +222,7 @@ def test_the_end_of_a_token_ends_its_streams(file: Path, method: str) -> None:
             watch=None,
             client_id="client-1",
             find_address=lambda: None,
+            certificate_names=(),
         )
         users.gate.authenticate(call)
         began_ms, time_ms = users.now_ms, asyncio.get_running_loop().time
@@ -252,6 +253,7 @@ def test_a_removed_key_ends_streams(file: Path) -> None:
             watch=None,
             client_id="client-1",
             find_address=lambda: None,
+            certificate_names=(),
         )
         users.gate.authenticate(call)
         began = asyncio.Event()

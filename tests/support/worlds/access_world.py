@@ -80,6 +80,7 @@ class AccessWorld:
         is_enabled: bool = True,
         is_same: bool = False,
         accounts: Sequence[str] = (),
+        certificates: Sequence[str] = (),
     ) -> User:
         """Put a user, or change it if it `is_same`; its secrets end at `not_after_ms` or never."""
         self._last_id += not is_same
@@ -97,6 +98,7 @@ class AccessWorld:
             secrets=tuple([replace(each, not_after_ms=not_after_ms) for each in sealed]),
             entries=entries,
             service_accounts=tuple(accounts),
+            certificates=tuple(certificates),
         )
         self.put_item(user.to_item())
         return user

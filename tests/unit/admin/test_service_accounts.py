@@ -33,7 +33,7 @@ from tidemill.admin.http.service_accounts import AccountCopy, AnyNumberOfChecks,
 from tidemill.admin.routes import brokers_of
 from tidemill.admin.routes.security import clock_of
 from tidemill.security.acl import AccessEntry, parse_entry
-from tidemill.security.identities import ACCOUNTS_MAX, User, UserType
+from tidemill.security.identities import ACCOUNTS_MAX, CERTIFICATES_MAX, User, UserType
 from tidemill.security.issuer_keys import IssuerKeys, KeySource, following
 from tidemill.security.kubernetes_tokens import KubernetesTokens
 from tidemill.security.table import Mode, mode_item
@@ -75,7 +75,7 @@ class AccountWorld:
         )
         app = create_app(None, None, needs_identity=True, secret_keys=lambda: KEYS)  # type: ignore[arg-type]  # no brokers
         app.dependency_overrides = {brokers_of: lambda: self.home, clock_of: lambda: self.clock}
-        self.door = AccessControl(app, body_bytes_max=10_000, identities=check)
+        self.door = AccessControl(app, body_bytes_max=64 << 10, identities=check)
 
     def put_user(
         self,
@@ -246,3 +246,66 @@ def test_names_and_their_number_are_checked(world: AccountWorld) -> None:
     assert world.as_root("PUT /users/new", serviceAccounts=many[1:]).status_code == 200
     refused = world.as_root("PUT /users/other", serviceAccounts=["shop"])
     assert (refused.status_code, "NAMESPACE/NAME" in refused.text) == (400, True)
+
+
+# ---------------------------------------------------------------- certificates
+
+
+def test_certificates_are_put_shown_and_removed(world: AccountWorld) -> None:
+    names = ["spiffe://cluster/ns/shop/sa/orders", "Orders Service", "Orders Service"]
+    made = world.as_root("PUT /users/new", certificates=names).json()
+    assert made["certificates"] == sorted(set(names))
+    assert made["serviceAccounts"] == []
+    assert world.as_root("PUT /users/new", enabled=True).json()["certificates"] == sorted(
+        set(names)
+    )
+    refused = world.as_root("PUT /users/other", certificates=names[1:])
+    assert refused.status_code == 409
+    assert "user new lists the certificate Orders Service" in refused.json()["detail"]
+    assert world.as_root("PUT /users/new", certificates=[]).json()["certificates"] == []
+    assert world.as_root("PUT /users/other", certificates=names).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["", " a", "a ", "a\n", "ä", "x" * 256])
+def test_names_of_certificates_are_checked(world: AccountWorld, name: str) -> None:
+    refused = world.as_root("PUT /users/new", certificates=[name])
+    assert (refused.status_code, "certificate" in refused.text) == (400, True)
+    assert world.as_root("PUT /users/new", certificates=["x" * 255]).status_code == 200
+    many = [f"c{number}" for number in range(CERTIFICATES_MAX + 1)]
+    assert world.as_root("PUT /users/new", certificates=many).status_code == 400
+    assert world.as_root("PUT /users/new", certificates=many[1:]).status_code == 200
+
+
+def test_the_rest_api_refuses_a_user_with_certificates(world: AccountWorld) -> None:
+    """It accepts no certificates, so none of the requests can have one."""
+    made = world.as_pod("GET /session")
+    assert made.status_code == 200
+    token_of_root = world.as_root("POST /tokens", name="ci", user="ops").json()["token"]
+    assert world.as_pod("GET /users", token_of_root).status_code == 200
+    assert world.as_root("PUT /users/ops", certificates=["own"]).status_code == 200
+    needed = "user ops needs one of its certificates"
+    basic = base64.b64encode(f"ops:{SECRET}".encode()).decode()
+    for answer in (
+        world.as_pod("GET /users"),
+        world.as_pod("GET /users", token_of_root),
+        world.ask("GET /users", f"Basic {basic}"),
+    ):
+        assert answer.status_code == 401
+        assert needed in answer.json()["detail"]
+
+
+def test_large_lists_leave_room_for_secrets(world: AccountWorld) -> None:
+    entries = [
+        {"resource": f"Topic:{'t' * 96}{number}", "actions": ["Pub", "Sub", "Get"]}
+        for number in range(256)
+    ]
+    lists = {
+        "certificates": [f"{number}".ljust(255, "x") for number in range(CERTIFICATES_MAX)],
+        "serviceAccounts": [f"{'n' * 63}/a{number}" for number in range(ACCOUNTS_MAX)],
+    }
+    world.pause_ms = 0
+    assert world.as_root("PUT /users/new", entries=entries).status_code == 200
+    refused = world.as_root("PUT /users/new", entries=entries, **lists)
+    accepted = world.as_root("PUT /users/new", entries=entries[:200], **lists)
+    assert (refused.status_code, accepted.status_code) == (400, 200)
+    assert "entries and identities" in refused.json()["detail"]

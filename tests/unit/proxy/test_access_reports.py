@@ -31,6 +31,7 @@ class OneCall:
         self.client_id = "client"
         self.client = ClientKey(self.client_id)
         self.metadata = headers
+        self.certificate_names = ()
 
     def find_address(self) -> SourceAddress | None:
         return parse_address("10.1.2.3")

@@ -29,8 +29,8 @@ def test_look_ups_equal_a_scan_of_all_users(seed: int) -> None:
 
 
 def test_exactly_one_user_lists_an_account() -> None:
-    assert only_user({"a"}, "shop/x") == "a"
+    assert only_user({"a"}, ACCOUNTS, "shop/x") == "a"
     with pytest.raises(Unauthorized, match="no user lists the service account shop/x"):
-        only_user((), "shop/x")
+        only_user((), ACCOUNTS, "shop/x")
     with pytest.raises(Unauthorized, match="the users a, b list the service account shop/x"):
-        only_user({"b", "a"}, "shop/x")
+        only_user({"b", "a"}, ACCOUNTS, "shop/x")

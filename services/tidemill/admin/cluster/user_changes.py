@@ -18,11 +18,12 @@ from tidemill.security.identities import (
     User,
     UserType,
     check_account,
+    check_certificate,
     check_entries,
     check_secret,
     check_user_name,
-    user_of,
 )
+from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES, NOUNS, listed_by
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
 from tidemill.security.table import USER
 
@@ -39,6 +40,7 @@ class UserChange:
     entries: tuple[AccessEntry, ...] | None = None
     roles: tuple[str, ...] | None = None
     service_accounts: Sequence[str] | None = None
+    certificates: Sequence[str] | None = None
     secret: str | None = None
     is_weak_secret_allowed: bool = False
     if_version: int | None = None
@@ -90,9 +92,13 @@ class UserChanges:
         if change.service_accounts is not None:
             accounts = sorted({check_account(each) for each in change.service_accounts})
             user = replace(user, service_accounts=tuple(accounts))
+        if change.certificates is not None:
+            certificates = sorted({check_certificate(each) for each in change.certificates})
+            user = replace(user, certificates=tuple(certificates))
         if user == old:
             return user, ""
-        check_size(name, user.to_item()["user"]["entries"])
+        fields = user.to_item()[USER]
+        check_size(name, [fields["entries"], listed_by(fields)])
         return self._signed(user), secret
 
     def rotate(self, user: User, *, retire_after_ms: int) -> tuple[User, str]:
@@ -149,17 +155,19 @@ class UserChanges:
         return replace(user, changed_at_ms=self._now_ms, changed_by=self._caller)
 
 
-async def check_accounts(items: SecurityClient, name: str, accounts: Sequence[str]) -> None:
-    """Check that no other user lists one of these service accounts. Raises Conflict."""
-    wanted = set(accounts)
+async def check_listed(items: SecurityClient, name: str, change: UserChange) -> None:
+    """Check that no other user lists an identity of the change. Raises Conflict."""
+    wanted = {(ACCOUNTS, each) for each in change.service_accounts or ()}
+    wanted |= {(CERTIFICATES, each) for each in change.certificates or ()}
     if not wanted:
         return
     async for encoded in items.all(USER):
-        other = user_of(encoded)
-        if other.name != name and (common := wanted.intersection(other.service_accounts)):
+        item = json.loads(encoded)
+        if item["name"] != name and (common := wanted.intersection(listed_by(item[USER]))):
+            field, value = min(common)
             raise Conflict(
-                f"user {other.name} lists the service account {min(common)}, and only one user may"
-                " list it; remove it there first"
+                f"user {item['name']} lists the {NOUNS[field]} {value}, and only one user may list"
+                " it; remove it there first"
             )
 
 
@@ -168,8 +176,8 @@ def check_size(name: str, entries: Sequence[object]) -> None:
     size = len(json.dumps(entries).encode())
     if size > ENTRIES_BYTES_MAX:
         raise BadRequest(
-            f"the entries of {name} have {size} bytes; at most {ENTRIES_BYTES_MAX} are allowed: use"
-            f" prefixes, or move entries into roles"
+            f"the entries and identities of {name} have {size} bytes; at most {ENTRIES_BYTES_MAX}"
+            " are allowed: use prefixes, or move entries into roles"
         )
 
 

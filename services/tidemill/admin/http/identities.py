@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from tidemill.security.secret_keys import SecretKeys
     from tidemill.security.table import KnownUser
 
+NO_CERTIFICATE: Final = ()  # This API accepts none, so users that list some are refused.
 VIA_BASIC: Final = "basic"
 HEADER_CHARS_MAX: Final = 4_096
 # Time of the answer to wrong credentials, from the begin of the check: the first check of an
@@ -338,6 +339,7 @@ class IdentityCheck:
             raise RefusedLogin(WRONG_TOKEN)
         try:
             known.check_token(self._wall_ms())
+            known.check_certificate(NO_CERTIFICATE)
         except Unauthorized as error:
             raise RefusedLogin(error.message) from None
         return known
@@ -408,6 +410,10 @@ class IdentityCheck:
             raise RefusedLogin(f"the secret of user {name} has ended; use the newer one")
         if not known.user.is_enabled:
             raise RefusedLogin(f"user {name} is disabled")
+        try:
+            known.check_certificate(NO_CERTIFICATE)
+        except Unauthorized as error:
+            raise RefusedLogin(error.message) from None
 
     def _note_failure(self, name: str, address: str) -> None:
         if address != UNKNOWN_ADDRESS:

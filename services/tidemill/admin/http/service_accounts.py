@@ -10,7 +10,7 @@ from tidemill.admin.cluster.item_copy import ItemCopy
 from tidemill.common.errors import BrokerGroupUnreachable, Unauthorized
 from tidemill.security.kubernetes_tokens import KubernetesTokens
 from tidemill.security.listed_identities import ACCOUNTS, ListedIdentities, listed_by, only_user
-from tidemill.security.table import USER
+from tidemill.security.table import USER, VIA_ACCOUNT
 from tidemill.security.tokens import PREFIX
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class AccountCopy:
                 "no broker group has answered about the users of service accounts yet; try again"
                 " later"
             )
-        return only_user(self._identities.find(ACCOUNTS, account), account)
+        return only_user(self._identities.find(ACCOUNTS, account), ACCOUNTS, account)
 
     def _index(self) -> None:
         self._identities = ListedIdentities()
@@ -88,8 +88,9 @@ class RestServiceAccounts:
         # The two copies may be of different versions.
         if known is None or account not in known.user.service_accounts:
             raise Unauthorized(f"no user lists the service account {account}")
-        known = known.with_account(account)
+        known = known.with_identity(VIA_ACCOUNT, account)
         known.check_token(now_ms)
+        known.check_certificate(())
         return known
 
 

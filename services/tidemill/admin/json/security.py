@@ -9,7 +9,7 @@ from pydantic import Field, StrictBool, StrictInt
 
 from tidemill.admin.json.schema import NEXT_PAGE, Schema, Text
 from tidemill.security.acl import ALL_ACTIONS, AREAS, ENTRIES_MAX, SOURCES_MAX, Action
-from tidemill.security.identities import ACCOUNTS_MAX, ROLES_MAX, UserType
+from tidemill.security.identities import ACCOUNTS_MAX, CERTIFICATES_MAX, ROLES_MAX, UserType
 
 # Patterns for the OpenAPI document; the rules of entries and names refuse others, with a reason.
 NAME = "[A-Za-z0-9_|-][A-Za-z0-9_%|-]{0,100}"
@@ -20,6 +20,9 @@ _ACTIONS = [action.text for action in Action]
 SubjectName = Annotated[Text, Field(json_schema_extra={"pattern": "^[A-Za-z0-9._@-]{1,64}$"})]
 AccountName = Annotated[
     Text, Field(json_schema_extra={"pattern": "^[a-z0-9-]{1,63}/[a-z0-9.-]{1,253}$"})
+]
+CertificateName = Annotated[
+    Text, Field(json_schema_extra={"pattern": "^[!-~]([ -~]{0,253}[!-~])?$"})
 ]
 ActionName = Annotated[Text, Field(json_schema_extra={"enum": _ACTIONS})]
 ActionOrAll = Annotated[Text, Field(json_schema_extra={"enum": [ALL_ACTIONS, *_ACTIONS]})]
@@ -98,6 +101,13 @@ class UserSettings(Schema):
         description="All Kubernetes service accounts of the user, as NAMESPACE/NAME. Their tokens"
         " are credentials of the user. A service account has one user.",
     )
+    certificates: list[CertificateName] | None = Field(
+        None,
+        max_length=CERTIFICATES_MAX,
+        description="All certificates of the user, each by a URI name, a DNS name or the common"
+        " name. If there are any, each call of the user must use one, also with a secret or a"
+        " token. The REST API accepts no certificates, so it refuses such a user.",
+    )
     secret: Secret | None = Field(
         None,
         description="The secret of a new user: 16 to 128 printable ASCII characters without blanks."
@@ -122,6 +132,7 @@ class UserView(Schema):
     entries: list[EntryView] = Field(description="Its own entries.")
     roles: list[str] = Field(description="Names of its roles.")
     service_accounts: list[str] = Field(description="Its Kubernetes service accounts.")
+    certificates: list[str] = Field(description="Names of its certificates.")
     version: int = Field(description="Version of the security items with its last change.")
     created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
     changed_at_ms: int = Field(description="Time of its last change, ms since 1970.")

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.token_changes import check_roles, deletion_of, tokens_of
-from tidemill.admin.cluster.user_changes import UserChange, UserChanges, check_accounts, find_user
+from tidemill.admin.cluster.user_changes import UserChange, UserChanges, check_listed, find_user
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.security import (
     RotationSettings,
@@ -72,6 +72,7 @@ async def put_user(
         entries=None if settings.entries is None else entries_of(settings.entries),
         roles=None if settings.roles is None else tuple(settings.roles),
         service_accounts=settings.service_accounts,
+        certificates=settings.certificates,
         secret=settings.secret,
         is_weak_secret_allowed=settings.allow_weak_secret,
         if_version=settings.if_version,
@@ -87,7 +88,7 @@ async def put_user(
 
     async def check() -> None:
         await check_roles(items, change.roles or ())
-        await check_accounts(items, user, change.service_accounts or ())
+        await check_listed(items, user, change)
 
     version = await items.change(
         USER,
@@ -199,6 +200,7 @@ def view_of(user: User, version: int | None = None) -> UserView:
         entries=entry_views(user.entries),
         roles=list(user.roles),
         service_accounts=list(user.service_accounts),
+        certificates=list(user.certificates),
         version=user.version if version is None else version,
         created_at_ms=user.created_at_ms,
         changed_at_ms=user.changed_at_ms,

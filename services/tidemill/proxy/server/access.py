@@ -32,7 +32,7 @@ from tidemill.proxy.server.revoked_clients import RevokedClients
 from tidemill.proxy.server.signed_calls import SignedCalls
 from tidemill.proxy.server.stream_watches import StreamWatches
 from tidemill.security.acl import Action, Resource, ResourceType
-from tidemill.security.identities import SealedSecret, User
+from tidemill.security.identities import User
 from tidemill.security.secret_keys import SecretKeys
 from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, parse_header
 from tidemill.security.table import KnownUser, Mode, SecurityTable
@@ -314,25 +314,29 @@ class AccessGate:
         if self.accounts is not None and (token := self.accounts.find_token(call.metadata)):
             login = self.accounts.verify(token, call, self._wall_ms())
             self.authentications[bearer.KUBERNETES, "verified"] += 1
-            self._check_ban(login.known)
+            self._check_caller(login.known, call)
             return Caller(login.known, login.not_after_ms, self._generation)
         authorization = call.metadata.get(AUTHORIZATION)
         if not authorization:
-            return None
+            return self._find_certified(call)
         if bearer.is_bearer(authorization):
             known = bearer.verify_token(self._table, authorization, self._wall_ms())
             self.authentications[bearer.TOKEN, "verified"] += 1
-            self._check_ban(known)
+            self._check_caller(known, call)
             return Caller(known, known.not_after_ms, self._generation)
         key = authorization, call.metadata.get(DATE_TIME, "")
         verified = self._verified.get(key) or self._verified_before.get(key)
         if verified is not None and self._is_current(verified.caller):
+            # A copied header may come over another connection.
+            verified.caller.known.check_certificate(call.certificate_names)
             return verified.caller
-        found = None if verified is None else self._find_again(verified)
+        found = None
+        if verified is not None:
+            found = self._signatures.find_again(verified.caller.known.user, verified.sealed)
         if found is None:
             header = parse_header(*key)
             if header is None:
-                return None
+                return self._find_certified(call)
             found = self._signatures.verify(header)
             self.authentications[bearer.SIGNATURE, "verified"] += 1
         known, secret = found
@@ -342,7 +346,7 @@ class AccessGate:
             raise _of_user(user, Unauthorized(text))
         if not user.is_enabled:
             raise _of_user(user, Unauthorized(f"user {user.name} is disabled"))
-        self._check_ban(known)
+        self._check_caller(known, call)
         # Only now: a remembered header is not checked again until the next change.
         caller = Caller(known, secret.not_after_ms, self._generation)
         self._remember(key, _Verified(caller, secret.sealed))
@@ -352,24 +356,28 @@ class AccessGate:
         """Return the kind of the credentials of a call."""
         if self.accounts is not None and self.accounts.find_token(call.metadata):
             return bearer.KUBERNETES
+        if not call.metadata.get(AUTHORIZATION):
+            return bearer.CERTIFICATE
         return bearer.method_of(call.metadata)
 
-    def _check_ban(self, known: KnownUser) -> None:
-        """Raise Banned for a user with a ban."""
+    def _find_certified(self, call: GatedCall) -> Caller | None:
+        """Return the user of the certificate of a connection; None without a certificate."""
+        if not (names := call.certificate_names):
+            return None
+        known = self._table.certificate_user(names)
+        if known is None:
+            raise Unauthorized("no credentials, and no user lists a name of the certificate")
+        known.check_token(self._wall_ms())
+        self._check_caller(known, call)
+        self.authentications[bearer.CERTIFICATE, "verified"] += 1
+        return Caller(known, 0, self._generation)
+
+    def _check_caller(self, known: KnownUser, call: GatedCall) -> None:
+        """Raise Unauthorized for another certificate than the user lists, or a banned user."""
+        known.check_certificate(call.certificate_names)
         ban = self._bans.find_user(known.user.name, known.user.id, self._wall_ms())
         if ban is not None:
             raise _of_user(known.user, Banned(ban.text))
-
-    def _find_again(self, verified: _Verified) -> tuple[KnownUser, SealedSecret] | None:
-        """Return the present user and secret of a header that was verified, if both still exist."""
-        before = verified.caller.known.user
-        known = self._table.user(before.name)
-        if known is None or known.user.id != before.id:
-            return None
-        for secret in known.user.secrets:
-            if secret.sealed == verified.sealed:
-                return known, secret
-        return None
 
     def _remember(self, key: tuple[str, str], verified: _Verified) -> None:
         if len(key[0]) + len(key[1]) > VERIFIED_HEADER_CHARS_MAX:

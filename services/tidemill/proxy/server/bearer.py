@@ -16,7 +16,8 @@ SCHEME: Final = "bearer "
 SIGNATURE: Final = "signature"
 TOKEN: Final = "token"  # noqa: S105  # A label.
 KUBERNETES: Final = "kubernetes"
-METHODS: Final = (SIGNATURE, TOKEN, KUBERNETES)  # of credentials; a label of metrics
+CERTIFICATE: Final = "certificate"
+METHODS: Final = (SIGNATURE, TOKEN, KUBERNETES, CERTIFICATE)  # of credentials; a label of metrics
 
 
 def is_bearer(authorization: str) -> bool:

@@ -129,6 +129,7 @@ class Call:
         "_deadline_at",
         "_gate",
         "caller",
+        "certificate_names",
         "client_id",
         "connection",
         "failure",
@@ -152,6 +153,7 @@ class Call:
         connection: Hashable,
         time_remaining_s: float | None,
         gate: AccessGate | None = None,
+        certificate_names: Sequence[str] = (),
     ) -> None:
         """Without a `gate`, the call needs no rights."""
         self._gate = gate
@@ -160,6 +162,7 @@ class Call:
         self.watch: StreamWatch | None = None  # the gate's; of a stream
         self.method = ""  # label in metrics; the boundary sets it
         self.metadata = metadata
+        self.certificate_names = certificate_names  # in that of the client
         self.connection = connection  # key of the connection: equal for all its calls
         self.client_id = _last_of(metadata, CLIENT_ID)  # of the client instance
         self.peer = peer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ class GatedCall(Protocol):
     @property
     def client(self) -> ClientKey:
         """The client, as far as its user is known."""
+
+    @property
+    def certificate_names(self) -> Sequence[str]:
+        """The names in the client's certificate; none without a certificate."""
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -165,6 +165,7 @@ class GrpcServer:
             connection=rpc.connection,
             time_remaining_s=rpc.time_remaining_s,
             gate=self._gate,
+            certificate_names=rpc.certificate_names,
         )
 
     def _export(self, receiver: MetricsReceiver) -> RpcMethod:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 
 from tidemill.common.errors import KeyMissing, WrongCredentials
-from tidemill.security.identities import SECRETS_MAX, SealedSecret
+from tidemill.security.identities import SECRETS_MAX, SealedSecret, User
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
 from tidemill.security.signatures import SignedHeader, Signer, find_signer
 
@@ -49,6 +49,16 @@ class SignedCalls:
         if known is None or index is None or index >= len(opened):
             raise WrongCredentials(WRONG)
         return known, known.user.secrets[index]
+
+    def find_again(self, before: User, sealed: bytes) -> tuple[KnownUser, SealedSecret] | None:
+        """Return the present user and secret of a verified header, if both still exist."""
+        known = self._table.user(before.name)
+        if known is None or known.user.id != before.id:
+            return None
+        for secret in known.user.secrets:
+            if secret.sealed == sealed:
+                return known, secret
+        return None
 
     def _open(self, known: KnownUser) -> tuple[Signer, ...]:
         if known.signers is None:

@@ -80,6 +80,10 @@ class CallConnection(Protocol):
         """Return the hash of the connection's identity."""
 
     @property
+    def certificate_names(self) -> Sequence[str]:
+        """The names in the client's certificate; none without a certificate."""
+
+    @property
     def is_paused(self) -> bool:
         """Whether the client does not read the sent data."""
 
@@ -167,6 +171,11 @@ class RpcCall:
     def peer(self) -> str:
         """Return the address of the client."""
         return self._protocol.peer
+
+    @property
+    def certificate_names(self) -> Sequence[str]:
+        """The names in the client's certificate; none without a certificate."""
+        return self._protocol.certificate_names
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether the limit of the connection allows `size_bytes` more.

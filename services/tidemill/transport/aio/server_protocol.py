@@ -22,6 +22,7 @@ from tidemill.transport.aio.listener import ConnectionProtocol
 from tidemill.transport.aio.offenders import FLOODS
 from tidemill.transport.aio.read_confirmations import ReadConfirmations
 from tidemill.transport.aio.reply_room import ReplyRoom
+from tidemill.transport.aio.tls import names_of
 from tidemill.transport.aio.writer import Writer
 from tidemill.transport.grpc.connection_memory import SMALL_REPLY_BYTES
 from tidemill.transport.grpc.server_call import (
@@ -107,6 +108,7 @@ class ServerProtocol(ConnectionProtocol):
         self.peer_host = peer_host
         family = "ipv6" if ":" in peer_host else "ipv4"
         self.peer = f"{family}:{HostPort(peer_host, peer_port)}"
+        self.certificate_names: tuple[str, ...] = ()
         now_s = time.monotonic()
         self._connection = ServerConnection(
             server.offenders.limits_of(peer_host, now_s),
@@ -145,6 +147,7 @@ class ServerProtocol(ConnectionProtocol):
         """Send the first frames."""
         self.is_open = True
         self._transport = cast("asyncio.Transport", transport)
+        self.certificate_names = names_of(transport.get_extra_info("peercert"))
         self._server.add(self)
         if self._server.is_draining:
             self._connection.http.start_drain()

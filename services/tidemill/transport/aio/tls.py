@@ -17,7 +17,7 @@ import re
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ DAY_S: Final = 86_400
 # Time for a person to get a new one. Automatic renewal happens weeks before.
 EXPIRES_SOON_S: Final = 14 * DAY_S
 REPORT_PERIOD_S: Final = DAY_S  # of an expiring certificate, so that every day's log has it
+NAMES_MAX: Final = 64  # of a certificate that are used
 HANDSHAKE_TURNS_MAX: Final = 8  # of both ends; TLS 1.2 needs three
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the library does not name. With it, an expired
 # certificate also shows its date.
@@ -366,3 +367,19 @@ def _handshake(own: ssl.SSLContext, other: ssl.SSLContext, *, is_server: bool) -
                 if end is ends[1]:
                     return end
     raise ssl.SSLError("the handshake does not complete")
+
+
+def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the URI names, the DNS names and the common name of a verified certificate, in order.
+
+    `certificate` has the form of `SSLSocket.getpeercert`, which is empty without a certificate. A
+    subject with several common names has none.
+    """
+    if not certificate:
+        return ()
+    alternatives = certificate.get("subjectAltName", ())
+    names = [name for kind, name in alternatives if kind == "URI"]
+    names += [name for kind, name in alternatives if kind == "DNS"]
+    subject = [field for fields in certificate.get("subject", ()) for field in fields]
+    common = [value for kind, value in subject if kind == "commonName"]
+    return tuple([*names, *common][:NAMES_MAX] if len(common) == 1 else names[:NAMES_MAX])
