@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.clocks import ManualClock
+from tests.support.security_items import counts_of
 from tidemill.proxy.quotas.deliveries import DeliveryQuotas, DeliveryTokens, WaitingRead
 from tidemill.proxy.quotas.renewal import Leased
-from tidemill.security.quotas import QuotaKind, QuotaLimit, QuotaTable, RateKey, TrafficQuota
+from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, RateKey, TrafficQuota
 from tidemill.security.token_buckets import BURST_S, LeaseDemand, QuotaBuckets
 
 MESSAGES, BYTES = QuotaLimit.DISPATCH_MESSAGES, QuotaLimit.DISPATCH_BYTES
@@ -69,7 +70,7 @@ def simulate(
     """Poll at all proxies until `end_ms`, and check the bounds after each step."""
     quota = TrafficQuota(kind=QuotaKind.GROUP, value="billing", limits=limits)
     items = {quota.name: json.dumps(quota.to_item()).encode()}
-    table = QuotaTable(lambda _kind, name: items.get(name), lambda _kind: items)
+    table = QuotaTable(lambda _kind, name: items.get(name), lambda: counts_of(QUOTA, items))
     table.note_change()
     clock, random = ManualClock(0), Random(seed)
     home = QuotaBuckets(lambda key: limits[key.limit])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tests.support.disk.offline_world import finish
@@ -10,6 +10,7 @@ from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.metadata.security_items import ItemKey, SecurityItems
+from tidemill.security.item_counts import ItemCounts
 
 MODE_ON = {"op": "security", "security": {"mode": "on"}}
 MODE_OFF = {"op": "security", "security": {"mode": "off"}}
@@ -23,6 +24,14 @@ def put(name: str, text: str = "", *, kind: str = "user") -> dict[str, Any]:
 def delete(name: str, *, kind: str = "user") -> dict[str, Any]:
     """Return a deletion of a change."""
     return {"op": f"delete{kind.capitalize()}", "name": name}
+
+
+def counts_of(kind: str, names: Iterable[str]) -> ItemCounts:
+    """Count the items of one kind by their names."""
+    counts = ItemCounts()
+    for name in names:
+        counts.add(kind, name)
+    return counts
 
 
 def exhaust(steps: Iterator[None]) -> None:

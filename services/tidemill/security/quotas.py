@@ -7,11 +7,12 @@ apply to a send. The quota of a consumer group applies to its deliveries.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, final
 
+from tidemill.security.item_counts import ItemCounts
 from tidemill.security.subjects import subject_name, uncached_name
 
 QUOTA: Final = "quota"  # kind of the items
@@ -157,16 +158,14 @@ class QuotaTable:
     """The quotas of a process, and the limits of each sender, topic and consumer group."""
 
     def __init__(
-        self,
-        find_item: Callable[[str, str], bytes | None],
-        list_names: Callable[[str], Iterable[str]],
+        self, find_item: Callable[[str, str], bytes | None], find_counts: Callable[[], ItemCounts]
     ) -> None:
-        """`find_item` returns an item by kind and name, and `list_names` the names of a kind.
+        """`find_item` returns an item by kind and name, and `find_counts` the counts of all items.
 
         The owner of the items calls `note_change` after each change of a quota.
         """
         self._find_item = find_item
-        self._list_names = list_names
+        self._find_counts = find_counts
         self._matches: dict[tuple[str, str, str], tuple[MatchedRate, ...]] = {}
         self._group_matches: dict[str, tuple[MatchedRate, ...]] = {}
         self._has_prefixes = False
@@ -181,9 +180,9 @@ class QuotaTable:
         """Forget what was read from the items."""
         self._matches.clear()
         self._group_matches.clear()
-        names = list(self._list_names(QUOTA))
-        self.is_empty = not names
-        self._has_prefixes = any(name.startswith(f"{QuotaKind.PREFIX}:") for name in names)
+        counts = self._find_counts()
+        self.is_empty = not counts.count(QUOTA)
+        self._has_prefixes = counts.count(QUOTA, QuotaKind.PREFIX) > 0
         for listener in self._listeners:
             listener()
 

@@ -6,7 +6,7 @@ Items stay encoded until a user makes a call, because most of ten thousand users
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import Final, NamedTuple, final
 
@@ -29,6 +29,7 @@ from tidemill.security.identities import (
     role_of,
     user_of,
 )
+from tidemill.security.item_counts import ItemCounts
 from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES, only_user
 from tidemill.security.quotas import QUOTA, QuotaTable
 from tidemill.security.signatures import Signer
@@ -180,7 +181,7 @@ class SecurityTable:
     def __init__(
         self,
         find_item: Callable[[str, str], bytes | None],
-        list_names: Callable[[str], Iterable[str]] = lambda _kind: (),
+        find_counts: Callable[[], ItemCounts] = ItemCounts,
         list_users: Callable[[str, str], Collection[str]] = lambda _field, _value: (),
         *,
         floor: Mode = Mode.OFF,
@@ -189,7 +190,7 @@ class SecurityTable:
 
         `list_users` returns the names of the users that list a value in a field of their items.
 
-        `list_names` returns the names of a kind; without it there are no bans and quotas. The
+        `find_counts` returns the counts of all items; without it there are no bans and quotas. The
         owner of the items calls `note_change` after each change of one.
         """
         self._find_item = find_item
@@ -199,8 +200,8 @@ class SecurityTable:
         self._roles: dict[str, AccessRole] = {}
         self._tokens: dict[str, KnownToken] = {}
         self._recorded_mode: Mode | None = None
-        self.bans = BanTable(find_item, list_names)
-        self.quotas = QuotaTable(find_item, list_names)
+        self.bans = BanTable(find_item, find_counts)
+        self.quotas = QuotaTable(find_item, find_counts)
         self.on_change: Callable[[], None] = lambda: None
 
     def note_change(self, kind: str, name: str) -> None:

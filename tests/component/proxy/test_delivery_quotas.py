@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from tests.support.clocks import ManualClock
+from tests.support.security_items import counts_of
 from tests.support.worlds.proxy_world import eventually, receive_request
 from tests.support.worlds.several_brokers import SeveralBrokers
 from tidemill.proxy.quotas import deliveries
 from tidemill.proxy.quotas.deliveries import DeliveryQuotas
 from tidemill.proxy.quotas.renewal import Leased
-from tidemill.security.quotas import QuotaKind, QuotaLimit, QuotaTable, TrafficQuota
+from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, TrafficQuota
 from tidemill.security.token_buckets import LeaseDemand
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -28,7 +29,9 @@ class Home:
 
     def __init__(self) -> None:
         self.items: dict[str, bytes] = {}
-        self.table = QuotaTable(lambda _kind, name: self.items.get(name), lambda _kind: self.items)
+        self.table = QuotaTable(
+            lambda _kind, name: self.items.get(name), lambda: counts_of(QUOTA, self.items)
+        )
         self.available: Counter[QuotaLimit] = Counter()
         self.quotas = DeliveryQuotas(self.table, self.lease, ManualClock().monotonic_ms)
 

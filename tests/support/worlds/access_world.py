@@ -17,6 +17,7 @@ from tidemill.security.bans import Ban, BanKind
 from tidemill.security.failure_buckets import SignatureChecks
 from tidemill.security.identities import User, UserType
 from tidemill.security.issuer_keys import IssuerKeys
+from tidemill.security.item_counts import ItemCounts
 from tidemill.security.kubernetes_tokens import KubernetesTokens
 from tidemill.security.listed_identities import ListedIdentities
 from tidemill.security.secret_keys import SecretKeys, new_key_line, parse_keys
@@ -45,9 +46,7 @@ class AccessWorld:
         self.items: dict[tuple[str, str], bytes] = {}
         self.identities = ListedIdentities()
         self.table = SecurityTable(
-            lambda *key: self.items.get(key),
-            lambda kind: [name for of_kind, name in self.items if of_kind == kind],
-            self.identities.find,
+            lambda *key: self.items.get(key), self._count_items, self.identities.find
         )
         self.keys: SecretKeys | None = parse_keys(new_key_line("k1"))
         self.now_ms = 1_000_000
@@ -59,6 +58,12 @@ class AccessWorld:
         self.gate = AccessGate(self.table, lambda: self.keys, lambda: self.now_ms, accounts)
         self._last_id = 0
         self.set_mode(mode)
+
+    def _count_items(self) -> ItemCounts:
+        counts = ItemCounts()
+        for key in self.items:
+            counts.add(*key)
+        return counts
 
     def set_mode(self, mode: Mode) -> None:
         self.put_item(mode_item(mode))

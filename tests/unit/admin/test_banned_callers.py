@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tidemill.admin.cluster.ban_copy import BanCopy
+from tidemill.admin.cluster.item_copy import ITEMS_A_TURN
 from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, Actor
 from tidemill.admin.http.banned_callers import BannedCallers
 from tidemill.admin.http.identities import CHALLENGE, VIA_BASIC, Identity, RefusedLogin
@@ -100,6 +101,27 @@ def test_a_banned_user_is_refused_from_each_address(mode: Mode) -> None:
         later = KnownUser(User(name="orders", id=8), Rights([]))
         access = user_access(mode, later, address="10.1.2.3")
         assert not await world.is_refused(world.caller("10.1.2.3", access, "orders", VIA_BASIC))
+
+    in_world(scenario)
+
+
+def test_many_bans_are_read_in_several_turns_of_the_event_loop() -> None:
+    async def scenario(world: World) -> None:
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.create_task(count_turns())
+        for number in range(10 * ITEMS_A_TURN):
+            world.ban(BanKind.CLIENT, f"c{number}")
+        world.ban(BanKind.ADDRESS, "10.1.0.0/16")
+        assert await world.is_refused(world.caller())
+        assert turns >= 10
+        counting.cancel()
 
     in_world(scenario)
 

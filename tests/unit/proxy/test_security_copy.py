@@ -12,7 +12,7 @@ from tests.support.seeds import seeds
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.metadata.security_items import SecurityItems, key_of
 from tidemill.broker.server.wire import security_frames
-from tidemill.broker.server.wire.security_frames import SecurityPages, changed_items
+from tidemill.broker.server.wire.security_frames import PAGE_ITEMS, SecurityPages, changed_items
 from tidemill.proxy.link.security_copy import SecurityCopy
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -136,6 +136,35 @@ def test_the_items_from_before_stay_until_the_next_table_is_whole() -> None:
     changed.clear()
     apply(copy, sender.all_pages())
     assert changed == [], "the same table again"
+
+
+def test_a_page_has_a_bounded_number_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security_frames, "PAGE_BYTES", 1 << 20)
+    sender, (copy, _) = Sender(), receiver()
+    sender.change(*(put(f"{n}") for n in range(2 * PAGE_ITEMS + 1)))
+    first, *pages = sender.all_pages()
+    assert [len(page.security_items) for page in pages] == [PAGE_ITEMS, PAGE_ITEMS, 1]
+    apply(copy, [first, *pages])
+    assert copy.items == dict(sender.table.items)
+
+
+def test_the_counts_change_with_the_items() -> None:
+    sender, (copy, _) = Sender(), receiver()
+    sender.change(*(put(f"client:{n}", kind="ban") for n in range(9)))
+    *pages, last = sender.all_pages()
+    apply(copy, pages)
+    assert copy.counts.count("ban") == 0
+    apply(copy, [last])
+    assert copy.counts.count("ban", "client") == 9
+    apply(copy, sender.change(delete("client:0", kind="ban"), put("prefix:a", kind="quota")))
+    assert (copy.counts.count("ban", "client"), copy.counts.count("quota", "prefix")) == (8, 1)
+    # A deletion in a later page than the item.
+    apply(copy, sender.begin())
+    apply(copy, sender.page())
+    sender.change(*(delete(f"client:{n}", kind="ban") for n in range(1, 9)))
+    while sender.pages is not None:
+        apply(copy, sender.page())
+    assert (copy.counts.count("ban"), copy.counts.count("quota")) == (0, 1)
 
 
 def test_a_table_that_is_cut_off_is_forgotten() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from tests.support.clocks import ManualClock
+from tests.support.security_items import counts_of
 from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.quotas import sends
 from tidemill.proxy.quotas.renewal import Leased
@@ -34,7 +35,9 @@ class World:
     def __init__(self, *, wait_ms: int = 5_000) -> None:
         self.items: dict[str, bytes] = {}
         self.clock = ManualClock()
-        self.table = QuotaTable(lambda _kind, name: self.items.get(name), lambda _kind: self.items)
+        self.table = QuotaTable(
+            lambda _kind, name: self.items.get(name), lambda: counts_of(QUOTA, self.items)
+        )
         self.available: dict[QuotaLimit, int] = {MESSAGES: 0, BYTES: 1 << 40}
         self.rooms: dict[QuotaLimit, int] = {}  # of stocks
         self.asked = 0

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.security_items import counts_of
 from tidemill.common.errors import BadRequest
-from tidemill.security.bans import DECODED_MAX, Ban, BanKind, BanTable, ban_of, covers, range_text
+from tidemill.security.bans import (
+    BAN,
+    DECODED_MAX,
+    Ban,
+    BanKind,
+    BanTable,
+    ban_of,
+    covers,
+    range_text,
+)
 from tidemill.security.subjects import ENCODED_BYTES_MAX, subject_name
 
 NOW_MS = 1_000_000
@@ -21,7 +31,9 @@ class Bans:
 
     def __init__(self) -> None:
         self.items: dict[str, bytes] = {}
-        self.table = BanTable(lambda _kind, name: self.items.get(name), lambda _kind: self.items)
+        self.table = BanTable(
+            lambda _kind, name: self.items.get(name), lambda: counts_of(BAN, self.items)
+        )
         self.address_changes = 0
         self.table.on_addresses = self._count
 
@@ -163,6 +175,27 @@ def test_the_table_keeps_a_bounded_number_of_decoded_bans() -> None:
         assert bans.table.find_client(f"c{n}", NOW_MS) is not None
     assert len(bans.table._decoded) == DECODED_MAX
     assert bans.table.find_client("c0", NOW_MS) is not None
+
+
+def test_a_change_takes_as_many_steps_with_many_bans() -> None:
+    """A change of one ban, and another table, hold no turn of the event loop."""
+    items = {
+        ban.name: b""
+        for number in range(10_000)
+        if (ban := Ban(kind=BanKind.CLIENT, value=f"c{number}"))
+    }
+    counts, read = counts_of(BAN, items), list[str]()
+
+    def find(_kind: str, name: str) -> bytes | None:
+        read.append(name)
+        return items.get(name)
+
+    table = BanTable(find, lambda: counts)
+    table.note_all_changed()
+    assert table.has_clients
+    assert read == []
+    table.note_change("address:10.0.0.0%2F8")
+    assert read == ["address:10.0.0.0%2F8"]
 
 
 ADDRESSES = st.one_of(

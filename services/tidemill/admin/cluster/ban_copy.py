@@ -18,6 +18,6 @@ class BanCopy:
     ) -> None:
         """Read the bans with `read_all` after a change of the version."""
         copy = ItemCopy(BAN, read_all, find_version)
-        self.table = BanTable(lambda _kind, name: copy.items.get(name), lambda _kind: copy.items)
+        self.table = BanTable(lambda _kind, name: copy.items.get(name), lambda: copy.counts)
         copy.on_change = self.table.note_all_changed
         self.refresh = copy.refresh

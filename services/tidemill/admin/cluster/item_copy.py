@@ -15,7 +15,9 @@ import grpc
 import structlog
 
 from tidemill.common.errors import ServiceError
+from tidemill.security.item_counts import ItemCounts
 
+ITEMS_A_TURN: Final = 200  # of the event loop: a millisecond to decode them
 READ_WAIT_S: Final = 0.5  # then a request uses the last known items: the home is slow or down
 
 log = structlog.get_logger()
@@ -37,6 +39,7 @@ class ItemCopy:
         `find_version` returns the version of the newest table that the process has seen.
         """
         self.items: dict[str, bytes] = {}  # by name
+        self.counts = ItemCounts()  # of the items
         self.on_change: Callable[[], None] = lambda: None
         self._kind = kind
         self._read_all = read_all
@@ -63,11 +66,18 @@ class ItemCopy:
 
     async def _read(self, version: int) -> None:
         items: dict[str, bytes] = {}
+        counts, read_count = ItemCounts(), 0
         try:
             async for encoded in self._read_all(self._kind):
+                read_count += 1
                 item = json.loads(encoded)
                 if self._needs(item):
-                    items[item["name"]] = encoded
+                    name = item["name"]
+                    if name not in items:
+                        counts.add(self._kind, name)
+                    items[name] = encoded
+                if read_count % ITEMS_A_TURN == 0:
+                    await asyncio.sleep(0)
         except (ServiceError, grpc.aio.AioRpcError) as error:
             if not self._is_failing:
                 log.warning(
@@ -78,5 +88,5 @@ class ItemCopy:
             self._is_failing = True
             return
         self._is_failing = False
-        self.items, self._version = items, version
+        self.items, self.counts, self._version = items, counts, version
         self.on_change()

@@ -36,7 +36,7 @@ class RestSendQuotas:
         self._ask_home = lease
         self._copy = copy
         self._process_id = os.urandom(PROCESS_ID_BYTES)
-        self._table = QuotaTable(lambda _kind, name: copy.items.get(name), lambda _kind: copy.items)
+        self._table = QuotaTable(lambda _kind, name: copy.items.get(name), lambda: copy.counts)
         copy.on_change = self._table.note_change
 
     async def admit(

@@ -44,6 +44,7 @@ from tidemill.proxy.cluster.linked_group import (
 from tidemill.proxy.cluster.members import MemberLinks
 from tidemill.proxy.link.commands import ENSURE
 from tidemill.security.acl import group_resource, topic_resource
+from tidemill.security.item_counts import ItemCounts
 from tidemill.security.table import SecurityTable, parse_mode
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -90,7 +91,7 @@ class BrokerCluster:
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self.security = SecurityTable(
             self._find_security,
-            self._list_security,
+            self._count_security,
             self._list_users,
             floor=parse_mode(settings.security_floor),
         )
@@ -303,9 +304,8 @@ class BrokerCluster:
     def _find_security(self, kind: str, name: str) -> bytes | None:
         return self.home.link.configuration.security.items.get((kind, name))
 
-    def _list_security(self, kind: str) -> list[str]:
-        items = self.home.link.configuration.security.items
-        return [name for of_kind, name in items if of_kind == kind]
+    def _count_security(self) -> ItemCounts:
+        return self.home.link.configuration.security.counts
 
     def _list_users(self, field: str, value: str) -> Collection[str]:
         return self.home.link.configuration.security.identities.find(field, value)

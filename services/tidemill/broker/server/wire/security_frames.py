@@ -14,6 +14,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.security_items import ItemKey, SecurityItems
 
+PAGE_ITEMS: Final = 128  # a receiver reads so many in a millisecond
 PAGE_BYTES: Final = 64 << 10  # of items; a page ends earlier, unless its first item is larger
 
 
@@ -43,9 +44,9 @@ class SecurityPages:
     def next_page(self) -> pb.ConfigUpdate:
         """Return the next page, the last one with `is_security_complete`."""
         page, size = pb.ConfigUpdate(), 0
-        keys = []
+        keys: list[ItemKey] = []
         for key, item in self._unsent.items():
-            if size and size + len(item) > PAGE_BYTES:
+            if len(keys) == PAGE_ITEMS or (size and size + len(item) > PAGE_BYTES):
                 break
             keys.append(key)
             page.security_items.append(item)
