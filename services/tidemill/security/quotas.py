@@ -6,19 +6,21 @@ apply to a send. The quota of a consumer group applies to its deliveries.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from tidemill.security.item_counts import ItemCounts
-from tidemill.security.subjects import subject_name, uncached_name
+from tidemill.security.subjects import subject_name, subject_of, uncached_name
 
 QUOTA: Final = "quota"  # kind of the items
 LIMIT_MAX: Final = 1_000_000_000_000  # per second
 STOCK_MAX: Final = 1 << 50  # bytes, or timers: a petabyte
-# Matches that are kept, about 500 bytes each. Beyond it all are forgotten and found again.
+# Matches of each kind that are kept, about 500 bytes each. Beyond it all are forgotten and found
+# again.
 MATCHES_MAX: Final = 10_000
 
 
@@ -153,9 +155,41 @@ class MatchedRate(NamedTuple):
         )
 
 
+Rates: TypeAlias = tuple[MatchedRate, ...]
+
+
+@final
+class _RateCache:
+    """The limits of subjects of one kind, found by an argument of calls."""
+
+    def __init__(self, find: Callable[[str], Rates]) -> None:
+        self._find = find
+        self._known: dict[str, Rates] = {}
+
+    def get(self, value: str) -> Rates:
+        """Return the limits that apply to a user, a client, a topic or a consumer group."""
+        rates = self._known.get(value)
+        if rates is None:
+            if len(self._known) >= MATCHES_MAX:
+                self._known.clear()
+            rates = self._known[value] = self._find(value)
+        return rates
+
+    def forget(self, value: str | None) -> None:
+        """Forget the limits of one value; None: of all."""
+        if value is None:
+            self._known.clear()
+        else:
+            self._known.pop(value, None)
+
+
 @final
 class QuotaTable:
-    """The quotas of a process, and the limits of each sender, topic and consumer group."""
+    """The quotas of a process, and the limits of each sender, topic and consumer group.
+
+    Limits are found by user, by client, by topic with its prefixes, and by consumer group. So a new
+    client id costs one look-up, and a change forgets only the limits of its subject.
+    """
 
     def __init__(
         self, find_item: Callable[[str, str], bytes | None], find_counts: Callable[[], ItemCounts]
@@ -166,9 +200,14 @@ class QuotaTable:
         """
         self._find_item = find_item
         self._find_counts = find_counts
-        self._matches: dict[tuple[str, str, str], tuple[MatchedRate, ...]] = {}
-        self._group_matches: dict[str, tuple[MatchedRate, ...]] = {}
-        self._has_prefixes = False
+        self._matches: dict[tuple[str, str, str], Rates] = {}
+        self._caches = {
+            QuotaKind.USER: _RateCache(functools.partial(self._rates_of, QuotaKind.USER)),
+            QuotaKind.CLIENT: _RateCache(functools.partial(self._rates_of, QuotaKind.CLIENT)),
+            QuotaKind.GROUP: _RateCache(functools.partial(self._rates_of, QuotaKind.GROUP)),
+            QuotaKind.TOPIC: _RateCache(self._topic_rates),
+        }
+        self._counts = ItemCounts()
         self.is_empty = True
         self._listeners: list[Callable[[], None]] = []
 
@@ -176,45 +215,52 @@ class QuotaTable:
         """Call `listener` after each change of a quota."""
         self._listeners.append(listener)
 
-    def note_change(self) -> None:
-        """Forget what was read from the items."""
+    def note_change(self, name: str | None = None) -> None:
+        """Forget what was read from the item of a quota; None: from all."""
         self._matches.clear()
-        self._group_matches.clear()
-        counts = self._find_counts()
-        self.is_empty = not counts.count(QUOTA)
-        self._has_prefixes = counts.count(QUOTA, QuotaKind.PREFIX) > 0
+        kind, value = (None, None) if name is None else subject_of(name)
+        if kind == QuotaKind.PREFIX:
+            kind, value = QuotaKind.TOPIC, None  # Many topics have the prefix.
+        for of_kind, cache in self._caches.items():
+            if kind is None or of_kind == kind:
+                cache.forget(value)
+        self._counts = self._find_counts()
+        self.is_empty = not self._counts.count(QUOTA)
         for listener in self._listeners:
             listener()
 
-    def rates_of(self, user: str, client_id: str, topic: str) -> tuple[MatchedRate, ...]:
+    def rates_of(self, user: str, client_id: str, topic: str) -> Rates:
         """Return the limits of a send. An empty user has none."""
         key = user, client_id, topic
         matched = self._matches.get(key)
         if matched is None:
             if len(self._matches) >= MATCHES_MAX:
                 self._matches.clear()
-            matched = self._matches[key] = tuple(self._match(user, client_id, topic))
+            matched = self._matches[key] = (
+                *(self._caches[QuotaKind.CLIENT].get(client_id) if self._has_clients else ()),
+                *self._caches[QuotaKind.TOPIC].get(topic),
+                *(self._caches[QuotaKind.USER].get(user) if user else ()),
+            )
         return matched
 
-    def group_rates(self, group: str) -> tuple[MatchedRate, ...]:
+    def group_rates(self, group: str) -> Rates:
         """Return the limits of the deliveries of a consumer group."""
-        matched = self._group_matches.get(group)
-        if matched is None:
-            if len(self._group_matches) >= MATCHES_MAX:
-                self._group_matches.clear()
-            name = uncached_name(QuotaKind.GROUP, group)
-            matched = self._group_matches[group] = tuple(self._rates_of_item(name))
-        return matched
+        return self._caches[QuotaKind.GROUP].get(group)
 
-    def _match(self, user: str, client_id: str, topic: str) -> Iterator[MatchedRate]:
-        names = [uncached_name(QuotaKind.CLIENT, client_id), uncached_name(QuotaKind.TOPIC, topic)]
-        if user:
-            names.append(uncached_name(QuotaKind.USER, user))
-        if self._has_prefixes:
+    @property
+    def _has_clients(self) -> bool:
+        return self._counts.count(QUOTA, QuotaKind.CLIENT) > 0
+
+    def _rates_of(self, kind: QuotaKind, value: str) -> Rates:
+        return tuple(self._rates_of_item(uncached_name(kind, value)))
+
+    def _topic_rates(self, topic: str) -> Rates:
+        """Return the limits of a topic and of all its prefixes."""
+        names = [uncached_name(QuotaKind.TOPIC, topic)]
+        if self._counts.count(QUOTA, QuotaKind.PREFIX):
             ends = range(1, len(topic) + 1)  # of a name of up to 127 characters
             names += [uncached_name(QuotaKind.PREFIX, topic[:end]) for end in ends]
-        for name in names:
-            yield from self._rates_of_item(name)
+        return tuple([rate for name in names for rate in self._rates_of_item(name)])
 
     def _rates_of_item(self, name: str) -> Iterator[MatchedRate]:
         if (encoded := self._find_item(QUOTA, name)) is not None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 # The home stores names of up to 255 bytes. A client id has as many before it is encoded.
 ENCODED_BYTES_MAX: Final = 200
+_HASHED: Final = "sha256-"  # prefix of the hash in place of a long value
 _SAFE: Final = ":@,+|=!$*;"  # besides letters, digits and `_.-~`
 
 
@@ -26,5 +27,14 @@ def uncached_name(kind: str, value: str) -> str:
     """Do as `subject_name`, for names that are asked for once."""
     encoded = quote(value, safe=_SAFE)
     if len(encoded) > ENCODED_BYTES_MAX:
-        encoded = f"sha256-{hashlib.sha256(value.encode()).hexdigest()}"
+        encoded = f"{_HASHED}{hashlib.sha256(value.encode()).hexdigest()}"
     return f"{kind}:{encoded}"
+
+
+def subject_of(name: str) -> tuple[str, str | None]:
+    """Return the kind and the value of the item about a subject. A hashed value is unknown: None.
+
+    A value that only looks like a hash counts as one.
+    """
+    kind, _, encoded = name.partition(":")
+    return kind, None if encoded.startswith(_HASHED) else unquote(encoded)

@@ -219,7 +219,7 @@ class SecurityTable:
         elif kind == BAN:
             self.bans.note_change(name)
         elif kind == QUOTA:
-            self.quotas.note_change()
+            self.quotas.note_change(name)
         self.on_change()
 
     def note_all_changed(self) -> None:

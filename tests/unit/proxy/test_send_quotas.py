@@ -95,6 +95,29 @@ class World:
         self.passed.append(number)
 
 
+class QuotaWorld:
+    """A table of quotas that notes which items it reads."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, bytes] = {}
+        self.read: list[str] = []
+        self.table = QuotaTable(self._find, lambda: counts_of(QUOTA, self.items))
+
+    def _find(self, _kind: str, name: str) -> bytes | None:
+        self.read.append(name)
+        return self.items.get(name)
+
+    def put(self, kind: QuotaKind, value: str, **limits: int) -> None:
+        named = {QuotaLimit(name): rate for name, rate in limits.items()}
+        quota = TrafficQuota(kind=kind, value=value, limits=named)
+        self.items[quota.name] = json.dumps(quota.to_item()).encode()
+        self.table.note_change(quota.name)
+
+    def delete(self, name: str) -> None:
+        del self.items[name]
+        self.table.note_change(name)
+
+
 def run(scenario: Callable[[World], Awaitable[None]], **options: int) -> None:
     async def main() -> None:
         world = World(**options)
@@ -250,6 +273,76 @@ def test_a_change_of_quotas_keeps_the_order_of_sends(change: str) -> None:
         await world.send(2)
 
     run(scenario)
+
+
+def test_a_change_of_quotas_matches_no_waiting_send_of_another_sender() -> None:
+    """The cost of a change does not grow with the clients that wait."""
+
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=1)
+        waiting = [
+            asyncio.create_task(world.send(number, client=f"c{number}", group="a"))
+            for number in range(100)
+        ]
+        await turns()
+        read: list[str] = []
+        find = world.table._find_item
+
+        def find_noted(kind: str, name: str) -> bytes | None:
+            read.append(name)
+            return find(kind, name)
+
+        world.table._find_item = find_noted
+        quota = TrafficQuota(kind=QuotaKind.CLIENT, value="c7", limits={BYTES: 1_000})
+        world.items[quota.name] = json.dumps(quota.to_item()).encode()
+        world.table.note_change(quota.name)
+        assert read == []
+        later = asyncio.create_task(world.send(100, client="c7", group="a"))
+        await turns()
+        assert read == ["client:c7"]
+        world.available[MESSAGES] = 1_000
+        await asyncio.gather(*waiting, later)
+        assert world.passed.index(7) < world.passed.index(100)
+
+    run(scenario)
+
+
+def test_a_new_client_id_is_one_look_up() -> None:
+    world = QuotaWorld()
+    world.put(QuotaKind.PREFIX, "ord", publishMessagesPerS=1)
+    world.put(QuotaKind.CLIENT, "a", publishMessagesPerS=2)
+    assert len(world.table.rates_of("shop", "a", "orders")) == 2
+    world.read.clear()
+    for number in range(10):
+        assert len(world.table.rates_of("shop", f"c{number}", "orders")) == 1
+    assert world.read == [f"client:c{number}" for number in range(10)]
+
+
+def test_a_changed_quota_is_read_again_and_others_are_not() -> None:
+    world = QuotaWorld()
+    long_id = "c" * 255
+
+    def rates() -> list[int]:
+        found = world.table.rates_of("shop", long_id, "shop%orders")
+        return [*(rate.rate_per_s for rate in found), len(world.table.group_rates("billing"))]
+
+    world.put(QuotaKind.USER, "shop", publishMessagesPerS=1)
+    world.put(QuotaKind.CLIENT, long_id, publishMessagesPerS=2)
+    world.put(QuotaKind.TOPIC, "shop%orders", publishMessagesPerS=3)
+    world.put(QuotaKind.PREFIX, "shop%", publishMessagesPerS=4)
+    assert rates() == [2, 3, 4, 1, 0]
+    world.read.clear()
+    world.put(QuotaKind.CLIENT, long_id, publishMessagesPerS=20)
+    world.put(QuotaKind.USER, "shop", publishMessagesPerS=10)
+    assert rates() == [20, 3, 4, 10, 0]
+    assert len(world.read) == 2
+    world.put(QuotaKind.PREFIX, "shop%o", publishMessagesPerS=5)
+    world.put(QuotaKind.GROUP, "billing", dispatchMessagesPerS=6)
+    assert rates() == [20, 3, 4, 5, 10, 1]
+    world.delete("topic:shop%25orders")
+    world.delete("prefix:shop%25")
+    world.delete("group:billing")
+    assert rates() == [20, 5, 10, 0]
 
 
 def test_the_waiting_sends_of_one_client_do_not_delay_another() -> None:

@@ -29,6 +29,7 @@ WAITING_MAX: Final = 1_000
 WAITING_BYTES_MAX: Final = 64 << 20
 
 QueueKey: TypeAlias = tuple[RateKey, ...]
+Sender: TypeAlias = tuple[str, str, str]  # user, client id, topic
 
 
 class _SendRequest(NamedTuple):
@@ -42,16 +43,20 @@ class _SendRequest(NamedTuple):
     timers: int
     message_groups: frozenset[str]
 
+    @property
+    def sender(self) -> Sender:
+        """The subjects of the quotas of the send."""
+        return self.user, self.client_id, self.topic
+
 
 @final
 class _WaitingSend:
     """A send that waits for the tokens of its quotas."""
 
-    __slots__ = ("costs", "key", "number", "passed", "rates", "request")
+    __slots__ = ("costs", "key", "passed", "rates", "request")
 
-    def __init__(self, request: _SendRequest, number: int) -> None:
+    def __init__(self, request: _SendRequest) -> None:
         self.request = request
-        self.number = number  # in the order of the arrivals
         self.rates: Sequence[MatchedRate] = ()
         self.costs: Sequence[Cost] = ()
         self.key: QueueKey = ()
@@ -85,7 +90,8 @@ class SendQuotas:
         # was served last is the last one.
         self._queues: OrderedDict[QueueKey, deque[_WaitingSend]] = OrderedDict()
         self._waiting_of: dict[QueueKey, tuple[int, int]] = {}  # sends and bytes of each queue
-        self._arrivals = 0  # of sends that waited
+        # Those with message groups, by their sender, in the order of their arrival.
+        self._ordered: dict[Sender, dict[_WaitingSend, None]] = {}
         self._waiting_count = 0
         self._waiting_bytes = 0
         self.is_active = not table.is_empty  # the only check of a send without quotas
@@ -93,32 +99,29 @@ class SendQuotas:
 
     def _note_change(self) -> None:
         if self._waiting_count:
-            self._match_again()
+            self._renewal.demand()  # The home lets sends pass that wait for a deleted quota.
         self._set_active()
 
     def _set_active(self) -> None:
         self.is_active = not self._table.is_empty or self._waiting_count > 0
 
-    def _match_again(self) -> None:
+    def _match_again(self, sender: Sender, key: QueueKey) -> None:
         """Let waiting sends of message groups wait for their present quotas, in their order.
 
-        A later send has the present ones. In another queue, or without a quota, it would overtake
-        those that wait. Sends without a message group have no order, so they keep their quotas.
+        A later send of their sender has the present ones, those of `key`. In another queue, or
+        without a quota, it would overtake those that wait. Sends without a message group have no
+        order, so they keep their quotas.
         """
-        sends = [
-            waiting
-            for queue in self._queues.values()
-            for waiting in queue
-            if waiting.request.message_groups
-        ]
-        sends.sort(key=lambda waiting: waiting.number)
-        for waiting in sends:
-            self._remove(waiting)
-        for waiting in sends:
+        ordered = self._ordered.get(sender)
+        # Invariant: the last one has newer quotas than those before it, or the same ones.
+        if ordered is None or next(reversed(ordered)).key == key:
+            return
+        for waiting in list(ordered):
             rates = self._rates_of(waiting.request)
+            # In their order, each behind all others that wait for the same limits.
+            self._remove(waiting)
             waiting.match(rates, self._costs_of(rates, waiting.request))
             self._add(waiting)
-        self._renewal.demand()
 
     async def admit(
         self,
@@ -137,17 +140,18 @@ class SendQuotas:
         """
         request = _SendRequest(user, client_id, topic, messages, size_bytes, timers, message_groups)
         rates = self._rates_of(request)
+        key = tuple([rate.key for rate in rates])
+        if message_groups:
+            self._match_again(request.sender, key)
         if not rates and () not in self._queues:
             return
         costs = self._costs_of(rates, request)
-        key = tuple([rate.key for rate in rates])
         # Tokens for all waiting sends stay. A send that waits for another limit delays no others.
         if rates and key not in self._queues and self._book.take(costs, leave_waiting=True):
             return
         if (full := _find_full(rates, costs)) is not None:
             raise Overloaded(full.stock_text)
-        self._arrivals += 1
-        waiting = _WaitingSend(request, self._arrivals)
+        waiting = _WaitingSend(request)
         waiting.match(rates, costs)
         if rates and not self._has_place(waiting):
             raise self._refusal(rates, costs)
@@ -219,6 +223,8 @@ class SendQuotas:
 
     def _add(self, waiting: _WaitingSend) -> None:
         self._queues.setdefault(waiting.key, deque()).append(waiting)
+        if waiting.request.message_groups:
+            self._ordered.setdefault(waiting.request.sender, {})[waiting] = None
         self._count(waiting, 1)
 
     def _remove(self, waiting: _WaitingSend) -> None:
@@ -226,6 +232,11 @@ class SendQuotas:
         queue.remove(waiting)
         if not queue:
             del self._queues[waiting.key]
+        if waiting.request.message_groups:
+            ordered = self._ordered[waiting.request.sender]
+            del ordered[waiting]
+            if not ordered:
+                del self._ordered[waiting.request.sender]
         self._count(waiting, -1)
 
     def _count(self, waiting: _WaitingSend, change: int) -> None:
