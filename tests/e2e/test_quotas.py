@@ -106,7 +106,8 @@ def test_sends_over_a_quota_wait_and_are_then_refused(running: Standalone) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "subject"), [("client", CLIENT_ID), ("prefix", "ord"), ("prefix", "shop%25")]
+    ("kind", "subject"),
+    [("client", CLIENT_ID), ("client", "10.0.0.1%2Fa"), ("prefix", "ord"), ("prefix", "shop%25")],
 )
 def test_quotas_are_set_read_and_deleted(running: Standalone, kind: str, subject: str) -> None:
     with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=20) as http:
@@ -121,6 +122,33 @@ def test_quotas_are_set_read_and_deleted(running: Standalone, kind: str, subject
         assert [one["name"] for one in http.get("/quotas").json()["quotas"]] == [made["name"]]
         assert http.delete(path).raise_for_status().json()["quota"] == made
         assert http.delete(path).status_code == 404
+
+
+def test_the_command_line_limits_and_bans_client_ids_with_slashes(running: Standalone) -> None:
+    client = "--client=pods/a/../b"
+    made = tidemill(running, "quota", "set", client, "--messages=5")
+    assert made.stdout.startswith("quota of client pods/a/../b: set, messages/s 5")
+    row = tidemill(running, "quota", "list").stdout.splitlines()[-1]
+    assert row.split()[:3] == ["client", "pods/a/../b", "5"]
+    assert tidemill(running, "quota", "delete", client).returncode == 0
+    assert tidemill(running, "ban", "create", client).returncode == 0
+    assert "pods/a/../b" in tidemill(running, "ban", "list").stdout
+    assert tidemill(running, "ban", "delete", client).returncode == 0
+
+
+def test_a_quota_of_a_user_belongs_to_the_user_of_that_time(running: Standalone) -> None:
+    with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=20) as http:
+        path, limits = "/quotas/user/shop", {"publishMessagesPerS": 5}
+        assert http.put(path, json=limits).status_code == 404, "there is no such user"
+        http.put("/users/shop", json={}).raise_for_status()
+        first = http.put(path, json=limits).raise_for_status().json()
+        assert http.put(path, json=limits).json()["version"] == first["version"]
+        http.delete("/users/shop").raise_for_status()
+        http.put("/users/shop", json={}).raise_for_status()
+        again = http.put(path, json=limits).raise_for_status().json()
+        assert again["version"] > first["version"], "the later user has no quota before"
+        http.delete(path).raise_for_status()
+        http.delete("/users/shop").raise_for_status()
 
 
 async def consume(running: Standalone, seconds: float, *, count: int) -> Counter[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -142,6 +143,9 @@ def _path(
     if len(given) != 1:
         fail("name one subject: --user, --client, --topic, --prefix or --group", EXIT_USAGE)
     [(kind, value)] = given
+    if kind is QuotaKind.CLIENT:
+        segment(value.replace("/", "_"))  # A client chooses its id, so it may have slashes.
+        return f"/quotas/{kind}/{quote(value, safe='')}"
     return f"/quotas/{kind}/{segment(value)}"
 
 

@@ -77,6 +77,7 @@ class TrafficQuota:
 
     kind: QuotaKind
     value: str  # name of the user, topic or consumer group, id of the client, or a prefix
+    user_id: int = 0  # of a user: one that is created again is another user
     limits: Mapping[QuotaLimit, int] = field(default_factory=dict)  # per second, or of a stock
     created_at_ms: int = 0
     changed_at_ms: int = 0
@@ -95,9 +96,10 @@ class TrafficQuota:
 
     def to_item(self) -> dict[str, Any]:
         """Return the configuration item that puts this quota."""
-        fields = {
-            "kind": self.kind.value,
-            "value": self.value,
+        fields: dict[str, Any] = {"kind": self.kind.value, "value": self.value}
+        if self.user_id:
+            fields["userId"] = self.user_id
+        fields |= {
             "limits": {limit.value: rate for limit, rate in self.limits.items()},
             "createdAtMs": self.created_at_ms,
             "changedAtMs": self.changed_at_ms,
@@ -120,6 +122,7 @@ def quota_of(encoded: bytes) -> TrafficQuota:
     return TrafficQuota(
         kind=QuotaKind(fields["kind"]),
         value=fields["value"],
+        user_id=fields.get("userId", 0),
         limits=limits,
         created_at_ms=fields["createdAtMs"],
         changed_at_ms=fields["changedAtMs"],
@@ -200,9 +203,8 @@ class QuotaTable:
         """
         self._find_item = find_item
         self._find_counts = find_counts
-        self._matches: dict[tuple[str, str, str], Rates] = {}
+        self._matches: dict[tuple[str, int, str, str], Rates] = {}
         self._caches = {
-            QuotaKind.USER: _RateCache(functools.partial(self._rates_of, QuotaKind.USER)),
             QuotaKind.CLIENT: _RateCache(functools.partial(self._rates_of, QuotaKind.CLIENT)),
             QuotaKind.GROUP: _RateCache(functools.partial(self._rates_of, QuotaKind.GROUP)),
             QuotaKind.TOPIC: _RateCache(self._topic_rates),
@@ -229,41 +231,47 @@ class QuotaTable:
         for listener in self._listeners:
             listener()
 
-    def rates_of(self, user: str, client_id: str, topic: str) -> Rates:
+    def rates_of(self, user: str, user_id: int, client_id: str, topic: str) -> Rates:
         """Return the limits of a send. An empty user has none."""
-        key = user, client_id, topic
+        key = user, user_id, client_id, topic
         matched = self._matches.get(key)
         if matched is None:
             if len(self._matches) >= MATCHES_MAX:
                 self._matches.clear()
-            matched = self._matches[key] = (
-                *(self._caches[QuotaKind.CLIENT].get(client_id) if self._has_clients else ()),
-                *self._caches[QuotaKind.TOPIC].get(topic),
-                *(self._caches[QuotaKind.USER].get(user) if user else ()),
-            )
+            clients, topics = self._caches[QuotaKind.CLIENT], self._caches[QuotaKind.TOPIC]
+            matched = clients.get(client_id) if self._has(QuotaKind.CLIENT) else ()
+            matched += topics.get(topic)
+            if user and self._has(QuotaKind.USER):
+                matched += self._user_rates(user, user_id)
+            self._matches[key] = matched
         return matched
 
     def group_rates(self, group: str) -> Rates:
         """Return the limits of the deliveries of a consumer group."""
         return self._caches[QuotaKind.GROUP].get(group)
 
-    @property
-    def _has_clients(self) -> bool:
-        return self._counts.count(QUOTA, QuotaKind.CLIENT) > 0
+    def _has(self, kind: QuotaKind) -> bool:
+        return self._counts.count(QUOTA, kind) > 0
 
     def _rates_of(self, kind: QuotaKind, value: str) -> Rates:
         return tuple(self._rates_of_item(uncached_name(kind, value)))
 
+    def _user_rates(self, user: str, user_id: int) -> Rates:
+        """Return the limits of a user. Those of a deleted user with its name do not apply."""
+        return tuple(self._rates_of_item(subject_name(QuotaKind.USER, user), user_id))
+
     def _topic_rates(self, topic: str) -> Rates:
         """Return the limits of a topic and of all its prefixes."""
         names = [uncached_name(QuotaKind.TOPIC, topic)]
-        if self._counts.count(QUOTA, QuotaKind.PREFIX):
+        if self._has(QuotaKind.PREFIX):
             ends = range(1, len(topic) + 1)  # of a name of up to 127 characters
             names += [uncached_name(QuotaKind.PREFIX, topic[:end]) for end in ends]
         return tuple([rate for name in names for rate in self._rates_of_item(name)])
 
-    def _rates_of_item(self, name: str) -> Iterator[MatchedRate]:
+    def _rates_of_item(self, name: str, user_id: int = 0) -> Iterator[MatchedRate]:
         if (encoded := self._find_item(QUOTA, name)) is not None:
             quota = quota_of(encoded)
+            if quota.user_id != user_id:
+                return
             for limit, rate in quota.limits.items():
                 yield MatchedRate(RateKey(name, limit), rate, quota.subject)

@@ -55,7 +55,8 @@ class World:
 
     def put(self, kind: QuotaKind, value: str, **limits: int) -> None:
         named = {QuotaLimit(name): rate for name, rate in limits.items()}
-        quota = TrafficQuota(kind=kind, value=value, limits=named)
+        user_id = 7 if kind is QuotaKind.USER else 0
+        quota = TrafficQuota(kind=kind, value=value, user_id=user_id, limits=named)
         self.quotas[quota.name] = quota
         self.version += 1
 
@@ -65,7 +66,7 @@ class World:
 
     async def send(self, size_bytes: int = 10, *, is_delayed: bool = False) -> None:
         await self.sends.admit(
-            user="shop", topic="orders", size_bytes=size_bytes, is_delayed=is_delayed
+            user="shop", user_id=7, topic="orders", size_bytes=size_bytes, is_delayed=is_delayed
         )
 
 

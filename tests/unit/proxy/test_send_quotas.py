@@ -23,9 +23,11 @@ from tidemill.security.quotas import (
     TrafficQuota,
     quota_of,
 )
+from tidemill.security.subjects import subject_name
 from tidemill.security.token_buckets import LeaseDemand
 
 MESSAGES, BYTES = QuotaLimit.PUBLISH_MESSAGES, QuotaLimit.PUBLISH_BYTES
+USER_ID = 7  # of shop
 STORED, TIMERS = QuotaLimit.STORED_BYTES, QuotaLimit.PENDING_TIMERS
 
 
@@ -64,7 +66,8 @@ class World:
 
     def put(self, kind: QuotaKind, value: str, **limits: int) -> None:
         named = {QuotaLimit(name): rate for name, rate in limits.items()}
-        quota = TrafficQuota(kind=kind, value=value, limits=named)
+        user_id = USER_ID if kind is QuotaKind.USER else 0
+        quota = TrafficQuota(kind=kind, value=value, user_id=user_id, limits=named)
         self.items[quota.name] = json.dumps(quota.to_item()).encode()
         self.table.note_change()
 
@@ -85,6 +88,7 @@ class World:
         groups = frozenset([group]) if group else frozenset[str]()
         await self.quotas.admit(
             user="shop",
+            user_id=USER_ID,
             client_id=client,
             topic=topic,
             messages=messages,
@@ -109,7 +113,8 @@ class QuotaWorld:
 
     def put(self, kind: QuotaKind, value: str, **limits: int) -> None:
         named = {QuotaLimit(name): rate for name, rate in limits.items()}
-        quota = TrafficQuota(kind=kind, value=value, limits=named)
+        user_id = USER_ID if kind is QuotaKind.USER else 0
+        quota = TrafficQuota(kind=kind, value=value, user_id=user_id, limits=named)
         self.items[quota.name] = json.dumps(quota.to_item()).encode()
         self.table.note_change(quota.name)
 
@@ -146,6 +151,15 @@ def test_a_quota_is_stored_and_read_with_all_its_fields() -> None:
     assert quota_of(json.dumps(item).encode()) == quota
 
 
+def test_a_quota_of_a_deleted_user_does_not_apply_to_a_later_one() -> None:
+    world = QuotaWorld()
+    world.put(QuotaKind.USER, "shop", publishMessagesPerS=1)
+    assert [rate.rate_per_s for rate in world.table.rates_of("shop", USER_ID, "c", "t")] == [1]
+    assert world.table.rates_of("shop", USER_ID + 1, "c", "t") == ()
+    quota = quota_of(world.items["user:shop"])
+    assert (quota.user_id, quota.to_item()[QUOTA]["userId"]) == (USER_ID, USER_ID)
+
+
 def test_all_matching_quotas_apply() -> None:
     async def scenario(world: World) -> None:
         world.put(QuotaKind.USER, "shop", publishMessagesPerS=1)
@@ -156,7 +170,9 @@ def test_all_matching_quotas_apply() -> None:
         assert world.quotas.is_active
 
         def rates(user: str, client: str, topic: str) -> list[int]:
-            return sorted(rate.rate_per_s for rate in world.table.rates_of(user, client, topic))
+            return sorted(
+                rate.rate_per_s for rate in world.table.rates_of(user, USER_ID, client, topic)
+            )
 
         assert rates("shop", "c", "orders") == [1, 2, 3, 4]
         assert rates("", "c", "order") == [2, 4]
@@ -169,10 +185,10 @@ def test_without_quotas_a_send_checks_one_attribute() -> None:
     async def scenario(world: World) -> None:
         assert not world.quotas.is_active
         world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=1)
-        assert world.table.rates_of("", "c", "orders")
+        assert world.table.rates_of("", 0, "c", "orders")
         world.items.clear()
         world.table.note_change()
-        assert (world.quotas.is_active, world.table.rates_of("", "c", "orders")) == (False, ())
+        assert (world.quotas.is_active, world.table.rates_of("", 0, "c", "orders")) == (False, ())
 
     run(scenario)
 
@@ -311,10 +327,10 @@ def test_a_new_client_id_is_one_look_up() -> None:
     world = QuotaWorld()
     world.put(QuotaKind.PREFIX, "ord", publishMessagesPerS=1)
     world.put(QuotaKind.CLIENT, "a", publishMessagesPerS=2)
-    assert len(world.table.rates_of("shop", "a", "orders")) == 2
+    assert len(world.table.rates_of("shop", USER_ID, "a", "orders")) == 2
     world.read.clear()
     for number in range(10):
-        assert len(world.table.rates_of("shop", f"c{number}", "orders")) == 1
+        assert len(world.table.rates_of("shop", USER_ID, f"c{number}", "orders")) == 1
     assert world.read == [f"client:c{number}" for number in range(10)]
 
 
@@ -323,7 +339,7 @@ def test_a_changed_quota_is_read_again_and_others_are_not() -> None:
     long_id = "c" * 255
 
     def rates() -> list[int]:
-        found = world.table.rates_of("shop", long_id, "shop%orders")
+        found = world.table.rates_of("shop", USER_ID, long_id, "shop%orders")
         return [*(rate.rate_per_s for rate in found), len(world.table.group_rates("billing"))]
 
     world.put(QuotaKind.USER, "shop", publishMessagesPerS=1)
@@ -335,7 +351,7 @@ def test_a_changed_quota_is_read_again_and_others_are_not() -> None:
     world.put(QuotaKind.CLIENT, long_id, publishMessagesPerS=20)
     world.put(QuotaKind.USER, "shop", publishMessagesPerS=10)
     assert rates() == [20, 3, 4, 10, 0]
-    assert len(world.read) == 2
+    assert world.read == [subject_name(QuotaKind.CLIENT, long_id), "user:shop"]
     world.put(QuotaKind.PREFIX, "shop%o", publishMessagesPerS=5)
     world.put(QuotaKind.GROUP, "billing", dispatchMessagesPerS=6)
     assert rates() == [20, 3, 4, 5, 10, 1]

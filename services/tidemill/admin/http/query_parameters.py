@@ -31,7 +31,7 @@ class KnownParameters:
         route = request.scope["route"]
         assert isinstance(route, APIRoute)
         document = request.app.openapi()
-        call = document["paths"][self._prefix + route.path][request.method.lower()]
+        call = document["paths"][self._prefix + route.path_format][request.method.lower()]
         known = [each["name"] for each in call.get("parameters", []) if each["in"] == "query"]
         for name in request.query_params:
             if name not in known:

@@ -58,6 +58,11 @@ class RequestAccess:
         """The name of the user; "": none."""
         return "" if self.known is None else self.known.user.name
 
+    @property
+    def user_id(self) -> int:
+        """The id of the user; NO_OWNER: none."""
+        return NO_OWNER if self.known is None else self.known.user.id
+
     def is_own(self, user: str) -> bool:
         """Whether the caller is this user with its secret; a token is not enough (ADR 0075)."""
         return self.known is not None and not self.known.via and self.user == user

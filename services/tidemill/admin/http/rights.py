@@ -146,7 +146,7 @@ ROWS: Final[Mapping[str, RightsRow]] = {
 async def check_rights(request: Request) -> None:
     """Check the row of the matched route. Raises Forbidden."""
     route = request.scope["route"]
-    row = ROWS.get(f"{request.method} {route.path}", SUPER)
+    row = ROWS.get(f"{request.method} {route.path_format}", SUPER)
     _check(access_of(request), row, request.path_params)
 
 

@@ -2,7 +2,7 @@
 
 The router uses the first route that matches a path. Several can match, since a name may contain any
 character except a slash: `/groups/a:resetOffset` matches two routes. Here the most specific one
-counts.
+counts. The subject of a quota may contain slashes, too, because it may be the id of a client.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class RouteTemplates:
         methods: defaultdict[str, set[str]] = defaultdict(set)
         for path, served in routes:
             methods[path].update(served)
-        templates = [
-            RouteTemplate(path, compile_path(path)[0], tuple(sorted(served)))
-            for path, served in methods.items()
-        ]
+        templates = []
+        for path, served in methods.items():
+            pattern, documented, _ = compile_path(path)  # {subject:path} is documented as {subject}
+            templates.append(RouteTemplate(documented, pattern, tuple(sorted(served))))
         # The longer the fixed part, the more specific the template.
         self._templates = sorted(templates, key=lambda each: -len(re.sub("{.*?}", "", each.path)))
 

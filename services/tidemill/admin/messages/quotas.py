@@ -40,11 +40,13 @@ class RestSendQuotas:
         copy.on_change = self._table.note_change
 
     async def admit(
-        self, *, user: str, topic: str, size_bytes: int, is_delayed: bool = False
+        self, *, user: str, user_id: int, topic: str, size_bytes: int, is_delayed: bool = False
     ) -> None:
         """Take the tokens of a message, all or none. Raises Overloaded."""
         await self._copy.refresh()
-        matched = () if self._table.is_empty else self._table.rates_of(user, NO_CLIENT, topic)
+        matched = (
+            () if self._table.is_empty else self._table.rates_of(user, user_id, NO_CLIENT, topic)
+        )
         rates = [
             rate
             for rate in matched

@@ -132,6 +132,7 @@ async def send_message(
     if quotas is not None:
         await quotas.admit(
             user=access.user,
+            user_id=access.user_id,
             topic=topic,
             size_bytes=len(composed.blob),
             is_delayed=composed.is_delayed,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path
 
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item
-from tidemill.admin.cluster.user_changes import check_version
+from tidemill.admin.cluster.user_changes import check_version, find_user
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.quotas import (
     QuotaDeletionView,
@@ -23,6 +23,7 @@ from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, Security
 from tidemill.admin.routes.security import WallClock
 from tidemill.common.errors import Conflict, QuotaNotFound
 from tidemill.security.acl import Action, Resource, ResourceType
+from tidemill.security.identities import user_of
 from tidemill.security.quotas import (
     DISPATCH_LIMITS,
     QUOTA,
@@ -33,6 +34,7 @@ from tidemill.security.quotas import (
     quota_of,
 )
 from tidemill.security.subjects import subject_name
+from tidemill.security.table import USER
 
 router = APIRouter(tags=["quotas"])
 
@@ -62,14 +64,14 @@ async def list_quotas(
     )
 
 
-@router.get("/quotas/{kind}/{subject}")
+@router.get("/quotas/{kind}/{subject:path}")
 async def get_quota(kind: Kind, subject: Subject, items: SecurityItems) -> QuotaView:
     """Show a quota."""
     name = subject_name(kind.value, subject)
     return view_of(_find(await items.find(QUOTA, name), name))
 
 
-@router.put("/quotas/{kind}/{subject}")
+@router.put("/quotas/{kind}/{subject:path}")
 async def put_quota(
     kind: Kind,
     subject: Subject,
@@ -83,6 +85,7 @@ async def put_quota(
 ) -> QuotaView:
     """Set the limits of a subject. They count within a second, and all matching quotas apply.
 
+    A user must exist. If it is deleted, its quota does not apply to a later user of its name.
     A consumer group has limits of deliveries, every other subject has limits of sends. A topic and
     a prefix also have limits of stored bytes and of pending timers, for all broker groups together.
     """
@@ -96,16 +99,23 @@ async def put_quota(
         changed_by=caller,
     )
     made: list[TrafficQuota] = []
+    user_ids: list[int] = []
+
+    async def check() -> None:
+        if planned.kind is QuotaKind.USER:
+            encoded = (await items.find(USER, subject)).encoded
+            user_ids[:] = [find_user(None if encoded is None else user_of(encoded), subject).id]
 
     def decide(found: FoundItem) -> list[Item]:
         old = None if found.encoded is None else quota_of(found.encoded)
         access.require(Action.CREATE if old is None else Action.UPDATE, AREA)
         check_version(planned.name, None if old is None else old.version, settings.if_version)
-        if old is not None and old.limits == planned.limits:
+        user_id = user_ids[0] if user_ids else 0
+        if old is not None and (old.user_id, old.limits) == (user_id, planned.limits):
             made[:] = [old]
             return []
         created_at_ms = planned.changed_at_ms if old is None else old.created_at_ms
-        made[:] = [replace(planned, created_at_ms=created_at_ms)]
+        made[:] = [replace(planned, user_id=user_id, created_at_ms=created_at_ms)]
         return [made[0].to_item()]
 
     version = await items.change(
@@ -115,12 +125,13 @@ async def put_quota(
         caller=caller,
         audit=author.of(f"Quota:{planned.name}"),
         dry_run=dry_run,
+        check=check,
     )
     [quota] = made
     return view_of(quota if quota.version else replace(quota, version=version))
 
 
-@router.delete("/quotas/{kind}/{subject}")
+@router.delete("/quotas/{kind}/{subject:path}")
 async def delete_quota(
     kind: Kind,
     subject: Subject,

@@ -29,24 +29,17 @@ WAITING_MAX: Final = 1_000
 WAITING_BYTES_MAX: Final = 64 << 20
 
 QueueKey: TypeAlias = tuple[RateKey, ...]
-Sender: TypeAlias = tuple[str, str, str]  # user, client id, topic
+Sender: TypeAlias = tuple[str, int, str, str]  # name and id of the user, client id, topic
 
 
 class _SendRequest(NamedTuple):
     """A send, as far as its quotas depend on it."""
 
-    user: str
-    client_id: str
-    topic: str
+    sender: Sender
     messages: int
     size_bytes: int
     timers: int
     message_groups: frozenset[str]
-
-    @property
-    def sender(self) -> Sender:
-        """The subjects of the quotas of the send."""
-        return self.user, self.client_id, self.topic
 
 
 @final
@@ -127,6 +120,7 @@ class SendQuotas:
         self,
         *,
         user: str,
+        user_id: int,
         client_id: str,
         topic: str,
         messages: int,
@@ -138,7 +132,8 @@ class SendQuotas:
 
         `timers` of the messages are delayed. A send does not wait for a stock without room.
         """
-        request = _SendRequest(user, client_id, topic, messages, size_bytes, timers, message_groups)
+        sender = user, user_id, client_id, topic
+        request = _SendRequest(sender, messages, size_bytes, timers, message_groups)
         rates = self._rates_of(request)
         key = tuple([rate.key for rate in rates])
         if message_groups:
@@ -158,7 +153,7 @@ class SendQuotas:
         await self._wait(waiting)
 
     def _rates_of(self, request: _SendRequest) -> Sequence[MatchedRate]:
-        rates = self._table.rates_of(request.user, request.client_id, request.topic)
+        rates = self._table.rates_of(*request.sender)
         if request.timers:
             return rates
         return [rate for rate in rates if rate.key.limit is not QuotaLimit.PENDING_TIMERS]

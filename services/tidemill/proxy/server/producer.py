@@ -164,6 +164,7 @@ class Producer:
         """Take the tokens of all messages of a request, or none. Raises Overloaded."""
         await quotas.admit(
             user=call.user,
+            user_id=call.client.owner,
             client_id=call.client_id,
             topic=topic,
             messages=len(sends),
