@@ -14,6 +14,7 @@ from tests.support.security_items import change, delete
 from tests.support.worlds.engine_world import World, blob
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TimerId
+from tidemill.broker.engine.metadata.membership import Home
 from tidemill.broker.server.link.quotas import QuotaService
 from tidemill.broker.server.members import quota_stocks
 from tidemill.broker.server.members.quota_stocks import QuotaStocks
@@ -216,6 +217,19 @@ def test_the_used_part_of_a_stock_is_a_metric_and_a_warning() -> None:
         [sample] = family.samples
         assert sample.labels == {"quota": "topic:orders", "limit": "pendingTimers"}
         assert sample.value == 0.8, "and the stored bytes are unknown"
+
+    run(scenario)
+
+
+def test_a_broker_that_is_no_longer_the_home_has_no_metrics_of_stocks() -> None:
+    async def scenario(world: RoundWorld, service: QuotaService) -> None:
+        put_quota(world.world, QuotaKind.TOPIC, "orders", pendingTimers=10)
+        await service.count_stocks()
+        assert [family.samples != [] for family in service.collect()] == [True]
+        catalog = world.world.engine.catalog
+        catalog.membership.home = Home(cluster_id="c", name="other", address="h:1")
+        await service.count_stocks()
+        assert [family.samples for family in service.collect()] == [[]]
 
     run(scenario)
 

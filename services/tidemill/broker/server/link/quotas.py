@@ -110,10 +110,12 @@ class QuotaService:
     async def count_stocks(self) -> None:
         """Count the stocks of this broker group, if it is the home. Raises ServiceError."""
         engine = self._rounds.engine
-        has_quotas = engine.catalog.security.count(QUOTA) > 0 or bool(self._counts.limits)
         home = engine.catalog.membership.home
         is_home = home is None or home.name == engine.catalog.broker_name
-        if not has_quotas or not is_home or not self._rounds.is_master:
+        if not is_home or not self._rounds.is_master:
+            self._stocks.retain((), ())  # The metrics are those of the home.
+            return
+        if not engine.catalog.security.count(QUOTA) and not self._counts.limits:
             return
 
         def count(engine: Engine, turn: Turn) -> Generator[None, None, list[pb.QuotaStock]]:
