@@ -6,7 +6,7 @@ Items stay encoded until a user makes a call, because most of ten thousand users
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple, final
 
