@@ -61,6 +61,7 @@ def _helm() -> None:
         (["brokerGroups[0].name=security-key"], "security-key is the name of another object"),
         (["brokerGroups[0].name=admin-user"], "admin-user is the name of another object"),
         (["security.mode=always"], "at '/security/mode': value must be one of"),
+        (["security.existingKeySecret=a", "security.keyRotation=2"], "leave keyRotation at 1"),
         (["featureLevelMax=2"], "users need feature level 3: set security.mode to off"),
         (
             ["pipeline.enabled=true", "pipeline.existingClaim=archive"],

@@ -267,7 +267,9 @@ def test_a_rotation_waits_for_a_key_of_another_process(secured: Secured) -> None
         rotating = asyncio.create_task(
             asyncio.to_thread(tidemill, running, home, *line, "60"), name="rotation"
         )
-        add_first_key(str(home / "data" / KEY_FILE), "by-a-job")
+        file = home / "data" / KEY_FILE
+        first = file.read_text().split(" ")[0]
+        add_first_key(str(file), "by-a-job", after=first)
         return await rotating
 
     known = asyncio.run(scenario())

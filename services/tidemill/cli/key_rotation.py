@@ -50,6 +50,7 @@ def rotate_key(
     * `tidemill security rotate-key --await-key`
     """
     query = {"dryRun": "true"} if dry_run else None
+    added: Json
     if await_key:
         added = {"keyId": _wait_for_key(context, wait_s), "isNew": False}
     else:

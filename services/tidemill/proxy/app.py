@@ -364,8 +364,11 @@ def cluster_of(
 
 def security_state_of(version: int, mode: Mode, keys: SecretKeys | None) -> pb.SecurityState:
     """Return the answer to the question of an operator about the security of this process."""
-    key_ids = [] if keys is None else keys.ids
-    return pb.SecurityState(version=version, mode=mode.text, key_ids=key_ids)
+    state = pb.SecurityState(version=version, mode=mode.text)
+    if keys is not None:
+        state.key_ids.extend(keys.ids)
+        state.key_checks.extend(keys.checks)
+    return state
 
 
 def telemetry_of(

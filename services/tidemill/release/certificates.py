@@ -91,14 +91,27 @@ def secrets_to_write(
         data["ca.crt"] = authorities
         if data != known:
             changed[name] = data
-    for name, key, content in _made_once(plan):
-        if key not in existing.get(name, {}):
-            changed[name] = {**existing.get(name, {}), key: content.encode()}
     for name, newest in plan.key_files.items():
+        _check_not_lost(name, plan, existing)
         keys = existing.get(name, {}).get(KEY_FILE, b"")
         if newest > _newest_key(keys):
             changed[name] = {**existing.get(name, {}), KEY_FILE: _with_key(name, newest, keys)}
+    # The administrators come after the keys: a job that was killed leaves none without keys.
+    for name, key, content in _made_once(plan):
+        if key not in existing.get(name, {}):
+            changed[name] = {**existing.get(name, {}), key: content.encode()}
     return changed
+
+
+def _check_not_lost(name: str, plan: CertificatePlan, existing: Mapping[str, Data]) -> None:
+    """Raise ForeignSecret if the keys are missing, and users have secrets under them."""
+    made_with_it = [one for one in plan.administrators if CREDENTIALS in existing.get(one, {})]
+    if made_with_it and KEY_FILE not in existing.get(name, {}):
+        raise ForeignSecret(
+            f"the Secret {name} with the keys of users is missing; restore it from your"
+            f" copy. If the copy is lost, delete the Secret {made_with_it[0]}, too: then this job"
+            " makes new keys and a new administrator, and every user needs a new secret"
+        )
 
 
 def _newest_key(keys: bytes) -> int:
@@ -106,7 +119,7 @@ def _newest_key(keys: bytes) -> int:
 
     Keys with other ids count as the first one.
     """
-    numbers = re.findall(rb"(?m)^\s*k([0-9]{1,9}) ", keys)
+    numbers = re.findall(rb"(?m)^\s*k([0-9]{1,6}) ", keys)
     return max(map(int, numbers), default=1 if keys.strip() else 0)
 
 

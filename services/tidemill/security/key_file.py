@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -82,20 +83,35 @@ class KeyFile:
             self._on_change("")
 
 
-def add_first_key(file: str, key_id: str) -> None:
-    """Add a first line with a new key to the file, in one step.
+def add_first_key(file: str, key_id: str, *, after: str) -> str:
+    """Add a first line with a new key to the file, in one step; return the id of the first key.
 
-    The file keeps its owner and permissions. Raises OSError; raises ValueError if the file is
+    If the first key is no longer `after`, another process has added one, and nothing changes. The
+    file keeps its owner and permissions. Raises OSError; raises ValueError if the file is
     malformed, too open or full.
     """
     path = Path(file).resolve()  # A link stays a link.
-    text = read_private(str(path), bytes_max=FILE_BYTES_MAX)
-    parse_keys(text)  # A damaged file must not become the only one with the new key.
-    text = new_key_line(key_id) + text
-    parse_keys(text)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        text = read_private(str(path), bytes_max=FILE_BYTES_MAX)
+        first = parse_keys(text).first
+        if first != after:
+            return first
+        text = new_key_line(key_id) + text
+        parse_keys(text)
+        _replace(path, text)
+        os.fsync(folder)  # The key must not be lost after secrets are encrypted under it.
+    finally:
+        os.close(folder)
+    return key_id
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write the file anew. The caller has the lock, so a draft is of a killed process."""
     status = path.stat()
     draft = path.with_name(f"{path.name}.draft")
-    draft.unlink(missing_ok=True)  # of a process that was killed here
+    draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.fchown(descriptor, status.st_uid, status.st_gid)
@@ -106,11 +122,6 @@ def add_first_key(file: str, key_id: str) -> None:
     finally:
         os.close(descriptor)
     draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # The key must not be lost after secrets are encrypted under it.
-    finally:
-        os.close(folder)
 
 
 def read_keys(file: str) -> SecretKeys:

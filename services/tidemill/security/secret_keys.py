@@ -24,6 +24,8 @@ KEY_FILE: Final = "security.key"  # in the data directory of a standalone
 NONCE_BYTES: Final = 12
 KEY_BYTES: Final = 32
 KEYS_MAX: Final = 16
+CHECK_PURPOSE: Final = "tidemill/key-check/1"
+CHECK_BYTES: Final = 8
 FILE_BYTES_MAX: Final = 4_096
 _LINE: Final = re.compile(r"([A-Za-z0-9._-]{1,32}) +([0-9A-Fa-f]{64})")
 
@@ -46,6 +48,11 @@ class SecretKeys:
     def ids(self) -> list[str]:
         """The ids of the keys, the encrypting one first."""
         return list(self._keys)
+
+    @property
+    def checks(self) -> list[str]:
+        """A value of each key that tells it from another key with its id, and not the key."""
+        return [derived[:CHECK_BYTES].hex() for derived in self.derive(CHECK_PURPOSE)]
 
     def derive(self, purpose: str) -> tuple[bytes, ...]:
         """Return a key of 32 bytes for another purpose from each key, the first one first.
@@ -122,7 +129,7 @@ def parse_keys(text: str) -> SecretKeys:
 
 def new_key_id() -> str:
     """Return a random id of a key, so that the keys of two key files fit into one."""
-    return f"k{secrets.token_hex(4)}"
+    return f"key-{secrets.token_hex(4)}"
 
 
 def new_key_line(key_id: str) -> str:

@@ -15,7 +15,7 @@ from tests.unit.security.test_key_file import write
 from tidemill.admin.cluster import key_rotation
 from tidemill.security.identities import User, user_of
 from tidemill.security.key_file import add_first_key, read_keys
-from tidemill.security.secret_keys import SecretKeys
+from tidemill.security.secret_keys import KEYS_MAX, SecretKeys
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 ENDS_MS = 10**15
@@ -49,8 +49,10 @@ class RotationWorld(TokenWorld):
     def report(self, *names: str) -> None:
         """Let proxies read the key file."""
         for name in names:
-            ids = read_keys(str(self.file)).ids
-            self.home.proxies[name] = pb.SecurityState(mode="on", key_ids=ids)
+            keys = read_keys(str(self.file))
+            self.home.proxies[name] = pb.SecurityState(
+                mode="on", key_ids=keys.ids, key_checks=keys.checks
+            )
 
     def key_ids_of(self, name: str) -> list[str]:
         """Return the keys of the secrets of a user, which all can be decrypted."""
@@ -114,7 +116,7 @@ def test_all_secrets_get_the_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_unfinished_rotation_gets_no_second_key(tmp_path: Path) -> None:
     world = RotationWorld(tmp_path)
-    add_first_key(str(world.file), "k2")
+    add_first_key(str(world.file), "k2", after="k1")
     assert world.ask("POST /security:addKey", "root").json() == {
         "keyId": "k2",
         "isNew": False,
@@ -133,17 +135,39 @@ def test_only_the_first_key_of_the_process_encrypts(tmp_path: Path) -> None:
     world = RotationWorld(tmp_path)
     assert world.encrypt("k9").status_code == 409
     world.home.proxies["proxy-1"] = None
-    add_first_key(str(world.file), "k2")
+    add_first_key(str(world.file), "k2", after="k1")
     world.report("proxy-0")
     refused = world.encrypt("k2")
     assert "proxy-1: the key k2 is not reported" in refused.json()["detail"]
     assert world.encrypt("k2", force=True).json()["encrypted"] == 8
 
 
+def test_another_key_with_the_same_id_is_not_the_first_key(tmp_path: Path) -> None:
+    world = RotationWorld(tmp_path)
+    add_first_key(str(world.file), "k2", after="k1")
+    world.report("proxy-0")
+    other = SecretKeys({"k2": b"x" * 32, "k1": b"k" * 32})
+    world.home.proxies["proxy-1"] = pb.SecurityState(
+        mode="on", key_ids=other.ids, key_checks=other.checks
+    )
+    refused = world.encrypt("k2")
+    assert refused.status_code == 409
+    assert "proxy-1 with another key of the same id" in refused.json()["detail"]
+
+
+def test_a_process_that_has_not_read_its_new_key_adds_no_second_one(tmp_path: Path) -> None:
+    world = RotationWorld(tmp_path)
+    stale = read_keys(str(world.file))
+    world.app.state.secret_keys = lambda: stale
+    added = [world.ask("POST /security:addKey", "root").json() for _ in range(2)]
+    assert [one["isNew"] for one in added] == [True, False]
+    assert {one["keyId"] for one in added} == {read_keys(str(world.file)).first}
+
+
 def test_a_secret_without_a_key_is_named_and_stays(tmp_path: Path) -> None:
     world = RotationWorld(tmp_path)
     world.add_secret("bert", SecretKeys({"lost": b"l" * 32}))
-    add_first_key(str(world.file), "k2")
+    add_first_key(str(world.file), "k2", after="k1")
     world.report("proxy-0", "proxy-1")
     assert {"id": "lost", "secrets": 1, "held": False} in world.keys()["keys"]
     page = world.encrypt("k2").json()
@@ -153,7 +177,7 @@ def test_a_secret_without_a_key_is_named_and_stays(tmp_path: Path) -> None:
 
 def test_a_change_of_another_administrator_is_kept(tmp_path: Path) -> None:
     world = RotationWorld(tmp_path)
-    add_first_key(str(world.file), "k2")
+    add_first_key(str(world.file), "k2", after="k1")
     world.report("proxy-0", "proxy-1")
     changes = [1]
 
@@ -170,10 +194,14 @@ def test_a_change_of_another_administrator_is_kept(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> None:
     world = RotationWorld(tmp_path)
-    world.app.state.key_file = str(tmp_path / "none")
+    full = world.file.read_text() + "".join(f"o{n} {64 * '0'}\n" for n in range(KEYS_MAX - 1))
+    world.file.write_text(full)
     answer = world.ask("POST /security:addKey", "root")
     assert answer.status_code == 409
     assert "security.keyRotation" in answer.json()["detail"]
+    assert world.file.read_text() == full
+    world.app.state.key_file = str(tmp_path / "none")
+    assert "cannot be read" in world.ask("POST /security:addKey", "root").json()["detail"]
 
 
 def test_a_process_without_a_key_file_rotates_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 def with_proxies(home: SecurityHome, *names: str) -> None:
     for name in names:
-        home.proxies[name] = pb.SecurityState(mode="on", key_ids=["k1"])
+        home.proxies[name] = pb.SecurityState(mode="on", key_ids=["k1"], key_checks=["c"])
 
 
 def test_a_change_is_confirmed_by_all_proxies() -> None:
@@ -53,6 +53,9 @@ def test_an_unknown_list_of_proxies_is_named(monkeypatch: pytest.MonkeyPatch) ->
     answer = world.ask("PUT /users/orders", "root")
     assert answer.is_success
     assert answer.headers[UNCONFIRMED_HEADER] == "proxies are unknown: no broker"
+    changed = world.ask("PUT /security", "root", mode="permissive")
+    assert changed.is_success, "the change is stored"
+    assert changed.json()["unreachable"] == ["proxies are unknown: no broker"]
 
 
 def test_names_are_one_line_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

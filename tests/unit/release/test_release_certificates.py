@@ -144,6 +144,19 @@ def test_a_higher_rotation_adds_one_first_key() -> None:
     assert parse_keys(world["security-key"]["keys"].decode()).ids == ["k7", "k2"]
 
 
+def test_lost_keys_are_not_replaced() -> None:
+    """The secrets of all users are encrypted under them."""
+    world = first_world()
+    copy = world.pop("security-key")
+    with pytest.raises(ForeignSecret, match="restore it from your copy"):
+        run(world, NOW)
+    assert "security-key" not in world
+    del world["admin-user"]
+    assert run(world, NOW) == {"security-key", "admin-user"}
+    assert world["security-key"] != copy
+    assert list(secrets_to_write(PLAN, {}, NOW))[-2:] == ["token", "admin-user"], "keys come first"
+
+
 def test_keys_of_an_operator_stay() -> None:
     world = first_world()
     own = f"mine {64 * 'a'}\n".encode()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,7 @@ def test_a_key_is_added_as_the_first_one(tmp_path: Path) -> None:
     file = tmp_path / "key"
     write(file, new_key_line("k1"), 0o640)
     before = read_keys(str(file))
-    add_first_key(str(file), "k2")
+    assert add_first_key(str(file), "k2", after="k1") == "k2"
     after = read_keys(str(file))
     assert after.ids == ["k2", "k1"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
@@ -77,7 +79,7 @@ def test_a_link_to_a_key_file_stays_a_link(tmp_path: Path) -> None:
     write(tmp_path / "real", new_key_line("k1"))
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real.draft").write_text("of a killed process")
-    add_first_key(str(tmp_path / "link"), "k2")
+    add_first_key(str(tmp_path / "link"), "k2", after="k1")
     assert (tmp_path / "link").is_symlink()
     assert read_keys(str(tmp_path / "real")).ids == ["k2", "k1"]
 
@@ -96,6 +98,39 @@ def test_a_file_that_gets_no_key_is_unchanged(tmp_path: Path, text: str, reason:
     file = tmp_path / "key"
     write(file, text)
     with pytest.raises(ValueError, match=reason):
-        add_first_key(str(file), "k2")
+        add_first_key(str(file), "k2", after=text.split(" ", maxsplit=1)[0])
     assert file.read_text() == text
     assert [one.name for one in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_key_of_another_process_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    write(file, new_key_line("k2") + new_key_line("k1"))
+    assert add_first_key(str(file), "k3", after="k1") == "k2"
+    assert read_keys(str(file)).ids == ["k2", "k1"]
+
+
+def test_keys_that_are_added_at_once_lose_none(tmp_path: Path) -> None:
+    """The file is readable at each moment, and the first of the calls wins."""
+    file = tmp_path / "key"
+    write(file, new_key_line("k0"))
+    for number in range(KEYS_MAX - 1):
+        first, is_over = read_keys(str(file)).first, threading.Event()
+
+        def read_always(is_over: threading.Event = is_over) -> int:
+            count = 0
+            while not is_over.is_set():
+                assert read_keys(str(file)).ids
+                count += 1
+            return count
+
+        def add(name: str, first: str = first) -> str:
+            return add_first_key(str(file), name, after=first)
+
+        with ThreadPoolExecutor() as threads:
+            reading = threads.submit(read_always)
+            added = list(threads.map(add, (f"k{number + 1}-{caller}" for caller in range(4))))
+            is_over.set()
+            reading.result()
+        assert len(set(added)) == 1, "all calls return the key that was added"
+        assert read_keys(str(file)).ids[:2] == [added[0], first]

@@ -31,18 +31,18 @@ class SecurityStates(NamedTuple):
 
 
 async def find_states(brokers: Brokers) -> SecurityStates:
-    """Ask all proxies for their states."""
+    """Ask all proxies for their states. An error is reported among the unreachable processes."""
     question = pb.ProxyQuestion(get_security=pb.GetSecurityState())
-    asked = await ask_all(brokers, question, STATE_TIMEOUT_MS)
+    try:
+        asked = await ask_all(brokers, question, STATE_TIMEOUT_MS)
+    except (ServiceError, grpc.aio.AioRpcError) as error:
+        return SecurityStates((), (f"proxies are unknown: {error}",))
     states = [(proxy.name, answer.security) for proxy, answer in asked.answers]
     return SecurityStates(states, asked.unreachable)
 
 
 async def wait_for_version(brokers: Brokers, version: int) -> SecurityStates:
-    """Wait at most CONFIRM_S until all proxies have a version; return the last known states.
-
-    The change is stored already, so an error of this question is only reported.
-    """
+    """Wait at most CONFIRM_S until all proxies have a version; return the last known states."""
     found = SecurityStates((), ("no proxy has answered",))
     try:
         async with asyncio.timeout(CONFIRM_S):
@@ -53,5 +53,3 @@ async def wait_for_version(brokers: Brokers, version: int) -> SecurityStates:
                 await asyncio.sleep(REPEAT_S)
     except TimeoutError:
         return found
-    except (ServiceError, grpc.aio.AioRpcError) as error:
-        return SecurityStates((), (f"proxies are unknown: {error}",))

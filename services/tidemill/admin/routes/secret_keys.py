@@ -22,7 +22,7 @@ from tidemill.admin.json.security import (
 from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, SecurityItems
 from tidemill.admin.routes.security import Keys
 from tidemill.common.errors import Conflict
-from tidemill.security.key_file import add_first_key
+from tidemill.security.key_file import add_first_key, read_keys
 from tidemill.security.secret_keys import SecretKeys, new_key_id
 
 router = APIRouter(tags=["security"])
@@ -43,13 +43,14 @@ async def list_keys(items: SecurityItems, cluster: Cluster, keys: Keys) -> KeysV
     held = _held(keys)
     counts = await count_secrets(items)
     states = await find_states(cluster)
+    first_key_id = held.first
     return KeysView(
-        first_key_id=held.first,
+        first_key_id=first_key_id,
         keys=[
             KeyView(id=key_id, secrets=counts[key_id], held=key_id in held.ids)
             for key_id in dict.fromkeys([*held.ids, *sorted(counts)])
         ],
-        lacking=_lacking(states, held.first),
+        lacking=_lacking(states, held),
     )
 
 
@@ -66,16 +67,21 @@ async def add_key(
 
     If another key still encrypts a secret, the last rotation is unfinished. Its key is the new one.
     """
-    held = _held(keys)
+    _held(keys)
+    try:
+        # The process may not have read its last change yet.
+        held = await asyncio.to_thread(read_keys, file)
+    except (OSError, ValueError) as error:
+        raise Conflict(f"security_key_file {file} cannot be read: {error}") from None
     counts = await count_secrets(items)
     if not counts[held.first] or any(counts[key_id] for key_id in held.ids[1:]):
         return AddedKeyView(key_id=held.first, is_new=False, dry_run=dry_run)
     key_id = new_key_id()
     if not dry_run:
 
-        async def act() -> None:
+        async def act() -> str:
             try:
-                await asyncio.to_thread(add_first_key, file, key_id)
+                return await asyncio.to_thread(add_first_key, file, key_id, after=held.first)
             except (OSError, ValueError) as error:
                 raise Conflict(
                     f"this admin process cannot add a key to its security_key_file: {error}. Add a"
@@ -84,7 +90,9 @@ async def add_key(
                     " `tidemill security rotate-key --await-key`"
                 ) from None
 
-        await recorded(cluster, author.of("Cluster:security", CREATE), act, after={"keyId": key_id})
+        author_of_key = author.of("Cluster:security", CREATE)
+        first = await recorded(cluster, author_of_key, act, after={"keyId": key_id})
+        return AddedKeyView(key_id=first, is_new=first == key_id, dry_run=dry_run)
     return AddedKeyView(key_id=key_id, is_new=True, dry_run=dry_run)
 
 
@@ -107,7 +115,7 @@ async def encrypt_secrets(
             f"the first key of this admin process is {held.first}, not {settings.key_id}; it reads"
             " a changed file within 5 s"
         )
-    lacking = _lacking(await find_states(cluster), held.first)
+    lacking = _lacking(await find_states(cluster), held)
     if lacking and not settings.force:
         raise Conflict(
             f"{', '.join(lacking)}: the key {held.first} is not reported; wait until their key"
@@ -129,7 +137,13 @@ def _held(keys: Callable[[], SecretKeys | None]) -> SecretKeys:
     return held
 
 
-def _lacking(states: SecurityStates, key_id: str) -> list[str]:
-    """Return the proxies that have not reported a key, and the unreachable processes."""
-    without = [name for name, state in states.states if key_id not in state.key_ids]
-    return [*without, *states.unreachable]
+def _lacking(states: SecurityStates, keys: SecretKeys) -> list[str]:
+    """Return the proxies that have not reported the first key, and the unreachable processes."""
+    found = []
+    for name, state in states.states:
+        checks = dict(zip(state.key_ids, state.key_checks, strict=True))
+        if keys.first not in checks:
+            found.append(name)
+        elif checks[keys.first] != keys.checks[0]:
+            found.append(f"{name} with another key of the same id")
+    return [*found, *states.unreachable]

@@ -96,10 +96,11 @@ async def put_security(
 def _view_of(
     mode: Mode, floor: Mode, version: int, keys: SecretKeys | None, states: SecurityStates
 ) -> SecurityView:
+    in_force = max(mode, floor)
     return SecurityView(
         mode=ModeView(mode.text),
         floor=ModeView(floor.text),
-        in_force=ModeView(max(mode, floor).text),
+        in_force=ModeView(in_force.text),
         version=version,
         key_ids=[] if keys is None else keys.ids,
         proxies=[
