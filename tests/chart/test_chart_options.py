@@ -144,6 +144,26 @@ def test_a_network_policy_covers_the_pipeline(direction: str) -> None:
     assert any(matches(one, labels["metadata"]["labels"]) for one in selectors)
 
 
+def test_keys_of_tokens_come_from_the_api_server_or_from_a_url() -> None:
+    """A server of the Internet gets no token of the pod."""
+    on = "security.oidc.enabled=true,networkPolicy.egress.enabled=true"
+    for keys, is_asked in (("", True), ("https://issuer.example/keys", False)):
+        found = objects("--set", f"{on},security.oidc.keys={keys}")
+        for name in ("tidemill-proxy", "tidemill-admin"):
+            volumes = pod_of(find(found, "Deployment", name))["volumes"]
+            assert ("issuer" in {volume["name"] for volume in volumes}) is is_asked
+            [text] = find(found, "ConfigMap", name)["data"].values()
+            settings = yaml.safe_load(text)
+            assert settings["oidc_keys"].endswith("/openid/v1/jwks" if is_asked else "/keys")
+            assert ("oidc_token_file" in settings) is is_asked
+            assert settings["oidc_audience"] == "tidemill"
+        policies = {one["metadata"]["name"] for one in found if one["kind"] == "NetworkPolicy"}
+        assert ("tidemill-issuer" in policies) is is_asked
+    assert "security.oidc.enabled has no effect" in refusal(
+        "security.oidc.enabled=true", "security.mode=off"
+    )
+
+
 def test_a_change_of_the_claim_is_recorded_for_a_rollback() -> None:
     [check] = pod_of(find(objects(*CLAIM), "Job", "tidemill-check"))["containers"]
     assert "--volumes=broker-0=none/mine" in check["args"]

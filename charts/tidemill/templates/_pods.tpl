@@ -196,6 +196,16 @@ terminationMessagePolicy: FallbackToLogsOnError
     secretName: {{ include "tidemill.keySecret" .root }}
     defaultMode: 0440
 {{- end }}
+{{- if and (has .process (list "proxy" "admin")) (include "tidemill.asksApiServer" .root) }}
+- name: issuer
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3600}
+      - configMap:
+          name: kube-root-ca.crt
+          items: [{key: ca.crt, path: ca.crt}]
+{{- end }}
 {{- with .of.extraVolumes }}
 {{ tpl (toYaml .) $.root }}
 {{- end }}
@@ -215,6 +225,11 @@ terminationMessagePolicy: FallbackToLogsOnError
   mountPath: /etc/tidemill-security
   readOnly: true
 {{- end }}
+{{- if and (has .process (list "proxy" "admin")) (include "tidemill.asksApiServer" .root) }}
+- name: issuer
+  mountPath: /etc/tidemill-issuer
+  readOnly: true
+{{- end }}
 {{- with .of.extraVolumeMounts }}
 {{ tpl (toYaml .) $.root }}
 {{- end }}
@@ -228,6 +243,11 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{/* Whether processes check users, and need the keys of their secrets. */}}
 {{- define "tidemill.hasUsers" -}}
 {{- if ne (include "tidemill.securityMode" .) "off" -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Whether proxies and the admin process read the keys of tokens at the API server. */}}
+{{- define "tidemill.asksApiServer" -}}
+{{- if and (include "tidemill.hasUsers" .) .Values.security.oidc.enabled (not .Values.security.oidc.keys) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* The Secret with the keys of the secrets of users. */}}

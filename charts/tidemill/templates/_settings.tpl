@@ -97,7 +97,16 @@
 {{/* The settings of proxies and of the admin process about users. */}}
 {{- define "tidemill.settings.security" -}}
 {{- if include "tidemill.hasUsers" . -}}
-{{- dict "security_floor" (include "tidemill.securityMode" .) "security_key_file" "/etc/tidemill-security/keys" | toYaml -}}
+{{- $own := dict "security_floor" (include "tidemill.securityMode" .) "security_key_file" "/etc/tidemill-security/keys" -}}
+{{- with .Values.security.oidc -}}
+{{- if .enabled -}}
+{{- $own = merge $own (dict "oidc_issuer" .issuer "oidc_audience" .audience "oidc_keys" (default "https://kubernetes.default.svc/openid/v1/jwks" .keys)) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "tidemill.asksApiServer" . -}}
+{{- $own = merge $own (dict "oidc_ca_file" "/etc/tidemill-issuer/ca.crt" "oidc_token_file" "/etc/tidemill-issuer/token") -}}
+{{- end -}}
+{{- $own | toYaml -}}
 {{- else -}}
 {}
 {{- end -}}
