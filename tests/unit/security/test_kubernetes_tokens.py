@@ -41,6 +41,7 @@ from tidemill.security.json_web_keys import IssuerKey, KeySet, parse_key_set
 from tidemill.security.kubernetes_tokens import (
     DURATION_S_MAX,
     LEEWAY_S,
+    PART_CHARS_MAX,
     TOKEN_BYTES_MAX,
     WRONG,
     KubernetesTokens,
@@ -287,6 +288,19 @@ def test_a_token_has_at_most_8_kib() -> None:
     assert max(size for size in texts if size <= TOKEN_BYTES_MAX) >= TOKEN_BYTES_MAX - 2
     longer = texts[min(size for size in texts if size > TOKEN_BYTES_MAX)]
     assert Check().refusal(longer) == WRONG
+
+
+def test_header_and_signature_are_short() -> None:
+    """Only the claims are decoded after the check of the signature."""
+    base = len(token(x="").partition(".")[0])
+    fits = token(x="x" * ((PART_CHARS_MAX - base) * 3 // 4))
+    assert len(fits.partition(".")[0]) in range(PART_CHARS_MAX - 3, PART_CHARS_MAX + 1)
+    assert Check().account(fits)
+    longer = token(x="x" * ((PART_CHARS_MAX - base) * 3 // 4 + 4))
+    assert len(longer.partition(".")[0]) > PART_CHARS_MAX
+    assert Check().refusal(longer) == WRONG
+    signed = token().rpartition(".")[0]
+    assert Check().refusal(f"{signed}.{'A' * (PART_CHARS_MAX + 4)}") == WRONG
 
 
 @pytest.mark.parametrize(
