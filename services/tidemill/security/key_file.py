@@ -86,8 +86,8 @@ class KeyFile:
 def add_first_key(file: str, key_id: str, *, after: str) -> str:
     """Add a first line with a new key to the file, in one step; return the id of the first key.
 
-    If the first key is no longer `after`, another process has added one, and nothing changes. The
-    file keeps its owner and permissions. Raises OSError; raises ValueError if the file is
+    A first key other than `after` is that of another process, and stays the first. The file keeps
+    its owner and permissions. Raises OSError; raises ValueError if the file is
     malformed, too open or full.
     """
     path = Path(file).resolve()  # A link stays a link.
@@ -108,7 +108,7 @@ def add_first_key(file: str, key_id: str, *, after: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write the file anew. The caller has the lock, so a draft is of a killed process."""
+    """Replace the content. The caller has the lock, so a draft is of a killed process."""
     status = path.stat()
     draft = path.with_name(f"{path.name}.draft")
     draft.unlink(missing_ok=True)
