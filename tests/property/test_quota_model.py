@@ -38,11 +38,11 @@ class Proxy:
         self.next_period_ms = 0
 
     def send(self, now_ms: int, count: int) -> None:
-        """Pass the sends of one step until the tokens are used up. The next send waits."""
+        """Pass the sends of one step until the tokens are used up. The other sends wait."""
         lease = self.book.lease_of(self.rate, now_ms)
-        for _ in range(count):
+        for number in range(count):
             if not self.book.take([Cost(lease, self.cost)]):
-                lease.waiting = [self.cost]
+                lease.waiting = [self.cost] * (count - number)
                 return
             self.passed += self.cost
         lease.waiting = []
@@ -112,6 +112,27 @@ def test_demand_uses_the_limit_within_five_percent(loads: list[int], rate: int) 
     simulate(proxies, random, begin_ms=3_000, end_ms=13_000, loads=loads, rate=rate)
     used = sum(proxy.passed for proxy in proxies) - before
     assert 0.95 * rate * 10 <= used <= 1.05 * rate * 10
+
+
+@pytest.mark.parametrize(("rate", "cost"), [(10, 1), (2_000, 1), (2_000, 150), (100, 500)])
+def test_proxies_with_equal_load_store_equal_parts(rate: int, cost: int) -> None:
+    home = QuotaBuckets(lambda _key: rate)
+    proxies = [Proxy(n, home, rate, cost) for n in range(3)]
+    simulate(proxies, Random(1), end_ms=60_000, loads=[100] * 3, rate=rate)
+    stored = [proxy.passed for proxy in proxies]
+    # The first proxy gets the full bucket, and the last turn may be incomplete.
+    once = max(rate * BURST_S, cost) + cost
+    assert max(stored) - min(stored) <= 0.05 * max(stored) + once
+    assert sum(stored) >= 0.9 * rate * 60
+
+
+def test_a_proxy_with_large_messages_gets_its_part_beside_small_ones() -> None:
+    """A message above the burst needs a full bucket, which small ones could keep empty."""
+    home = QuotaBuckets(lambda _key: 1_000)
+    large, small = Proxy(1, home, 1_000, 5_000), Proxy(2, home, 1_000, 10)
+    simulate([large, small], Random(1), end_ms=100_000, loads=[1, 10], rate=1_000)
+    assert large.passed >= 0.4 * 1_000 * 100
+    assert small.passed >= 0.4 * 1_000 * 100
 
 
 def test_without_the_home_each_proxy_uses_its_part_of_the_limit() -> None:

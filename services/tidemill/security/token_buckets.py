@@ -4,6 +4,11 @@ A token is one message or one byte. The home grants tokens from a bucket and tak
 So all proxies together use at most `rate * time + burst` tokens. The only exception is a cost above
 the burst: it is granted when the bucket is full, and the bucket is then in debt.
 
+Proxies with unmet demand get equal parts of a bucket. The order and the number of their requests
+do not matter. For this, a bucket counts the granted tokens of each proxy: its level. A grant leaves
+the tokens that proxies of a lower level need to reach the same level. A proxy without unmet demand
+saves nothing up: its next demand begins at least at the lowest level of the others.
+
 A bucket is not state of the engine. The caller passes the monotonic time.
 """
 
@@ -22,7 +27,10 @@ BUCKETS_MAX: Final = 20_000  # 10,000 quotas with two limits; beyond it the olde
 WINDOW_MS: Final = 10_000  # of the used ratio
 SOFT_LIMIT: Final = 0.8  # used ratio of a warning
 WARNING_PERIOD_MS: Final = 3_600_000  # between two warnings about one limit
-PROXIES_MAX: Final = 1_024  # demands that a bucket remembers, one of each proxy
+PROXIES_MAX: Final = 1_024  # shares of a bucket, one of each proxy
+# Without a demand for this time, a share is forgotten, because its proxy has ended. A proxy with
+# many leases needs several requests to renew all of them.
+SHARE_MS: Final = 1_000
 
 
 class LeaseDemand(NamedTuple):
@@ -32,6 +40,14 @@ class LeaseDemand(NamedTuple):
     wanted: int  # for the time of a lease, `first` included
     first: int  # cost of the first waiting send, all or none; 0: no send waits
     returned: int  # unused tokens of earlier leases
+
+
+class _ProxyShare(NamedTuple):
+    """The tokens that a proxy still wants, and those that it has got."""
+
+    at_ms: int  # of its last demand
+    unmet: int
+    level: int  # granted tokens, to be compared with those of other proxies
 
 
 @final
@@ -46,7 +62,8 @@ class QuotaBucket:
         self._window_ms = now_ms  # begin of the present window
         self._used_ratio = 0.0  # of the last whole window
         self._warned_at_ms: int | None = None
-        self._wanted: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # by proxy: ms, tokens
+        # By proxy, the oldest one first.
+        self._shares: OrderedDict[bytes, _ProxyShare] = OrderedDict()
 
     def lease(self, proxy: bytes, demand: LeaseDemand, now_ms: int) -> int:
         """Take unused tokens back, and return the number of granted tokens."""
@@ -54,13 +71,14 @@ class QuotaBucket:
         burst = self.rate_per_s * BURST_S
         self.tokens = min(self.tokens + demand.returned, burst)
         self._used -= demand.returned
-        share = self._share_of(proxy, demand.wanted, now_ms)
-        granted = min(demand.wanted, int(max(self.tokens, 0) * share))
+        level = self._level_of(proxy, demand, now_ms)
+        granted = self._part_of(level, demand.wanted)
         if granted < demand.first:
             # All or none: a part of the tokens would be unused at the proxy.
-            granted = demand.first if self.tokens >= min(demand.first, burst) else 0
+            granted = demand.first if self._free_for(level) >= min(demand.first, burst) else 0
         self.tokens -= granted
         self._used += granted
+        self._shares[proxy] = _ProxyShare(now_ms, demand.wanted - granted, level + granted)
         return granted
 
     def change_rate(self, rate_per_s: int, now_ms: int) -> None:
@@ -94,18 +112,44 @@ class QuotaBucket:
             self._used_ratio = max(self._used, 0) * 1_000 / (self.rate_per_s * window_ms)
             self._used, self._window_ms = 0.0, now_ms
 
-    def _share_of(self, proxy: bytes, wanted: int, now_ms: int) -> float:
-        """Return the part of the tokens for a proxy, by the demands of the last lease time."""
-        self._wanted.pop(proxy, None)
-        if wanted:
-            self._wanted[proxy] = now_ms, wanted
-        while self._wanted:
-            oldest, (at_ms, _) = next(iter(self._wanted.items()))
-            if now_ms - at_ms < LEASE_MS and len(self._wanted) <= PROXIES_MAX:
+    def _level_of(self, proxy: bytes, demand: LeaseDemand, now_ms: int) -> int:
+        """Return the level of a proxy. Forget its share, and those of ended proxies."""
+        own = self._shares.pop(proxy, None)
+        while self._shares:
+            oldest, share = next(iter(self._shares.items()))
+            if now_ms - share.at_ms < SHARE_MS and len(self._shares) < PROXIES_MAX:
                 break
-            del self._wanted[oldest]
-        total = sum(each for _, each in self._wanted.values())
-        return wanted / total if total else 1.0
+            del self._shares[oldest]
+        own_level = 0 if own is None else own.level - demand.returned
+        if own is not None and own.unmet:
+            return own_level
+        # The proxy has got all that it wanted.
+        others = [each.level for each in self._shares.values() if each.unmet]
+        return max(own_level, min(others)) if others else own_level
+
+    def _part_of(self, level: int, wanted: int) -> int:
+        """Return the tokens for a demand if all unmet demands get the same level."""
+        tokens = max(int(self.tokens), 0)
+        if not tokens or sum([each.unmet for each in self._shares.values()]) + wanted <= tokens:
+            return min(wanted, tokens)
+        # The common level rises until the tokens are used up. Demands begin and end on the way.
+        demands = [(level, wanted), *[(each.level, each.unmet) for each in self._shares.values()]]
+        steps = sorted(
+            [(begin, 1) for begin, _ in demands] + [(begin + most, -1) for begin, most in demands]
+        )
+        common, rising = float(steps[0][0]), 0
+        for at, change in steps:
+            if (needed := (at - common) * rising) >= tokens:
+                break
+            tokens -= needed
+            common, rising = at, rising + change
+        common += tokens / max(rising, 1)
+        return min(max(int(common - level), 0), wanted)
+
+    def _free_for(self, level: int) -> float:
+        """Return the tokens that proxies of a lower level leave to one of this level."""
+        behind = [min(each.unmet, max(level - each.level, 0)) for each in self._shares.values()]
+        return self.tokens - sum(behind)
 
 
 @final

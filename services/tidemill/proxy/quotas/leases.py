@@ -176,7 +176,8 @@ class LeaseBook:
             if returned:
                 lease.tokens -= returned
                 held -= returned
-            first = max(lease.waiting[0] - held, 0) if lease.waiting else 0
+            # A debt is paid in parts: all of it may be more than a bucket of the home ever has.
+            first = max(lease.waiting[0] - max(held, 0), 0) if lease.waiting else 0
             wanted = max(need - held, first)
             demands.append(LeaseDemand(lease.key, wanted, first, returned))
             if is_idle:

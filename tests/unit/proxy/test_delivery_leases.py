@@ -1,0 +1,124 @@
+"""The tokens of deliveries at several proxies, with the buckets of the home, in model time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+
+import pytest
+
+from tests.support.clocks import ManualClock
+from tests.support.security_items import counts_of
+from tidemill.proxy.quotas.deliveries import DeliveryQuotas
+from tidemill.proxy.quotas.renewal import Leased
+from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, RateKey, TrafficQuota
+from tidemill.security.token_buckets import LeaseDemand, QuotaBuckets
+
+MESSAGES, BYTES = QuotaLimit.DISPATCH_MESSAGES, QuotaLimit.DISPATCH_BYTES
+STEP_MS = 20  # between two renewals of each proxy
+BATCH = 32
+
+
+class Cluster:
+    """Proxies with one limited consumer group."""
+
+    def __init__(self, proxies: int, limit: QuotaLimit, rate: int) -> None:
+        self.clock = ManualClock()
+        self.random = Random(1)
+        quota = TrafficQuota(kind=QuotaKind.GROUP, value="group", limits={limit: rate})
+        items = {quota.name: json.dumps(quota.to_item()).encode()}
+        table = QuotaTable(lambda _kind, name: items.get(name), lambda: counts_of(QUOTA, items))
+        table.note_change()
+        self.buckets = QuotaBuckets({RateKey(quota.name, limit): rate}.get)
+        self.proxies = [
+            DeliveryQuotas(table, self._lease(n, proxies), self.clock.monotonic_ms)
+            for n in range(proxies)
+        ]
+        self.received = [0] * proxies  # messages
+
+    def _lease(self, n: int, proxies: int) -> Callable[[Sequence[LeaseDemand]], Awaitable[Leased]]:
+        async def lease(demands: Sequence[LeaseDemand]) -> Leased:
+            now_ms, name = self.clock.monotonic_ms(), bytes([n])
+            granted = [self.buckets.lease(name, demand, now_ms) for demand in demands]
+            return Leased(granted, proxies)
+
+        return lease
+
+    async def consume(self, n: int, size_bytes: int) -> None:
+        """Receive batches without a pause; messages have `size_bytes`."""
+        while True:
+            tokens = await self.proxies[n].wait(self.proxies[n].request("group", BATCH))
+            assert tokens is not None
+            await asyncio.sleep(0)
+            tokens.spend(tokens.messages, tokens.messages * size_bytes)
+            self.received[n] += tokens.messages
+
+    async def advance(self, seconds: float, *, is_random: bool) -> None:
+        """Let the time pass. The proxies renew in a fixed order or in a random one."""
+        for _ in range(round(seconds * 1_000 / STEP_MS)):
+            self.clock.advance(STEP_MS)
+            order = list(self.proxies)
+            if is_random:
+                self.random.shuffle(order)
+            for proxy in order:
+                await proxy.renewal.renew()
+            for _ in range(4):
+                await asyncio.sleep(0)
+
+
+def run(
+    cluster: Cluster, sizes: Sequence[Sequence[int]], seconds: float, *, is_random: bool = False
+) -> list[int]:
+    """Return the messages by proxy; `sizes` has the message size of each consumer by proxy."""
+
+    async def main() -> None:
+        tasks = [
+            asyncio.create_task(cluster.consume(n, size))
+            for n, consumers in enumerate(sizes)
+            for size in consumers
+        ]
+        await cluster.advance(seconds, is_random=is_random)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(main())
+    return cluster.received
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+@pytest.mark.parametrize(("rate", "polls"), [(10, 1), (300, 1), (300, 8), (3_000, 1), (30_000, 8)])
+def test_proxies_with_equal_demand_get_equal_parts(rate: int, polls: int, is_random: bool) -> None:
+    cluster = Cluster(3, MESSAGES, rate)
+    received = run(cluster, [[1] * polls] * 3, 60, is_random=is_random)
+    assert min(received) >= 0.9 * max(received)
+    # A poll takes at most one batch per step.
+    possible = min(rate * 60, 3 * polls * BATCH * 60_000 // STEP_MS)
+    assert sum(received) >= 0.95 * possible
+
+
+def test_a_proxy_with_little_demand_gets_it_and_leaves_the_others_their_parts() -> None:
+    """One batch per step of the first proxy is less than a third of the limit."""
+    cluster = Cluster(3, MESSAGES, 30_000)
+    received = run(cluster, [[1], [1] * 32, [1] * 32], 20)
+    assert received[0] >= 0.95 * BATCH * 20_000 / STEP_MS
+    assert received[1] == pytest.approx(received[2], rel=0.05)
+    assert sum(received) >= 0.95 * 30_000 * 20
+
+
+def test_an_idle_proxy_costs_nothing() -> None:
+    cluster = Cluster(3, MESSAGES, 300)
+    run(cluster, [[1], [1], [1]], 5)
+    before = sum(cluster.received)
+    run(cluster, [[1], [], []], 10)
+    assert sum(cluster.received) - before >= 0.95 * 300 * 10
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_a_proxy_that_owes_more_than_a_burst_gets_its_part(is_random: bool) -> None:
+    """A debt above the burst needs more than a bucket ever has. It is paid in parts."""
+    cluster = Cluster(2, BYTES, 1_000_000)
+    large, small = run(cluster, [[100_000], [1_000] * 4], 120, is_random=is_random)
+    assert large * 100_000 >= 0.4 * 120 * 1_000_000
+    assert small * 1_000 >= 0.4 * 120 * 1_000_000
