@@ -127,6 +127,21 @@ def test_a_poll_without_tokens_ends_empty_and_leaves_the_messages() -> None:
     run(scenario)
 
 
+def test_a_poll_that_does_not_wait_gets_tokens_that_the_home_has() -> None:
+    async def scenario(world: SeveralBrokers, home: Home) -> None:
+        home.limit(dispatchMessagesPerS=10)
+        world.send(0, "a", "b")
+        home.available[MESSAGES] = 1
+        assert await receive(world, poll_ms=0) == ["a"]
+        assert await receive(world, poll_ms=0) == ["MESSAGE_NOT_FOUND"]
+        home.available[MESSAGES] = 1
+        # It has left its demand.
+        await eventually(lambda: not home.available[MESSAGES])
+        assert await receive(world, poll_ms=0) == ["b"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_unused_tokens_are_for_other_polls(count: int) -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from tests.support.clocks import ManualClock
 from tests.support.security_items import counts_of
-from tidemill.proxy.quotas.deliveries import DeliveryQuotas
+from tidemill.proxy.quotas import deliveries
+from tidemill.proxy.quotas.deliveries import MISSED_MS, DeliveryQuotas
+from tidemill.proxy.quotas.leases import IDLE_MS
 from tidemill.proxy.quotas.renewal import Leased
 from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, RateKey, TrafficQuota
 from tidemill.security.token_buckets import LeaseDemand, QuotaBuckets
@@ -54,6 +56,23 @@ class Cluster:
             await asyncio.sleep(0)
             tokens.spend(tokens.messages, tokens.messages * size_bytes)
             self.received[n] += tokens.messages
+
+    async def poll_without_waiting(self, n: int, pause_ms: int) -> None:
+        """Poll with a pause after each poll. A poll has time for one renewal."""
+        quotas = self.proxies[n]
+        while True:
+            read = quotas.request("group", BATCH)
+            await self._until(self.clock.now_ms + STEP_MS)
+            read.stop()
+            tokens = await quotas.wait(read)
+            if tokens is not None:
+                self.received[n] += tokens.messages
+                tokens.spend(tokens.messages, 0)
+            await self._until(self.clock.now_ms + pause_ms)
+
+    async def _until(self, now_ms: int) -> None:
+        while self.clock.now_ms < now_ms:  # noqa: ASYNC110  # The steps are the events.
+            await asyncio.sleep(0)
 
     async def advance(self, seconds: float, *, is_random: bool) -> None:
         """Let the time pass. The proxies renew in a fixed order or in a random one."""
@@ -122,3 +141,40 @@ def test_a_proxy_that_owes_more_than_a_burst_gets_its_part(is_random: bool) -> N
     large, small = run(cluster, [[100_000], [1_000] * 4], 120, is_random=is_random)
     assert large * 100_000 >= 0.4 * 120 * 1_000_000
     assert small * 1_000 >= 0.4 * 120 * 1_000_000
+
+
+def test_polls_that_do_not_wait_get_their_part_beside_polls_that_wait() -> None:
+    """A part of three tokens per second takes longer than each of these polls."""
+    cluster = Cluster(3, MESSAGES, 10)
+
+    async def main() -> None:
+        tasks = [
+            asyncio.create_task(cluster.poll_without_waiting(0, 500)),
+            *[asyncio.create_task(cluster.consume(n, 1)) for n in (1, 2)],
+        ]
+        await cluster.advance(60, is_random=True)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(main())
+    assert cluster.received[0] >= 0.6 * 200
+    assert sum(cluster.received) >= 0.95 * 600
+
+
+def test_the_demand_of_an_ended_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "MISSED_MAX", 1)
+    cluster = Cluster(1, MESSAGES, 1)
+    [proxy] = cluster.proxies
+
+    async def main() -> None:
+        await proxy.take("group", 1, timeout_ms=0)
+        await proxy.take("group", BATCH, timeout_ms=0)
+        await proxy.renewal.renew()
+        [lease] = proxy.renewal.book.leases.values()
+        assert (lease.tokens, lease.waiting) == (2, [1, BATCH - 1])
+        for _ in range((MISSED_MS + IDLE_MS) // STEP_MS + 1):
+            cluster.clock.advance(STEP_MS)
+            await proxy.renewal.renew()
+        assert not proxy.renewal.book.leases, "its tokens are returned"
+
+    asyncio.run(main())

@@ -18,6 +18,7 @@ from tidemill.proxy.polling.notifications import NotificationStart, Notification
 from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch
 from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep
 from tidemill.proxy.polling.polling import Polling, PollWakeup, PopCancellation
+from tidemill.security.token_buckets import RENEWAL_MS
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
@@ -350,15 +351,18 @@ class MultiBrokerReceive:
     async def _take_tokens(
         self, quotas: DeliveryQuotas, request: link_pb2.PopRequest
     ) -> DeliveryTokens | None:
-        """Wait for tokens until the poll ends. A poll that does not wait needs them at once."""
+        """Wait for tokens until the poll ends. A poll that does not wait has time for a renewal."""
         read = quotas.request(self._poll.pair.key.group, request.max_messages)
-        if not self._poll.is_long:
-            read.stop()
         self._read = read
+        timer = None
+        if not self._poll.is_long:
+            timer = asyncio.get_running_loop().call_later(RENEWAL_MS / 1_000, read.stop)
         try:
             return await quotas.wait(read)
         finally:
             self._read = None
+            if timer is not None:
+                timer.cancel()
 
     def _return_tokens(self) -> None:
         tokens, self._tokens = self._tokens, None

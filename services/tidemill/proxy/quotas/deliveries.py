@@ -3,6 +3,9 @@
 A read takes tokens for messages before it asks the broker, and returns the unused ones afterwards.
 It takes tokens for bytes when it has the messages. The number of tokens may then be negative, and
 later reads wait until the home has granted the missing ones. A read is never refused.
+
+A read that ends without tokens leaves its demand for a short time. Otherwise, a client that polls
+without waiting would never find tokens, because the home grants them only if a read wants them.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
+from tidemill.proxy.quotas.leases import IDLE_MS
 from tidemill.proxy.quotas.renewal import Leased, LeaseRenewal
 from tidemill.security.quotas import MatchedRate, QuotaLimit
 from tidemill.security.token_buckets import RENEWAL_MS
@@ -22,6 +26,16 @@ if TYPE_CHECKING:
     from tidemill.security.token_buckets import LeaseDemand
 
 WAITING_MAX: Final = 10_000  # reads, about 1 KB each; a further one gets no tokens at once
+# Demand of reads that have ended without tokens, and the number of their consumer groups.
+MISSED_MS: Final = IDLE_MS
+MISSED_MAX: Final = 10_000  # about 200 bytes each; the oldest one is forgotten
+
+
+class _MissedRead(NamedTuple):
+    """The demand of a read that has ended without tokens."""
+
+    until_ms: int
+    wanted: int  # messages
 
 
 @final
@@ -89,6 +103,8 @@ class DeliveryQuotas:
         # Waiting reads by consumer group. The first one of a consumer group gets tokens first.
         self._queues: OrderedDict[str, deque[WaitingRead]] = OrderedDict()
         self._waiting_count = 0
+        # By consumer group, the oldest one first.
+        self._missed: OrderedDict[str, _MissedRead] = OrderedDict()
         self._is_released = False
         table.add_listener(self.serve)
 
@@ -121,12 +137,16 @@ class DeliveryQuotas:
     async def wait(self, read: WaitingRead) -> DeliveryTokens | None:
         """Return the tokens of a read; None if it has waited in vain."""
         try:
-            return await read.tokens
+            tokens = await read.tokens
         except asyncio.CancelledError:
             # Both may happen in one turn of the loop.
             if not read.tokens.cancelled() and (tokens := read.tokens.result()) is not None:
                 tokens.give_back()
             raise
+        else:
+            if tokens is None:
+                self._miss(read)
+            return tokens
         finally:
             self._remove(read)
 
@@ -134,9 +154,22 @@ class DeliveryQuotas:
         """Return tokens of 1 to `wanted` messages; None if there are none within the time."""
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
-                return await self.wait(self.request(group, wanted))
+                read = self.request(group, wanted)
+                return await self.wait(read)
         except TimeoutError:
+            self._miss(read)
             return None
+
+    def _miss(self, read: WaitingRead) -> None:
+        """Keep the demand of a read that has ended without tokens."""
+        if self._is_released:
+            return
+        self._missed.pop(read.group, None)
+        if len(self._missed) >= MISSED_MAX:
+            self._missed.popitem(last=False)
+        until_ms = self._monotonic_ms() + MISSED_MS
+        self._missed[read.group] = _MissedRead(until_ms, read.wanted)
+        self.renewal.demand()
 
     def _remove(self, read: WaitingRead) -> None:
         queue = self._queues.get(read.group)
@@ -176,8 +209,15 @@ class DeliveryQuotas:
         for lease in self._book.leases.values():
             lease.waiting = []
         now_ms = self._monotonic_ms()
+        while self._missed:
+            oldest, missed = next(iter(self._missed.items()))
+            if now_ms < missed.until_ms:
+                break
+            del self._missed[oldest]
+        demands = {group: missed.wanted for group, missed in self._missed.items()}
         for group, queue in self._queues.items():
-            wanted = sum([read.wanted for read in queue])
+            demands[group] = sum([read.wanted for read in queue])
+        for group, wanted in demands.items():
             for rate in self._table.group_rates(group):
                 is_messages = rate.key.limit is QuotaLimit.DISPATCH_MESSAGES
                 # The number of bytes is unknown. The home grants the missing ones of earlier reads.
