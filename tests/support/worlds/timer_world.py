@@ -268,6 +268,10 @@ def check_engine(engine: Engine, fold: TimerFold) -> None:
     assert found == known, _difference(found, known)
     by_topic = Counter(one.topic_id for one in fold.open.values())
     assert +index.counts.pending == by_topic, "T-20"
+    bytes_by_topic: Counter[int] = Counter()
+    for one in fold.open.values():
+        bytes_by_topic[one.topic_id] += one.size
+    assert +index.counts.pending_bytes == bytes_by_topic
     assert min(index.counts.pending.values(), default=0) >= 0, "T-20: a negative count"
     assert index.pending_count == len(known), "T-20"
     assert index.counts.pinned_bytes == sum(one.size for one in fold.open.values())

@@ -75,7 +75,10 @@ def test_topics_and_prefixes_count_their_messages_and_timers() -> None:
     delay(world, "orders", 2)
     delay(world, "ordinal")
     world.background()
-    orders, ordinal = stored_in(world, "orders"), stored_in(world, "ordinal")
+    sizes = world.engine.timers.index.counts.pending_bytes
+    orders, ordinal = [
+        stored_in(world, topic) + sizes[world.topic(topic)] for topic in ("orders", "ordinal")
+    ]
     assert count(world) == {
         "topic:orders": (orders, 2),
         "prefix:ord": (orders + ordinal, 3),
@@ -115,6 +118,19 @@ def test_a_cancelled_timer_does_not_count_and_a_later_due_time_adds_none() -> No
     timers.cancel(TimerId(1), now_ms=world.now_ms)
     world.commit()
     assert count(world)["topic:orders"][1] == 1
+
+
+def test_stored_bytes_include_those_of_delayed_messages() -> None:
+    world = World()
+    put_quota(world, QuotaKind.TOPIC, "orders", storedBytes=1)
+    world.background()
+    delay(world, "orders", 2)
+    stored_bytes, _ = count(world)["topic:orders"]
+    assert stored_bytes is not None
+    assert stored_bytes >= 2 * len(blob("late"))
+    world.engine.timers.commands.cancel(TimerId(1), now_ms=world.now_ms)
+    world.commit()
+    assert count(world)["topic:orders"] == (stored_bytes // 2, 1)
 
 
 def test_many_queues_have_the_counts_of_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:

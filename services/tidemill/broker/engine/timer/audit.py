@@ -128,7 +128,8 @@ class TimerAudit:
             difference = abs(found.pending[topic_id] - known.pending[topic_id])
             if difference:
                 self.drift[topic_id] += difference
-        if found.pins != known.pins or found.file_live != known.file_live:
+        is_same_size = +found.pending_bytes == +known.pending_bytes
+        if not is_same_size or found.pins != known.pins or found.file_live != known.file_live:
             self.drift[NO_TOPIC] += 1
         self._index.counts = found
 

@@ -27,6 +27,7 @@ class TimerCounts:
         self._log = log
         self._table = table
         self.pending: Counter[TopicId] = Counter()  # by topic id
+        self.pending_bytes: Counter[TopicId] = Counter()  # of their messages, by topic id
         self.pending_count = 0
         self.pinned_bytes = 0
         self.pins: Counter[int] = Counter()  # by the segment of the newest copy of the message
@@ -35,6 +36,7 @@ class TimerCounts:
     def add(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
         """Add a pending timer (1), or remove it (-1)."""
         self.pending[entry.topic_id] += change
+        self.pending_bytes[entry.topic_id] += change * entry.size
         self.pending_count += change
         self.pinned_bytes += change * entry.size
         self.pins[self._log.segment_start(entry.log_offset)] += change
@@ -46,6 +48,7 @@ class TimerCounts:
         starts: Counter[int] = Counter()
         for entry in entries:
             self.pending[entry.topic_id] += 1
+            self.pending_bytes[entry.topic_id] += entry.size
             self.pinned_bytes += entry.size
         first, last = entries[0].log_offset, entries[-1].log_offset
         if self._log.segment_start(first) == self._log.segment_start(last):
@@ -65,9 +68,16 @@ class TimerCounts:
         self.pending_count += len(pending)
         self.pinned_bytes += int(pending["size"].sum(dtype=np.int64))
         self.file_live[self._table.file_number(TimerId(first_id))] += len(pending)
-        topics, counts = np.unique(pending["topic_id"], return_counts=True)
-        for topic_id, count in zip(topics.tolist(), counts.tolist(), strict=True):
+        topics, positions, counts = np.unique(
+            pending["topic_id"], return_inverse=True, return_counts=True
+        )
+        # Floats are exact up to 2**53, and a page has at most 2**20 sizes of 32 bits.
+        sizes = np.bincount(positions, weights=pending["size"])
+        for topic_id, count, size in zip(
+            topics.tolist(), counts.tolist(), sizes.tolist(), strict=True
+        ):
             self.pending[topic_id] += count
+            self.pending_bytes[topic_id] += int(size)
         starts = np.array([s.start for s in self._log.segments] or [LogOffset(0)], dtype=np.int64)
         indexes = np.searchsorted(starts, pending["log_offset"].astype(np.int64), side="right") - 1
         for segment, count in enumerate(np.bincount(np.maximum(indexes, 0)).tolist()):

@@ -1,7 +1,8 @@
 """The stocks of quotas at this broker group: stored bytes and pending timers (ADR 0078).
 
 A quota of a topic counts that topic, and a quota of a prefix all topics with the prefix. Copies for
-retries belong to the consumer group and do not count.
+retries belong to the consumer group and do not count. The bytes of delayed messages count for their
+topic before they are due, too.
 """
 
 from __future__ import annotations
@@ -71,16 +72,18 @@ class QuotaStocks:
         if not quotas:
             return []
         topics = yield from _find_topics(engine, quotas)
-        live_bytes, pending = engine.live_bytes, engine.timers.index.counts.pending
+        live_bytes, timers = engine.live_bytes, engine.timers.index.counts
         is_fresh = sum(topic.queues for topic in topics) <= QUEUES_MAX
         stocks = {quota.name: pb.QuotaStock(quota=quota.name) for quota in quotas}
         allowance = QUEUES_A_SLICE
         for topic in topics:
             if is_fresh:
                 yield from live_bytes.count_topic(topic.id)
+            stored_bytes = max(live_bytes.bytes_of_topic(topic.id), 0)
+            stored_bytes += timers.pending_bytes[topic.id]
             for name in topic.quotas:
-                stocks[name].stored_bytes += max(live_bytes.bytes_of_topic(topic.id), 0)
-                stocks[name].pending_timers += pending[topic.id]
+                stocks[name].stored_bytes += stored_bytes
+                stocks[name].pending_timers += timers.pending[topic.id]
             allowance -= topic.queues + 1
             if allowance <= 0:
                 yield
