@@ -103,3 +103,38 @@ def test_a_message_that_its_client_forwards_leaves_the_next_one_in_hand() -> Non
     world.commit()
     world.advance(1_000)
     assert [(one.body, one.attempt) for one in world.pop()] == [("m1", 2), ("m2", 1)]
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTIONS.values(), ids=INTERRUPTIONS)
+@pytest.mark.parametrize("queues", [1, 3])
+def test_a_repeated_attempt_gets_its_whole_batch_also_with_less_room(
+    queues: int, interrupt: Callable[[World], None]
+) -> None:
+    """A quota allows each pop another number. The client has got no message of the first answer."""
+    world = World(is_followed=True)
+    world.topic(TOPIC, queues=3)
+    world.group(is_ordered=True)
+    for queue_id in range(queues):
+        world.send(*[f"{queue_id}-{n}" for n in range(3)], queue_id=queue_id)
+    first = world.pop(invisible_ms=30_000, attempt_id="a")
+    assert len(first) == 3 * queues
+    world.send("new", queue_id=2)
+    interrupt(world)
+    for _ in range(3):
+        repeated = world.pop(2, invisible_ms=30_000, attempt_id="a")
+        old = [one.body for one in repeated if one.body != "new"]
+        assert sorted(old) == sorted([one.body for one in first])
+    world.ack(*repeated)
+    assert set(world.bodies()) | {one.body for one in repeated} >= {"new"}
+
+
+def test_a_repeated_attempt_returns_its_batches_before_messages_of_other_queues() -> None:
+    world = World()
+    world.topic(TOPIC, queues=2)
+    world.group(is_ordered=True)
+    world.send("m0", "m1", queue_id=1)
+    first = world.pop(invisible_ms=30_000, attempt_id="a")
+    world.send("m2", "m3", queue_id=0)
+    for _ in range(2):  # The queues take turns.
+        repeated = world.pop(2, invisible_ms=30_000, attempt_id="a")
+        assert [one.body for one in repeated] == [one.body for one in first]

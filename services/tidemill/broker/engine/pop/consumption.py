@@ -41,7 +41,7 @@ from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryB
 from tidemill.broker.engine.pop.delivery_limits import DeliveryLimits
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.message_selection import MessageSelector
-from tidemill.broker.engine.pop.ordered import OrderedPop
+from tidemill.broker.engine.pop.ordered import OrderedPop, is_repeated
 from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.pop.readiness import PopReadiness, ReadyMessages
@@ -161,7 +161,14 @@ class Consumption:
         if tags:
             self._reader.begin_scan()
         is_locked = False  # Whether another client's batch locks one of the queues.
-        for progress in self._sources(subscription, is_ordered=is_ordered, now_ms=now_ms):
+        sources = self._sources(subscription, is_ordered=is_ordered, now_ms=now_ms)
+        repeated = 0  # queues, the first ones
+        if is_ordered and attempt_id:
+            # A repeated attempt gets all its batches: they are hidden until their time ends.
+            again = [one for one in sources if is_repeated(one, attempt_id)]
+            if repeated := len(again):
+                sources = again + [one for one in sources if not is_repeated(one, attempt_id)]
+        for number, progress in enumerate(sources):
             # A thousand queues may have nothing for this pop, so skipping one must be cheap.
             if is_ordered:
                 if refusal is not None and progress.head == NIL:
@@ -171,7 +178,7 @@ class Consumption:
                     continue
             elif progress.position >= progress.queue.max_offset:
                 continue
-            budget = PopBudget(missing, taken_bytes=taken_bytes, is_untouched=not batches)
+            budget = PopBudget(max(missing, 0), taken_bytes=taken_bytes, is_untouched=not batches)
             try:
                 if is_ordered:
                     batch = self._ordered.pop(
@@ -189,7 +196,8 @@ class Consumption:
                 batches.append(batch)
                 taken_bytes += batch.size_bytes
                 missing -= len(batch.indexes)
-                if missing <= 0 or budget.is_alone or len(batches) >= room:
+                is_full = missing <= 0 or budget.is_alone or len(batches) >= room
+                if is_full and number + 1 >= repeated:
                     break
         if refusal is not None and not batches:
             raise refusal

@@ -216,13 +216,18 @@ class OrderedPop:
     def _repeated_batch(
         self, progress: PopProgress, slots: list[int], budget: PopBudget
     ) -> DeliveryBatch | None:
-        """Return the unsettled messages of the batch that a repeated attempt holds."""
+        """Return the unsettled messages of the batch that a repeated attempt holds.
+
+        The attempt gets all of them, also above its number of messages: a quota may allow it fewer
+        than before. The others would be hidden, but not delivered, until their time ends.
+        """
         assert progress.ordered is not None
         table = self._state.table
         slot = next((slot for slot in slots if table.ids[slot] == progress.ordered.batch_id), None)
         if slot is None:
             return None
-        indexes = table.indexes_of(table.live[slot])[: budget.messages_left]
+        indexes = table.indexes_of(table.live[slot])
+        budget.messages_left = max(budget.messages_left, len(indexes))
         offsets = [table.offset_of(slot, index) for index in indexes]
         entries = [progress.queue.entry(offset) for offset in offsets]
         count = budget.take_first([entry[1] for entry in entries])
@@ -285,3 +290,8 @@ class OrderedPop:
         if is_counted or table.starts[slot] < progress.queue.min_offset:
             return NONE
         return table.offset_of(slot, first.bit_length() - 1)
+
+
+def is_repeated(progress: PopProgress, attempt_id: str) -> bool:
+    """Whether the last batch of a queue is that of an attempt."""
+    return progress.ordered is not None and progress.ordered.attempt_id == attempt_id
