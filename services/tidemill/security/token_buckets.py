@@ -129,9 +129,9 @@ class QuotaBucket:
 
     def _part_of(self, level: int, wanted: int) -> int:
         """Return the tokens for a demand if all unmet demands get the same level."""
-        tokens = max(int(self.tokens), 0)
+        tokens = float(max(int(self.tokens), 0))
         if not tokens or sum([each.unmet for each in self._shares.values()]) + wanted <= tokens:
-            return min(wanted, tokens)
+            return min(wanted, int(tokens))
         # The common level rises until the tokens are used up. Demands begin and end on the way.
         demands = [(level, wanted), *[(each.level, each.unmet) for each in self._shares.values()]]
         steps = sorted(

@@ -14,6 +14,7 @@ from tests.component.proxy.test_rights import PUB, SEND, Client, entries, in_wor
 from tests.support.worlds.access_world import AccessWorld
 from tests.support.worlds.proxy_world import HEADERS
 from tidemill.common.errors import Unauthorized
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.server import access
 from tidemill.security.table import Mode
 from tidemill.security.tokens import MadeToken, NamedToken, make_token
@@ -111,6 +112,7 @@ def test_the_deletion_of_a_token_ends_its_streams() -> None:
             method="receive_message",
             metadata={**HEADERS, **bearer(made.text)},
             caller=None,
+            client=ClientKey("c"),
             failure=None,
             watch=None,
             find_address=lambda: None,
@@ -152,6 +154,7 @@ def test_the_end_of_a_token_ends_its_streams() -> None:
             method="receive_message",
             metadata={**HEADERS, **bearer(made.text)},
             caller=None,
+            client=ClientKey("c"),
             failure=None,
             watch=None,
             find_address=lambda: None,

@@ -17,6 +17,7 @@ from tests.support.issuer import NOW_S, jwk, rsa_key, token, write_keys
 from tests.support.worlds.access_world import AccessWorld, signed
 from tests.support.worlds.memory_broker import MemoryBroker
 from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, message
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.app import front_tls
 from tidemill.proxy.server import access
 from tidemill.proxy.server.grpc_server import GrpcServer
@@ -235,5 +236,30 @@ def test_a_removed_certificate_ends_the_streams_of_its_connection(tmp_path: Path
             wire.users.put_user("orders", *entries([PUB]), is_same=True, certificates=["new"])
             ended = await stream.read()
             assert (ended.status.code, ended.WhichOneof("command")) == (v2.UNAUTHORIZED, None)
+
+    run(tmp_path, scenario)
+
+
+def test_a_stream_ends_when_another_user_lists_an_earlier_name_of_its_certificate(
+    tmp_path: Path,
+) -> None:
+    """The client holds messages as the former user, which it no longer is (S-8, S-11)."""
+
+    async def scenario(wire: Wire) -> None:
+        revoked: list[ClientKey] = []
+        wire.users.gate.on_revoked = revoked.append
+        wire.users.put_user("orders", *entries([PUB]), certificates=["orders"])
+        async with wire.client(common_names=["orders"], uris=[URI]) as client:
+            settings = service.TelemetryCommand(
+                settings=v2.Settings(client_type=v2.PRODUCER, publishing=v2.Publishing())
+            )
+            stream = client.stub.Telemetry(metadata=tuple(HEADERS.items()))
+            await stream.write(settings)
+            assert (await stream.read()).WhichOneof("command") == "settings"
+            wire.users.put_user("other", *entries([PUB]), certificates=[URI])
+            async with asyncio.timeout(5):
+                ended = await stream.read()
+            assert ended is grpc.aio.EOF or ended.WhichOneof("command") is None
+            assert revoked == [ClientKey(HEADERS["x-mq-client-id"], 1)]
 
     run(tmp_path, scenario)

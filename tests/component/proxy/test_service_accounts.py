@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,12 @@ from tests.support.issuer import NOW_S, claims_of, jwk, p256_key, rsa_key, token
 from tests.support.worlds.access_world import AccessWorld, signed
 from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, run
 from tidemill.common.errors import TokenEnded, WrongCredentials
+from tidemill.message.client_key import ClientKey
+from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.server import access
+from tidemill.proxy.server.call import Call
+from tidemill.proxy.server.pipeline_source import PipelineMethod, pipeline_methods
+from tidemill.security import kubernetes_tokens
 from tidemill.security.bans import BanKind
 from tidemill.security.failure_buckets import CHECKS_MAX
 from tidemill.security.issuer_keys import IssuerKeys, KeySource
@@ -23,6 +28,7 @@ from tidemill.security.kubernetes_tokens import LEEWAY_S
 from tidemill.security.table import Mode
 from tidemill.security.tokens import NamedToken, make_token
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.pipeline.v1.pipeline_pb2 import GetQueuesRequest
 
 WRONG = (v2.UNAUTHORIZED, "the Kubernetes token is wrong")
 SENT = v2.OK
@@ -218,6 +224,7 @@ def test_the_end_of_a_token_ends_its_streams(file: Path, method: str) -> None:
             method=method,
             metadata={**HEADERS, **session(token())},
             caller=None,
+            client=ClientKey("c"),
             failure=None,
             watch=None,
             client_id="client-1",
@@ -249,6 +256,7 @@ def test_a_removed_key_ends_streams(file: Path) -> None:
             method="receive_message",
             metadata={**HEADERS, **session(token())},
             caller=None,
+            client=ClientKey("c"),
             failure=None,
             watch=None,
             client_id="client-1",
@@ -282,5 +290,135 @@ def test_forged_headers_of_identity_have_no_effect(file: Path) -> None:
             "tidemill-user": "orders",
         }
         assert await client.code(SEND, forged) == (v2.UNAUTHORIZED, "no credentials")
+
+    in_world(file, scenario)
+
+
+def rpc_of(headers: dict[str, str], **fields: Any) -> Any:
+    """Return a call as the transport sees it."""
+
+    async def send(_message: bytes) -> None:
+        pass
+
+    async def hold_in_turn(_size: int, *, timeout_s: float) -> bool:
+        return timeout_s > 0
+
+    values: dict[str, Any] = {
+        "metadata": {**HEADERS, **headers},
+        "peer": lambda: "ipv4:10.1.2.3:4",
+        "connection": 1,
+        "time_remaining_s": None,
+        "certificate_names": (),
+        "send": send,
+        "hold_in_turn": hold_in_turn,
+        "release": lambda _size: None,
+    }
+    return SimpleNamespace(**{**values, **fields})
+
+
+async def pages(_request: Any, _sharer: str) -> AsyncGenerator[bytes, None]:
+    """Answer without an end, a page in each turn of the loop."""
+    while True:
+        yield b"page"
+        await asyncio.sleep(0.001)
+
+
+async def no_pages(_request: Any, _sharer: str) -> AsyncGenerator[bytes, None]:
+    """Answer without a page."""
+    none: tuple[bytes, ...] = ()
+    for page in none:
+        yield page
+
+
+def pipeline_of(users: AccessWorld, answer: Any = no_pages) -> Any:
+    """Return a method of a pipeline behind the gate."""
+    row = PipelineMethod(GetQueuesRequest, answer, lambda _call, _request: None)
+    [method] = pipeline_methods({"GetQueues": row}, ProxyMetrics(), users.gate).values()
+    return method.handle
+
+
+PIPELINE_GET = ("Cluster:pipeline", "Get")
+
+
+def test_a_pipeline_call_reads_a_new_key_of_the_issuer(file: Path) -> None:
+    """A new key of the issuer costs no call (ADR 0079)."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("orders", *entries([PIPELINE_GET]), accounts=["shop/orders"])
+        write_keys(file.parent, jwk(rsa_key()), jwk(p256_key(), "k2"))
+        await pipeline_of(users)(rpc_of(session(token(key=p256_key(), kid="k2"))), b"")
+
+    in_world(file, scenario)
+
+
+def test_a_pipeline_call_may_use_a_certificate(file: Path) -> None:
+    """Each credential of a call counts on each service of the port (ADR 0081)."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("spark", *entries([PIPELINE_GET]), certificates=["spark"])
+        for headers in ({}, signed("spark")):
+            await pipeline_of(users)(rpc_of(headers, certificate_names=("spark",)), b"")
+
+    in_world(file, scenario)
+
+
+def test_a_pipeline_stream_ends_when_its_user_is_disabled(file: Path) -> None:
+    """Each open stream is checked after a change (section 7, propagation)."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("spark", *entries([PIPELINE_GET]))
+        stream = asyncio.create_task(pipeline_of(users, pages)(rpc_of(signed("spark")), b""))
+        await asyncio.sleep(0.05)
+        assert not stream.done(), stream
+        users.put_user("spark", is_same=True, is_enabled=False)
+        done, _ = await asyncio.wait([stream], timeout=2)
+        stream.cancel()
+        assert done, "the disabled user still reads"
+
+    in_world(file, scenario)
+
+
+def test_the_mode_off_reads_no_keys_for_a_token(file: Path) -> None:
+    """In the mode off, credentials are ignored, also if a client is banned (section 7)."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.set_mode(Mode.OFF)
+        users.put_ban(BanKind.CLIENT, "another")
+        call = Call(
+            {**HEADERS, **session(token(kid="unknown"))},
+            peer=lambda: "ipv4:10.1.2.3:4",
+            connection=1,
+            time_remaining_s=None,
+            gate=users.gate,
+        )
+        assert not call.has_unknown_key()
+
+    in_world(file, scenario)
+
+
+def test_wrong_tokens_keep_no_stream_of_a_disabled_user(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of checks must not hide that the user of a known stream is disabled (S-11)."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        monkeypatch.setattr(kubernetes_tokens, "VERIFIED_MAX", 1)
+        call = Call(
+            {**HEADERS, **session(token())},
+            peer=lambda: "ipv4:10.1.2.3:4",
+            connection=1,
+            time_remaining_s=None,
+            gate=users.gate,
+        )
+        call.method = "telemetry"
+        call.check()
+        stream = asyncio.create_task(call.watched(asyncio.Event().wait()))  # type: ignore[arg-type]
+        await client.code(SEND, session(token(claims_of(nbf=NOW_S - 1))))  # The first is forgotten.
+        for _ in range(CHECKS_MAX):
+            await client.code(SEND, session(token(key=rsa_key(1))))
+        users.put_user("orders", is_same=True, accounts=["shop/orders"], is_enabled=False)
+        done, _ = await asyncio.wait([stream], timeout=2)
+        stream.cancel()
+        assert done, "the stream of the disabled user is open"
 
     in_world(file, scenario)

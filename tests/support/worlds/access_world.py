@@ -57,6 +57,7 @@ class AccessWorld:
             accounts = ServiceAccounts(self.table, tokens, issuer_keys)
         self.gate = AccessGate(self.table, lambda: self.keys, lambda: self.now_ms, accounts)
         self._last_id = 0
+        self._ids: dict[str, int] = {}  # by user
         self.set_mode(mode)
 
     def _count_items(self) -> ItemCounts:
@@ -88,16 +89,19 @@ class AccessWorld:
         certificates: Sequence[str] = (),
     ) -> User:
         """Put a user, or change it if it `is_same`; its secrets end at `not_after_ms` or never."""
-        self._last_id += not is_same
+        if not is_same:
+            self._last_id += 1
+            self._ids[name] = self._last_id
+        user_id = self._ids[name]
         keys = self.keys
         assert keys is not None
         sealed = [
-            keys.seal(secret.encode(), user_id=self._last_id, secret_id=number, created_at_ms=0)
+            keys.seal(secret.encode(), user_id=user_id, secret_id=number, created_at_ms=0)
             for number, secret in enumerate(secrets, 1)
         ]
         user = User(
             name=name,
-            id=self._last_id,
+            id=user_id,
             type=UserType.SUPER if is_super else UserType.NORMAL,
             is_enabled=is_enabled,
             secrets=tuple([replace(each, not_after_ms=not_after_ms) for each in sealed]),

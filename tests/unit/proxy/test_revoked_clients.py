@@ -9,13 +9,14 @@ import pytest
 
 from tests.support.worlds.access_world import AccessWorld, signed
 from tests.support.worlds.proxy_world import HEADERS
-from tidemill.common.errors import InvalidReceiptHandle, Unauthorized
+from tidemill.common.errors import InvalidReceiptHandle, Unauthorized, WrongCredentials
 from tidemill.message.client_key import ClientKey
 from tidemill.proxy.server import revoked_clients
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.revoked_clients import REVOKED_MS, SETTLING
 from tidemill.security.acl import parse_entry
 from tidemill.security.bans import BanKind
+from tidemill.security.table import Mode
 
 RIGHTS = (parse_entry("Topic:orders", ["Sub"]), parse_entry("Group:billing", ["Sub"]))
 CLIENT_ID = HEADERS["x-mq-client-id"]
@@ -28,7 +29,7 @@ class RevocationWorld(AccessWorld):
         super().__init__()
         self.put_user("shop", *RIGHTS)
         self.revoked: list[ClientKey] = []
-        self.gate.on_revoked = lambda call: self.revoked.append(call.client)
+        self.gate.on_revoked = self.revoked.append
 
     def call(self, method: str, user: str = "shop", client_id: str = CLIENT_ID) -> Call:
         headers = {**HEADERS, **signed(user), "x-mq-client-id": client_id}
@@ -140,3 +141,35 @@ def test_the_number_of_revoked_clients_is_limited(monkeypatch: pytest.MonkeyPatc
         name: known.answer(world.call("ack_message", client_id=name), refusal) for name in "abc"
     }
     assert {name for name, answer in answers.items() if answer is refusal} == {"b"}
+
+
+def create_again(world: RevocationWorld) -> None:
+    """Delete the user and create another one of its name and secret, in one update."""
+    world.delete_user("shop")
+    world.put_user("shop", *RIGHTS)
+
+
+@pytest.mark.parametrize("method", ["telemetry", "receive_message"])
+def test_a_stream_does_not_pass_to_a_user_that_was_created_again(method: str) -> None:
+    """A user created again inherits nothing (S-20), and the former one holds nothing (S-11)."""
+
+    async def scenario() -> None:
+        world = RevocationWorld()
+        await world.lose_while_open(method, lambda: create_again(world))
+        assert world.revoked == [ClientKey(CLIENT_ID, 1)]
+
+    asyncio.run(scenario())
+
+
+def test_a_ban_without_a_user_is_not_shown_to_wrong_credentials() -> None:
+    """A stranger gets the text, and the delay, of wrong credentials (S-6)."""
+
+    async def scenario() -> None:
+        world = RevocationWorld()
+        world.set_mode(Mode.OFF)
+        await world.lose_while_open("telemetry", lambda: ban_client(world))
+        world.set_mode(Mode.ON)
+        with pytest.raises(WrongCredentials, match="signature is wrong"):
+            world.settle("ack_message", "unknown")
+
+    asyncio.run(scenario())

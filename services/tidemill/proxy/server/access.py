@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
 from tidemill.common.errors import (
     Banned,
     KeyMissing,
@@ -24,9 +22,11 @@ from tidemill.common.errors import (
     Unauthorized,
     WrongCredentials,
 )
+from tidemill.message.client_key import ClientKey
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server import bearer
+from tidemill.proxy.server.access_metrics import access_metrics
 from tidemill.proxy.server.gated_call import Caller, GatedCall, StreamWatch
 from tidemill.proxy.server.revoked_clients import RevokedClients
 from tidemill.proxy.server.signed_calls import SignedCalls
@@ -120,8 +120,8 @@ class AccessGate:
         self._delayed_count = 0
         self.streams = StreamWatches(self._check_stream, self._valid_ms)
         self._revoked = RevokedClients(wall_ms)
-        # Called with a stream whose client has lost a right.
-        self.on_revoked: Callable[[GatedCall], None] = lambda _call: None
+        # Called with a client that has lost a right while a stream of it was open.
+        self.on_revoked: Callable[[ClientKey], None] = lambda _client: None
         # Raises SecurityStale if users and rights are too old; None: there is no limit.
         self.check_age: Callable[[], None] | None = None
         # Called with each refused or would-be-refused call, and with each access of a super user.
@@ -144,6 +144,11 @@ class AccessGate:
         self.is_checking = self._needs_checks()
         self._signatures.undecryptable.clear()
         self.streams.check_soon()
+
+    @property
+    def needs_credentials(self) -> bool:
+        """Whether credentials count; in the mode off, only bans do."""
+        return self._mode is not Mode.OFF
 
     def _needs_checks(self) -> bool:
         return self._mode is not Mode.OFF or self._bans.has_clients
@@ -180,6 +185,8 @@ class AccessGate:
 
     def require_all(self, call: GatedCall, action: Action, type_: ResourceType) -> None:
         """Check that the user has a right on each resource of a type. Raises as `require`."""
+        if call.watch is not None:
+            call.watch.note_all(action, type_)
         if self._mode is Mode.OFF or (caller := self._find_caller(call)) is None:
             return
         if caller.known.allows_all(action, type_, call.find_address):
@@ -220,24 +227,32 @@ class AccessGate:
 
     def _check_stream(self, watch: StreamWatch) -> None:
         """End a stream whose user or client may not have it any longer."""
+        call, before = watch.call, watch.call.caller
+        client = call.client
         try:
-            self.authenticate(watch.call)
+            if self._mode is Mode.ON:
+                _check_user(before, self._table)
+            self.authenticate(call)
+            if self._mode is Mode.ON:
+                _check_same(before, call.caller)
             for actions, resource in tuple(watch.required):
-                self.require(watch.call, actions, resource)
+                self.require(call, actions, resource)
+            for action, type_ in tuple(watch.required_of_all):
+                self.require_all(call, action, type_)
         except (KeyMissing, SecurityStale, Overloaded):
             return  # Nothing is known about the user; the next call is refused.
         except TokenEnded as error:
             # The client opens the telemetry stream again, with its newer token, and keeps its
             # messages. Kubernetes renews a token before its end.
-            watch.end(None if watch.call.method == "telemetry" else error)
+            watch.end(None if call.method == "telemetry" else error)
         except Unauthorized as error:
             watch.end(error)
             # Without a user, the end is that of the clients of all users with this id. Only a ban
             # of the id may end all of them.
-            is_own = watch.call.caller is not None or isinstance(error, Banned)
-            if watch.call.method in _CLIENT_STREAMS and is_own:
-                self._revoked.note(watch.call.client)
-                self.on_revoked(watch.call)
+            is_own = before is not None or isinstance(error, Banned)
+            if call.method in _CLIENT_STREAMS and is_own:
+                self._revoked.note(client)
+                self.on_revoked(client)
 
     def _valid_ms(self, call: GatedCall) -> int | None:
         """Return the time until the credential of a call ends; None without an end to come."""
@@ -416,28 +431,29 @@ class AccessGate:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of credentials and rights."""
-        logins = CounterMetricFamily(
-            "rocketmq_auth", "Checks of credentials.", labels=("method", "result")
-        )
-        for labels, count in self.authentications.items():
-            logins.add_metric(labels, count)
-        yield logins
-        accesses = CounterMetricFamily(
-            "rocketmq_access", "Checks of rights.", labels=("call", "result")
-        )
-        for labels, count in self.accesses.items():
-            accesses.add_metric(labels, count)
-        yield accesses
-        undecryptable = GaugeMetricFamily(
-            "rocketmq_auth_undecryptable_secrets", "Secrets that no key of the key file decrypts."
-        )
-        undecryptable.add_metric((), len(self._signatures.undecryptable))
-        yield undecryptable
-        mode = GaugeMetricFamily(
-            "rocketmq_security_mode", "The mode in force: 0 off, 1 permissive, 2 on."
-        )
-        mode.add_metric((), self._mode)
-        yield mode
+        undecryptable = len(self._signatures.undecryptable)
+        return access_metrics(self.authentications, self.accesses, undecryptable, self._mode)
+
+
+def _check_user(caller: Caller | None, table: SecurityTable) -> None:
+    """Raise Unauthorized if the user of a stream was deleted or disabled.
+
+    Its credentials may be too many to check at present.
+    """
+    if caller is None:
+        return
+    user = caller.known.user
+    known = table.user(user.name)
+    if known is None or known.user.id != user.id:
+        raise Unauthorized(f"user {user.name} of this stream was deleted")
+    if not known.user.is_enabled:
+        raise _of_user(user, Unauthorized(f"user {user.name} is disabled"))
+
+
+def _check_same(before: Caller | None, after: Caller | None) -> None:
+    """Raise Unauthorized if the credentials of a stream are those of another user now."""
+    if before and after and before.known.user.id != after.known.user.id:
+        raise Unauthorized("the credentials of this stream belong to another user now")
 
 
 def _of_user(user: User, error: Unauthorized) -> Unauthorized:

@@ -203,7 +203,7 @@ class Call:
     def has_unknown_key(self) -> bool:
         """Whether the Kubernetes token of the call names a key that this process does not know."""
         gate = self._gate
-        if gate is None or gate.accounts is None or not gate.is_checking:
+        if gate is None or gate.accounts is None or not gate.needs_credentials:
             return False
         return gate.accounts.has_unknown_key(self.metadata)
 

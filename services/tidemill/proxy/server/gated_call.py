@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
     from tidemill.message.client_key import ClientKey
-    from tidemill.security.acl import Action, Resource, SourceAddress
+    from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress
     from tidemill.security.table import KnownUser
 
 REQUIRED_MAX: Final = 1_024  # rights that one stream has needed
@@ -56,7 +56,7 @@ class Caller(NamedTuple):
 class StreamWatch:
     """One open stream."""
 
-    __slots__ = ("call", "end_check", "error", "is_over", "required", "task")
+    __slots__ = ("call", "end_check", "error", "is_over", "required", "required_of_all", "task")
 
     def __init__(self, call: GatedCall, task: asyncio.Task[None]) -> None:
         self.call = call
@@ -64,6 +64,7 @@ class StreamWatch:
         self.end_check: asyncio.TimerHandle | None = None  # at the end of the credential
         # The rights that the stream has needed so far; none: valid credentials.
         self.required: dict[tuple[tuple[Action, ...], Resource], None] = {}
+        self.required_of_all: set[tuple[Action, ResourceType]] = set()  # on each one of a type
         self.is_over = False  # whether `end` was called
         self.error: ServiceError | None = None  # for the client of an ended stream, if any
 
@@ -71,6 +72,10 @@ class StreamWatch:
         """Note a right that the stream needs from now on."""
         if len(self.required) < REQUIRED_MAX:
             self.required[actions, resource] = None
+
+    def note_all(self, action: Action, type_: ResourceType) -> None:
+        """Note a right on each resource of a type that the stream needs from now on."""
+        self.required_of_all.add((action, type_))
 
     def end(self, error: ServiceError | None) -> None:
         """End the stream with an error, or else as if the client had half-closed it."""

@@ -37,6 +37,8 @@ class MetricsReceiver:
         """Process one export. Raises RpcError for a call without a client id."""
         try:
             call.method = "export"
+            if call.has_unknown_key():
+                await call.read_unknown_key()
             call.check()
             check_namespace(call.namespace)
         except (Unauthorized, KeyMissing, SecurityStale) as error:

@@ -87,11 +87,13 @@ def _streaming(
         began_s, outcome, result = time.monotonic(), "20000", "cancelled"
         try:
             gated = _call(call, code, gate)
+            if gated.has_unknown_key():
+                await gated.read_unknown_key()
             gated.authenticate()
             with _place(under_way, gated.sharer):
                 parsed = row.request.FromString(request)
-                check_pipeline_rights(gated, row, parsed)
-                await _answer(call, row, parsed, gated.sharer)
+                # A lost right ends the stream.
+                await gated.watched(_checked_answer(gated, call, row, parsed))
             result = "success"
         except ServiceError as error:
             outcome, result = str(codes_of(error).rocketmq), "process_request_failed"
@@ -139,6 +141,7 @@ def _call(rpc: RpcCall, method: str, gate: AccessGate | None) -> Call:
         connection=rpc.connection,
         time_remaining_s=rpc.time_remaining_s,
         gate=gate,
+        certificate_names=rpc.certificate_names,
     )
     call.method = method
     return call
@@ -148,6 +151,11 @@ def check_pipeline_rights(call: Call, row: PipelineMethod, parsed: Message) -> N
     """Check the rights of a call. Raises Unauthorized, KeyMissing."""
     call.require(PIPELINE, Action.GET)
     row.check_rights(call, parsed)
+
+
+async def _checked_answer(gated: Call, call: RpcCall, row: PipelineMethod, parsed: Message) -> None:
+    check_pipeline_rights(gated, row, parsed)
+    await _answer(call, row, parsed, gated.sharer)
 
 
 async def _answer(call: RpcCall, row: PipelineMethod, parsed: Message, sharer: str) -> None:

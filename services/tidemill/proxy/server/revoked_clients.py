@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
-from tidemill.common.errors import InvalidReceiptHandle, ServiceError, Unauthorized
-from tidemill.message.client_key import ClientKey
+from tidemill.common.errors import Banned, InvalidReceiptHandle, ServiceError, Unauthorized
+from tidemill.message.client_key import NO_OWNER, ClientKey
 
 if TYPE_CHECKING:
     from tidemill.proxy.server.gated_call import GatedCall
@@ -48,6 +48,8 @@ class RevokedClients:
         if call.method not in SETTLING or not isinstance(error, Unauthorized):
             return error
         client = call.client if call.caller else ClientKey(call.client_id, error.user_id)
+        if client.owner == NO_OWNER and not isinstance(error, Banned):
+            return error  # Wrong credentials learn nothing.
         ends_ms = self._ends_ms.get(client)
         if ends_ms is None or self._now_ms() > ends_ms:
             return error
