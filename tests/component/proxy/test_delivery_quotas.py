@@ -268,6 +268,24 @@ def test_the_number_of_waiting_polls_has_a_limit(monkeypatch: pytest.MonkeyPatch
     run(scenario)
 
 
+def test_a_poll_that_ends_in_the_turn_of_its_tokens_pops_nothing() -> None:
+    async def scenario(world: SeveralBrokers, home: Home) -> None:
+        home.limit(dispatchMessagesPerS=10)
+        world.send(0, "a")
+        waiting = poll(world)
+        await eventually(lambda: home.waiting() == 1)
+        popped = ready(world)
+        [lease] = home.quotas.renewal.book.leases.values()
+        lease.tokens = 1
+        home.quotas.serve()
+        [client] = world.polling._open
+        world.polling.end_client(client)
+        assert await waiting == ["MESSAGE_NOT_FOUND"]
+        assert (ready(world), lease.tokens) == (popped, 1)
+
+    run(scenario)
+
+
 def test_another_consumer_group_has_no_limit() -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)

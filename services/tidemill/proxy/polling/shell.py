@@ -328,7 +328,8 @@ class MultiBrokerReceive:
             if self._tokens is None:
                 return link_pb2.PopReply()
             request.max_messages = self._tokens.messages
-        if poll.is_stopping or not isinstance(step, PopStep):
+        # The poll may have ended in the turn of its tokens.
+        if poll.is_stopping or poll.is_done or not isinstance(step, PopStep):
             self._return_tokens()
             return link_pb2.PopReply()
         timeout_ms = min(timeout_ms, poll.hard_end_ms - shell.now_ms())
