@@ -527,6 +527,28 @@ def test_a_message_refused_by_a_stock_is_not_overtaken_by_its_message_group() ->
     run(scenario)
 
 
+def test_a_cancelled_send_returns_tokens_that_came_in_the_same_turn() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        sending = asyncio.create_task(world.send())
+        await asyncio.sleep(0)
+        [lease] = world.quotas._book.leases.values()
+        lease.tokens = 1
+        world.quotas.serve()
+        assert lease.tokens == 0
+        sending.cancel()
+        await asyncio.wait([sending])
+        assert (sending.cancelled(), lease.tokens, lease.used) == (True, 1, 0)
+        # Without its tokens, it returns none.
+        sending = asyncio.create_task(world.send(messages=2))
+        await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.wait([sending])
+        assert (lease.tokens, lease.used) == (1, 0)
+
+    run(scenario)
+
+
 def test_an_unknown_stock_refuses_nothing_without_the_home() -> None:
     async def scenario(world: World) -> None:
         world.is_up = False

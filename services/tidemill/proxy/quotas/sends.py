@@ -194,6 +194,13 @@ class SendQuotas:
             refusal = self._refusal(waiting.rates, waiting.costs)
             self._refuse_later(waiting, refusal)
             raise refusal from None
+        except asyncio.CancelledError:
+            # Its tokens may have come in the same turn. Without them, `passed` is cancelled, too.
+            if not waiting.passed.cancelled() and waiting.passed.exception() is None:
+                for lease, tokens in waiting.costs:
+                    lease.charge(-tokens)
+                self._renewal.demand()
+            raise
         finally:
             self._remove(waiting)
             self._set_active()
