@@ -210,6 +210,20 @@ def test_the_home_leases_the_room_of_all_broker_groups() -> None:
     run(scenario)
 
 
+def test_the_home_answers_known_limits_beside_unknown_ones() -> None:
+    """A proxy of a later version may know a limit that this one does not."""
+
+    async def scenario(world: RoundWorld, service: QuotaService) -> None:
+        put_quota(world.world, QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        known = pb.TokenDemand(quota="topic:orders", limit="publishMessagesPerS", wanted=30)
+        unknown = pb.TokenDemand(quota="topic:orders", limit="readsPerS", wanted=30)
+        request = pb.LeaseTokensRequest(process_id=b"p", demands=[unknown, known])
+        reply = await service.LeaseTokens(request)
+        assert (list(reply.granted), list(reply.rooms)) == ([30, 20], [UNKNOWN_ROOM] * 2)
+
+    run(scenario)
+
+
 def test_the_used_part_of_a_stock_is_a_metric_and_a_warning() -> None:
     async def scenario(world: RoundWorld, service: QuotaService) -> None:
         put_quota(world.world, QuotaKind.TOPIC, "orders", pendingTimers=10, storedBytes=1_000)

@@ -39,6 +39,7 @@ log = structlog.get_logger()
 
 DEMANDS_MAX: Final = 1_000  # of one request: they take 3 ms
 DECODED_MAX: Final = 10_000  # quotas, the limit of a cluster
+_LIMITS: Final = frozenset({limit.value for limit in QuotaLimit})
 TOKENS_MAX: Final = 1 << 40  # of one demand: more bytes than all proxies can hold
 
 
@@ -71,9 +72,16 @@ class QuotaService:
                 )
             demands = list(map(_demand_of, request.demands))
             self._engine, now_ms = engine, self._monotonic_ms()
-            grants = [self._grant(request.process_id, demand, now_ms) for demand in demands]
+            grants = [
+                # A proxy of a later version knows more limits. Those of this version go on.
+                StockGrant(asked.wanted, UNKNOWN_ROOM)
+                if demand is None
+                else self._grant(request.process_id, demand, now_ms)
+                for asked, demand in zip(request.demands, demands, strict=True)
+            ]
             for demand in demands:
-                self._warn(demand.key, now_ms)
+                if demand is not None:
+                    self._warn(demand.key, now_ms)
             return pb.LeaseTokensReply(
                 granted=[grant.tokens for grant in grants],
                 rooms=[grant.room for grant in grants],
@@ -191,13 +199,11 @@ class QuotaService:
         return known[1].get(key.limit)
 
 
-def _demand_of(demand: pb.TokenDemand) -> LeaseDemand:
-    """Read a demand. Raises BadRequest."""
-    try:
-        limit = QuotaLimit(demand.limit)
-    except ValueError:
-        raise BadRequest(f"the limit {demand.limit!r} is unknown; upgrade the broker") from None
+def _demand_of(demand: pb.TokenDemand) -> LeaseDemand | None:
+    """Read a demand; None if its limit is unknown. Raises BadRequest."""
     counts = demand.wanted, demand.first, demand.returned
     if not all(0 <= count <= TOKENS_MAX for count in counts):
         raise BadRequest(f"a demand of {counts} tokens; each is 0 to {TOKENS_MAX}")
-    return LeaseDemand(RateKey(demand.quota, limit), *counts)
+    if demand.limit not in _LIMITS:
+        return None
+    return LeaseDemand(RateKey(demand.quota, QuotaLimit(demand.limit)), *counts)
