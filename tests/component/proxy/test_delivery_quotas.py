@@ -57,7 +57,7 @@ class Home:
         self.table.note_change()
 
     def waiting(self) -> int:
-        return sum(map(len, self.quotas._queues.values()))
+        return self.quotas._waiting_count
 
 
 Scenario = Callable[[SeveralBrokers, Home], Awaitable[None]]
@@ -253,7 +253,7 @@ def test_a_disconnected_poll_leaves_the_queue_and_its_tokens() -> None:
 
 
 def test_the_number_of_waiting_polls_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "WAITING_MAX", 2)
+    monkeypatch.setattr(deliveries, "WAITING_MAX", 4)
 
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
@@ -262,6 +262,12 @@ def test_the_number_of_waiting_polls_has_a_limit(monkeypatch: pytest.MonkeyPatch
         third = home.quotas.request("group", 1)
         assert await home.quotas.wait(third) is None
         assert home.waiting() == 2
+        # The first poll of another consumer group finds a place.
+        other = TrafficQuota(kind=QuotaKind.GROUP, value="other", limits={BYTES: 1_000})
+        home.items[other.name] = json.dumps(other.to_item()).encode()
+        home.table.note_change()
+        home.available[BYTES] = 1_000
+        assert await home.quotas.take("other", 1, timeout_ms=5_000) is not None
         for one in waiting:
             one.cancel()
 
@@ -277,7 +283,7 @@ def test_a_poll_that_ends_in_the_turn_of_its_tokens_pops_nothing() -> None:
         popped = ready(world)
         [lease] = home.quotas.renewal.book.leases.values()
         lease.tokens = 1
-        home.quotas.serve()
+        home.quotas.serve([lease])
         [client] = world.polling._open
         world.polling.end_client(client)
         assert await waiting == ["MESSAGE_NOT_FOUND"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.clocks import ManualClock
 from tests.support.security_items import counts_of
-from tidemill.proxy.quotas import deliveries
+from tidemill.proxy.quotas import deliveries, renewal
 from tidemill.proxy.quotas.deliveries import MISSED_MS, DeliveryQuotas
 from tidemill.proxy.quotas.leases import IDLE_MS
 from tidemill.proxy.quotas.renewal import Leased
@@ -176,5 +176,38 @@ def test_the_demand_of_an_ended_read_ends(monkeypatch: pytest.MonkeyPatch) -> No
             cluster.clock.advance(STEP_MS)
             await proxy.renewal.renew()
         assert not proxy.renewal.book.leases, "its tokens are returned"
+
+    asyncio.run(main())
+
+
+def test_a_renewal_of_many_leases_takes_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "LEASES_A_SLICE", 2)
+    groups = [f"group-{n}" for n in range(5)]
+    quotas = [
+        TrafficQuota(kind=QuotaKind.GROUP, value=group, limits={MESSAGES: 10}) for group in groups
+    ]
+    items = {quota.name: json.dumps(quota.to_item()).encode() for quota in quotas}
+    table = QuotaTable(lambda _kind, name: items.get(name), lambda: counts_of(QUOTA, items))
+    table.note_change()
+    turns = 0
+
+    async def lease(demands: Sequence[LeaseDemand]) -> Leased:
+        return Leased([demand.first for demand in demands], 1)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        proxy = DeliveryQuotas(table, lease, ManualClock().monotonic_ms)
+        reads = [proxy.request(group, BATCH) for group in groups]
+        counting = asyncio.create_task(count_turns())
+        await proxy.renewal.renew()
+        counting.cancel()
+        assert all(read.tokens.done() for read in reads)
+        # Three slices before the request, and three after it.
+        assert turns == 4
 
     asyncio.run(main())

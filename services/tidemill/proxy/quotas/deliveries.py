@@ -11,13 +11,13 @@ without waiting would never find tokens, because the home grants them only if a 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from tidemill.proxy.quotas.leases import IDLE_MS
-from tidemill.proxy.quotas.renewal import Leased, LeaseRenewal
+from tidemill.proxy.quotas.leases import IDLE_MS, Lease
+from tidemill.proxy.quotas.renewal import REQUEST_PAUSE_MS, Leased, LeaseRenewal
 from tidemill.security.quotas import MatchedRate, QuotaLimit
 from tidemill.security.token_buckets import RENEWAL_MS
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from tidemill.security.quotas import QuotaTable
     from tidemill.security.token_buckets import LeaseDemand
 
-WAITING_MAX: Final = 10_000  # reads, about 1 KB each; a further one gets no tokens at once
+# Reads, about 1 KB each. Those of a consumer group wait only while they are at most as many as the
+# free places, so that there is always a place for others. A further one gets no tokens.
+WAITING_MAX: Final = 10_000
 # Demand of reads that have ended without tokens, and the number of their consumer groups.
 MISSED_MS: Final = IDLE_MS
 MISSED_MAX: Final = 10_000  # about 200 bytes each; the oldest one is forgotten
@@ -86,6 +88,28 @@ class WaitingRead:
 
 
 @final
+class _GroupQueue:
+    """The waiting reads of one consumer group, the first one first."""
+
+    def __init__(self) -> None:
+        self.reads: dict[WaitingRead, None] = {}
+        self.wanted = 0  # messages of all reads
+
+    def add(self, read: WaitingRead) -> None:
+        """Append a read."""
+        self.reads[read] = None
+        self.wanted += read.wanted
+
+    def remove(self, read: WaitingRead) -> bool:
+        """Remove a read. Return False if it does not wait here."""
+        if read not in self.reads:
+            return False
+        del self.reads[read]
+        self.wanted -= read.wanted
+        return True
+
+
+@final
 class DeliveryQuotas:
     """The quotas of all polls and pulls of this proxy."""
 
@@ -100,13 +124,17 @@ class DeliveryQuotas:
         self._monotonic_ms = monotonic_ms
         self.renewal = LeaseRenewal(lease, monotonic_ms, self)
         self._book = self.renewal.book
-        # Waiting reads by consumer group. The first one of a consumer group gets tokens first.
-        self._queues: OrderedDict[str, deque[WaitingRead]] = OrderedDict()
+        # By consumer group. The first read of a consumer group gets tokens first.
+        self._queues: dict[str, _GroupQueue] = {}
         self._waiting_count = 0
         # By consumer group, the oldest one first.
         self._missed: OrderedDict[str, _MissedRead] = OrderedDict()
         self._is_released = False
-        table.add_listener(self.serve)
+        table.add_listener(self._note_change)
+
+    def _note_change(self) -> None:
+        if self._queues:
+            self.renewal.demand()  # Reads that wait for a deleted quota pass at the next renewal.
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Lease tokens until the block ends."""
@@ -126,13 +154,18 @@ class DeliveryQuotas:
         if group not in self._queues:
             self._pass(read)
         if not read.tokens.done():
-            if self._is_released or self._waiting_count >= WAITING_MAX:
+            if self._is_released or not self._has_place(group):
                 read.stop()
             else:
-                self._queues.setdefault(group, deque()).append(read)
+                self._queues.setdefault(group, _GroupQueue()).add(read)
                 self._waiting_count += 1
                 self.renewal.demand()
         return read
+
+    def _has_place(self, group: str) -> bool:
+        """Whether a read may wait: a consumer group uses as many places as it leaves free."""
+        queue = self._queues.get(group)
+        return (len(queue.reads) if queue else 0) < WAITING_MAX - self._waiting_count
 
     async def wait(self, read: WaitingRead) -> DeliveryTokens | None:
         """Return the tokens of a read; None if it has waited in vain."""
@@ -173,17 +206,16 @@ class DeliveryQuotas:
 
     def _remove(self, read: WaitingRead) -> None:
         queue = self._queues.get(read.group)
-        if queue is not None and read in queue:
-            queue.remove(read)
+        if queue is not None and queue.remove(read):
             self._waiting_count -= 1
-            if not queue:
+            if not queue.reads:
                 del self._queues[read.group]
 
     def release(self) -> None:
         """End every wait without tokens, and every later one at once: the process stops."""
         self._is_released = True
         for queue in self._queues.values():
-            for read in queue:
+            for read in queue.reads:
                 read.stop()
 
     def charge(self, rates: Sequence[MatchedRate], messages: int, size_bytes: int) -> None:
@@ -195,60 +227,70 @@ class DeliveryQuotas:
 
     # ------------------------------------------------------------ for the renewal
 
-    def pause_ms(self) -> int:
-        """Return the time until the limit has added the first missing tokens."""
-        pause_ms = RENEWAL_MS
-        now_ms = self._monotonic_ms()
-        for group in self._queues:
-            for rate in self._table.group_rates(group):
-                pause_ms = min(pause_ms, self._book.lease_of(rate, now_ms).missing_ms(1))
-        return pause_ms
+    def pause_ms(self, leases: Sequence[Lease]) -> int:
+        """Return the time until the limit has added the first missing tokens of these leases."""
+        if self._queues and len(leases) < len(self._book.leases):
+            return REQUEST_PAUSE_MS  # for the other leases
+        return min([each.missing_ms(1) for each in leases if each.waiting], default=RENEWAL_MS)
 
-    def note_waiting(self) -> None:
-        """Set the demand of waiting reads at each lease: one token first, and then more."""
-        for lease in self._book.leases.values():
-            lease.waiting = []
+    def note_waiting(self, leases: Sequence[Lease]) -> None:
+        """Set the demand of waiting reads at these leases: one token first, and then more."""
         now_ms = self._monotonic_ms()
         while self._missed:
             oldest, missed = next(iter(self._missed.items()))
             if now_ms < missed.until_ms:
                 break
             del self._missed[oldest]
-        demands = {group: missed.wanted for group, missed in self._missed.items()}
-        for group, queue in self._queues.items():
-            demands[group] = sum([read.wanted for read in queue])
-        for group, wanted in demands.items():
-            for rate in self._table.group_rates(group):
-                is_messages = rate.key.limit is QuotaLimit.DISPATCH_MESSAGES
-                # The number of bytes is unknown. The home grants the missing ones of earlier reads.
-                more = [wanted - 1] if is_messages else []
-                self._book.lease_of(rate, now_ms).waiting = [1, *more]
+        for lease in leases:
+            group = _group_of(lease)
+            if (queue := self._queues.get(group)) is not None:
+                wanted = queue.wanted
+            elif group in self._missed:
+                wanted = self._missed[group].wanted
+            else:
+                lease.waiting = []
+                continue
+            is_messages = lease.key.limit is QuotaLimit.DISPATCH_MESSAGES
+            # The number of bytes is unknown. The home grants the missing ones of earlier reads.
+            lease.waiting = [1, wanted - 1] if is_messages else [1]
 
-    def serve(self) -> None:
-        """Let reads pass whose tokens have arrived."""
-        for group in list(self._queues):
-            self.serve_group(group)
+    def serve(self, leases: Sequence[Lease]) -> None:
+        """Let reads pass whose tokens have arrived at these leases."""
+        for lease in leases:
+            self.serve_group(_group_of(lease))
 
     def serve_group(self, group: str) -> None:
         """Let reads of a consumer group pass whose tokens have arrived."""
         queue = self._queues.get(group)
-        while queue:
-            if not queue[0].tokens.done():
-                self._pass(queue[0])
-                if not queue[0].tokens.done():
+        while queue is not None and queue.reads:
+            read = next(iter(queue.reads))
+            if not read.tokens.done():
+                self._pass(read)
+                if not read.tokens.done():
                     return
-            self._remove(queue[0])
+            self._remove(read)
 
     def _pass(self, read: WaitingRead) -> None:
         """Give a read its tokens, if there are any."""
         now_ms = self._monotonic_ms()
         messages = read.wanted
         rates = self._table.group_rates(read.group)
-        for rate in rates:
-            tokens = self._book.lease_of(rate, now_ms).tokens
-            if tokens < 1:
-                return
-            if rate.key.limit is QuotaLimit.DISPATCH_MESSAGES:
-                messages = min(messages, int(tokens))
+        for lease in [self._book.lease_of(rate, now_ms) for rate in rates]:
+            messages = min(messages, self._messages_of(lease, read))
+        if not messages:
+            return
         self.charge(rates, messages, 0)
         read.tokens.set_result(DeliveryTokens(self, read.group, rates, messages))
+
+    def _messages_of(self, lease: Lease, read: WaitingRead) -> int:
+        """Return the number of messages for which a limit has tokens."""
+        if lease.tokens < 1:
+            return 0
+        is_messages = lease.key.limit is QuotaLimit.DISPATCH_MESSAGES
+        return int(lease.tokens) if is_messages else read.wanted
+
+
+def _group_of(lease: Lease) -> str:
+    """Return the consumer group of a lease."""
+    _kind, _, group = lease.subject.partition(":")
+    return group

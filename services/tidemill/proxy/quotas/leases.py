@@ -7,9 +7,9 @@ divided by the number of proxies, and no limit if its room is unknown.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
 from typing import Final, NamedTuple, final
 
 from tidemill.security.quotas import STOCK_LIMITS, MatchedRate, RateKey
@@ -38,6 +38,7 @@ class Lease:
         "rate_per_s",
         "recent",
         "room",
+        "subject",
         "tokens",
         "touched_at_ms",
         "used",
@@ -47,6 +48,7 @@ class Lease:
 
     def __init__(self, rate: MatchedRate, now_ms: int) -> None:
         self.key: RateKey = rate.key
+        self.subject = rate.subject
         self.rate_per_s = rate.rate_per_s  # of a stock: its limit
         self.room: int | None = None  # of a stock, at the last answer of the home; None: unknown
         self.tokens = 0.0
@@ -151,20 +153,25 @@ class LeaseBook:
         """Whether the home has not answered for the time of a lease."""
         return now_ms - self._answered_at_ms > LEASE_MS
 
-    def renew_local(self, now_ms: int) -> None:
-        """Fill the local buckets."""
-        for lease in self.leases.values():
+    def next_leases(self) -> list[Lease]:
+        """Return the leases of the next request to the home, all in turn."""
+        leases = list(itertools.islice(self.leases.values(), DEMANDS_MAX))
+        for lease in leases:
+            self.leases[lease.key] = self.leases.pop(lease.key)
+        return leases
+
+    def renew_local(self, now_ms: int, leases: Iterable[Lease] | None = None) -> None:
+        """Fill the local buckets of leases. Default: all."""
+        for lease in self.leases.values() if leases is None else leases:
             if lease.is_stock:
                 lease.begin_local_stock(self._rooms.get(lease.key), now_ms, self.proxies)
             else:
                 lease.refill(now_ms, self.proxies)
 
-    def plan(self, now_ms: int) -> list[LeaseDemand]:
-        """Return the demands for a request to the home."""
+    def plan(self, now_ms: int, leases: Iterable[Lease] | None = None) -> list[LeaseDemand]:
+        """Return the demands of leases, for a request to the home. Default: the next ones."""
         demands = []
-        for lease in list(self.leases.values())[:DEMANDS_MAX]:
-            # The next request has the demands of others.
-            self.leases[lease.key] = self.leases.pop(lease.key)
+        for lease in self.next_leases() if leases is None else leases:
             is_idle = now_ms - lease.touched_at_ms >= IDLE_MS and not lease.waiting
             # Deliveries may owe tokens for their bytes. The home has to know them.
             is_idle = is_idle and lease.tokens >= 0
@@ -208,7 +215,7 @@ class LeaseBook:
     ) -> None:
         """Add the tokens that the home has granted."""
         self._answered_at_ms, self.proxies = now_ms, max(proxies, 1)
-        for demand, tokens, room in zip_longest(demands, granted, rooms):
+        for demand, tokens, room in itertools.zip_longest(demands, granted, rooms):
             lease = self.leases.get(demand.key)
             if lease is not None:
                 lease.end_local()

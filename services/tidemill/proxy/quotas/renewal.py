@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
 from tidemill.common.errors import ServiceError
-from tidemill.proxy.quotas.leases import LeaseBook
+from tidemill.proxy.quotas.leases import Lease, LeaseBook
 from tidemill.security.token_buckets import RENEWAL_MS, LeaseDemand
 
 REQUEST_PAUSE_MS: Final = 20  # at least, between two requests to the home
+LEASES_A_SLICE: Final = 100  # a millisecond
 
 
 class Leased(NamedTuple):
@@ -26,14 +27,14 @@ class Leased(NamedTuple):
 class TokenWaiters(Protocol):
     """Calls that wait for tokens."""
 
-    def note_waiting(self) -> None:
-        """Set `waiting` of each lease to the present costs."""
+    def note_waiting(self, leases: Sequence[Lease]) -> None:
+        """Set `waiting` of these leases to the present costs."""
 
-    def serve(self) -> None:
-        """Let calls pass whose tokens have arrived."""
+    def serve(self, leases: Sequence[Lease]) -> None:
+        """Let calls pass whose tokens have arrived at these leases."""
 
-    def pause_ms(self) -> int:
-        """Return the time until the next request to the home."""
+    def pause_ms(self, leases: Sequence[Lease]) -> int:
+        """Return the time until the next request to the home, after one with these leases."""
 
 
 @final
@@ -53,6 +54,7 @@ class LeaseRenewal:
         self.book = LeaseBook(monotonic_ms())
         self._has_demand = asyncio.Event()
         self._period_began_ms = monotonic_ms()
+        self._leases: Sequence[Lease] = ()  # of the last request
 
     def demand(self) -> None:
         """Ask the home soon, because a call waits."""
@@ -74,14 +76,18 @@ class LeaseRenewal:
             await self.renew()
             await asyncio.sleep(REQUEST_PAUSE_MS / 1_000)
             with contextlib.suppress(TimeoutError):
-                pause_ms = min(max(self._waiters.pause_ms(), REQUEST_PAUSE_MS), RENEWAL_MS)
+                pause_ms = self._waiters.pause_ms(self._leases)
+                pause_ms = min(max(pause_ms, REQUEST_PAUSE_MS), RENEWAL_MS)
                 async with asyncio.timeout((pause_ms - REQUEST_PAUSE_MS) / 1_000):
                     await self._has_demand.wait()
 
     async def renew(self) -> None:
         """Ask the home for tokens; without an answer, use the local buckets after a time."""
-        self._waiters.note_waiting()
-        demands = self.book.plan(self._monotonic_ms())
+        self._leases = self.book.next_leases()
+        demands: list[LeaseDemand] = []
+        async for part in _slices(self._leases):
+            self._waiters.note_waiting(part)
+            demands += self.book.plan(self._monotonic_ms(), part)
         if self._monotonic_ms() - self._period_began_ms >= RENEWAL_MS:
             self._period_began_ms = self._monotonic_ms()
             self.book.end_period()
@@ -89,10 +95,24 @@ class LeaseRenewal:
             leased = await self._lease(demands)
         except ServiceError:
             # The link logs that the home is down.
-            if self.book.is_local(self._monotonic_ms()):
-                self.book.renew_local(self._monotonic_ms())
-        else:
-            self.book.apply(
-                demands, leased.granted, leased.proxies, self._monotonic_ms(), leased.rooms
-            )
-        self._waiters.serve()
+            leased = None
+        begin = 0
+        async for part in _slices(self._leases):
+            now_ms = self._monotonic_ms()
+            if leased is not None:
+                end = begin + len(part)
+                rooms = leased.rooms[begin:end]
+                granted = leased.granted[begin:end]
+                self.book.apply(demands[begin:end], granted, leased.proxies, now_ms, rooms)
+                begin = end
+            elif self.book.is_local(now_ms):
+                self.book.renew_local(now_ms, part)
+            self._waiters.serve(part)
+
+
+async def _slices(leases: Sequence[Lease]) -> AsyncIterator[Sequence[Lease]]:
+    """Yield leases in parts, at least one, and let other tasks run between them."""
+    for begin in range(0, max(len(leases), 1), LEASES_A_SLICE):
+        if begin:
+            await asyncio.sleep(0)
+        yield leases[begin : begin + LEASES_A_SLICE]

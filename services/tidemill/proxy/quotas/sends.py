@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from tidemill.common.errors import Overloaded
-from tidemill.proxy.quotas.leases import Cost
+from tidemill.proxy.quotas.leases import Cost, Lease
 from tidemill.proxy.quotas.renewal import REQUEST_PAUSE_MS, Leased, LeaseRenewal
 from tidemill.security.quotas import LIMIT_TEXTS, MatchedRate, QuotaLimit, RateKey
 from tidemill.security.token_buckets import RENEWAL_MS
@@ -268,21 +268,23 @@ class SendQuotas:
         """Lease tokens until the block ends."""
         return self._renewal.running()
 
-    def pause_ms(self) -> int:
+    def pause_ms(self, leases: Sequence[Lease]) -> int:  # noqa: ARG002  # of TokenWaiters
         """Return the time until the next request to the home. A waiting send has little time."""
         return REQUEST_PAUSE_MS if self._waiting_count else RENEWAL_MS
 
-    def note_waiting(self) -> None:
-        """Set the costs of waiting sends at each lease."""
-        for lease in self._book.leases.values():
+    def note_waiting(self, leases: Sequence[Lease]) -> None:
+        """Set the costs of waiting sends at these leases."""
+        for lease in leases:
             lease.waiting = []
+        chosen = set(leases)
         for queue in self._queues.values():
             for waiting in queue:
                 if not waiting.passed.done():
                     for lease, tokens in waiting.costs:
-                        lease.waiting.append(tokens)
+                        if lease in chosen:
+                            lease.waiting.append(tokens)
 
-    def serve(self) -> None:
+    def serve(self, leases: Sequence[Lease] = ()) -> None:  # noqa: ARG002  # of TokenWaiters
         """Let sends pass whose tokens have arrived, one of each queue in turn."""
         self._refuse_full()
         # A send leaves its queue when its task runs: until then, no later send may overtake it.
