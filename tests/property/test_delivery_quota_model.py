@@ -74,7 +74,8 @@ def simulate(
     table.note_change()
     clock, random = ManualClock(0), Random(seed)
     home = QuotaBuckets(lambda key: limits[key.limit])
-    largest = BATCH * size * sum(polls)  # bytes of all pops in flight, which need no tokens
+    # Each proxy finds out the size of messages by one pop. Later, one message may exceed the tokens.
+    largest = BATCH * size * len(polls)
 
     async def main() -> list[Proxy]:
         proxies = [Proxy(n, home, table, clock, count) for n, count in enumerate(polls)]

@@ -16,7 +16,7 @@ from tidemill.proxy.quotas.deliveries import MISSED_MS, DeliveryQuotas
 from tidemill.proxy.quotas.leases import IDLE_MS
 from tidemill.proxy.quotas.renewal import Leased
 from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, RateKey, TrafficQuota
-from tidemill.security.token_buckets import LeaseDemand, QuotaBuckets
+from tidemill.security.token_buckets import BURST_S, LeaseDemand, QuotaBuckets
 
 MESSAGES, BYTES = QuotaLimit.DISPATCH_MESSAGES, QuotaLimit.DISPATCH_BYTES
 STEP_MS = 20  # between two renewals of each proxy
@@ -141,6 +141,44 @@ def test_a_proxy_that_owes_more_than_a_burst_gets_its_part(is_random: bool) -> N
     large, small = run(cluster, [[100_000], [1_000] * 4], 120, is_random=is_random)
     assert large * 100_000 >= 0.4 * 120 * 1_000_000
     assert small * 1_000 >= 0.4 * 120 * 1_000_000
+
+
+@pytest.mark.parametrize("size_bytes", [1_000, 50_000, 4_000_000])
+@pytest.mark.parametrize("polls", [1, 100])
+def test_many_polls_exceed_a_limit_of_bytes_by_one_batch(polls: int, size_bytes: int) -> None:
+    """The size of messages is unknown at first. One poll finds it out, and the others wait."""
+    rate, seconds = 1_000_000, 60
+    cluster = Cluster(1, BYTES, rate)
+    batch = BATCH * size_bytes
+    for second in range(1, 4):
+        received = run(cluster, [[size_bytes] * polls], 1)[0]
+        assert received * size_bytes <= (BURST_S + second) * rate + batch
+    received = run(cluster, [[size_bytes] * polls], seconds - 3)[0]
+    possible = min(seconds * rate, polls * batch * seconds * 1_000 // STEP_MS)
+    assert received * size_bytes >= min(0.9 * possible, possible - 4_000_000)
+
+
+def test_messages_of_mixed_sizes_keep_a_limit_of_bytes_on_average() -> None:
+    cluster = Cluster(1, BYTES, 1_000_000)
+    received = [0] * 2
+
+    async def consume(kind: int, size_bytes: int) -> None:
+        [proxy] = cluster.proxies
+        while True:
+            tokens = await proxy.wait(proxy.request("group", BATCH))
+            assert tokens is not None
+            await asyncio.sleep(0)
+            tokens.spend(tokens.messages, tokens.messages * size_bytes)
+            received[kind] += tokens.messages * size_bytes
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(consume(n % 2, (1_000, 200_000)[n % 2])) for n in range(20)]
+        await cluster.advance(60, is_random=False)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(main())
+    assert 0.8 * 60_000_000 <= sum(received) <= (60 + BURST_S) * 1_000_000 + 10 * BATCH * 200_000
 
 
 def test_polls_that_do_not_wait_get_their_part_beside_polls_that_wait() -> None:

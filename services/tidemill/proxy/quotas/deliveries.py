@@ -1,8 +1,9 @@
 """Polls and pulls that wait for the tokens of their consumer group (ADR 0078).
 
-A read takes tokens for messages before it asks the broker, and returns the unused ones afterwards.
-It takes tokens for bytes when it has the messages. The number of tokens may then be negative, and
-later reads wait until the home has granted the missing ones. A read is never refused.
+A read takes tokens before it asks the broker, and returns the unused ones afterwards. The number of
+bytes is unknown then. A read takes tokens for as many bytes as the last messages of its consumer
+group had. If it gets more, the number of tokens is negative, and later reads wait until the home
+has granted the missing ones. A read is never refused.
 
 A read that ends without tokens leaves its demand for a short time. Otherwise, a client that polls
 without waiting would never find tokens, because the home grants them only if a read wants them.
@@ -11,6 +12,7 @@ without waiting would never find tokens, because the home grants them only if a 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -31,6 +33,7 @@ WAITING_MAX: Final = 10_000
 # Demand of reads that have ended without tokens, and the number of their consumer groups.
 MISSED_MS: Final = IDLE_MS
 MISSED_MAX: Final = 10_000  # about 200 bytes each; the oldest one is forgotten
+SIZES_MAX: Final = 10_000  # consumer groups, about 200 bytes each; the oldest one is forgotten
 
 
 class _MissedRead(NamedTuple):
@@ -47,24 +50,35 @@ class DeliveryTokens:
     __slots__ = ("_group", "_quotas", "_rates", "_size_bytes", "messages")
 
     def __init__(
-        self, quotas: DeliveryQuotas, group: str, rates: Sequence[MatchedRate], messages: int
+        self,
+        quotas: DeliveryQuotas,
+        group: str,
+        rates: Sequence[MatchedRate],
+        messages: int,
+        size_bytes: int,
     ) -> None:
         self.messages = messages  # that the read may get
         self._quotas = quotas
         self._group = group
         self._rates = rates  # when the tokens were taken
-        self._size_bytes = 0
+        self._size_bytes = size_bytes  # expected at first
 
     def spend(self, messages: int, size_bytes: int) -> None:
         """Note the messages that the read has got. Return the other tokens."""
-        self._quotas.charge(self._rates, messages - self.messages, size_bytes - self._size_bytes)
-        if messages < self.messages:
-            self._quotas.serve_group(self._group)
-        self.messages, self._size_bytes = messages, size_bytes
+        if messages:
+            self._quotas.note_size(self._group, size_bytes / messages)
+        self._correct(messages, size_bytes)
 
     def give_back(self) -> None:
         """Return all tokens, because no message reaches the client."""
-        self.spend(0, 0)
+        self._correct(0, 0)
+
+    def _correct(self, messages: int, size_bytes: int) -> None:
+        more_messages, more_bytes = messages - self.messages, size_bytes - self._size_bytes
+        self.messages, self._size_bytes = messages, size_bytes
+        self._quotas.charge(self._rates, more_messages, more_bytes)
+        if more_messages < 0 or more_bytes < 0:
+            self._quotas.serve_group(self._group)
 
 
 @final
@@ -129,6 +143,8 @@ class DeliveryQuotas:
         self._waiting_count = 0
         # By consumer group, the oldest one first.
         self._missed: OrderedDict[str, _MissedRead] = OrderedDict()
+        # Bytes of a message of each consumer group, the oldest one first.
+        self._sizes: OrderedDict[str, float] = OrderedDict()
         self._is_released = False
         table.add_listener(self._note_change)
 
@@ -225,6 +241,13 @@ class DeliveryQuotas:
             is_messages = rate.key.limit is QuotaLimit.DISPATCH_MESSAGES
             self._book.lease_of(rate, now_ms).charge(messages if is_messages else size_bytes)
 
+    def note_size(self, group: str, message_bytes: float) -> None:
+        """Note the mean size of the messages of a read. A larger one counts at once."""
+        known = self._sizes.pop(group, message_bytes)
+        if len(self._sizes) >= SIZES_MAX:
+            self._sizes.popitem(last=False)
+        self._sizes[group] = max(message_bytes, (known + message_bytes) / 2)
+
     # ------------------------------------------------------------ for the renewal
 
     def pause_ms(self, leases: Sequence[Lease]) -> int:
@@ -250,9 +273,9 @@ class DeliveryQuotas:
             else:
                 lease.waiting = []
                 continue
-            is_messages = lease.key.limit is QuotaLimit.DISPATCH_MESSAGES
-            # The number of bytes is unknown. The home grants the missing ones of earlier reads.
-            lease.waiting = [1, wanted - 1] if is_messages else [1]
+            if lease.key.limit is QuotaLimit.DISPATCH_BYTES:
+                wanted = max(math.ceil(wanted * self._sizes.get(group, 0)), 1)
+            lease.waiting = [1, wanted - 1]
 
     def serve(self, leases: Sequence[Lease]) -> None:
         """Let reads pass whose tokens have arrived at these leases."""
@@ -273,21 +296,23 @@ class DeliveryQuotas:
     def _pass(self, read: WaitingRead) -> None:
         """Give a read its tokens, if there are any."""
         now_ms = self._monotonic_ms()
-        messages = read.wanted
         rates = self._table.group_rates(read.group)
-        for lease in [self._book.lease_of(rate, now_ms) for rate in rates]:
-            messages = min(messages, self._messages_of(lease, read))
-        if not messages:
+        leases = [self._book.lease_of(rate, now_ms) for rate in rates]
+        if any(lease.tokens < 1 for lease in leases):
             return
-        self.charge(rates, messages, 0)
-        read.tokens.set_result(DeliveryTokens(self, read.group, rates, messages))
-
-    def _messages_of(self, lease: Lease, read: WaitingRead) -> int:
-        """Return the number of messages for which a limit has tokens."""
-        if lease.tokens < 1:
-            return 0
-        is_messages = lease.key.limit is QuotaLimit.DISPATCH_MESSAGES
-        return int(lease.tokens) if is_messages else read.wanted
+        messages, size = read.wanted, self._sizes.get(read.group)
+        free_bytes = 0
+        for lease in leases:
+            if lease.key.limit is QuotaLimit.DISPATCH_MESSAGES:
+                messages = min(messages, int(lease.tokens))
+            else:
+                free_bytes = int(lease.tokens)
+                if size is not None:
+                    messages = min(messages, max(int(free_bytes / max(size, 1)), 1))
+        # If the size is unknown, the read takes all tokens: no other one passes until it is known.
+        size_bytes = free_bytes if size is None else math.ceil(messages * size)
+        self.charge(rates, messages, size_bytes)
+        read.tokens.set_result(DeliveryTokens(self, read.group, rates, messages, size_bytes))
 
 
 def _group_of(lease: Lease) -> str:
