@@ -41,8 +41,9 @@ def test_the_demonstration_shows_every_step() -> None:
         assert any(line.strip().startswith(f"{what}  ") for line in lines), what
     assert "1,000" in shown.stdout
     assert "%DLQ%demo-strict" in shown.stdout
-    late_ms = re.search(r"late: first (\d+) ms, second (\d+) ms, moved (\d+) ms", shown.stdout)
-    assert late_ms, shown.stdout
+    # On a busy machine, messages are due in any order, and the line is long enough to be broken.
+    late = re.findall(r"(first|second|moved) \d+ ms", " ".join(shown.stdout.split()))
+    assert sorted(late) == ["first", "moved", "second"], shown.stdout
     assert lines[-1].strip() == "All steps succeeded."
     assert shown.stderr == ""
 
