@@ -136,8 +136,8 @@ class AdminFrontSettings(ProcessSettings):
     security_bootstrap_policy: Literal["once", "always"] = Field(
         "once",
         description="once: create the user of security_bootstrap_file if the cluster has no super"
-        " user. always: set its secret, its type and its enabled flag, and delete its ban at each"
-        " start, against a lock-out.",
+        " user. always: set its secret, its type and its enabled flag, and delete its ban and its"
+        " certificates at each start, against a lock-out.",
     )
 
     @model_validator(mode="after")

@@ -194,6 +194,20 @@ def test_always_sets_the_secret_the_type_and_the_enabled_flag() -> None:
     assert [author.action for author in home.audits] == ["Create", "Update", "Update"]
 
 
+def test_always_removes_the_certificates_of_the_user() -> None:
+    """The REST API refuses users that list certificates, so they are a lock-out, too."""
+    home = SecurityHome()
+    attempt(home)
+    item = json.loads(home.table.find(("user", "root")) or b"")
+    item["user"]["certificates"] = ["of-a-lost-key"]
+    home.put({key: item[key] for key in ("op", "name", "user")})
+    assert not attempt(home, ONCE)
+    assert root_of(home).certificates == ("of-a-lost-key",)
+    assert attempt(home, ALWAYS)
+    assert (root_of(home).certificates, secrets_of(root_of(home))) == ((), [SECRET])
+    assert not attempt(home, ALWAYS), "nothing changes"
+
+
 def test_always_replaces_a_secret_of_a_lost_key() -> None:
     home = SecurityHome()
     attempt(home)

@@ -8,9 +8,10 @@ import pytest
 
 from tidemill.admin.cluster.user_changes import UserChange, UserChanges
 from tidemill.common.errors import BadRequest, Conflict
-from tidemill.security.acl import ENTRIES_MAX, parse_entry
+from tidemill.security.acl import ENTRIES_MAX, Rights, parse_entry
 from tidemill.security.identities import User, UserType, producer_entries
 from tidemill.security.secret_keys import new_key_line, parse_keys
+from tidemill.security.table import KnownUser
 
 KEYS = parse_keys(new_key_line("k1"))
 DAY_MS = 86_400_000
@@ -93,3 +94,13 @@ def test_a_rotation_does_not_prolong_a_secret() -> None:
     assert after.secrets[0].not_after_ms == 5_000
     ended, second = changes(6_000).rotate(user, retire_after_ms=DAY_MS)
     assert opened(ended) == [second], "it has ended already"
+
+
+def test_the_first_administrator_can_call_the_rest_api() -> None:
+    """The REST API refuses users that list certificates, so they are a lock-out, too."""
+    admin = changes().set_super("admin", None, "a-secret-of-the-admin", table_version=1)
+    locked_out, _ = changes().put(
+        "admin", admin, UserChange(certificates=["wrong"]), table_version=2
+    )
+    again = changes().set_super("admin", locked_out, "a-secret-of-the-admin", table_version=3)
+    KnownUser(again, Rights([])).check_certificate(())

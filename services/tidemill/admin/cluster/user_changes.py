@@ -119,13 +119,13 @@ class UserChanges:
     def set_super(self, name: str, old: User | None, secret: str, *, table_version: int) -> User:
         """Return an enabled super user with this secret alone; `old` if it is one already.
 
-        Raises Conflict.
+        The user lists no certificates, because the REST API refuses users that do. Raises Conflict.
         """
         user = old or User(name=name, id=table_version + 1, created_at_ms=self._now_ms)
         if not self._has_only(user, secret):
             next_id = user.next_secret_id
             user = self._with_secret(replace(user, secrets=()), secret, secret_id=next_id)
-        user = replace(user, type=UserType.SUPER, is_enabled=True)
+        user = replace(user, type=UserType.SUPER, is_enabled=True, certificates=())
         return user if user == old else self._signed(user)
 
     def _has_only(self, user: User, secret: str) -> bool:
