@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tidemill.common.errors import BadRequest
 from tidemill.security.acl import ANYTHING, ENTRIES_MAX, AccessEntry, parse_entry
@@ -35,6 +35,20 @@ _ACL_TABLE: Final = "#Subject"
 _SUCCESS: Final = re.compile(r"(list|get) (acls?|users?) from .* success\.")
 _ALLOW: Final = frozenset({"allow", "grant"})
 _DENY: Final = frozenset({"deny"})
+# Java prints a missing value as null. RocketMQ treats such a user as normal and enabled.
+_NO_VALUE: Final = "null"
+_USER_TYPES: Final[Mapping[str, UserType]] = {
+    "super": UserType.SUPER,
+    "normal": UserType.NORMAL,
+    _NO_VALUE: UserType.NORMAL,
+}
+_STATUSES: Final[Mapping[str, bool]] = {"enable": True, "disable": False, _NO_VALUE: True}
+# YAML 1.1, which RocketMQ reads. Booleans are compared in lower case.
+_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE: Final = frozenset({"true", "yes", "on"})
+_FALSE: Final = frozenset({"", "false", "no", "off"})
+_DEPTH_MAX: Final = 8  # A plain_acl.yml has four. The YAML parser is recursive and slow.
+_PATH_STEPS: Final = frozenset({".", ".."})
 _PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "PUB": ("Pub",),
     "SUB": ("Sub",),
@@ -106,15 +120,15 @@ def _role_name(user: str, taken: Mapping[str, object]) -> str:
 
 
 def _read_tables(text: str, users: dict[str, ImportedUser], found: Imported) -> None:
-    table = ""
+    table, width = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         columns = _COLUMNS.split(line.strip())
         if columns[0] in {_USER_TABLE, _ACL_TABLE}:
-            table = columns[0]
+            table, width = columns[0], len(columns)
         elif not line.strip() or _SUCCESS.fullmatch(line.strip()):
             continue
         elif table == _USER_TABLE:
-            _read_user(number, columns, users, found)
+            _read_user(number, columns, width, users, found)
         elif table == _ACL_TABLE:
             _read_entry(number, columns, users, found)
         else:
@@ -122,19 +136,36 @@ def _read_tables(text: str, users: dict[str, ImportedUser], found: Imported) -> 
 
 
 def _read_user(
-    number: int, columns: list[str], users: dict[str, ImportedUser], found: Imported
+    number: int, columns: list[str], width: int, users: dict[str, ImportedUser], found: Imported
 ) -> None:
-    if len(columns) not in {3, 4}:
-        # The line may have a secret, so no text shows it.
-        found.problems.append(f"line {number} has {len(columns)} columns, not 3 or 4")
+    """Read a row below a header of `width` columns."""
+    # The line may have a secret, so no text shows it.
+    if width not in {3, 4}:
+        found.problems.append(f"line {number}: the header has {width} columns, not 3 or 4")
         return
-    name, secret, kind, *status = columns
+    if len(columns) != width:
+        # With an empty password, the type would become the secret.
+        found.problems.append(
+            f"line {number} has {len(columns)} columns, and its header has {width}"
+        )
+        return
+    name, secret, kind, *statuses = columns
+    status = statuses[0].lower() if statuses else _NO_VALUE
+    if kind.lower() not in _USER_TYPES or status not in _STATUSES:
+        found.problems.append(f"line {number}: the type or the status of the user is unknown")
+        return
+    user_type = _USER_TYPES[kind.lower()]
+    is_enabled = _STATUSES[status]
     user = users.setdefault(name, ImportedUser(name=name))
-    if user.secret and user.secret != secret:
-        found.problems.append(f"user {name} has two different secrets")
-    user.secret = secret
-    user.type = UserType.SUPER if kind.lower() == "super" else UserType.NORMAL
-    user.is_enabled = not status or status[0].lower() != "disable"
+    if user.secret:  # A row before this one has the user.
+        for is_same, values in (
+            (user.secret == secret, "secrets"),
+            (user.type is user_type, "types"),
+            (user.is_enabled is is_enabled, "statuses"),
+        ):
+            if not is_same:
+                found.problems.append(f"user {name} has two different {values}")
+    user.secret, user.type, user.is_enabled = secret, user_type, is_enabled
 
 
 def _read_entry(
@@ -178,12 +209,11 @@ def _items(text: str) -> list[str]:
 
 
 def _read_plain_acl(text: str, users: dict[str, ImportedUser], found: Imported) -> None:
-    import yaml  # The other commands need no YAML.
-
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError:
-        content = None
+        content = _load_yaml(text)
+    except BadRequest as error:
+        found.problems.append(error.message)
+        return
     accounts = content.get("accounts") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(accounts, list):
         found.problems.append(
@@ -191,40 +221,89 @@ def _read_plain_acl(text: str, users: dict[str, ImportedUser], found: Imported) 
             " `accounts` of a plain_acl.yml"
         )
         return
-    if content.get("globalWhiteRemoteAddresses"):
+    if not _is_null(content.get("globalWhiteRemoteAddresses", "")):
         found.notes.append(
             "globalWhiteRemoteAddresses is not imported: calls from these addresses needed no"
             " credentials, and need them here"
         )
-    for account in accounts:
-        if not isinstance(account, dict) or "accessKey" not in account:
-            found.problems.append("an account has no accessKey")
-            continue
-        _read_account(account, users, found)
+    for number, account in enumerate(accounts, 1):
+        try:
+            _read_account(account, users, found)
+        except BadRequest as error:
+            found.problems.append(f"account {number} of the file: {error.message}")
 
 
-def _read_account(account: dict[str, Any], users: dict[str, ImportedUser], found: Imported) -> None:
-    name = str(account["accessKey"])
+def _load_yaml(text: str) -> object:
+    """Return a document whose scalars are texts, as the file has them; None for another file.
+
+    RocketMQ reads keys and secrets as texts: 0123 is not the number 83. Raises BadRequest.
+    """
+    import yaml  # The other commands need no YAML.
+
+    try:
+        depth = 0
+        for event in yaml.parse(text, yaml.BaseLoader):
+            # An alias repeats a node, so a short file could have billions of permissions.
+            if isinstance(event, yaml.AliasEvent):
+                raise BadRequest("a file has YAML aliases (*NAME): write each value in full")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEPTH_MAX:
+                raise BadRequest(f"a file has more than {_DEPTH_MAX} levels of lists and maps")
+        return yaml.load(text, yaml.BaseLoader)  # noqa: S506  # It makes only texts.
+    except yaml.YAMLError:
+        return None
+
+
+def _is_null(value: object) -> bool:
+    return isinstance(value, str) and value in _NULLS
+
+
+def _text_of(account: Mapping[str, object], key: str) -> str:
+    """Return a field of an account, "" without it. Raises BadRequest, without the value."""
+    value = account.get(key, "")
+    if not isinstance(value, str):
+        raise BadRequest(f"{key} is not a text")
+    return "" if _is_null(value) else value
+
+
+def _texts_of(account: Mapping[str, object], key: str) -> list[str]:
+    """Return a list of an account, empty without it. Raises BadRequest."""
+    value = account.get(key, "")
+    if _is_null(value):
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise BadRequest(f"{key} is not a list of texts")
+    return value
+
+
+def _read_account(account: object, users: dict[str, ImportedUser], found: Imported) -> None:
+    """Read an account. Raises BadRequest."""
+    if not isinstance(account, dict) or not (name := _text_of(account, "accessKey")):
+        raise BadRequest("it has no accessKey")
     if name in users:
         found.notes.append(f"account {name} is there twice, and the first one is imported")
         return
+    if not (secret := _text_of(account, "secretKey")):
+        raise BadRequest("it has no secretKey")
+    admin = _text_of(account, "admin").lower()
+    if admin not in _TRUE | _FALSE:
+        raise BadRequest("admin is neither true nor false")
     user = users[name] = ImportedUser(
-        name=name,
-        secret=str(account.get("secretKey", "")),
-        type=UserType.SUPER if account.get("admin") is True else UserType.NORMAL,
+        name=name, secret=secret, type=UserType.SUPER if admin in _TRUE else UserType.NORMAL
     )
-    if account.get("whiteRemoteAddress"):
+    if not _is_null(account.get("whiteRemoteAddress", "")):
         found.notes.append(
             f"account {name}: whiteRemoteAddress is not imported, because its calls needed no"
             " signature from these addresses"
         )
     for key, kind in (("topicPerms", "Topic"), ("groupPerms", "Group")):
-        for text in account.get(key) or ():
-            resource, _, permission = str(text).partition("=")
+        for text in _texts_of(account, key):
+            resource, _, permission = text.partition("=")
             _add_permission(user, f"{kind}:{resource.strip()}", permission, found)
     for key, kind in (("defaultTopicPerm", "Topic"), ("defaultGroupPerm", "Group")):
-        if account.get(key):
-            _add_permission(user, f"{kind}:*", str(account[key]), found, is_default=True)
+        if permission := _text_of(account, key):
+            _add_permission(user, f"{kind}:*", permission, found, is_default=True)
 
 
 def _add_permission(
@@ -278,6 +357,8 @@ def _add(
 def _check(user: ImportedUser, found: Imported, *, allows_weak: bool) -> None:
     try:
         check_user_name(user.name)
+        if user.name in _PATH_STEPS:
+            raise BadRequest("a path of the REST API cannot end with this name")
         if not user.secret:
             raise BadRequest("it has rights and no secret; give the table of users, too")
         check_secret(user.secret, is_weak_allowed=allows_weak)

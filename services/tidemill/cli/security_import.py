@@ -118,10 +118,16 @@ def _entries_of(entries: Sequence[AccessEntry]) -> list[Json]:
 
 
 def _read(file: Path) -> str:
-    """Return the content of a file. End the command if others may read it, or nobody can."""
-    if str(file) == "-":
-        return sys.stdin.read(FILE_BYTES_MAX)
+    """Return the content of a file.
+
+    End the command if others may read it, if nobody can, or if it is too long.
+    """
     try:
+        if str(file) == "-":
+            content = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
+            if len(content) > FILE_BYTES_MAX:
+                raise ValueError(f"it is longer than {FILE_BYTES_MAX} bytes")
+            return content.decode("ascii", errors="replace")
         return read_private(str(file), bytes_max=FILE_BYTES_MAX)
     except OSError as error:
         fail(f"cannot read {file}: {error.strerror}", EXIT_USAGE)

@@ -150,6 +150,8 @@ def line(*columns: str) -> str:
         (line("User:other", "Custom", "Topic:a", "[Pub]", "[]", "Allow"), "no secret"),
         (USERS + "orders  a-secret-of-a-second  Normal  enable", "two different secrets"),
         (USERS + "a-secret-of-nobody", "1 columns"),
+        (USERS + "x  a-secret-of-orders  a-secret  enable", "type or the status of the user"),
+        (USERS + "x  a-secret-of-orders  Normal  DISABLED", "type or the status of the user"),
         (USERS + "per son  a-secret-of-orders  Normal  enable", "no name of a user"),
     ],
 )
@@ -176,3 +178,98 @@ def test_a_changed_meaning_is_noted() -> None:
     assert "becomes Cluster:*" in found.notes[0]
     orders = next(user for user in found.users if user.name == "orders")
     assert rules(orders)[-1] == ("Cluster:*", ["Get"], True)
+
+
+@pytest.mark.parametrize(
+    "text", ["0123456701234567", "1234_5678_9012_3456", "0x1234567890abcdef", "1234567890123456.50"]
+)
+def test_a_secret_without_quotes_is_imported_as_it_is_written(text: str) -> None:
+    """RocketMQ reads the field as a text, so its clients sign with this text."""
+    found = read(account(secretKey=text))
+    assert (found.problems, found.users[0].secret) == ([], text)
+
+
+def account(**fields: str) -> str:
+    fields = {"accessKey": "orders", "secretKey": "a-secret-of-orders"} | fields
+    return "accounts:\n- " + "\n  ".join(f"{key}: {value}" for key, value in fields.items()) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (account(accessKey=""), "account 1 of the file: it has no accessKey"),
+        (account(accessKey="~"), "no accessKey"),
+        (account(accessKey="null"), "no accessKey"),
+        (account(accessKey="[a-secret]"), "accessKey is not a text"),
+        (account(secretKey=""), "no secretKey"),
+        (account(secretKey="[a-secret-of-orders]"), "secretKey is not a text"),
+        (account(secretKey="2020-99-99"), "16 to 128"),
+        (account(topicPerms="5"), "topicPerms is not a list of texts"),
+        (account(topicPerms="orders=PUB"), "topicPerms is not a list of texts"),
+        (account(groupPerms="[{a-secret: PUB}]"), "groupPerms is not a list of texts"),
+        (account(defaultTopicPerm="[PUB]"), "defaultTopicPerm is not a text"),
+        (account(admin="maybe"), "neither true nor false"),
+        (account(topicPerms="&a [a=PUB]", groupPerms="*a"), "YAML aliases"),
+        ("accounts: " + "[" * 100_000, "more than 8 levels"),
+        ("accounts: " + "[" * 8 + "]" * 8, "more than 8 levels"),
+        ("accounts: " + "[" * 7 + "]" * 7, "no accessKey"),
+        ("accounts: {[a]: b}", "neither a table"),
+    ],
+)
+def test_a_malformed_account_is_a_problem(text: str, reason: str) -> None:
+    problems = read(text).problems
+    assert any(reason in problem for problem in problems), problems
+    assert not any("a-secret" in problem for problem in problems), "no text shows a secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("true", UserType.SUPER),
+        ("yes", UserType.SUPER),
+        ("False", UserType.NORMAL),
+        ("off", UserType.NORMAL),
+        ("", UserType.NORMAL),
+    ],
+)
+def test_the_booleans_of_yaml_decide_about_a_super_user(text: str, expected: UserType) -> None:
+    found = read(account(admin=text, topicPerms="", whiteRemoteAddress="null"))
+    assert (found.problems, found.notes, found.users[0].type) == ([], [], expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (("orders", "a-secret-of-orders", "Super", "enable"), "two different types"),
+        (("orders", "a-secret-of-orders", "Normal", "disable"), "two different statuses"),
+    ],
+)
+def test_tables_that_disagree_about_a_user_are_a_problem(row: tuple[str, ...], reason: str) -> None:
+    """The last broker must not make a user super, or enable it."""
+    other = USERS.splitlines()[0] + "\n" + table(row)
+    for texts in ((USERS, other), (other, USERS)):
+        assert read(*texts).problems == [f"user orders has {reason}"]
+    assert read(USERS, USERS).problems == []
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_changes_a_path_is_a_problem(name: str) -> None:
+    """Otherwise the command ends after it has created the users before."""
+    [problem] = read(USERS + f"{name}  a-secret-of-the-dots  Normal  enable").problems
+    assert problem == f"user {name}: a path of the REST API cannot end with this name"
+
+
+def test_a_row_has_the_columns_of_its_header() -> None:
+    """With an empty password, the type would become the secret."""
+    header = USERS.splitlines()[0] + "\n"
+    row = table(("orders", "", "Normal", "disable"))
+    assert read(header + row, weak=True).problems == ["line 2 has 3 columns, and its header has 4"]
+    [user] = read(header + "orders  a-secret-of-orders  null  null").users
+    assert (user.type, user.is_enabled) == (UserType.NORMAL, True)
+    short = "#UserName  #Password  #UserType\n"
+    [user] = read(short + "orders  a-secret-of-orders  Super").users
+    assert (user.type, user.is_enabled) == (UserType.SUPER, True)
+    [problem] = read(short + "orders  a-secret-of-orders  Super  disable").problems
+    assert problem == "line 2 has 4 columns, and its header has 3"
+    [problem] = read("#UserName  #Password\norders  a-secret-of-orders").problems
+    assert problem == "line 2: the header has 2 columns, not 3 or 4"
