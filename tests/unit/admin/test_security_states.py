@@ -7,6 +7,7 @@ import pytest
 from tests.support.security_home import SecurityHome
 from tests.unit.admin.test_token_routes import TokenWorld
 from tidemill.admin.cluster import security_states
+from tidemill.admin.routes import HEADER_CHARS_MAX, header_text
 from tidemill.common.errors import BrokerUnreachable
 from tidemill.common.rest_client import UNCONFIRMED_HEADER
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -65,3 +66,20 @@ def test_names_are_one_line_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     world.home.are_proxies_current = False
     answer = world.ask("PUT /users/orders", "root")
     assert answer.headers[UNCONFIRMED_HEADER] == "proxy ?"
+
+
+def test_a_header_names_as_many_proxies_as_fit() -> None:
+    names = [f"tidemill-proxy-{n:03}" for n in range(1_000)]  # 18 characters, with a comma 20
+    text = header_text(names)
+    assert text == ", ".join(names[:50]) + ", and 950 more"
+    assert len(", ".join(names[:50])) == HEADER_CHARS_MAX - 2
+    assert header_text(names[:50]) == ", ".join(names[:50])
+
+
+def test_a_name_at_the_limit_of_a_header_is_whole() -> None:
+    longest = "p" * HEADER_CHARS_MAX
+    assert header_text([longest]) == longest
+    assert header_text([longest + "p"]) == longest
+    assert header_text([longest, "q"]) == longest + ", and 1 more"
+    assert header_text([longest[1:], "q"]) == longest[1:] + ", and 1 more"
+    assert header_text([]) == ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from itertools import accumulate
+from typing import Annotated, Final
 
 from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -22,6 +23,10 @@ from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.rest_client import UNCONFIRMED_HEADER
 from tidemill.message.resource_names import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
 from tidemill.security.access_log import AccessLog
+
+# Some 30 names of pods. Some HTTP proxies accept headers of 4 KiB only.
+HEADER_CHARS_MAX: Final = 1_000
+_COMMA: Final = ", "
 
 
 def brokers_of(request: Request) -> Brokers:
@@ -105,9 +110,17 @@ def security_items_of(
 
 
 def header_text(names: Iterable[str]) -> str:
-    """Return names as the value of a header, which has one line and is ASCII."""
-    text = " ".join(", ".join(names).split())
-    return text.encode("ascii", "replace").decode()
+    """Return names as the value of a header, which has one line and is ASCII.
+
+    The names have at most HEADER_CHARS_MAX characters. The end of a longer value counts the others.
+    """
+    listed = [" ".join(name.split()).encode("ascii", "replace").decode() for name in names]
+    ends = accumulate(len(name) + len(_COMMA) for name in listed)
+    shown = sum(end - len(_COMMA) <= HEADER_CHARS_MAX for end in ends)
+    shown = max(shown, 1)  # A single name that is too long is cut.
+    text = _COMMA.join(listed[:shown])[:HEADER_CHARS_MAX]
+    more = len(listed) - shown
+    return f"{text}{_COMMA}and {more} more" if more > 0 else text
 
 
 Cluster = Annotated[Brokers, Depends(brokers_of)]
