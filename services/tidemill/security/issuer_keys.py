@@ -36,6 +36,8 @@ AGE_MS_MAX: Final = 86_400_000  # of keys that cannot be read again
 READ_TIMEOUT_S: Final = 10.0  # of a whole read
 SOCKET_TIMEOUT_S: Final = 5.0  # of one step of it
 WAITING_MAX: Final = 1_000  # calls that wait for a read, a few KB each; a further one is refused
+# The API server of Kubernetes knows the first one alone. Source: RFC 7517.
+MEDIA_TYPES: Final = "application/jwk-set+json, application/json"
 TOKEN_BYTES_MAX: Final = 16 << 10  # of the token that authorizes a read
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]+")
@@ -88,7 +90,7 @@ class KeyReading:
     def _fetch(self) -> bytes:
         source, url = self._source, urlsplit(self._source.location)
         assert url.hostname is not None, "the settings check the address"
-        headers = {"Accept": "application/json", "Connection": "close"}
+        headers = {"Accept": MEDIA_TYPES, "Connection": "close"}
         if source.token_file:
             headers["Authorization"] = f"Bearer {_read_token(source.token_file)}"
         connection = http.client.HTTPSConnection(

@@ -53,7 +53,10 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.requests.append((self.path, self.headers.get("Authorization", "")))
-                self.send_response(server.status)
+                # As the API server of Kubernetes.
+                types = self.headers.get("Accept", "").split(", ")
+                is_known = "application/jwk-set+json" in types
+                self.send_response(server.status if is_known else 406)
                 for name, value in server.headers.items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(server.content)))
