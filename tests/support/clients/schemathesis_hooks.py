@@ -1,10 +1,14 @@
 """Formats of our document, and a repair of schemathesis 4.32; it loads this by SCHEMATHESIS_HOOKS.
 
+Each request has the credentials of the environment: malformed ones use up the failed logins of this
+address, and all further requests are refused then.
+
 The repair: it decodes each generated value of a path before it encodes it. A name such as `a%EFb`
 is valid for the API, and becomes another, invalid one. Later it decodes what this function has
 encoded.
 """
 
+import os
 from ipaddress import IPv4Network, ip_network
 from typing import Any
 from urllib.parse import quote
@@ -36,3 +40,11 @@ addresses = st.ip_addresses().map(str)
 networks = st.builds(_network, st.integers(0, 2**32 - 1), st.integers(0, 32))
 schemathesis.openapi.format("ip-address", addresses)
 schemathesis.openapi.format("cidr", addresses | networks)
+
+
+@schemathesis.hook
+def before_call(
+    _context: schemathesis.HookContext, case: schemathesis.Case, _options: dict[str, Any]
+) -> None:
+    """Replace the credentials of a request by right ones."""
+    case.headers["Authorization"] = f"Bearer {os.environ['CONFORMANCE_TOKEN']}"

@@ -164,11 +164,11 @@ def test_a_wrong_header_does_not_fall_through_to_the_cookie(shown: str) -> None:
 
 def test_a_session_or_a_token_begins_no_session() -> None:
     world = LoginWorld()
-    assert world.status("POST /session", world.log_in(), **SAME) == 400
+    assert world.status("POST /session", world.log_in(), **SAME) == 409
     world.home.put(mode_item(Mode.OFF))
     assert world.status("POST /session", **BASIC) == 409
     world.home.put(mode_item(Mode.PERMISSIVE))
-    assert world.status("POST /session") == 400
+    assert world.status("POST /session") == 409
     assert signed_in(world, world.log_in())
 
 

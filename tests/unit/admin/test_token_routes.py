@@ -178,7 +178,7 @@ def test_pages_have_every_visible_token_once(entries: list[AccessEntry]) -> None
 
 def test_in_the_mode_off_a_token_needs_a_named_user() -> None:
     world = TokenWorld(mode=Mode.OFF)
-    assert world.status("POST /tokens", name="ci") == 400
+    assert world.status("POST /tokens", name="ci") == 409
     assert world.create(user="ops")["user"] == "ops"
 
 

@@ -12,7 +12,7 @@ from tidemill.admin.http.sessions import VIA_SESSION, Session, Sessions, find_co
 from tidemill.admin.json.security import ModeView
 from tidemill.admin.json.sessions import SessionView
 from tidemill.admin.routes import Access
-from tidemill.common.errors import BadRequest, Conflict
+from tidemill.common.errors import Conflict
 from tidemill.security.table import Mode
 
 router = APIRouter(tags=["security"])
@@ -43,7 +43,7 @@ async def begin_session(
     if access.mode is Mode.OFF:
         raise Conflict("the security mode is off, so a login has no effect")
     if access.known is None or access.secret is None:
-        raise BadRequest("log in with a user and its secret, in the header Authorization: Basic")
+        raise Conflict("log in with a user and its secret, in the header Authorization: Basic")
     session = sessions.begin(access.known.user, access.secret)
     response.headers["Set-Cookie"] = set_cookie(request.scope, sessions.encode(session))
     return _view_of(access, session.user, VIA_SESSION, session)

@@ -30,7 +30,7 @@ from tidemill.admin.json.tokens import (
 )
 from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock
-from tidemill.common.errors import BadRequest, Conflict, TokenNotFound
+from tidemill.common.errors import Conflict, TokenNotFound
 from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.security.identities import User, user_of
 from tidemill.security.table import TOKEN, USER
@@ -87,7 +87,7 @@ async def create_token(
     """Create a token of a user. The answer has the token, and shows it only here."""
     owner = access.user if settings.user is None else settings.user
     if not owner:
-        raise BadRequest("name the user of the token")
+        raise Conflict("name the user of the token")
     if not access.is_own(owner):
         access.require_super()
     request = TokenRequest(
