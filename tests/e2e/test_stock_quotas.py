@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from tests.support.clients.api import api, message
 from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
+from tests.support.processes.killing import child_pid
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -64,6 +67,22 @@ def send_until_refused(running: Standalone, topic: str, most: int, *, due_at_ms:
     return stored
 
 
+def use_up(running: Standalone, topic: str, *, stored: int = 0, due_at_ms: int = 0) -> int:
+    """Send until the stored bytes are used up; return the number of stored messages.
+
+    Near the limit, sends wait for the next report.
+    """
+
+    def is_used_up() -> bool:
+        nonlocal stored
+        stored += send_until_refused(running, topic, 2 * LIMIT // len(BODY), due_at_ms=due_at_ms)
+        assert stored * len(BODY) <= LIMIT
+        return stored * len(BODY) >= 0.9 * LIMIT
+
+    eventually(is_used_up, within_ms=20_000)
+    return stored
+
+
 def is_accepted(running: Standalone, topic: str, *, due_at_ms: int = 0) -> bool:
     async def send() -> bool:
         async with api(running.grpc) as client:
@@ -104,16 +123,7 @@ def test_a_send_over_the_stored_bytes_is_refused_until_messages_are_deleted(
     assert header.split()[-2:] == ["STORED-BYTES", "PENDING-TIMERS"]
     assert "1MiB" in row
     wait_for_report(running, "prefix:ord")
-    stored = 0
-
-    def is_used_up() -> bool:
-        """Whether the limit is used up: near to it, sends wait for the next report."""
-        nonlocal stored
-        stored += send_until_refused(running, "orders", 2 * LIMIT // len(BODY))
-        assert stored * len(BODY) <= LIMIT
-        return stored * len(BODY) >= 0.9 * LIMIT
-
-    eventually(is_used_up, within_ms=15_000)
+    use_up(running, "orders")
     refused = rest.post("/topics/orders/messages", json={"body": "m" * len(BODY)})
     assert (refused.status_code, refused.json()["code"]) == (429, 42900)
     assert refused.json()["detail"].startswith("Prefix:ord has reached its limit of 1048576 stored")
@@ -123,8 +133,7 @@ def test_a_send_over_the_stored_bytes_is_refused_until_messages_are_deleted(
     eventually(lambda: is_accepted(running, "letters"))
     tidemill(running, "topic", "purge", "orders", "--yes")
     eventually(lambda: is_accepted(running, "orders"), within_ms=15_000)
-    stored = 1
-    eventually(is_used_up, within_ms=15_000)
+    use_up(running, "orders", stored=1)
     eventually(lambda: 0.9 * LIMIT <= stored_bytes(rest, "orders") <= BOUND, within_ms=15_000)
     assert rest.delete("/quotas/prefix/ord").is_success
     eventually(lambda: is_accepted(running, "orders"))
@@ -172,6 +181,36 @@ def test_a_delayed_message_over_the_pending_timers_is_refused_until_others_are_c
         return len(found) == 5
 
     eventually(is_used_up_again, within_ms=15_000)
+
+
+def test_delayed_messages_need_room_of_stored_bytes(running: Standalone) -> None:
+    running.put("topics/postponed", messageType="DELAY", queues=2)
+    tidemill(running, "quota", "set", "--topic=postponed", "--stored-bytes=1MiB")
+    wait_for_report(running, "topic:postponed")
+    use_up(running, "postponed", due_at_ms=int(time.time() * 1_000) + DAY_MS)
+
+
+def test_a_home_that_starts_again_keeps_a_limit_that_is_used_up(running: Standalone) -> None:
+    running.put("topics/invoices", messageType="NORMAL", queues=2)
+    tidemill(running, "quota", "set", "--topic=invoices", "--stored-bytes=1MiB")
+    wait_for_report(running, "topic:invoices")
+    stored = use_up(running, "invoices")
+    url = running.processes["broker-0"].metrics
+    os.kill(child_pid(running, "broker-0"), signal.SIGKILL)
+    accepted = 0
+
+    def has_report() -> bool:
+        nonlocal accepted
+        accepted += is_accepted(running, "invoices")
+        try:
+            return 'quota="topic:invoices"' in httpx.get(url, trust_env=False).text
+        except httpx.TransportError:
+            return False
+
+    eventually(has_report, within_ms=60_000)
+    # The first leases of a home that knows the stock.
+    eventually(lambda: not is_accepted(running, "invoices"))
+    assert (stored + accepted) * len(BODY) <= LIMIT
 
 
 def test_users_clients_and_consumer_groups_have_no_stock(rest: httpx.Client) -> None:

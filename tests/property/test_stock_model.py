@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.proxy.quotas.leases import Cost, LeaseBook
+from tidemill.proxy.quotas.leases import IDLE_MS, Cost, LeaseBook
 from tidemill.security.quotas import MatchedRate, QuotaLimit, RateKey
 from tidemill.security.stock_buckets import (
+    FIRST_REPORT_MS,
     GRANT_STEP_MS,
     GRANT_STEPS_MAX,
     REPORT_PERIOD_MS,
@@ -33,12 +34,13 @@ class Group:
     def __init__(self, name: str, *, delay_ms: int) -> None:
         self.name = name
         self.delay_ms = delay_ms  # of a report
+        self.counted_from_ms = 0  # After a start, it counts its messages first.
         self.stored = 0
         self.reports: list[tuple[int, int]] = []  # times and counts under way
 
     def step(self, home: StockBuckets, now_ms: int) -> None:
         """Count once per period, and let reports arrive."""
-        if now_ms % REPORT_PERIOD_MS == 0:
+        if now_ms % REPORT_PERIOD_MS == 0 and now_ms >= self.counted_from_ms:
             self.reports.append((now_ms, self.stored))
         while self.reports and self.reports[0][0] + self.delay_ms <= now_ms:
             counted_at_ms, count = self.reports.pop(0)
@@ -101,6 +103,7 @@ class World:
         seed: int = 1,
     ) -> None:
         self.limit = limit
+        self.excess = 0
         self.home = StockBuckets()
         self.groups = [Group(f"broker-{n}", delay_ms=each) for n, each in enumerate(delays_ms)]
         for group in self.groups:
@@ -121,8 +124,16 @@ class World:
                 proxy.renew(self.now_ms, len(self.proxies))
             for group in self.groups:
                 group.step(self.home, self.now_ms)
-            assert self.stored <= self.limit
+            assert self.stored <= self.limit + self.excess
             self.now_ms += STEP_MS
+
+    def restart_home(self, count_ms: int) -> None:
+        """Start another home. The first broker group counts its messages for a time."""
+        self.home = StockBuckets()
+        self.home.retain({KEY}, {group.name for group in self.groups}, self.now_ms)
+        self.groups[0].counted_from_ms = self.now_ms + count_ms
+        for proxy in self.proxies:
+            proxy.home = self.home
 
     def consume(self, part: float) -> None:
         for group in self.groups:
@@ -192,6 +203,67 @@ def test_without_the_home_each_proxy_uses_its_share_of_the_known_room() -> None:
     assert world.stored == world.limit
 
 
+@pytest.mark.parametrize("filled_ms", [500, 10_000])
+@pytest.mark.parametrize("load", [1, 20])
+@pytest.mark.parametrize("pause_ms", [0, 5_000])
+def test_a_limit_holds_while_a_new_home_does_not_know_the_stock(
+    filled_ms: int, load: int, pause_ms: int
+) -> None:
+    world = World(limit=100_000, cost=100, proxies=2, delays_ms=[0, 0])
+    world.run(filled_ms, [load, load])
+    for proxy in world.proxies:
+        proxy.home = None
+    world.run(filled_ms + 1_000, [load, load])
+    world.restart_home(count_ms=8_000)
+    # Two proxies use their shares until the renewal after the first report.
+    world.excess = 2 * world.proxies[0].cost * RENEWAL_MS // STEP_MS
+    # The leases are forgotten in a pause.
+    world.run(world.now_ms + pause_ms, [0, 0])
+    world.run(world.now_ms + 30_000, [load, load])
+    assert world.stored >= (world.limit if load == 20 else 60_000)
+
+
+def test_a_broker_group_has_time_for_its_first_report() -> None:
+    home = StockBuckets()
+    home.retain({KEY}, {"broker-0", "broker-1"}, 1_000)
+    home.reports.note(KEY, "broker-0", StockReading(5, 1_000, 1_000))
+    assert home.reports.find(KEY, 1_000 + FIRST_REPORT_MS - 1) is None
+    found = home.reports.find(KEY, 1_000 + FIRST_REPORT_MS)
+    assert found is not None
+    assert found.tokens == 5, "it is down, or has an older version"
+    home.reports.note(KEY, "broker-1", StockReading(7, 1_000, 1_000))
+    found = home.reports.find(KEY, 1_000)
+    assert found is not None
+    assert found.tokens == 12
+
+
+def test_a_share_without_the_home_stays_the_same_when_its_topic_pauses() -> None:
+    rate = MatchedRate(KEY, 1_000_000, "Topic:orders")
+    book = LeaseBook(0)
+    book.lease_of(rate, 0)
+    book.apply(book.plan(0), [0], 3, 0, [900])
+    shares = []
+    for now_ms in (1_000, 4_000, 7_000):
+        lease = book.lease_of(rate, now_ms)
+        book.renew_local(now_ms)
+        shares.append(lease.tokens)
+        book.plan(now_ms + IDLE_MS)
+        assert not book.leases, "forgotten"
+    assert shares == [300, 300, 300]
+
+
+def test_a_report_that_is_late_because_of_its_pages_keeps_the_limit() -> None:
+    """With 10,000 limits, a broker group reports each one every ten seconds."""
+    home, limit, stored = StockBuckets(), 10_000_000, 0
+    for now_ms in range(0, 30_000, RENEWAL_MS):
+        if now_ms % REPORT_PERIOD_MS == 0:
+            home.reports.note(KEY, "broker-0", StockReading(0, now_ms, now_ms))
+        if now_ms % (10 * REPORT_PERIOD_MS) == 0:
+            home.reports.note(KEY, "broker-1", StockReading(stored, now_ms, now_ms))
+        stored += home.lease(LeaseDemand(KEY, 1_000_000, 1, 0), limit, now_ms).tokens
+    assert stored == limit
+
+
 def test_an_unknown_stock_refuses_nothing() -> None:
     home = StockBuckets()
     demand = LeaseDemand(KEY, wanted=1_000, first=10, returned=0)
@@ -228,10 +300,10 @@ def test_a_silent_broker_group_keeps_its_stock_and_delays_no_release() -> None:
     # The messages of the tokens were consumed, as the only live broker group reports.
     home.reports.note(KEY, "broker-1", StockReading(0, SILENT_MS + 1, SILENT_MS + 1))
     assert home.lease(all_of_it, 1_000, SILENT_MS + 1).tokens == 500
-    home.retain({KEY}, {"broker-1"})
+    home.retain({KEY}, {"broker-1"}, SILENT_MS + 1)
     home.reports.note(KEY, "broker-1", StockReading(0, 20_000, 20_000))
     assert home.lease(all_of_it, 1_000, 20_000).room == 500, "broker-0 was removed"
-    home.retain(set(), set())
+    home.retain(set(), set(), 20_000)
     assert home.used_ratio(KEY, 1_000, 20_000) is None
 
 

@@ -2,8 +2,8 @@
 
 Broker groups report their stocks. The home leases the remaining part of the limit to proxies, as it
 does with the tokens of a rate. A granted token counts until a report is so new that it has the
-stored message. So a limit holds between two reports, too. A stock that no broker group has reported
-limits nothing.
+stored message. So a limit holds between two reports, too. A stock is unknown, and limits nothing,
+until all broker groups have reported it, or have had the time for it.
 
 The caller passes the monotonic time.
 """
@@ -22,8 +22,11 @@ REPORT_PERIOD_MS: Final = 1_000  # of the stocks of a broker group
 # for about 600 ms, and the message is stored soon after.
 SETTLE_MS: Final = 1_500
 # Without a report for this time, a broker group does not delay the release of tokens. Its last
-# stock counts.
-SILENT_MS: Final = 5_000
+# stock counts. With 10,000 limits, a broker group needs ten reports for all of them.
+SILENT_MS: Final = 15_000
+# Time for the first report of a broker group: a broker counts its messages after a start. A broker
+# group that is down, or that has an older version, then counts as empty.
+FIRST_REPORT_MS: Final = 60_000
 GRANT_STEP_MS: Final = 250  # grants of this time are one number
 # Steps of a bucket: 64 s. Counts of a broker with many queues are at most that old. Beyond it the
 # oldest grants are forgotten.
@@ -53,23 +56,38 @@ class StockReports:
     def __init__(self) -> None:
         # By limit and broker group. `retain` bounds both.
         self._readings: dict[RateKey, dict[str, StockReading]] = {}
+        self._broker_groups: Collection[str] = ()  # that report
+        self._since_ms: dict[RateKey, int] = {}  # when a limit was seen first
+
+    def is_expected(self, key: RateKey) -> bool:
+        """Whether broker groups report this limit."""
+        return key in self._since_ms
 
     def note(self, key: RateKey, broker_group: str, reading: StockReading) -> None:
         """Take over a report."""
         self._readings.setdefault(key, {})[broker_group] = reading
 
-    def retain(self, keys: Collection[RateKey], broker_groups: Collection[str]) -> None:
-        """Forget other limits and other broker groups."""
-        for key in [key for key in self._readings if key not in keys]:
-            del self._readings[key]
+    def retain(
+        self, keys: Collection[RateKey], broker_groups: Collection[str], now_ms: int
+    ) -> None:
+        """Expect reports of these limits by these broker groups, and forget all others."""
+        self._broker_groups = broker_groups
+        for known in (self._readings, self._since_ms):
+            for key in [key for key in known if key not in keys]:
+                del known[key]
+        for key in keys:
+            self._since_ms.setdefault(key, now_ms)
         for readings in self._readings.values():
             for name in [name for name in readings if name not in broker_groups]:
                 del readings[name]
 
     def find(self, key: RateKey, now_ms: int) -> StockTotal | None:
-        """Return the sum of all stocks; None if no broker group has reported one."""
+        """Return the sum of all stocks; None if it is unknown."""
         readings = self._readings.get(key)
         if not readings:
+            return None
+        is_new = now_ms - self._since_ms.get(key, now_ms) < FIRST_REPORT_MS
+        if is_new and any(name not in readings for name in self._broker_groups):
             return None
         counted_at_ms = min(
             (
@@ -158,9 +176,11 @@ class StockBuckets:
             bucket.add(granted, now_ms)
         return StockGrant(granted, room - granted)
 
-    def retain(self, keys: Collection[RateKey], broker_groups: Collection[str]) -> None:
-        """Forget other limits and other broker groups."""
-        self.reports.retain(keys, broker_groups)
+    def retain(
+        self, keys: Collection[RateKey], broker_groups: Collection[str], now_ms: int
+    ) -> None:
+        """Expect reports of these limits by these broker groups, and forget all others."""
+        self.reports.retain(keys, broker_groups, now_ms)
         for key in [key for key in self._buckets if key not in keys]:
             del self._buckets[key]
         for key in [key for key in self._warned_at_ms if key not in keys]:

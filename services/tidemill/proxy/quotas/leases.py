@@ -2,7 +2,8 @@
 
 The home leases tokens. If it does not answer for the time of a lease, each rate gets a local
 bucket with the limit divided by the number of proxies. A stock then has its last known room,
-divided by the number of proxies, and no limit if its room is unknown.
+divided by the number of proxies, and no limit if its room is unknown. The same holds while a new
+home does not know the stock.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ DEMANDS_MAX: Final = 1_000  # of one request to the home; the others follow in l
 UNLIMITED_TOKENS: Final = 1 << 50  # a petabyte
 ROOMS_MAX: Final = 10_000  # of forgotten leases, about 200 bytes each; the oldest one is forgotten
 IDLE_MS: Final = 2_000  # without a call, until a lease is returned and forgotten
+
+
+class _KnownRoom(NamedTuple):
+    """The last known room of a stock."""
+
+    tokens: int
+    is_share: bool  # Whether it is this proxy's part already.
 
 
 class Cost(NamedTuple):
@@ -95,18 +103,19 @@ class Lease:
             self.tokens = min(self.tokens + added, room)
         self._refilled_at_ms = now_ms
 
-    def begin_local_stock(self, known_room: int | None, now_ms: int, proxies: int) -> None:
-        """Take this proxy's share of the room once; `known_room` is that of a former lease."""
+    def begin_local_stock(self, former: _KnownRoom | None, now_ms: int, proxies: int) -> None:
+        """Take this proxy's share of the room once; `former` is that of a former lease."""
         if self._refilled_at_ms is not None:
             return
-        if self.room is None:
-            self.room = known_room
         self._refilled_at_ms = now_ms
-        if self.room is None:
-            self.tokens = UNLIMITED_TOKENS
-        else:
+        if self.room is not None:
             self.tokens += self.room // proxies
             self.room = 0
+        elif former is not None:
+            self.tokens += former.tokens if former.is_share else former.tokens // proxies
+            self.room = 0
+        else:
+            self.tokens = UNLIMITED_TOKENS
 
     def end_local(self) -> None:
         """Return to leases of the home: the tokens of the local bucket are void."""
@@ -123,7 +132,7 @@ class LeaseBook:
         self.leases: dict[RateKey, Lease] = {}
         self.proxies = 1  # as the home has counted them last
         # The last known rooms of stocks without a lease, for a time without the home.
-        self._rooms: OrderedDict[RateKey, int] = OrderedDict()
+        self._rooms: OrderedDict[RateKey, _KnownRoom] = OrderedDict()
         self._answered_at_ms = now_ms  # by the home
 
     def lease_of(self, rate: MatchedRate, now_ms: int) -> Lease:
@@ -198,7 +207,8 @@ class LeaseBook:
             return
         if len(self._rooms) >= ROOMS_MAX:
             self._rooms.popitem(last=False)
-        self._rooms[lease.key] = lease.room + (int(lease.tokens) if lease.is_local else 0)
+        local = _KnownRoom(int(lease.tokens), is_share=True)
+        self._rooms[lease.key] = local if lease.is_local else _KnownRoom(lease.room, is_share=False)
 
     def end_period(self) -> None:
         """Begin the next period of renewals."""
@@ -214,10 +224,21 @@ class LeaseBook:
         rooms: Sequence[int | None] = (),
     ) -> None:
         """Add the tokens that the home has granted."""
+        # The other proxies may not be connected to a new home yet.
+        share_of = max(self.proxies, proxies)
         self._answered_at_ms, self.proxies = now_ms, max(proxies, 1)
         for demand, tokens, room in itertools.zip_longest(demands, granted, rooms):
             lease = self.leases.get(demand.key)
-            if lease is not None:
-                lease.end_local()
-                lease.tokens += tokens
-                lease.room = room
+            if lease is None:
+                continue
+            former = self._rooms.get(lease.key)
+            is_known = lease.room is not None or former is not None
+            if lease.is_stock and room is None and is_known:
+                # A new home grants all tokens until it knows the stock. These do not count.
+                lease.begin_local_stock(former, now_ms, share_of)
+                continue
+            lease.end_local()
+            lease.tokens += tokens
+            lease.room = room
+            if room is not None:
+                self._rooms.pop(lease.key, None)

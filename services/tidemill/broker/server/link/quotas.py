@@ -121,7 +121,7 @@ class QuotaService:
         home = engine.catalog.membership.home
         is_home = home is None or home.name == engine.catalog.broker_name
         if not is_home or not self._rounds.is_master:
-            self._stocks.retain((), ())  # The metrics are those of the home.
+            self._stocks.retain((), (), self._monotonic_ms())  # The metrics are those of the home.
             return
         if not engine.catalog.security.count(QUOTA) and not self._counts.limits:
             return
@@ -132,9 +132,9 @@ class QuotaService:
         began_ms = self._monotonic_ms()
         stocks = await self._rounds.read_slices(count)
         catalog, now_ms = engine.catalog, self._monotonic_ms()
-        self.note_stocks(catalog.broker_name, stocks, now_ms - began_ms)
         limits = self._counts.limits
-        self._stocks.retain(limits, {catalog.broker_name, *catalog.membership.groups})
+        self._stocks.retain(limits, {catalog.broker_name, *catalog.membership.groups}, now_ms)
+        self.note_stocks(catalog.broker_name, stocks, now_ms - began_ms)
         for key, limit in limits.items():
             if self._stocks.is_warning_due(key, limit, now_ms):
                 ratio = self._stocks.used_ratio(key, limit, now_ms)
@@ -147,11 +147,13 @@ class QuotaService:
             asked_at_ms = now_ms - took_ms
             timers = StockReading(stock.pending_timers, asked_at_ms, now_ms)
             key = RateKey(stock.quota, QuotaLimit.PENDING_TIMERS)
-            self._stocks.reports.note(key, broker_group, timers)
-            if stock.HasField("stored_bytes"):
+            # A broker group that has just become the home does not know the limits yet.
+            if self._stocks.reports.is_expected(key):
+                self._stocks.reports.note(key, broker_group, timers)
+            key = RateKey(stock.quota, QuotaLimit.STORED_BYTES)
+            if stock.HasField("stored_bytes") and self._stocks.reports.is_expected(key):
                 counted_at_ms = asked_at_ms - stock.age_ms
                 stored = StockReading(stock.stored_bytes, counted_at_ms, now_ms)
-                key = RateKey(stock.quota, QuotaLimit.STORED_BYTES)
                 self._stocks.reports.note(key, broker_group, stored)
 
     # ------------------------------------------------------------ metrics
