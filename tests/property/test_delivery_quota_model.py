@@ -74,7 +74,7 @@ def simulate(
     table.note_change()
     clock, random = ManualClock(0), Random(seed)
     home = QuotaBuckets(lambda key: limits[key.limit])
-    # Each proxy finds the size of messages by one pop. Later, one message may exceed the tokens.
+    # Each proxy finds out the size of messages by one pop. Later, one message exceeds the tokens.
     largest = BATCH * size * len(polls)
 
     async def main() -> list[Proxy]:

@@ -11,14 +11,23 @@ import pytest
 
 from tests.support.clocks import ManualClock
 from tests.support.security_items import counts_of
-from tests.support.worlds.proxy_world import eventually, receive_request
+from tests.support.worlds.proxied_broker import calls_of
+from tests.support.worlds.proxy_world import HEADERS, ResponseCollector, eventually, receive_request
 from tests.support.worlds.several_brokers import SeveralBrokers
+from tidemill.common.clock import SystemClock
 from tidemill.proxy.quotas import deliveries
 from tidemill.proxy.quotas.deliveries import DeliveryQuotas
 from tidemill.proxy.quotas.renewal import Leased
+from tidemill.proxy.server.call import Call
+from tidemill.proxy.server.pull_pages import PullPages
+from tidemill.proxy.server.puller import Puller
+from tidemill.proxy.settings import ProxySettings
 from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, TrafficQuota
 from tidemill.security.token_buckets import LeaseDemand
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.aio.call import RpcCall
 
 MESSAGES, BYTES = QuotaLimit.DISPATCH_MESSAGES, QuotaLimit.DISPATCH_BYTES
 POLL_MS = 20_000  # longer than a scenario
@@ -288,6 +297,60 @@ def test_a_poll_that_ends_in_the_turn_of_its_tokens_pops_nothing() -> None:
         world.polling.end_client(client)
         assert await waiting == ["MESSAGE_NOT_FOUND"]
         assert (ready(world), lease.tokens) == (popped, 1)
+
+    run(scenario)
+
+
+def test_a_poll_holds_no_memory_of_its_connection_while_it_waits_for_tokens() -> None:
+    async def scenario(world: SeveralBrokers, home: Home) -> None:
+        home.limit(dispatchMessagesPerS=10)
+        world.send(0, "a")
+        responses = ResponseCollector(None)
+        responses.room_at_first_bytes = 0
+        responses.room_later_bytes = free_bytes = 24 << 20
+        request = receive_request(poll_ms=POLL_MS)
+        waiting = asyncio.create_task(world.receive(request, responses=responses))
+        await eventually(lambda: home.waiting() == 1)
+        assert responses.room_bytes < free_bytes, "it waits with the memory for a short time"
+        await eventually(lambda: responses.room_bytes == free_bytes)
+        assert not waiting.done()
+        home.available[MESSAGES] = 1
+        await waiting
+        bodies = [item.message.body for item in responses.items if item.HasField("message")]
+        assert bodies == [b"a"]
+
+    run(scenario)
+
+
+def test_a_pull_holds_no_memory_of_its_connection_while_it_waits_for_tokens() -> None:
+    async def pull(_call: RpcCall, request: bytes) -> bytes:
+        offset = link_pb2.PullRequest.FromString(request).offset
+        return link_pb2.PullReply(next_offset=offset, is_at_end=True).SerializeToString()
+
+    async def scenario(world: SeveralBrokers, home: Home) -> None:
+        home.limit(dispatchMessagesPerS=10)
+        responses = ResponseCollector(None)
+        responses.room_at_first_bytes = 0
+        responses.room_later_bytes = free_bytes = 24 << 20
+        request = service.PullMessageRequest(batch_size=32)
+        request.group.name = "group"
+        request.message_queue.topic.name = "topic"
+        request.message_queue.broker.name = world.cluster.brokers[0].name
+        call = Call(HEADERS, peer=lambda: "test", connection="test", time_remaining_s=10)
+        async with calls_of(Pull=pull) as calls:
+            puller = Puller(
+                world.cluster, calls, PullPages(calls), SystemClock(), ProxySettings(), home.quotas
+            )
+            pulling = puller.pull_message(call, request.SerializeToString(), responses)
+            waiting = asyncio.create_task(pulling)
+            await eventually(lambda: home.waiting() == 1)
+            assert responses.room_bytes < free_bytes, "it waits with the memory for a short time"
+            await eventually(lambda: responses.room_bytes == free_bytes)
+            await eventually(lambda: home.waiting() == 1)
+            home.available[MESSAGES] = 32
+            await waiting
+        assert responses.room_bytes == free_bytes
+        assert home.available[MESSAGES] == 0
 
     run(scenario)
 

@@ -315,23 +315,43 @@ class MultiBrokerReceive:
                 self._woken = None
         return self._poll.step
 
+    async def take_tokens(self, wanted: int, *, wait_ms: int | None = None) -> bool:
+        """Wait for tokens for the next pop, at most until the end of the poll.
+
+        Return False without tokens. If the consumer group has no quota, return True. `wait_ms` is
+        shorter than the poll. A poll that does not wait has the time of a renewal.
+        """
+        poll, quotas = self._poll, self._shell.quotas
+        self.return_tokens()  # The caller could not use the messages of the pop before.
+        if quotas is None or poll.is_stopping:
+            return True
+        read = self._read = quotas.request(poll.pair.key.group, wanted)
+        if not poll.is_long:
+            wait_ms = min(RENEWAL_MS if wait_ms is None else wait_ms, RENEWAL_MS)
+        timer = None
+        if wait_ms is not None:
+            timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, read.stop)
+        try:
+            self._tokens = await quotas.wait(read)
+        finally:
+            self._read = None
+            if timer is not None:
+                timer.cancel()
+        return self._tokens is not None
+
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
         """Carry out the pop of the step, at most until the end of the poll.
 
-        A consumer group with a quota waits for tokens first. Raises PopFailure if the pop fails.
-        The poll then has another step.
+        The caller takes tokens before. Raises PopFailure if the pop fails. The poll then has
+        another step.
         """
         poll, shell, step = self._poll, self._shell, self._poll.step
-        self._return_tokens()  # The caller could not use the messages of the pop before.
-        if not poll.is_stopping and shell.quotas is not None:
-            self._tokens = await self._take_tokens(shell.quotas, request)
-            if self._tokens is None:
-                return link_pb2.PopReply()
-            request.max_messages = self._tokens.messages
         # The poll may have ended in the turn of its tokens.
-        if poll.is_stopping or poll.is_done or not isinstance(step, PopStep):
-            self._return_tokens()
+        if poll.is_stopping or not isinstance(step, PopStep):
+            self.return_tokens()
             return link_pb2.PopReply()
+        if self._tokens is not None:
+            request.max_messages = self._tokens.messages
         timeout_ms = min(timeout_ms, poll.hard_end_ms - shell.now_ms())
         if not step.poll_ms:
             timeout_ms = min(timeout_ms, shell.pop_timeout_ms)
@@ -339,7 +359,7 @@ class MultiBrokerReceive:
         try:
             reply = await self._link.pop(request, timeout_ms=max(timeout_ms, 0))
         except ServiceError as error:
-            self._return_tokens()
+            self.return_tokens()
             shell.polling.pop_failed(poll, error, shell.now_ms())
             shell.carry_out()
             raise PopFailure from error
@@ -349,23 +369,8 @@ class MultiBrokerReceive:
             self._tokens.spend(*_size_of(reply))
         return reply
 
-    async def _take_tokens(
-        self, quotas: DeliveryQuotas, request: link_pb2.PopRequest
-    ) -> DeliveryTokens | None:
-        """Wait for tokens until the poll ends. A poll that does not wait has time for a renewal."""
-        read = quotas.request(self._poll.pair.key.group, request.max_messages)
-        self._read = read
-        timer = None
-        if not self._poll.is_long:
-            timer = asyncio.get_running_loop().call_later(RENEWAL_MS / 1_000, read.stop)
-        try:
-            return await quotas.wait(read)
-        finally:
-            self._read = None
-            if timer is not None:
-                timer.cancel()
-
-    def _return_tokens(self) -> None:
+    def return_tokens(self) -> None:
+        """Return the tokens of the last pop: its messages do not reach the client."""
         tokens, self._tokens = self._tokens, None
         if tokens is not None:
             tokens.give_back()
@@ -398,7 +403,7 @@ class MultiBrokerReceive:
 
     def close(self) -> None:
         """End the receive in any state."""
-        self._return_tokens()
+        self.return_tokens()
         self._shell.forget(self._poll)
 
     def wake(self) -> None:

@@ -51,6 +51,7 @@ WAITS_MAX: Final = 768
 # Attempts of a pull whose messages find no room, because more have arrived or others took the room.
 PULLS_MAX: Final = 4
 ROOM_WAIT_S: Final = 10.0  # for the client to read earlier responses
+TOKENS_WAIT_MS: Final = 250  # for a quota, while the pull holds room that other calls need
 # Delay after a wait that ended for a message that the filter may reject.
 LOOK_AGAIN_S: Final = 0.1
 _NOTHING: Final = "no message became available"
@@ -191,8 +192,20 @@ class Puller:
                 if not await responses.hold_in_turn(missing_bytes, timeout_s=ROOM_WAIT_S):
                     raise Overloaded(_MUCH_UNREAD)
                 held_bytes, missing_bytes = missing_bytes, 0
+            tokens = None
+            if held_bytes:
+                # Other calls cannot use reserved memory, so the pull waits briefly for tokens.
+                try:
+                    tokens = await self._take_tokens(call, pull, end_ms, most_ms=TOKENS_WAIT_MS)
+                except BaseException as error:
+                    responses.release(held_bytes)
+                    if not isinstance(error, _Ended):
+                        raise
+                    held_bytes = 0
+            if not held_bytes:
+                tokens = await self._take_tokens(call, pull, end_ms)
             try:
-                page, tokens = await self._read_page(call, queue, pull, end_ms, topic)
+                page = await self._read_page(call, queue, pull, tokens, topic)
             except BaseException:
                 responses.release(held_bytes)
                 raise
@@ -210,25 +223,33 @@ class Puller:
             held_bytes, missing_bytes = 0, size_bytes
         raise ConnectionBufferFull(_MUCH_UNREAD)
 
+    async def _take_tokens(
+        self, call: Call, pull: link_pb2.PullRequest, end_ms: int, *, most_ms: int | None = None
+    ) -> DeliveryTokens | None:
+        """Wait for the tokens of a consumer group with a quota. Raises _Ended without tokens.
+
+        A pull that does not wait for messages waits for tokens in the first half of its time.
+        """
+        if self._quotas is None or not self._quotas.is_limited(call.group):
+            return None
+        wait_ms = max(end_ms - self._clock.monotonic_ms(), self._timeout_ms(call) // 2)
+        if most_ms is not None:
+            wait_ms = min(wait_ms, most_ms)
+        tokens = await self._quotas.take(call.group, pull.max_messages, timeout_ms=wait_ms)
+        if tokens is None:
+            raise _Ended(MessageNotFound(_NOTHING), pull.offset)
+        return tokens
+
     async def _read_page(
         self,
         call: Call,
         queue: BrokerQueue,
         pull: link_pb2.PullRequest,
-        end_ms: int,
+        tokens: DeliveryTokens | None,
         topic: ResourceName,
-    ) -> tuple[PullPage, DeliveryTokens | None]:
-        """Read a page, after a wait for the tokens of a consumer group with a quota.
-
-        Return the tokens that it has used. Raises _Ended without tokens.
-        """
-        tokens = None
-        if self._quotas is not None and self._quotas.is_limited(call.group):
-            # A pull that does not wait for messages waits for tokens in the first half of its time.
-            wait_ms = max(end_ms - self._clock.monotonic_ms(), self._timeout_ms(call) // 2)
-            tokens = await self._quotas.take(call.group, pull.max_messages, timeout_ms=wait_ms)
-            if tokens is None:
-                raise _Ended(MessageNotFound(_NOTHING), pull.offset)
+    ) -> PullPage:
+        """Read a page with at most as many messages as there are tokens."""
+        if tokens is not None:
             limited = link_pb2.PullRequest()
             limited.CopyFrom(pull)
             limited.max_messages = tokens.messages
@@ -248,7 +269,7 @@ class Puller:
             raise
         if tokens is not None:
             tokens.spend(len(page.items), sum(map(len, page.items)))
-        return page, tokens
+        return page
 
     def _wait_ms(self, call: Call, parsed: service.PullMessageRequest) -> int:
         """Return the time that a pull may wait; 0 if it does not wait."""

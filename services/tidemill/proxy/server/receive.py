@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, LocalIds
     from tidemill.proxy.link import BrokerLink
+    from tidemill.proxy.polling.shell import MultiBrokerReceive
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.settings import ProxySettings
 
@@ -47,8 +48,8 @@ ADDED_BYTES = 512
 # Pops of one receive. If a reply does not fit, the receive reserves its size and pops again. Other
 # consumers may have taken the messages in between, or more messages may be ready.
 POPS_MAX = 4
-# Poll duration at the broker while the receive holds memory that other polls need. A link is rarely
-# full for longer; then the receive polls without reserved memory.
+# Time at the broker, and for tokens of a quota, while the receive holds memory that other polls
+# need. A link is rarely full for longer; then the receive polls without reserved memory.
 ROOM_POLL_MS = 250
 _NOTHING = "no message became available"
 _MUCH_UNREAD = "this connection has much unread already; read it, and poll again"
@@ -66,6 +67,10 @@ class PopCall(Protocol):
         self, request: link_pb2.PopRequest, *, timeout_ms: int
     ) -> Awaitable[link_pb2.PopReply]:
         """Pop and return the reply."""
+
+
+class _NoTokens(Exception):
+    """The poll has ended without tokens of its consumer group."""
 
 
 class Receiver:
@@ -252,6 +257,7 @@ class Receiver:
                         pop,
                         responses,
                         ask=receive.pop,
+                        receive=receive,
                         link=broker.link,
                         poll_ms=step.poll_ms,
                         room_end_ms=room_end_ms,
@@ -286,6 +292,7 @@ class Receiver:
         responses: Responses,
         *,
         ask: PopCall,
+        receive: MultiBrokerReceive | None = None,
         link: BrokerLink,
         poll_ms: int,
         room_end_ms: int,
@@ -293,8 +300,8 @@ class Receiver:
         """Pop messages that fit into the free memory of the connection, and reserve that memory.
 
         If the client has too much unread, the poll waits for memory as it waits for messages. It
-        then reserves the known size first and waits only briefly at the broker, because other polls
-        cannot use reserved memory.
+        then reserves the known size first and waits only briefly for the tokens of `receive` and at
+        the broker, because other polls cannot use reserved memory.
         """
         now_ms = self._clock.monotonic_ms
         end_ms = now_ms() + poll_ms
@@ -304,6 +311,11 @@ class Receiver:
             if wanted_bytes:
                 await self._hold_in_turn(pop, wanted_bytes, room_end_ms, responses)
                 room_bytes, wanted_bytes = wanted_bytes, 0
+            if receive is not None:
+                try:
+                    room_bytes = await _take_tokens(receive, pop, room_bytes, responses)
+                except _NoTokens:
+                    return link_pb2.PopReply()
             request = link_pb2.PopRequest()
             request.CopyFrom(pop)
             left_ms = max(end_ms - now_ms(), 0)
@@ -330,6 +342,8 @@ class Receiver:
                 if responses.hold(size_bytes - room_bytes):
                     return reply
                 link.give_back(pop.group_id, pop.topic_id, reply.batches)
+                if receive is not None:
+                    receive.return_tokens()
                 wanted_bytes = size_bytes
             elif not room_bytes or not left_ms:
                 responses.release(room_bytes)
@@ -395,6 +409,23 @@ class Receiver:
         # Broker and link get half of the reserve, the client gets the other half.
         reserve_ms = min(self._reserve_ms // 2, remaining_ms // 4)
         return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
+
+
+async def _take_tokens(
+    receive: MultiBrokerReceive, pop: link_pb2.PopRequest, room_bytes: int, responses: Responses
+) -> int:
+    """Wait for tokens. Return the memory that is still reserved. Raises _NoTokens."""
+    if room_bytes:
+        try:
+            if await receive.take_tokens(pop.max_messages, wait_ms=ROOM_POLL_MS):
+                return room_bytes
+        except BaseException:
+            responses.release(room_bytes)
+            raise
+        responses.release(room_bytes)
+    if not await receive.take_tokens(pop.max_messages):
+        raise _NoTokens
+    return 0
 
 
 def _ids_of_polled(broker: LinkedGroup, target: PollTarget) -> LocalIds:
