@@ -233,3 +233,21 @@ def test_a_changed_and_a_deleted_limit_count_at_the_next_renewal() -> None:
     proxy.send(14_000, 100)
     proxy.renew(14_300, 1)
     assert not home.buckets
+
+
+def test_a_request_that_is_overtaken_gets_no_tokens() -> None:
+    home = QuotaBuckets(lambda _key: 100)
+
+    def lease(number: int, confirmed: int) -> int:
+        demand = LeaseDemand(KEY, 30, 30, 0, number=number, confirmed=confirmed)
+        return home.lease(b"p", demand, 0)
+
+    assert [lease(1, 0), lease(2, 1)] == [30, 30]
+    assert home.buckets[KEY].tokens == 140
+    assert lease(1, 0) == 0
+    assert lease(2, 1) == 0
+    assert home.buckets[KEY].tokens == 140
+    assert lease(3, 1) == 30, "in place of those of the lost answer"
+    assert home.buckets[KEY].tokens == 140
+    assert lease(4, 3) == 30
+    assert home.buckets[KEY].tokens == 110

@@ -40,6 +40,8 @@ class LeaseDemand(NamedTuple):
     wanted: int  # for the time of a lease, `first` included
     first: int  # cost of the first waiting send, all or none; 0: no send waits
     returned: int  # unused tokens of earlier leases
+    number: int = 0  # of the request, in their order; 0: the proxy does not notice lost answers
+    confirmed: int = 0  # number of the last request for this bucket that has an answer
 
 
 class _ProxyShare(NamedTuple):
@@ -48,6 +50,8 @@ class _ProxyShare(NamedTuple):
     at_ms: int  # of its last demand
     unmet: int
     level: int  # granted tokens, to be compared with those of other proxies
+    number: int  # of its last request
+    granted: int  # by the answer to it
 
 
 @final
@@ -68,6 +72,8 @@ class QuotaBucket:
     def lease(self, proxy: bytes, demand: LeaseDemand, now_ms: int) -> int:
         """Take unused tokens back, and return the number of granted tokens."""
         self.refill(now_ms)
+        if not self._undo_lost(proxy, demand):
+            return 0
         burst = self.rate_per_s * BURST_S
         self.tokens = min(self.tokens + demand.returned, burst)
         self._used -= demand.returned
@@ -78,7 +84,9 @@ class QuotaBucket:
             granted = demand.first if self._free_for(level) >= min(demand.first, burst) else 0
         self.tokens -= granted
         self._used += granted
-        self._shares[proxy] = _ProxyShare(now_ms, demand.wanted - granted, level + granted)
+        unmet = demand.wanted - granted
+        share = _ProxyShare(now_ms, unmet, level + granted, demand.number, granted)
+        self._shares[proxy] = share
         return granted
 
     def change_rate(self, rate_per_s: int, now_ms: int) -> None:
@@ -111,6 +119,20 @@ class QuotaBucket:
         if window_ms >= WINDOW_MS:
             self._used_ratio = max(self._used, 0) * 1_000 / (self.rate_per_s * window_ms)
             self._used, self._window_ms = 0.0, now_ms
+
+    def _undo_lost(self, proxy: bytes, demand: LeaseDemand) -> bool:
+        """Take back the tokens of a lost answer. Return False for a request that comes too late."""
+        own = self._shares.get(proxy)
+        if own is None or not demand.number:
+            return True
+        if demand.number <= own.number:
+            return False  # A later request has overtaken it, so its answer is not awaited.
+        if own.number > demand.confirmed:
+            self.tokens += own.granted
+            self._used -= own.granted
+            unmet, level = own.unmet + own.granted, own.level - own.granted
+            self._shares[proxy] = own._replace(unmet=unmet, level=level, granted=0)
+        return True
 
     def _level_of(self, proxy: bytes, demand: LeaseDemand, now_ms: int) -> int:
         """Return the level of a proxy. Forget its share, and those of ended proxies."""

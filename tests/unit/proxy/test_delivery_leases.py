@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.clocks import ManualClock
 from tests.support.security_items import counts_of
+from tidemill.common.errors import BrokerUnreachable
 from tidemill.proxy.quotas import deliveries, renewal
 from tidemill.proxy.quotas.deliveries import MISSED_MS, DeliveryQuotas
 from tidemill.proxy.quotas.leases import IDLE_MS
@@ -39,11 +40,16 @@ class Cluster:
             for n in range(proxies)
         ]
         self.received = [0] * proxies  # messages
+        self.lost_part = 0.0  # of requests, and of answers
 
     def _lease(self, n: int, proxies: int) -> Callable[[Sequence[LeaseDemand]], Awaitable[Leased]]:
         async def lease(demands: Sequence[LeaseDemand]) -> Leased:
             now_ms, name = self.clock.monotonic_ms(), bytes([n])
+            if self.random.random() < self.lost_part:
+                raise BrokerUnreachable("the request is lost")
             granted = [self.buckets.lease(name, demand, now_ms) for demand in demands]
+            if self.random.random() < self.lost_part:
+                raise BrokerUnreachable("the answer is lost")
             return Leased(granted, proxies)
 
         return lease
@@ -141,6 +147,16 @@ def test_a_proxy_that_owes_more_than_a_burst_gets_its_part(is_random: bool) -> N
     large, small = run(cluster, [[100_000], [1_000] * 4], 120, is_random=is_random)
     assert large * 100_000 >= 0.4 * 120 * 1_000_000
     assert small * 1_000 >= 0.4 * 120 * 1_000_000
+
+
+@pytest.mark.parametrize("proxies", [1, 3])
+@pytest.mark.parametrize("lost_part", [0.1, 0.4])
+def test_tokens_of_lost_answers_return_to_the_bucket(lost_part: float, proxies: int) -> None:
+    cluster = Cluster(proxies, MESSAGES, 300)
+    cluster.lost_part = lost_part
+    received = run(cluster, [[1]] * proxies, 40)
+    assert 0.9 * 40 * 300 <= sum(received) <= (40 + BURST_S) * 300
+    assert min(received) >= 0.8 * max(received)
 
 
 @pytest.mark.parametrize("size_bytes", [1_000, 50_000, 4_000_000])

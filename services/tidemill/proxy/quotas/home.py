@@ -29,6 +29,7 @@ def lease_from(
     async def lease(demands: Sequence[LeaseDemand]) -> Leased:
         request = pb.LeaseTokensRequest(
             process_id=process_id,
+            number=demands[0].number if demands else 0,
             demands=[
                 pb.TokenDemand(
                     quota=each.key.quota,
@@ -36,6 +37,7 @@ def lease_from(
                     wanted=each.wanted,
                     first=each.first,
                     returned=each.returned,
+                    confirmed=each.confirmed,
                 )
                 for each in demands
             ],

@@ -42,6 +42,7 @@ class Lease:
 
     __slots__ = (
         "_refilled_at_ms",
+        "confirmed",
         "key",
         "rate_per_s",
         "recent",
@@ -54,7 +55,8 @@ class Lease:
         "waiting_tokens",
     )
 
-    def __init__(self, rate: MatchedRate, now_ms: int) -> None:
+    def __init__(self, rate: MatchedRate, now_ms: int, confirmed: int) -> None:
+        self.confirmed = confirmed  # number of the last request for it that has an answer
         self.key: RateKey = rate.key
         self.subject = rate.subject
         self.rate_per_s = rate.rate_per_s  # of a stock: its limit
@@ -134,12 +136,13 @@ class LeaseBook:
         # The last known rooms of stocks without a lease, for a time without the home.
         self._rooms: OrderedDict[RateKey, _KnownRoom] = OrderedDict()
         self._answered_at_ms = now_ms  # by the home
+        self._number = 0  # of the last request
 
     def lease_of(self, rate: MatchedRate, now_ms: int) -> Lease:
         """Return the lease of a limit, without tokens at first."""
         lease = self.leases.get(rate.key)
         if lease is None:
-            lease = self.leases[rate.key] = Lease(rate, now_ms)
+            lease = self.leases[rate.key] = Lease(rate, now_ms, self._number)
         lease.rate_per_s, lease.touched_at_ms = rate.rate_per_s, now_ms
         return lease
 
@@ -164,6 +167,7 @@ class LeaseBook:
 
     def next_leases(self) -> list[Lease]:
         """Return the leases of the next request to the home, all in turn."""
+        self._number += 1
         leases = list(itertools.islice(self.leases.values(), DEMANDS_MAX))
         for lease in leases:
             self.leases[lease.key] = self.leases.pop(lease.key)
@@ -195,7 +199,9 @@ class LeaseBook:
             # A debt is paid in parts: all of it may be more than a bucket of the home ever has.
             first = max(lease.waiting[0] - max(held, 0), 0) if lease.waiting else 0
             wanted = max(need - held, first)
-            demands.append(LeaseDemand(lease.key, wanted, first, returned))
+            demands.append(
+                LeaseDemand(lease.key, wanted, first, returned, self._number, lease.confirmed)
+            )
             if is_idle:
                 self._forget(lease)
         return demands
@@ -231,6 +237,7 @@ class LeaseBook:
             lease = self.leases.get(demand.key)
             if lease is None:
                 continue
+            lease.confirmed = demand.number
             former = self._rooms.get(lease.key)
             is_known = lease.room is not None or former is not None
             if lease.is_stock and room is None and is_known:

@@ -70,7 +70,7 @@ class QuotaService:
                 raise BadRequest(
                     f"{len(request.demands)} demands; at most {DEMANDS_MAX} are allowed"
                 )
-            demands = list(map(_demand_of, request.demands))
+            demands = [_demand_of(demand, request.number) for demand in request.demands]
             self._engine, now_ms = engine, self._monotonic_ms()
             grants = [
                 # A proxy of a later version knows more limits. Those of this version go on.
@@ -201,11 +201,12 @@ class QuotaService:
         return known[1].get(key.limit)
 
 
-def _demand_of(demand: pb.TokenDemand) -> LeaseDemand | None:
+def _demand_of(demand: pb.TokenDemand, number: int) -> LeaseDemand | None:
     """Read a demand; None if its limit is unknown. Raises BadRequest."""
     counts = demand.wanted, demand.first, demand.returned
     if not all(0 <= count <= TOKENS_MAX for count in counts):
         raise BadRequest(f"a demand of {counts} tokens; each is 0 to {TOKENS_MAX}")
     if demand.limit not in _LIMITS:
         return None
-    return LeaseDemand(RateKey(demand.quota, QuotaLimit(demand.limit)), *counts)
+    key = RateKey(demand.quota, QuotaLimit(demand.limit))
+    return LeaseDemand(key, *counts, number, demand.confirmed)
