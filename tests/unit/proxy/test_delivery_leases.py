@@ -265,3 +265,29 @@ def test_a_renewal_of_many_leases_takes_slices(monkeypatch: pytest.MonkeyPatch) 
         assert turns == 4
 
     asyncio.run(main())
+
+
+def test_a_read_that_gets_more_messages_owes_their_tokens() -> None:
+    """A repeated attempt of an ordered consumer group gets its whole batch."""
+    cluster = Cluster(1, MESSAGES, 1)
+    [proxy] = cluster.proxies
+
+    async def main() -> None:
+        read = proxy.request("group", BATCH)
+        await proxy.renewal.renew()
+        tokens = await proxy.wait(read)
+        assert tokens is not None
+        assert tokens.messages == 2
+        tokens.spend(5, 0)
+        [lease] = proxy.renewal.book.leases.values()
+        assert lease.tokens == -3
+        cluster.clock.advance(3_000)
+        waiting = proxy.request("group", 1)
+        for _ in range(2):
+            assert not waiting.tokens.done(), "the debt comes first"
+            await proxy.renewal.renew()
+            cluster.clock.advance(1_000)
+        await proxy.renewal.renew()
+        assert waiting.tokens.done()
+
+    asyncio.run(main())
