@@ -8,6 +8,8 @@ is valid for the API, and becomes another, invalid one. Later it decodes what th
 encoded.
 """
 
+from __future__ import annotations
+
 import os
 from ipaddress import IPv4Network, ip_network
 from typing import Any
@@ -44,7 +46,7 @@ schemathesis.openapi.format("cidr", addresses | networks)
 
 @schemathesis.hook
 def before_call(
-    _context: schemathesis.HookContext, case: schemathesis.Case, _options: dict[str, Any]
+    _context: schemathesis.HookContext, case: schemathesis.Case[Any], _options: dict[str, Any]
 ) -> None:
     """Replace the credentials of a request by right ones."""
     case.headers["Authorization"] = f"Bearer {os.environ['CONFORMANCE_TOKEN']}"
