@@ -175,7 +175,7 @@ def test_a_change_of_users_counts_for_the_next_request(world: AccountWorld) -> N
 def test_a_token_makes_no_credentials(world: AccountWorld) -> None:
     assert world.as_pod("POST /users/ops:rotate").status_code == 403
     assert world.as_pod("POST /tokens", name="ci").status_code == 403
-    assert world.as_pod("POST /session").status_code == 400
+    assert world.as_pod("POST /session").status_code == 409
 
 
 def test_failed_tokens_of_an_address_are_limited(world: AccountWorld) -> None:
