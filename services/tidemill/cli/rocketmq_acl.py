@@ -250,7 +250,11 @@ def _load_yaml(text: str) -> object:
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEPTH_MAX:
                 raise BadRequest(f"a file has more than {_DEPTH_MAX} levels of lists and maps")
-        return yaml.load(text, yaml.BaseLoader)  # noqa: S506  # It makes only texts.
+        loader = yaml.BaseLoader(text)  # It makes only texts.
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError:
         return None
 
