@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.clients.api import api, message
+from tests.support.clients.api import Api, api, message
 from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
 from tests.support.processes.killing import child_pid
@@ -47,10 +47,10 @@ def send_until_refused(running: Standalone, topic: str, most: int, *, due_at_ms:
     async def send_all() -> None:
         async with api(running.grpc) as one, api(running.grpc) as two:
 
-            async def send(client: object) -> None:
+            async def send(client: Api) -> None:
                 nonlocal stored
                 for _ in range(most):
-                    answer = await client.send(  # type: ignore[attr-defined]
+                    answer = await client.send(
                         message(topic, BODY, message_id=f"id-{stored}", due_at_ms=due_at_ms)
                     )
                     if answer.status.code != v2.OK:
@@ -98,7 +98,8 @@ def stored_bytes(rest: httpx.Client, topic: str) -> int:
     def find() -> int | None:
         topics = rest.get("/storage").raise_for_status().json()["topics"]
         [found] = [one for one in topics if one["name"] == topic]
-        return found["liveBytes"]  # type: ignore[no-any-return]
+        live_bytes: int | None = found["liveBytes"]
+        return live_bytes
 
     eventually(lambda: find() is not None)
     return find() or 0

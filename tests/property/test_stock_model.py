@@ -176,7 +176,7 @@ def test_room_that_consumers_make_is_used_again() -> None:
 
 
 def test_a_steady_stock_below_the_limit_refuses_nothing() -> None:
-    # 5,000 bytes per second, of which none stays for a second.
+    # 5,000 bytes per second. Each message is removed within a second.
     world = World(limit=5_000 * 4, cost=100, delays_ms=[100])
     while world.now_ms < 30_000:
         world.run(world.now_ms + 200, [1])
@@ -269,7 +269,9 @@ def test_an_unknown_stock_refuses_nothing() -> None:
     demand = LeaseDemand(KEY, wanted=1_000, first=10, returned=0)
     assert home.lease(demand, 1, 0) == (1_000, UNKNOWN_ROOM)
     home.reports.note(KEY, "broker-0", StockReading(0, 100, 100))
-    assert home.lease(demand, 2_000, 100) == (1_000, 0), "what was granted before counts"
+    assert home.lease(demand, 2_000, 100) == (1_000, 0), (
+        "tokens that were granted before the report count"
+    )
     home.reports.note(KEY, "broker-0", StockReading(600, 5_000, 5_000))
     assert home.lease(demand, 2_000, 5_000) == (1_000, 400)
     proxy = StoringProxy(1, home, 1, 1_000)

@@ -103,7 +103,7 @@ def parse_key_set(content: bytes) -> KeySet:
         raise ValueError("it is not JSON") from None
     keys = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list):
-        raise ValueError('it has no list "keys", so it is not a JSON Web Key Set')  # noqa: TRY004
+        raise ValueError('it has no list "keys", so it is not a JSON Web Key Set')  # noqa: TRY004  # Of a file.
     if len(keys) > KEYS_MAX:
         raise ValueError(f"it has {len(keys)} keys; at most {KEYS_MAX} are allowed")
     return KeySet([key for each in keys if (key := _key_of(each)) is not None])

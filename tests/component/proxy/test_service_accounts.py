@@ -412,7 +412,7 @@ def test_wrong_tokens_keep_no_stream_of_a_disabled_user(
         )
         call.method = "telemetry"
         call.check()
-        stream = asyncio.create_task(call.watched(asyncio.Event().wait()))  # type: ignore[arg-type]
+        stream = asyncio.create_task(call.watched(asyncio.Event().wait()))  # type: ignore[arg-type]  # no result
         await client.code(SEND, session(token(claims_of(nbf=NOW_S - 1))))  # The first is forgotten.
         for _ in range(CHECKS_MAX):
             await client.code(SEND, session(token(key=rsa_key(1))))

@@ -239,7 +239,7 @@ class TimerWorld(World):
 
 
 class UnjudgedWorld(TimerWorld):
-    """A world whose log is not checked: retention removes messages that nobody has read."""
+    """A world without a check of its log, because retention removes unread messages."""
 
     def judge(self) -> None:
         """Check nothing."""
