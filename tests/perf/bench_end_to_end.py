@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.support.processes.processes import Standalone, descendants, standalone
@@ -69,8 +70,15 @@ def send_request(topic: str) -> bytes:
     return service_pb2.SendMessageRequest(messages=[message]).SerializeToString()
 
 
-def h2load(port: str, path: str, body: bytes, requests: int, folder: Path) -> dict[str, float]:
-    """Replay one gRPC body, many in flight; return requests a second and latencies."""
+def h2load(
+    port: str,
+    path: str,
+    body: bytes,
+    requests: int,
+    folder: Path,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Replay one gRPC body with these headers, many in flight; return requests a second."""
     data = folder / "body.bin"
     data.write_bytes(framed(body))
     output = subprocess.run(
@@ -87,6 +95,7 @@ def h2load(port: str, path: str, body: bytes, requests: int, folder: Path) -> di
             "te: trailers",
             "-H",
             "x-mq-client-id: bench",
+            *(part for name, value in headers.items() for part in ("-H", f"{name}: {value}")),
             f"http://{port}{path}",
         ],
         capture_output=True,
@@ -122,14 +131,29 @@ def build_load(folder: Path) -> Path:
     return program
 
 
-def run_load(program: Path, mode: str, address: str, **flags: object) -> dict[str, Any]:
-    arguments = [f"-{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    output = subprocess.run(
-        [str(program), mode, f"-address={address}", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
+def load_command(
+    program: Path, mode: str, address: str, headers: Mapping[str, str], flags: Mapping[str, object]
+) -> list[str]:
+    """Return the command line of the load generator."""
+    return [
+        str(program),
+        mode,
+        f"-address={address}",
+        *(f"-header={name}={value}" for name, value in headers.items()),
+        *(f"-{name.replace('_', '-')}={value}" for name, value in flags.items()),
+    ]
+
+
+def run_load(
+    program: Path,
+    mode: str,
+    address: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    **flags: object,
+) -> dict[str, Any]:
+    """Run the load generator; return its result."""
+    line = load_command(program, mode, address, headers, flags)
+    output = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True).stdout
     result = json.loads(output)
     assert isinstance(result, dict)
     return result

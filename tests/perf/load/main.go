@@ -5,9 +5,11 @@
 //	load latency -address HOST:PORT -topic T -group G -messages N
 //	load lateness -address HOST:PORT -topic T -group G -messages N -delay 3s -every 20ms
 //	load recall -address HOST:PORT -topic T -messages N -delay 8760h
+//	load offer -address HOST:PORT -topic T -messages N -every 200us
 //
 // `lateness` schedules messages and says how late each was received; `recall` sends, schedules and
-// recalls in turn, one at a time, and says how long a send and a recall took.
+// recalls in turn, one at a time, and says how long a send and a recall took. `offer` sends at a fixed
+// pace, whatever the answers are, and counts the answers by their code.
 //
 // It prints one line of JSON. `receive` reads of each message no more than its id and handle, and has
 // windows that never close: what it costs itself should not be what is measured.
@@ -21,6 +23,7 @@ import (
 	"io"
 	"os"
 	"sort"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -46,11 +49,12 @@ type options struct {
 	bodyBytes             int
 	delay, every          time.Duration
 	sinceMs               int64
+	headers               []string // names and values in turn
 }
 
 func main() {
 	if len(os.Args) < 2 {
-		fail(fmt.Errorf("usage: load receive|latency|lateness|recall [flags]"))
+		fail(fmt.Errorf("usage: load receive|latency|lateness|recall|offer [flags]"))
 	}
 	var o options
 	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
@@ -65,6 +69,14 @@ func main() {
 	flags.DurationVar(&o.every, "every", 20*time.Millisecond, "time between two schedules")
 	flags.Int64Var(&o.sinceMs, "since-ms", 0, "Unix time from which a receive is timed; 0: its start")
 	flags.DurationVar(&o.invisible, "invisible", time.Minute, "invisible duration")
+	flags.Func("header", "NAME=VALUE that each call has too", func(text string) error {
+		name, value, found := strings.Cut(text, "=")
+		if !found {
+			return fmt.Errorf("%q is not NAME=VALUE", text)
+		}
+		o.headers = append(o.headers, name, value)
+		return nil
+	})
 	_ = flags.Parse(os.Args[2:])
 	var result map[string]any
 	switch os.Args[1] {
@@ -76,6 +88,8 @@ func main() {
 		result = lateness(o)
 	case "recall":
 		result = recall(o)
+	case "offer":
+		result = offer(o)
 	default:
 		fail(fmt.Errorf("unknown mode %q", os.Args[1]))
 	}
@@ -102,8 +116,8 @@ func connect(o options, more ...grpc.DialOption) *grpc.ClientConn {
 	return connection
 }
 
-func headers(ctx context.Context, id string) context.Context {
-	return metadata.AppendToOutgoingContext(ctx,
+func headers(ctx context.Context, o options, id string) context.Context {
+	return metadata.AppendToOutgoingContext(metadata.AppendToOutgoingContext(ctx, o.headers...),
 		"x-mq-client-id", id, "x-mq-language", "GO", "x-mq-client-version", "5.1.4", "x-mq-protocol", "v2")
 }
 
@@ -258,7 +272,7 @@ func receive(o options) map[string]any {
 		go func(worker int) {
 			defer group.Done()
 			connection := connect(o, grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(16<<20))
-			ctx := headers(everybody, fmt.Sprintf("load-%d", worker))
+			ctx := headers(everybody, o, fmt.Sprintf("load-%d", worker))
 			for atomic.LoadInt64(&got) < o.messages {
 				entries, count := pollEntries(connection, ctx, request)
 				if count == 0 {
@@ -292,7 +306,7 @@ func receive(o options) map[string]any {
 
 func latency(o options) map[string]any {
 	producer, consumer := dial(o), dial(o)
-	ctx, cancel := context.WithTimeout(headers(context.Background(), "latency"), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(headers(context.Background(), o, "latency"), 10*time.Minute)
 	defer cancel()
 	arrived := make(chan time.Time)
 	go func() {
@@ -337,19 +351,58 @@ func send(producer pb.MessagingServiceClient, ctx context.Context, o options, n 
 		properties.MessageType = pb.MessageType_DELAY
 		properties.DeliveryTimestamp = timestamppb.New(due)
 	}
-	answer, err := producer.SendMessage(ctx, &pb.SendMessageRequest{Messages: []*pb.Message{{
-		Topic:            &pb.Resource{Name: o.topic},
-		Body:             make([]byte, o.bodyBytes),
-		SystemProperties: properties}}})
+	answer, err := trySend(producer, ctx, o, properties)
 	if err != nil || answer.GetStatus().GetCode() != pb.Code_OK {
 		fail(fmt.Errorf("send: %v %v", err, answer.GetStatus()))
 	}
 	return answer.GetEntries()[0].GetRecallHandle()
 }
 
+func trySend(producer pb.MessagingServiceClient, ctx context.Context, o options, properties *pb.SystemProperties) (*pb.SendMessageResponse, error) {
+	return producer.SendMessage(ctx, &pb.SendMessageRequest{Messages: []*pb.Message{{
+		Topic:            &pb.Resource{Name: o.topic},
+		Body:             make([]byte, o.bodyBytes),
+		SystemProperties: properties}}})
+}
+
+// offer starts a send at each tick, also while earlier ones wait for their answers.
+func offer(o options) map[string]any {
+	producer := dial(o)
+	ctx, cancel := context.WithTimeout(headers(context.Background(), o, "offer"), 10*time.Minute)
+	defer cancel()
+	var group sync.WaitGroup
+	var lock sync.Mutex
+	codes := map[string]int64{}
+	began := time.Now()
+	for n := int64(0); n < o.messages; n++ {
+		time.Sleep(time.Until(began.Add(time.Duration(n) * o.every)))
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			answer, err := trySend(producer, ctx, o, &pb.SystemProperties{
+				MessageId:     fmt.Sprintf("02%032X", n),
+				MessageType:   pb.MessageType_NORMAL,
+				BodyEncoding:  pb.Encoding_IDENTITY,
+				BornTimestamp: timestamppb.Now(),
+				BornHost:      "bench",
+			})
+			code := answer.GetStatus().GetCode().String()
+			if err != nil {
+				code = "gRPC " + status.Code(err).String()
+			}
+			lock.Lock()
+			codes[code]++
+			lock.Unlock()
+		}()
+	}
+	offered := time.Since(began).Seconds()
+	group.Wait()
+	return map[string]any{"seconds": offered, "answers": codes}
+}
+
 func lateness(o options) map[string]any {
 	producer, consumer := dial(o), dial(o)
-	ctx, cancel := context.WithTimeout(headers(context.Background(), "lateness"), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(headers(context.Background(), o, "lateness"), 10*time.Minute)
 	defer cancel()
 	done := make(chan []float64)
 	go func() {
@@ -389,7 +442,7 @@ func lateness(o options) map[string]any {
 
 func recall(o options) map[string]any {
 	client := dial(o)
-	ctx, cancel := context.WithTimeout(headers(context.Background(), "recall"), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(headers(context.Background(), o, "recall"), 10*time.Minute)
 	defer cancel()
 	var sends, schedules, recalls []float64
 	for n := int64(0); n < o.messages; n++ {
