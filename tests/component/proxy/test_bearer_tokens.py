@@ -56,7 +56,7 @@ def test_a_token_needs_no_signature_and_no_key_file() -> None:
         made = put_token(users)
         users.keys = None
         assert (await client.code(SEND, bearer(made.text)))[0] == v2.OK
-        assert users.gate.authentications["token", "verified"] == 1
+        assert users.gate.credentials.authentications["token", "verified"] == 1
         limited = put_token(users, "viewer")
         code, text = await client.code(SEND, bearer(limited.text))
         assert (code, text.partition(" from ")[0]) == (
@@ -75,8 +75,8 @@ def test_unknown_wrong_and_malformed_tokens_get_one_answer() -> None:
         wrong = f"tmk_{made.id}_{make_token().text[-43:]}"
         for text in (make_token().text, wrong, "tmk_", "jwt.jwt.jwt", of_a_former_user.text):
             assert await client.code(SEND, bearer(text)) == WRONG
-        assert users.gate.authentications["token", "refused"] == 5
-        assert users.gate.authentications["signature", "refused"] == 0
+        assert users.gate.credentials.authentications["token", "refused"] == 5
+        assert users.gate.credentials.authentications["signature", "refused"] == 0
 
     in_world(scenario)
 
@@ -173,7 +173,7 @@ def test_the_end_of_a_token_ends_its_streams() -> None:
             await asyncio.Event().wait()
 
         began_s = time_ms()
-        users.gate._wall_ms = wall_ms
+        users.find_wall_ms = wall_ms
         async with asyncio.timeout(5):
             with pytest.raises(Unauthorized, match="the token ci of user orders has ended"):
                 await users.gate.streams.watched(call, endless())

@@ -123,7 +123,7 @@ def test_a_certificate_is_a_credential(
         wire.users.put_user("orders", *entries([PUB]), certificates=[listed])
         async with wire.client(**names) as client:
             assert (await client.send())[0] == v2.OK
-            assert wire.users.gate.authentications["certificate", "verified"] == 1
+            assert wire.users.gate.credentials.authentications["certificate", "verified"] == 1
             wire.users.put_user("orders", is_same=True, certificates=[listed])
             assert "may not Pub" in (await client.send())[1]
             wire.users.put_user(

@@ -77,11 +77,11 @@ def test_a_token_is_accepted_in_both_headers(file: Path) -> None:
         users.keys = None  # Nothing is decrypted.
         for headers in (session(token()), bearer(token()), session(f"{token()},{token()}")):
             assert (await client.code(SEND, headers))[0] == SENT
-        assert users.gate.authentications["kubernetes", "verified"] == 3
+        assert users.gate.credentials.authentications["kubernetes", "verified"] == 3
         other = session(token(claims_of("shop/other")))
         refused = (v2.UNAUTHORIZED, "no user lists the service account shop/other")
         assert await client.code(SEND, other) == refused
-        assert users.gate.authentications["kubernetes", "refused"] == 1
+        assert users.gate.credentials.authentications["kubernetes", "refused"] == 1
 
     in_world(file, scenario)
 
@@ -163,10 +163,10 @@ def test_modes_count_for_tokens_too(file: Path) -> None:
         users.set_mode(Mode.PERMISSIVE)
         assert (await client.code(SEND, wrong))[0] == SENT
         assert users.gate.accesses["send_message", "would_refuse"] > 0
-        refused = users.gate.authentications["kubernetes", "refused"]
+        refused = users.gate.credentials.authentications["kubernetes", "refused"]
         users.set_mode(Mode.OFF)
         assert (await client.code(SEND, wrong))[0] == SENT
-        assert users.gate.authentications["kubernetes", "refused"] == refused
+        assert users.gate.credentials.authentications["kubernetes", "refused"] == refused
         users.set_mode(Mode.ON)
         assert await client.code(SEND, wrong) == WRONG
 
@@ -234,7 +234,7 @@ def test_the_end_of_a_token_ends_its_streams(file: Path, method: str) -> None:
         users.gate.authenticate(call)
         began_ms, time_ms = users.now_ms, asyncio.get_running_loop().time
         began_s = time_ms()
-        users.gate._wall_ms = lambda: began_ms + round((time_ms() - began_s) * 1_000)
+        users.find_wall_ms = lambda: began_ms + round((time_ms() - began_s) * 1_000)
 
         async def endless() -> None:
             await asyncio.Event().wait()
@@ -273,8 +273,8 @@ def test_a_removed_key_ends_streams(file: Path) -> None:
         stream = asyncio.create_task(users.gate.streams.watched(call, endless()))
         await began.wait()
         write_keys(file.parent, jwk(p256_key(), "k2"))
-        assert users.gate.accounts is not None
-        await users.gate.accounts.keys.read_for_unknown()
+        assert users.gate.credentials.accounts is not None
+        await users.gate.credentials.accounts.keys.read_for_unknown()
         async with asyncio.timeout(5):
             with pytest.raises(WrongCredentials):
                 await stream

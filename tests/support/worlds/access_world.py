@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,10 +55,15 @@ class AccessWorld:
             limit = SignatureChecks(lambda: self.now_ms)
             tokens = KubernetesTokens(ISSUER, AUDIENCE, issuer_keys.present, limit)
             accounts = ServiceAccounts(self.table, tokens, issuer_keys)
-        self.gate = AccessGate(self.table, lambda: self.keys, lambda: self.now_ms, accounts)
+        # Replaced by tests whose streams end by the clock of the event loop.
+        self.find_wall_ms: Callable[[], int] = lambda: self.now_ms
+        self.gate = AccessGate(self.table, lambda: self.keys, self._wall_ms, accounts)
         self._last_id = 0
         self._ids: dict[str, int] = {}  # by user
         self.set_mode(mode)
+
+    def _wall_ms(self) -> int:
+        return self.find_wall_ms()
 
     def _count_items(self) -> ItemCounts:
         counts = ItemCounts()

@@ -1,7 +1,6 @@
-"""The user of a call and its rights, by the current users and roles (ADR 0071).
+"""The rights of a call, by the current users and roles (ADR 0071).
 
-No decision is cached: each check reads the current table. The gate remembers only that a header
-matches a secret, because a client sends the same header for a second.
+No decision is cached: each check reads the current table.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 from tidemill.common.errors import (
     Banned,
@@ -25,17 +24,14 @@ from tidemill.common.errors import (
 from tidemill.message.client_key import ClientKey
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
-from tidemill.proxy.server import bearer
 from tidemill.proxy.server.access_metrics import access_metrics
+from tidemill.proxy.server.credentials import CallCredentials, of_user
 from tidemill.proxy.server.gated_call import Caller, GatedCall, StreamWatch
 from tidemill.proxy.server.revoked_clients import RevokedClients
-from tidemill.proxy.server.signed_calls import SignedCalls
 from tidemill.proxy.server.stream_watches import StreamWatches
 from tidemill.security.acl import Action, Resource, ResourceType
-from tidemill.security.identities import User
 from tidemill.security.secret_keys import SecretKeys
-from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, parse_header
-from tidemill.security.table import KnownUser, Mode, SecurityTable
+from tidemill.security.table import Mode, SecurityTable
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
@@ -43,9 +39,6 @@ if TYPE_CHECKING:
 
     from tidemill.proxy.server.service_accounts import ServiceAccounts
 
-# Headers with a verified signature. A client changes its header every second.
-VERIFIED_MAX: Final = 16_384
-VERIFIED_HEADER_CHARS_MAX: Final = 1_024
 # C++ and Go clients repeat some refused calls at once.
 REFUSAL_DELAY_S: Final = 1.0
 DELAYED_MAX: Final = 1_000
@@ -80,13 +73,6 @@ class AccessReports(Protocol):
         """Note an access of a super user."""
 
 
-class _Verified(NamedTuple):
-    """A header that matches a secret of a user."""
-
-    caller: Caller  # as of its generation
-    sealed: bytes  # the secret, encrypted; a later secret may have the same id
-
-
 @final
 class AccessGate:
     """The checks of all calls of the process."""
@@ -102,21 +88,16 @@ class AccessGate:
 
         `accounts` verifies tokens of service accounts; None: they are ignored.
         """
-        self.accounts = accounts
         if accounts is not None:
             accounts.keys.on_change = self._note_change
+        self.credentials = CallCredentials(table, keys, wall_ms, accounts)
         self._table = table
-        self._signatures = SignedCalls(table, keys)
         self._wall_ms = wall_ms
-        self._generation = 0  # of the table
         self._mode = table.mode
         self._bans = table.bans
         # Whether calls need checks: in the mode off only if clients are banned.
         self.is_checking = self._needs_checks()
         table.on_change = self._note_change
-        # The newer half and the older half of the verified headers.
-        self._verified: dict[tuple[str, str], _Verified] = {}
-        self._verified_before: dict[tuple[str, str], _Verified] = {}
         self._delayed_count = 0
         self.streams = StreamWatches(self._check_stream, self._valid_ms)
         self._revoked = RevokedClients(wall_ms)
@@ -126,23 +107,13 @@ class AccessGate:
         self.check_age: Callable[[], None] | None = None
         # Called with each refused or would-be-refused call, and with each access of a super user.
         self.reports: AccessReports | None = None
-        # By method and result. Counters that begin at zero show their first increase.
-        self.authentications = Counter(
-            {(method, result): 0 for method in bearer.METHODS for result in ("verified", "refused")}
-        )
-        self.accesses = Counter(
-            {
-                (call, result): 0
-                for call in _CALLS
-                for result in ("allowed", "refused", "would_refuse")
-            }
-        )
+        # By call and result. Counters that begin at zero show their first increase.
+        self.accesses = Counter({(call, result): 0 for call in _CALLS for result in _RESULTS})
 
     def _note_change(self) -> None:
-        self._generation += 1
+        self.credentials.note_change()
         self._mode = self._table.mode
         self.is_checking = self._needs_checks()
-        self._signatures.undecryptable.clear()
         self.streams.check_soon()
 
     @property
@@ -301,105 +272,21 @@ class AccessGate:
                 self._refuse(call, error)
                 return None
         caller = call.caller
-        if caller is not None and self._is_current(caller):
+        if caller is not None and self.credentials.is_current(caller):
             return caller
-        failure = call.failure
-        if failure is None or failure[0] != self._generation:
+        failure, generation = call.failure, self.credentials.generation
+        if failure is None or failure[0] != generation:
             try:
-                call.caller = caller = self._authenticate(call)
+                call.caller = caller = self.credentials.find(call)
             except (Unauthorized, KeyMissing, Overloaded) as error:
-                self.authentications[self._method_of(call), "refused"] += 1
-                failure = self._generation, error
+                failure = generation, error
             else:
                 if caller is not None:
                     return caller
-                failure = self._generation, Unauthorized("no credentials")
+                failure = generation, Unauthorized("no credentials")
             call.failure = failure
         self._refuse(call, failure[1])
         return None
-
-    def _is_current(self, caller: Caller) -> bool:
-        """Whether nothing has changed since the user was found, and its secret has not ended."""
-        _, not_after_ms, generation = caller
-        return generation == self._generation and (
-            not not_after_ms or self._wall_ms() <= not_after_ms
-        )
-
-    def _authenticate(self, call: GatedCall) -> Caller | None:
-        if self.accounts is not None and (token := self.accounts.find_token(call.metadata)):
-            login = self.accounts.verify(token, call, self._wall_ms())
-            self.authentications[bearer.KUBERNETES, "verified"] += 1
-            self._check_caller(login.known, call)
-            return Caller(login.known, login.not_after_ms, self._generation)
-        authorization = call.metadata.get(AUTHORIZATION)
-        if not authorization:
-            return self._find_certified(call)
-        if bearer.is_bearer(authorization):
-            known = bearer.verify_token(self._table, authorization, self._wall_ms())
-            self.authentications[bearer.TOKEN, "verified"] += 1
-            self._check_caller(known, call)
-            return Caller(known, known.not_after_ms, self._generation)
-        key = authorization, call.metadata.get(DATE_TIME, "")
-        verified = self._verified.get(key) or self._verified_before.get(key)
-        if verified is not None and self._is_current(verified.caller):
-            # A copied header may come over another connection.
-            verified.caller.known.check_certificate(call.certificate_names)
-            return verified.caller
-        found = None
-        if verified is not None:
-            found = self._signatures.find_again(verified.caller.known.user, verified.sealed)
-        if found is None:
-            header = parse_header(*key)
-            if header is None:
-                return self._find_certified(call)
-            found = self._signatures.verify(header)
-            self.authentications[bearer.SIGNATURE, "verified"] += 1
-        known, secret = found
-        user = known.user
-        if secret.is_over(self._wall_ms()):
-            text = f"the secret of user {user.name} has ended; use the newer one"
-            raise _of_user(user, Unauthorized(text))
-        if not user.is_enabled:
-            raise _of_user(user, Unauthorized(f"user {user.name} is disabled"))
-        self._check_caller(known, call)
-        # Only now: a remembered header is not checked again until the next change.
-        caller = Caller(known, secret.not_after_ms, self._generation)
-        self._remember(key, _Verified(caller, secret.sealed))
-        return caller
-
-    def _method_of(self, call: GatedCall) -> str:
-        """Return the kind of the credentials of a call."""
-        if self.accounts is not None and self.accounts.find_token(call.metadata):
-            return bearer.KUBERNETES
-        if not call.metadata.get(AUTHORIZATION):
-            return bearer.CERTIFICATE
-        return bearer.method_of(call.metadata)
-
-    def _find_certified(self, call: GatedCall) -> Caller | None:
-        """Return the user of the certificate of a connection; None without a certificate."""
-        if not (names := call.certificate_names):
-            return None
-        known = self._table.certificate_user(names)
-        if known is None:
-            raise Unauthorized("no credentials, and no user lists a name of the certificate")
-        known.check_token(self._wall_ms())
-        self._check_caller(known, call)
-        self.authentications[bearer.CERTIFICATE, "verified"] += 1
-        return Caller(known, 0, self._generation)
-
-    def _check_caller(self, known: KnownUser, call: GatedCall) -> None:
-        """Raise Unauthorized for another certificate than the user lists, or a banned user."""
-        known.check_certificate(call.certificate_names)
-        ban = self._bans.find_user(known.user.name, known.user.id, self._wall_ms())
-        if ban is not None:
-            raise _of_user(known.user, Banned(ban.text))
-
-    def _remember(self, key: tuple[str, str], verified: _Verified) -> None:
-        if len(key[0]) + len(key[1]) > VERIFIED_HEADER_CHARS_MAX:
-            return
-        if len(self._verified) >= VERIFIED_MAX // 2:
-            self._verified_before, self._verified = self._verified, {}
-        self._verified[key] = verified
 
     # ------------------------------------------------------------ answers
 
@@ -425,14 +312,16 @@ class AccessGate:
 
     def missing(self) -> str:
         """Return why this process cannot check calls; empty if it can, or needs not."""
-        if self._mode is not Mode.OFF and not self._signatures.has_keys:
+        if self._mode is not Mode.OFF and not self.credentials.has_keys:
             return "security_key_file is not set, and the mode needs it"
         return ""
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of credentials and rights."""
-        undecryptable = len(self._signatures.undecryptable)
-        return access_metrics(self.authentications, self.accesses, undecryptable, self._mode)
+        credentials = self.credentials
+        return access_metrics(
+            credentials.authentications, self.accesses, credentials.undecryptable_count, self._mode
+        )
 
 
 def _check_user(caller: Caller | None, table: SecurityTable) -> None:
@@ -447,18 +336,13 @@ def _check_user(caller: Caller | None, table: SecurityTable) -> None:
     if known is None or known.user.id != user.id:
         raise Unauthorized(f"user {user.name} of this stream was deleted")
     if not known.user.is_enabled:
-        raise _of_user(user, Unauthorized(f"user {user.name} is disabled"))
+        raise of_user(user, Unauthorized(f"user {user.name} is disabled"))
 
 
 def _check_same(before: Caller | None, after: Caller | None) -> None:
     """Raise Unauthorized if the credentials of a stream are those of another user now."""
     if before and after and before.known.user.id != after.known.user.id:
         raise Unauthorized("the credentials of this stream belong to another user now")
-
-
-def _of_user(user: User, error: Unauthorized) -> Unauthorized:
-    error.user_id = user.id
-    return error
 
 
 def _check_name(resource: Resource) -> None:

@@ -203,14 +203,16 @@ class Call:
     def has_unknown_key(self) -> bool:
         """Whether the Kubernetes token of the call names a key that this process does not know."""
         gate = self._gate
-        if gate is None or gate.accounts is None or not gate.needs_credentials:
+        if gate is None or not gate.needs_credentials:
             return False
-        return gate.accounts.has_unknown_key(self.metadata)
+        accounts = gate.credentials.accounts
+        return accounts is not None and accounts.has_unknown_key(self.metadata)
 
     async def read_unknown_key(self) -> None:
         """Wait until the keys of the issuer have been read again, unless they were just read."""
-        if self._gate is not None and self._gate.accounts is not None:
-            await self._gate.accounts.keys.read_for_unknown()
+        accounts = None if self._gate is None else self._gate.credentials.accounts
+        if accounts is not None:
+            await accounts.keys.read_for_unknown()
 
     def authenticate(self) -> None:
         """Check the credentials. Raises Unauthorized, KeyMissing."""
