@@ -320,10 +320,11 @@ class _Rule(NamedTuple):
 class _Ranks:
     """The rules for one action on resources of one type, by rank."""
 
-    __slots__ = ("any_name", "any_type", "literals", "prefixes")
+    __slots__ = ("any_name", "any_type", "decided", "literals", "prefixes")
 
     def __init__(self) -> None:
-        self.literals: dict[str, list[_Rule]] = {}
+        self.decided: dict[str, Verdict] = {}  # of literal names, if no rule has source ranges
+        self.literals: dict[str, list[_Rule]] = {}  # of all literal names
         self.prefixes: list[tuple[str, list[_Rule]]] = []  # longest first
         self.any_name: list[_Rule] = []
         self.any_type: list[_Rule] = []
@@ -336,11 +337,12 @@ _REFUSED: Final = Verdict(is_allowed=False)
 class Rights:
     """The entries of one user and its roles, indexed for decisions."""
 
-    __slots__ = ("_by_action", "_subjects")
+    __slots__ = ("_ranks", "_subjects")
 
     def __init__(self, subjects: Sequence[Subject]) -> None:
         self._subjects = subjects
-        self._by_action: dict[tuple[ResourceType, Action], _Ranks] = {}
+        # By type and action. Their numbers are indices: to hash them would take longer.
+        self._ranks: list[list[_Ranks | None]] = [[None] * len(Action) for _ in ResourceType]
 
     def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> Verdict:
         """Decide about one action on one resource.
@@ -349,7 +351,9 @@ class Rights:
         without them match.
         """
         type_, name = resource
-        ranks = self._ranks_of(type_, action)
+        ranks = self._ranks[type_][action] or self._ranks_of(type_, action)
+        if (verdict := ranks.decided.get(name)) is not None:
+            return verdict
         if (rules := ranks.literals.get(name)) and (verdict := _decide(rules, find_address)):
             return verdict
         for prefix, rules in ranks.prefixes:
@@ -371,9 +375,9 @@ class Rights:
         return verdict is not None and verdict.is_allowed
 
     def _ranks_of(self, type_: ResourceType, action: Action) -> _Ranks:
-        ranks = self._by_action.get((type_, action))
+        ranks = self._ranks[type_][action]
         if ranks is None:
-            ranks = self._by_action[type_, action] = self._rank(type_, action)
+            ranks = self._ranks[type_][action] = self._rank(type_, action)
         return ranks
 
     def _rank(self, type_: ResourceType, action: Action) -> _Ranks:
@@ -383,8 +387,10 @@ class Rights:
             for entry in subject.entries:
                 if action not in entry.actions or entry.type not in {type_, None}:
                     continue
-                verdict = Verdict(entry.is_allowed, entry, subject.name)
-                rule = _Rule(verdict, tuple(map(parse_range, entry.sources)))
+                rule = _Rule(
+                    Verdict(entry.is_allowed, entry, subject.name),
+                    tuple(map(parse_range, entry.sources)),
+                )
                 if entry.type is None:
                     ranks.any_type.append(rule)
                 elif not entry.is_prefix:
@@ -393,6 +399,10 @@ class Rights:
                     prefixes.setdefault(entry.name, []).append(rule)
                 else:
                     ranks.any_name.append(rule)
+        for name, rules in ranks.literals.items():
+            verdict = None if any(rule.sources for rule in rules) else _decide(rules, lambda: None)
+            if verdict is not None:
+                ranks.decided[name] = verdict
         ranks.prefixes = sorted(prefixes.items(), key=lambda item: -len(item[0]))
         return ranks
 

@@ -87,7 +87,7 @@ class KnownToken(NamedTuple):
 class KnownUser:
     """A user with its rights. An object lasts until an item changes that it depends on."""
 
-    __slots__ = ("_limits", "_rights", "_via", "signers", "token", "user")
+    __slots__ = ("_limits", "_rights", "_skips_acl", "_via", "is_super", "signers", "token", "user")
 
     def __init__(self, user: User, rights: Rights, token: KnownToken | None = None) -> None:
         """`token` is the credential of the user, which may limit the rights."""
@@ -95,14 +95,13 @@ class KnownUser:
         self._rights = rights
         self.token = None if token is None else token.token
         self._limits = None if token is None else token.limits
+        self._skips_acl = user.type is UserType.SUPER
+        # Whether everything is allowed: a super user without a limit.
+        self.is_super = self._skips_acl and self._limits is None
         self._via = ""  # kind and name of the credential, if the user lists it
-        # One per secret, in the order of `user.secrets`; None until the first signed call.
+        # One per secret, in the order of `user.secrets`, and random ones for those that the user
+        # has not; None until the first signed call.
         self.signers: tuple[Signer, ...] | None = None
-
-    @property
-    def is_super(self) -> bool:
-        """Whether everything is allowed: a super user without a limit."""
-        return self.user.type is UserType.SUPER and self._limits is None
 
     def with_token(self, token: KnownToken) -> KnownUser:
         """Return this user as the caller with one of its tokens."""
@@ -153,8 +152,9 @@ class KnownUser:
 
     def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> Verdict:
         """Decide about one action on one resource."""
-        verdict = _ALLOWED
-        if self.user.type is not UserType.SUPER:
+        if self._skips_acl:
+            verdict = _ALLOWED
+        else:
             verdict = self._rights.decide(action, resource, find_address)
         if self._limits is None or not verdict.is_allowed:
             return verdict
@@ -166,9 +166,7 @@ class KnownUser:
 
     def allows_all(self, action: Action, type_: ResourceType, find_address: AddressFinder) -> bool:
         """Whether one action is allowed on each resource of a type."""
-        allows = self.user.type is UserType.SUPER or self._rights.allows_all(
-            action, type_, find_address
-        )
+        allows = self._skips_acl or self._rights.allows_all(action, type_, find_address)
         if self._limits is None or not allows:
             return allows
         return any(role.allows_all(action, type_, find_address) for role in self._limits)

@@ -49,7 +49,6 @@ _CALLS: Final = [
     request_code(method.name)
     for method in service.DESCRIPTOR.services_by_name["MessagingService"].methods
 ]
-_TIMER_DEAD_LETTERS: Final = Resource(ResourceType.TOPIC, TIMER_DEAD_LETTER_TOPIC)
 # Their end takes the messages from the client.
 _CLIENT_STREAMS: Final = frozenset({"telemetry", "receive_message", "pull_message"})
 _RESULTS: Final = ("allowed", "refused", "would_refuse")
@@ -93,7 +92,7 @@ class AccessGate:
         self.credentials = CallCredentials(table, keys, wall_ms, accounts)
         self._table = table
         self._wall_ms = wall_ms
-        self._mode = table.mode
+        self._set_mode(table.mode)
         self._bans = table.bans
         # Whether calls need checks: in the mode off only if clients are banned.
         self.is_checking = self._needs_checks()
@@ -112,17 +111,17 @@ class AccessGate:
 
     def _note_change(self) -> None:
         self.credentials.note_change()
-        self._mode = self._table.mode
+        self._set_mode(self._table.mode)
         self.is_checking = self._needs_checks()
         self.streams.check_soon()
 
-    @property
-    def needs_credentials(self) -> bool:
-        """Whether credentials count; in the mode off, only bans do."""
-        return self._mode is not Mode.OFF
+    def _set_mode(self, mode: Mode) -> None:
+        self._mode = mode
+        # Whether credentials count; in the mode off, only bans do.
+        self.needs_credentials = mode is not Mode.OFF
 
     def _needs_checks(self) -> bool:
-        return self._mode is not Mode.OFF or self._bans.has_clients
+        return self.needs_credentials or self._bans.has_clients
 
     # ------------------------------------------------------------ checks
 
@@ -131,7 +130,7 @@ class AccessGate:
 
         Raises Unauthorized, KeyMissing, SecurityStale.
         """
-        if self._mode is not Mode.OFF:
+        if self.needs_credentials:
             self._find_caller(call)
         if self._bans.has_clients:
             ban = self._bans.find_client(call.client_id, self._wall_ms())
@@ -145,20 +144,32 @@ class AccessGate:
         """
         if call.watch is not None:
             call.watch.note(actions, resource)
-        if self._mode is Mode.OFF:
+        if not self.needs_credentials:
             return
-        if resource == _TIMER_DEAD_LETTERS:
+        if resource.name == TIMER_DEAD_LETTER_TOPIC and resource.type is ResourceType.TOPIC:
             # Its messages are of all topics.
             for action in actions:
                 self.require_all(call, action, ResourceType.TOPIC)
             return
-        self._require(call, actions, resource)
+        if (caller := self._find_caller(call)) is None:
+            return  # The missing credentials were counted, and the mode lets the call pass.
+        known = caller.known
+        for action in actions:
+            if known.decide(action, resource, call.find_address).is_allowed:
+                self.accesses[call.method, "allowed"] += 1
+                if known.is_super and self.reports is not None:
+                    self.reports.note_access(call, action, resource)
+                return
+        wanted = " or ".join(action.text for action in actions)
+        name = known.user.name
+        text = f"user {name} may not {wanted} on {resource} from {call.find_address()}"
+        self._refuse(call, Unauthorized(text), actions, resource)
 
     def require_all(self, call: GatedCall, action: Action, type_: ResourceType) -> None:
         """Check that the user has a right on each resource of a type. Raises as `require`."""
         if call.watch is not None:
             call.watch.note_all(action, type_)
-        if self._mode is Mode.OFF or (caller := self._find_caller(call)) is None:
+        if not self.needs_credentials or (caller := self._find_caller(call)) is None:
             return
         if caller.known.allows_all(action, type_, call.find_address):
             self.accesses[call.method, "allowed"] += 1
@@ -172,22 +183,10 @@ class AccessGate:
         if self._mode is not Mode.ON:
             return True
         caller = self._find_caller(call)
-        return caller is not None and self._decides(caller, call, action, resource)
-
-    def _require(self, call: GatedCall, actions: tuple[Action, ...], resource: Resource) -> None:
-        caller = self._find_caller(call)
-        if caller is None:
-            return  # The missing credentials were counted, and the mode lets the call pass.
-        for action in actions:
-            if self._decides(caller, call, action, resource):
-                self.accesses[call.method, "allowed"] += 1
-                if caller.known.is_super and self.reports is not None:
-                    self.reports.note_access(call, action, resource)
-                return
-        wanted = " or ".join(action.text for action in actions)
-        name = caller.known.user.name
-        text = f"user {name} may not {wanted} on {resource} from {call.find_address()}"
-        self._refuse(call, Unauthorized(text), actions, resource)
+        return (
+            caller is not None
+            and caller.known.decide(action, resource, call.find_address).is_allowed
+        )
 
     # ------------------------------------------------------------ streams
 
@@ -231,9 +230,6 @@ class AccessGate:
         remaining_ms = not_after_ms - self._wall_ms()
         return remaining_ms if not_after_ms and remaining_ms >= 0 else None
 
-    def _decides(self, caller: Caller, call: GatedCall, action: Action, resource: Resource) -> bool:
-        return caller.known.decide(action, resource, call.find_address).is_allowed
-
     def _refuse(
         self,
         call: GatedCall,
@@ -260,11 +256,7 @@ class AccessGate:
     # ------------------------------------------------------------ credentials
 
     def _find_caller(self, call: GatedCall) -> Caller | None:
-        """Return the user of a call; None if the mode lets a call without one pass.
-
-        The order of the checks is: signature, end of the secret, enabled, ban. A text names the
-        user only after a correct signature.
-        """
+        """Return the user of a call; None if the mode lets a call without one pass."""
         if self.check_age is not None:
             try:
                 self.check_age()
@@ -279,6 +271,7 @@ class AccessGate:
             try:
                 call.caller = caller = self.credentials.find(call)
             except (Unauthorized, KeyMissing, Overloaded) as error:
+                self.credentials.count_refused(call)
                 failure = generation, error
             else:
                 if caller is not None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-from tidemill.common.errors import Banned, KeyMissing, Overloaded, Unauthorized
+from tidemill.common.errors import Banned, Unauthorized
 from tidemill.proxy.server import bearer
 from tidemill.proxy.server.gated_call import Caller, GatedCall
 from tidemill.proxy.server.signed_calls import SignedCalls
@@ -18,7 +18,7 @@ from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, parse_header
 
 if TYPE_CHECKING:
     from tidemill.proxy.server.service_accounts import ServiceAccounts
-    from tidemill.security.identities import User
+    from tidemill.security.identities import SealedSecret, User
     from tidemill.security.secret_keys import SecretKeys
     from tidemill.security.table import KnownUser, SecurityTable
 
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 VERIFIED_MAX: Final = 16_384
 VERIFIED_HEADER_CHARS_MAX: Final = 1_024
 
-
-class _Verified(NamedTuple):
-    """A header that matches a secret of a user."""
-
-    caller: Caller  # as of its generation
-    sealed: bytes  # the secret, encrypted; a later secret may have the same id
+_SignedText: TypeAlias = tuple[str, str]  # the header with the signature, and the date
 
 
 @final
@@ -53,8 +48,8 @@ class CallCredentials:
         self._wall_ms = wall_ms
         self._bans = table.bans
         # The newer half and the older half of the verified headers.
-        self._verified: dict[tuple[str, str], _Verified] = {}
-        self._verified_before: dict[tuple[str, str], _Verified] = {}
+        self._verified: dict[_SignedText, Caller] = {}
+        self._verified_before: dict[_SignedText, Caller] = {}
         # By method and result. Counters that begin at zero show their first increase.
         self.authentications = Counter(
             {(method, result): 0 for method in bearer.METHODS for result in ("verified", "refused")}
@@ -77,9 +72,8 @@ class CallCredentials:
 
     def is_current(self, caller: Caller) -> bool:
         """Whether nothing has changed since the user was found, and its secret has not ended."""
-        _, not_after_ms, generation = caller
-        return generation == self.generation and (
-            not not_after_ms or self._wall_ms() <= not_after_ms
+        return caller.generation == self.generation and (
+            not caller.not_after_ms or self._wall_ms() <= caller.not_after_ms
         )
 
     def find(self, call: GatedCall) -> Caller | None:
@@ -88,53 +82,57 @@ class CallCredentials:
         Raises Unauthorized, KeyMissing, Overloaded. The order of the checks is: signature, end of
         the secret, enabled, ban. A text names the user only after a correct signature.
         """
-        try:
-            return self._find(call)
-        except (Unauthorized, KeyMissing, Overloaded):
-            self.authentications[self._method_of(call), "refused"] += 1
-            raise
-
-    def _find(self, call: GatedCall) -> Caller | None:
-        if self.accounts is not None and (token := self.accounts.find_token(call.metadata)):
+        headers = call.metadata
+        if self.accounts is not None and (token := self.accounts.find_token(headers)):
             login = self.accounts.verify(token, call, self._wall_ms())
             self.authentications[bearer.KUBERNETES, "verified"] += 1
-            self._check_caller(login.known, call)
-            return Caller(login.known, login.not_after_ms, self.generation)
-        authorization = call.metadata.get(AUTHORIZATION)
+            return self._accept(call, login.known, login.not_after_ms)
+        key = headers.get(AUTHORIZATION, ""), headers.get(DATE_TIME, "")
+        verified = self._verified.get(key) or self._verified_before.get(key)
+        if verified is not None:
+            if self.is_current(verified):
+                # A copied header may come over another connection.
+                if verified.known.user.certificates:
+                    verified.known.check_certificate(call.certificate_names)
+                return verified
+            found = self._signatures.find_again(verified.known.user, verified.sealed)
+            if found is not None:
+                return self._accept_signed(call, key, *found)
+        authorization = key[0]
         if not authorization:
             return self._find_certified(call)
-        if bearer.is_bearer(authorization):
+        if authorization[0] in "bB" and bearer.is_bearer(authorization):
             known = bearer.verify_token(self._table, authorization, self._wall_ms())
             self.authentications[bearer.TOKEN, "verified"] += 1
-            self._check_caller(known, call)
-            return Caller(known, known.not_after_ms, self.generation)
-        key = authorization, call.metadata.get(DATE_TIME, "")
-        verified = self._verified.get(key) or self._verified_before.get(key)
-        if verified is not None and self.is_current(verified.caller):
-            # A copied header may come over another connection.
-            verified.caller.known.check_certificate(call.certificate_names)
-            return verified.caller
-        found = None
-        if verified is not None:
-            found = self._signatures.find_again(verified.caller.known.user, verified.sealed)
-        if found is None:
-            header = parse_header(*key)
-            if header is None:
-                return self._find_certified(call)
-            found = self._signatures.verify(header)
-            self.authentications[bearer.SIGNATURE, "verified"] += 1
-        known, secret = found
+            return self._accept(call, known, known.not_after_ms)
+        header = parse_header(*key)
+        if header is None:
+            return self._find_certified(call)
+        known, secret = self._signatures.verify(header)
+        self.authentications[bearer.SIGNATURE, "verified"] += 1
+        return self._accept_signed(call, key, known, secret)
+
+    def _accept_signed(
+        self, call: GatedCall, key: _SignedText, known: KnownUser, secret: SealedSecret
+    ) -> Caller:
+        """Check the rest of a signed call, and remember its header. Raises Unauthorized."""
         user = known.user
-        if secret.is_over(self._wall_ms()):
+        if secret.not_after_ms and secret.is_over(self._wall_ms()):
             text = f"the secret of user {user.name} has ended; use the newer one"
             raise of_user(user, Unauthorized(text))
         if not user.is_enabled:
             raise of_user(user, Unauthorized(f"user {user.name} is disabled"))
-        self._check_caller(known, call)
+        caller = self._accept(call, known, secret.not_after_ms, secret.sealed)
         # Only now: a remembered header is not checked again until the next change.
-        caller = Caller(known, secret.not_after_ms, self.generation)
-        self._remember(key, _Verified(caller, secret.sealed))
+        if len(key[0]) + len(key[1]) <= VERIFIED_HEADER_CHARS_MAX:
+            if len(self._verified) >= VERIFIED_MAX // 2:
+                self._verified_before, self._verified = self._verified, {}
+            self._verified[key] = caller
         return caller
+
+    def count_refused(self, call: GatedCall) -> None:
+        """Count a call whose credentials `find` has refused."""
+        self.authentications[self._method_of(call), "refused"] += 1
 
     def _method_of(self, call: GatedCall) -> str:
         """Return the kind of the credentials of a call."""
@@ -152,23 +150,25 @@ class CallCredentials:
         if known is None:
             raise Unauthorized("no credentials, and no user lists a name of the certificate")
         known.check_token(self._wall_ms())
-        self._check_caller(known, call)
+        caller = self._accept(call, known, 0)
         self.authentications[bearer.CERTIFICATE, "verified"] += 1
-        return Caller(known, 0, self.generation)
+        return caller
 
-    def _check_caller(self, known: KnownUser, call: GatedCall) -> None:
-        """Raise Unauthorized for another certificate than the user lists, or a banned user."""
-        known.check_certificate(call.certificate_names)
-        ban = self._bans.find_user(known.user.name, known.user.id, self._wall_ms())
-        if ban is not None:
-            raise of_user(known.user, Banned(ban.text))
+    def _accept(
+        self, call: GatedCall, known: KnownUser, not_after_ms: int, sealed: bytes = b""
+    ) -> Caller:
+        """Return the caller.
 
-    def _remember(self, key: tuple[str, str], verified: _Verified) -> None:
-        if len(key[0]) + len(key[1]) > VERIFIED_HEADER_CHARS_MAX:
-            return
-        if len(self._verified) >= VERIFIED_MAX // 2:
-            self._verified_before, self._verified = self._verified, {}
-        self._verified[key] = verified
+        Raises Unauthorized for another certificate than the user lists, or a banned user.
+        """
+        user = known.user
+        if user.certificates:
+            known.check_certificate(call.certificate_names)
+        if self._bans.has_users:
+            ban = self._bans.find_user(user.name, user.id, self._wall_ms())
+            if ban is not None:
+                raise of_user(user, Banned(ban.text))
+        return Caller(known, not_after_ms, self.generation, sealed)
 
 
 def of_user(user: User, error: Unauthorized) -> Unauthorized:

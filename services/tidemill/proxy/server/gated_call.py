@@ -50,6 +50,7 @@ class Caller(NamedTuple):
     known: KnownUser
     not_after_ms: int  # end of the secret that signed the call; 0: none
     generation: int
+    sealed: bytes = b""  # the secret that signed the call, encrypted; its id may be used again
 
 
 @final

@@ -44,9 +44,9 @@ class SignedCalls:
         An unknown user costs the same time as a wrong signature.
         """
         known = self._table.user(header.access_key)
-        opened = () if known is None else self._open(known)
-        index = find_signer(header, (opened + self._random_signers)[:SECRETS_MAX])
-        if known is None or index is None or index >= len(opened):
+        signers = self._random_signers if known is None else known.signers or self._open(known)
+        index = find_signer(header, signers)
+        if known is None or index is None or index >= len(known.user.secrets):
             raise WrongCredentials(WRONG)
         return known, known.user.secrets[index]
 
@@ -61,20 +61,20 @@ class SignedCalls:
         return None
 
     def _open(self, known: KnownUser) -> tuple[Signer, ...]:
-        if known.signers is None:
-            keys, user = self._keys(), known.user
-            if keys is None:
-                raise KeyMissing("this proxy has no security_key_file, so it verifies no signature")
-            opened = []
-            for secret in user.secrets:
-                try:
-                    opened.append(Signer(keys.open(secret, user_id=user.id)))
-                except UnknownKey as error:
-                    if (user.id, secret.id) not in self.undecryptable:
-                        self.undecryptable.add((user.id, secret.id))
-                        log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
-                            "secret not decrypted", user=user.name, reason=str(error)
-                        )
-                    raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
-            known.signers = tuple(opened)
+        """Return the signers of a user's secrets, filled up to SECRETS_MAX with random ones."""
+        keys, user = self._keys(), known.user
+        if keys is None:
+            raise KeyMissing("this proxy has no security_key_file, so it verifies no signature")
+        opened = []
+        for secret in user.secrets:
+            try:
+                opened.append(Signer(keys.open(secret, user_id=user.id)))
+            except UnknownKey as error:
+                if (user.id, secret.id) not in self.undecryptable:
+                    self.undecryptable.add((user.id, secret.id))
+                    log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
+                        "secret not decrypted", user=user.name, reason=str(error)
+                    )
+                raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
+        known.signers = (*opened, *self._random_signers)[:SECRETS_MAX]
         return known.signers
