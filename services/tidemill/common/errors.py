@@ -165,6 +165,7 @@ class Unauthorized(RequestError):
     """The call shows no valid credentials, or its user lacks a right."""
 
     user_id = 0  # of a user that has shown correct credentials and may not use them
+    identities: tuple[str, ...] = ()  # that the call has proven, if no single user lists one
 
 
 class WrongCredentials(Unauthorized):

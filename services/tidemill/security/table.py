@@ -46,6 +46,7 @@ MODE: Final = "security"  # the one item of this kind has no name
 VIA_ACCOUNT: Final = "serviceaccount"
 VIA_CERTIFICATE: Final = "certificate"
 
+_VIAS: Final = {ACCOUNTS: VIA_ACCOUNT, CERTIFICATES: VIA_CERTIFICATE}
 _ALLOWED: Final = Verdict(is_allowed=True)
 _REFUSED: Final = Verdict(is_allowed=False)
 
@@ -110,7 +111,7 @@ class KnownUser:
     def with_identity(self, kind: str, name: str) -> KnownUser:
         """Return this user as the caller with an identity that the user lists."""
         known = KnownUser(self.user, self._rights)
-        known._via = f"{kind}:{name}"
+        known._via = identity_text(kind, name)
         return known
 
     def check_certificate(self, names: Collection[str]) -> None:
@@ -130,6 +131,11 @@ class KnownUser:
         error = Unauthorized(text)
         error.user_id = self.user.id
         return error
+
+    @property
+    def identity(self) -> str:
+        """Kind and name of the credential, if the user lists it; otherwise empty."""
+        return self._via
 
     @property
     def via(self) -> str:
@@ -170,6 +176,11 @@ class KnownUser:
         if self._limits is None or not allows:
             return allows
         return any(role.allows_all(action, type_, find_address) for role in self._limits)
+
+
+def identity_text(kind: str, name: str) -> str:
+    """Return the text of an identity that a user can list: serviceaccount:shop/orders."""
+    return f"{kind}:{name}"
 
 
 @final
@@ -286,7 +297,7 @@ class SecurityTable:
 
     def account_user(self, account: str) -> KnownUser:
         """Return the user that lists a service account. It may be disabled. Raises Unauthorized."""
-        return self._listing_user(ACCOUNTS, account).with_identity(VIA_ACCOUNT, account)
+        return self._listing_user(ACCOUNTS, account)
 
     def certificate_user(self, names: Iterable[str]) -> KnownUser | None:
         """Return the user of a certificate by the first name that a user lists; None without one.
@@ -295,14 +306,19 @@ class SecurityTable:
         """
         for name in names:
             if self._list_users(CERTIFICATES, name):
-                known = self._listing_user(CERTIFICATES, name)
-                return known.with_identity(VIA_CERTIFICATE, name)
+                return self._listing_user(CERTIFICATES, name)
         return None
 
     def _listing_user(self, field: str, value: str) -> KnownUser:
-        known = self.user(only_user(self._list_users(field, value), field, value))
+        kind = _VIAS[field]
+        try:
+            name = only_user(self._list_users(field, value), field, value)
+        except Unauthorized as error:
+            error.identities = (identity_text(kind, value),)
+            raise
+        known = self.user(name)
         assert known is not None, "users are listed with their items"
-        return known
+        return known.with_identity(kind, value)
 
     def _token(self, token_id: str) -> KnownToken | None:
         known = self._tokens.get(token_id)

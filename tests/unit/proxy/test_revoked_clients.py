@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.support.issuer import NOW_S, claims_of, jwk, rsa_key, token, write_keys
 from tests.support.worlds.access_world import AccessWorld, signed
 from tests.support.worlds.proxy_world import HEADERS
 from tidemill.common.errors import InvalidReceiptHandle, Unauthorized, WrongCredentials
@@ -16,6 +19,7 @@ from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.revoked_clients import REVOKED_MS, SETTLING
 from tidemill.security.acl import parse_entry
 from tidemill.security.bans import BanKind
+from tidemill.security.issuer_keys import IssuerKeys, KeySource
 from tidemill.security.table import Mode
 
 RIGHTS = (parse_entry("Topic:orders", ["Sub"]), parse_entry("Group:billing", ["Sub"]))
@@ -25,20 +29,23 @@ CLIENT_ID = HEADERS["x-mq-client-id"]
 class RevocationWorld(AccessWorld):
     """The user `shop` with a client that has an open stream."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, issuer_keys: IssuerKeys | None = None) -> None:
+        super().__init__(issuer_keys=issuer_keys)
         self.put_user("shop", *RIGHTS)
+        self.headers_of: Callable[[str], dict[str, str]] = signed
+        self.certificate_names: list[str] = []
         self.revoked: list[ClientKey] = []
         self.gate.on_revoked = self.revoked.append
 
     def call(self, method: str, user: str = "shop", client_id: str = CLIENT_ID) -> Call:
-        headers = {**HEADERS, **signed(user), "x-mq-client-id": client_id}
+        headers = {**HEADERS, **self.headers_of(user), "x-mq-client-id": client_id}
         call = Call(
             headers,
             peer=lambda: "ipv4:10.1.2.3:4",
             connection=1,
             time_remaining_s=None,
             gate=self.gate,
+            certificate_names=self.certificate_names,
         )
         call.method = method
         return call
@@ -171,5 +178,99 @@ def test_a_ban_without_a_user_is_not_shown_to_wrong_credentials() -> None:
         world.set_mode(Mode.ON)
         with pytest.raises(WrongCredentials, match="signature is wrong"):
             world.settle("ack_message", "unknown")
+
+    asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------- accounts and certificates
+
+ACCOUNT, URI, DNS_NAME = "shop/orders", "spiffe://shop", "orders.shop.svc"
+LISTS = {"serviceAccounts": [ACCOUNT], "certificates": [DNS_NAME]}
+
+
+def identity_world(folder: Path, field: str) -> RevocationWorld:
+    """Return a world whose client shows an identity that its user lists in a field."""
+    keys = IssuerKeys(KeySource(write_keys(folder, jwk(rsa_key()))), lambda: 0)
+    world = RevocationWorld(keys)
+    world.now_ms = NOW_S * 1_000
+    if field == "certificates":
+        world.headers_of, world.certificate_names = lambda _user: {}, [URI, DNS_NAME]
+    else:
+        world.headers_of = lambda _user: {"x-mq-session-token": token(claims_of(ACCOUNT))}
+    set_fields(world, **{field: LISTS[field]})
+    return world
+
+
+def set_fields(world: RevocationWorld, **fields: object) -> None:
+    item = json.loads(world.items["user", "shop"])
+    item["user"].update(fields)
+    world.put_item(item)
+
+
+def remove_identity(world: RevocationWorld) -> None:
+    set_fields(world, serviceAccounts=[], certificates=[])
+
+
+def remove_right(world: RevocationWorld) -> None:
+    set_fields(world, entries=[RIGHTS[1].to_item()])
+
+
+def disable_user(world: RevocationWorld) -> None:
+    set_fields(world, enabled=False)
+
+
+def delete_user(world: RevocationWorld) -> None:
+    world.delete_user("shop")
+
+
+def list_twice(world: RevocationWorld) -> None:
+    world.put_user("other", accounts=[ACCOUNT], certificates=[DNS_NAME])
+
+
+def move_identity(world: RevocationWorld) -> None:
+    """Let another user list the account, and an earlier name of the certificate."""
+    is_account = not world.certificate_names
+    remove_identity(world)
+    certificates = [] if is_account else [URI]
+    world.put_user("other", accounts=[ACCOUNT], certificates=certificates)
+
+
+@pytest.mark.parametrize("field", LISTS)
+@pytest.mark.parametrize(
+    "change", [remove_identity, remove_right, disable_user, delete_user, list_twice, move_identity]
+)
+def test_a_client_with_a_lost_identity_has_no_valid_handle(
+    tmp_path: Path, field: str, change: Callable[[RevocationWorld], None]
+) -> None:
+    async def scenario() -> None:
+        world = identity_world(tmp_path, field)
+        await world.lose_while_open("telemetry", lambda: change(world))
+        for settling in SETTLING:
+            with pytest.raises(InvalidReceiptHandle, match="lost its rights"):
+                world.settle(settling)
+        with pytest.raises(Unauthorized):
+            world.settle("receive_message")
+        with pytest.raises(Unauthorized):
+            world.settle("ack_message", client_id="another")
+        world.now_ms += REVOKED_MS + 1
+        with pytest.raises(Unauthorized):
+            world.settle("ack_message")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("field", LISTS)
+def test_another_identity_does_not_learn_of_a_revoked_client(tmp_path: Path, field: str) -> None:
+    async def scenario() -> None:
+        world = identity_world(tmp_path, field)
+        await world.lose_while_open("telemetry", lambda: remove_identity(world))
+        world.certificate_names = ["another"]
+        if field == "serviceAccounts":
+            world.headers_of = lambda _user: {"x-mq-session-token": token(claims_of("shop/other"))}
+        with pytest.raises(Unauthorized, match="no user lists"):
+            world.settle("ack_message")
+        world.headers_of = lambda _user: {"x-mq-session-token": token(key=rsa_key(1))}
+        with pytest.raises(WrongCredentials):
+            world.settle("ack_message")
 
     asyncio.run(scenario())

@@ -221,7 +221,7 @@ class AccessGate:
             # of the id may end all of them.
             is_own = before is not None or isinstance(error, Banned)
             if call.method in _CLIENT_STREAMS and is_own:
-                self._revoked.note(client)
+                self._revoked.note(client, "" if before is None else before.known.identity)
                 self.on_revoked(client)
 
     def _valid_ms(self, call: GatedCall) -> int | None:

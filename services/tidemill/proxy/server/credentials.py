@@ -15,6 +15,7 @@ from tidemill.proxy.server import bearer
 from tidemill.proxy.server.gated_call import Caller, GatedCall
 from tidemill.proxy.server.signed_calls import SignedCalls
 from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, parse_header
+from tidemill.security.table import VIA_CERTIFICATE, identity_text
 
 if TYPE_CHECKING:
     from tidemill.proxy.server.service_accounts import ServiceAccounts
@@ -148,7 +149,9 @@ class CallCredentials:
             return None
         known = self._table.certificate_user(names)
         if known is None:
-            raise Unauthorized("no credentials, and no user lists a name of the certificate")
+            error = Unauthorized("no credentials, and no user lists a name of the certificate")
+            error.identities = tuple([identity_text(VIA_CERTIFICATE, name) for name in names])
+            raise error
         known.check_token(self._wall_ms())
         caller = self._accept(call, known, 0)
         self.authentications[bearer.CERTIFICATE, "verified"] += 1

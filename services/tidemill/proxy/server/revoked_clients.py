@@ -8,20 +8,26 @@ with an invalid handle.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from tidemill.common.errors import Banned, InvalidReceiptHandle, ServiceError, Unauthorized
 from tidemill.message.client_key import NO_OWNER, ClientKey
+from tidemill.security.table import VIA_CERTIFICATE, identity_text
 
 if TYPE_CHECKING:
     from tidemill.proxy.server.gated_call import GatedCall
 
 REVOKED_MS: Final = 3_600_000
-REVOKED_MAX: Final = 100_000  # beyond it, the oldest one gets 40100 again
+# Clients, and the identities of some. Beyond it, the oldest one gets 40100 again.
+REVOKED_MAX: Final = 100_000
 SETTLING: Final = frozenset(
     {"ack_message", "change_invisible_duration", "forward_message_to_dead_letter_queue"}
 )
+
+# A client id, and the id of the user or the service account or certificate that the user listed:
+# without the user, only the identity is known.
+_RevokedKey: TypeAlias = tuple[str, int] | tuple[str, str]
 
 
 @final
@@ -30,29 +36,45 @@ class RevokedClients:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._ends_ms: OrderedDict[ClientKey, int] = OrderedDict()  # the oldest first
+        self._ends_ms: OrderedDict[_RevokedKey, int] = OrderedDict()  # the oldest first
 
-    def note(self, client: ClientKey) -> None:
-        """Note that a client has lost a right."""
-        self._ends_ms.pop(client, None)
-        self._ends_ms[client] = self._now_ms() + REVOKED_MS
+    def note(self, client: ClientKey, identity: str = "") -> None:
+        """Note that a client has lost a right; `identity` was its credential, if not a secret."""
+        self._note(client)
+        if identity:
+            self._note((client.client_id, identity))
+
+    def _note(self, key: _RevokedKey) -> None:
+        self._ends_ms.pop(key, None)
+        self._ends_ms[key] = self._now_ms() + REVOKED_MS
         if len(self._ends_ms) > REVOKED_MAX:
             self._ends_ms.popitem(last=False)
 
     def answer(self, call: GatedCall, error: ServiceError) -> ServiceError:
         """Return the error that a refused call gets.
 
-        The user is known only after correct credentials. So another user cannot learn that a client
-        was revoked.
+        The user or the identity is known only after correct credentials. So another user cannot
+        learn that a client was revoked.
         """
         if call.method not in SETTLING or not isinstance(error, Unauthorized):
             return error
         client = call.client if call.caller else ClientKey(call.client_id, error.user_id)
-        if client.owner == NO_OWNER and not isinstance(error, Banned):
-            return error  # Wrong credentials learn nothing.
-        ends_ms = self._ends_ms.get(client)
-        if ends_ms is None or self._now_ms() > ends_ms:
+        keys: list[_RevokedKey] = [(call.client_id, each) for each in _identities(call, error)]
+        # Wrong credentials learn nothing.
+        if client.owner != NO_OWNER or isinstance(error, Banned):
+            keys.append(client)
+        if not any(self._now_ms() <= self._ends_ms.get(key, 0) for key in keys):
             return error
         return InvalidReceiptHandle(
             f"this client has lost its rights, and others get its messages: {error.message}"
         )
+
+
+def _identities(call: GatedCall, error: Unauthorized) -> Sequence[str]:
+    """Return the identities that a call has proven. Its user may not be that of its stream."""
+    if call.caller is None:
+        return error.identities
+    identity = call.caller.known.identity
+    if identity.startswith(f"{VIA_CERTIFICATE}:"):
+        return [identity_text(VIA_CERTIFICATE, name) for name in call.certificate_names]
+    return [identity] if identity else []
