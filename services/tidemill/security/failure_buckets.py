@@ -12,7 +12,8 @@ from tidemill.common.errors import Overloaded
 
 BUCKETS_MAX: Final = 10_000  # beyond it the oldest one is forgotten
 IPV6_PREFIX: Final = 64  # one household or machine has all addresses of such a network
-# Failed checks of signatures of Kubernetes tokens from one network: 100 at once, and 50 per second.
+# Failed checks of Kubernetes tokens from one network: 100 at once, and 50 per second. Malformed
+# tokens and those with an unknown key count, too.
 # A check takes at most 0.16 ms, so a network uses at most 0.8 % of a core.
 CHECKS_MAX: Final = 100
 CHECKS_REFILL_MS: Final = 20
@@ -49,14 +50,19 @@ class FailureBuckets:
 
 @final
 class SignatureChecks:
-    """The limit of failed checks of signatures at the port for clients."""
+    """The limit of failed checks of Kubernetes tokens at the port for clients."""
 
     def __init__(self, monotonic_ms: Callable[[], int]) -> None:
         self._buckets = FailureBuckets(monotonic_ms)
 
+    def is_used_up(self, address: str) -> bool:
+        """Whether too many checks have failed."""
+        key = network_of(address), ""
+        return self._buckets.wait_ms(key, CHECKS_MAX, CHECKS_REFILL_MS) > 0
+
     def check(self, address: str) -> None:
         """Raise Overloaded if too many checks have failed. Tokens that are known still pass."""
-        if self._buckets.wait_ms((network_of(address), ""), CHECKS_MAX, CHECKS_REFILL_MS):
+        if self.is_used_up(address):
             raise Overloaded(f"too many wrong Kubernetes tokens from {address}; retry in 1 s")
 
     def note_failure(self, address: str) -> None:

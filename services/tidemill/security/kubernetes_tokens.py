@@ -31,9 +31,11 @@ from tidemill.security.json_web_keys import (
 
 SESSION_TOKEN: Final = "x-mq-session-token"  # noqa: S105  # The name of a header.
 TOKEN_BYTES_MAX: Final = 8 << 10
-# Of the parts that are decoded before the signature is known to be right: 4,096 bits are 683
-# characters. Decoding 8 KiB would take as long as a check of a signature.
+# Of the header, which is decoded before the signature is known to be right. Decoding 8 KiB would
+# take as long as a check of a signature.
 PART_CHARS_MAX: Final = 1 << 10
+# Of a signature: 64 bytes of ES256; RSA_BITS_MIN to RSA_BITS_MAX of RS256.
+SIGNATURE_CHARS: Final = frozenset({86, *range(342, 684)})
 LEEWAY_S: Final = 30  # between the clocks of the API server and of this process
 DURATION_S_MAX: Final = 24 * 3_600  # of a token, from `iat` to `exp`
 VERIFIED_MAX: Final = 10_000  # remembered tokens, about 400 bytes each
@@ -45,6 +47,9 @@ _SUBJECT: Final = re.compile(rf"system:serviceaccount:({NAMESPACE}):({ACCOUNT_NA
 
 class ChecksOfSignatures(Protocol):
     """The limit of checks that fail, by the address of the caller."""
+
+    def is_used_up(self, address: str) -> bool:
+        """Whether too many checks have failed."""
 
     def check(self, address: str) -> None:
         """Raise Overloaded if too many checks have failed."""
@@ -91,14 +96,13 @@ class KubernetesTokens:
 
         A text names a claim only after a correct signature.
         """
-        if len(text) > TOKEN_BYTES_MAX:
-            raise WrongCredentials(WRONG)
         keys = self._find_keys()
         if keys is None:
             raise KeyMissing(
                 "the keys of oidc_keys have not been read, so no Kubernetes token is verified"
             )
-        digest = hash_of(text)
+        # A malformed token is not even hashed.
+        digest = hash_of(text) if has_shape(text) else b""
         known = self._verified.get(digest)
         if known is not None:
             if known.key == keys.find(known.key.id, known.key.algorithm):
@@ -107,39 +111,44 @@ class KubernetesTokens:
                 del self._verified[digest]
                 raise TokenEnded("the Kubernetes token has ended")
             del self._verified[digest]
-        verified = self._check(text, keys, address, now_ms)
+        # A check takes up to 0.16 ms, and every host can send wrong tokens.
+        self._limit.check(address)
+        try:
+            verified = self._check(text, keys, now_ms)
+        except Unauthorized:
+            self._limit.note_failure(address)
+            raise
         if len(self._verified) >= VERIFIED_MAX:
             del self._verified[next(iter(self._verified))]
         self._verified[digest] = verified
         return verified
 
-    def has_unknown_key(self, text: str) -> bool:
-        """Whether a well-formed token names a key that is not among the present ones."""
-        if hash_of(text) in self._verified:
-            return False  # If its key has left the set, no read brings it back.
+    def has_unknown_key(self, text: str, *, address: str) -> bool:
+        """Whether a well-formed token names a key that is not among the present ones.
+
+        If too many checks have failed, the answer is no, and `verify` refuses the token.
+        """
+        if not has_shape(text) or hash_of(text) in self._verified:
+            return False  # If the key of a genuine token has left the set, no read brings it back.
+        if self._limit.is_used_up(address):
+            return False
         header = parse_header(text)
         if header is None:
             return False
         keys = self._find_keys()
         return keys is None or not keys.has_id(header.key_id)
 
-    def _check(self, text: str, keys: KeySet, address: str, now_ms: int) -> VerifiedToken:
+    def _check(self, text: str, keys: KeySet, now_ms: int) -> VerifiedToken:
         header = parse_header(text)
         key = None if header is None else keys.find(header.key_id, header.algorithm)
-        signed, _, last = text.rpartition(".")
-        signature = decode_base64url(last) if len(last) <= PART_CHARS_MAX else None
-        if key is None or signature is None:
+        if key is None:
             raise WrongCredentials(WRONG)
-        # A check takes up to 0.16 ms, and every host can send wrong tokens.
-        self._limit.check(address)
-        try:
-            if not key.has_signed(signed.encode(), signature):
-                raise WrongCredentials(WRONG)
-            claims = _json_of(signed.partition(".")[2])
-            account, not_after_ms = self._check_claims(claims or {}, now_ms)
-        except Unauthorized:
-            self._limit.note_failure(address)
-            raise
+        signed, _, last = text.rpartition(".")
+        signature = decode_base64url(last)
+        if signature is None or not key.has_signed(signed.encode(), signature):
+            raise WrongCredentials(WRONG)
+        claims = _json_of(signed.partition(".")[2])
+        account, not_after_ms = self._check_claims(claims or {}, now_ms)
         return VerifiedToken(account, not_after_ms, key)
 
     def _check_claims(self, claims: dict[str, Any], now_ms: int) -> tuple[str, int]:
@@ -174,12 +183,18 @@ def hash_of(text: str) -> bytes:
     return hashlib.sha256(text.encode(errors="replace")).digest()
 
 
+def has_shape(text: str) -> bool:
+    """Whether a text has the size and the parts of a token. It decodes nothing: under 1 us."""
+    if len(text) > TOKEN_BYTES_MAX or text.count(".") != 2:
+        return False
+    first, _, rest = text.partition(".")
+    claims, _, last = rest.partition(".")
+    return 0 < len(first) <= PART_CHARS_MAX and bool(claims) and len(last) in SIGNATURE_CHARS
+
+
 def parse_header(text: str) -> TokenHeader | None:
     """Return the first part of a token; None if it is malformed or of another algorithm."""
-    if len(text) > TOKEN_BYTES_MAX or text.count(".") != 2:
-        return None
-    first = text.partition(".")[0]
-    header = _json_of(first) if len(first) <= PART_CHARS_MAX else None
+    header = _json_of(text.partition(".")[0]) if has_shape(text) else None
     # An extension that the header marks as critical is unknown here (RFC 7515, 4.1.11).
     if header is None or "crit" in header:
         return None

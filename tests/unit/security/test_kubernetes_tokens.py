@@ -45,6 +45,7 @@ from tidemill.security.kubernetes_tokens import (
     TOKEN_BYTES_MAX,
     WRONG,
     KubernetesTokens,
+    has_shape,
 )
 
 RSA, P256 = jwk(rsa_key()), jwk(p256_key(), "k2")
@@ -322,7 +323,7 @@ def test_header_and_signature_are_short() -> None:
 )
 def test_a_malformed_token_is_refused(text: str) -> None:
     assert Check().refusal(text) == WRONG
-    assert not Check().tokens.has_unknown_key(text)
+    assert not Check().tokens.has_unknown_key(text, address="")
 
 
 def test_malformed_claims_are_refused_after_a_correct_signature() -> None:
@@ -380,10 +381,10 @@ def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_key_is_known_by_the_header_alone() -> None:
     check = Check()
-    assert check.tokens.has_unknown_key(token(kid="new"))
-    assert not check.tokens.has_unknown_key(token())
+    assert check.tokens.has_unknown_key(token(kid="new"), address="")
+    assert not check.tokens.has_unknown_key(token(), address="")
     check.keys = None
-    assert check.tokens.has_unknown_key(token())
+    assert check.tokens.has_unknown_key(token(), address="")
 
 
 # ---------------------------------------------------------------- the limit of failed checks
@@ -407,12 +408,47 @@ def test_failed_checks_of_an_address_are_limited() -> None:
         check.account(forged)
 
 
-def test_tokens_without_a_check_are_not_counted() -> None:
-    check = Check()
-    for _ in range(CHECKS_MAX + 1):
-        assert check.refusal(token(kid="unknown")) == WRONG
-        assert check.refusal("a.b.c") == WRONG
-    assert check.account(token())
+@pytest.mark.parametrize(
+    "text",
+    ["a.b.c", "x" * (TOKEN_BYTES_MAX + 1), token(kid="new"), token(kid="new").replace("e", "?")],
+    ids=["short", "long", "unknown key", "not base64"],
+)
+def test_malformed_tokens_count_as_failed_checks(text: str) -> None:
+    check, known = Check(), token()
+    check.account(known)
+    for _ in range(CHECKS_MAX):
+        assert check.refusal(text) == WRONG
+    with pytest.raises(Overloaded):
+        check.account(text)
+    assert check.account(known), "a remembered token needs no check"
+
+
+def test_after_too_many_failures_an_unknown_key_is_not_looked_for() -> None:
+    check, new = Check(), token(kid="new")
+    for _ in range(CHECKS_MAX):
+        assert check.tokens.has_unknown_key(new, address="10.0.0.1")
+        check.refusal(new)
+    assert not check.tokens.has_unknown_key(new, address="10.0.0.1")
+    assert check.tokens.has_unknown_key(new, address="10.0.0.2")
+    check.clock.advance(CHECKS_REFILL_MS)
+    assert check.tokens.has_unknown_key(new, address="10.0.0.1")
+
+
+def test_the_size_of_each_part_is_checked_before_it_is_decoded() -> None:
+    header, signature = "h" * PART_CHARS_MAX, "s" * 86
+    claims = "c" * (TOKEN_BYTES_MAX - PART_CHARS_MAX - 86 - 2)
+    assert has_shape(f"{header}.{claims}.{signature}")
+    for text in (
+        f"h.{claims}cc{header}.{signature}",
+        f"{header}h.c.{signature}",
+        f".c.{signature}",
+        f"h..{signature}",
+        f"h.c.c.{signature}",
+        f"hc.{signature}",
+    ):
+        assert not has_shape(text)
+    sizes = [size for size in range(TOKEN_BYTES_MAX) if has_shape(f"h.c.{'s' * size}")]
+    assert sizes == [86, *range(342, 684)]
 
 
 def test_genuine_tokens_that_are_refused_are_counted() -> None:

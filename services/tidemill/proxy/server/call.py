@@ -206,7 +206,7 @@ class Call:
         if gate is None or not gate.needs_credentials:
             return False
         accounts = gate.credentials.accounts
-        return accounts is not None and accounts.has_unknown_key(self.metadata)
+        return accounts is not None and accounts.has_unknown_key(self)
 
     async def read_unknown_key(self) -> None:
         """Wait until the keys of the issuer have been read again, unless they were just read."""

@@ -58,18 +58,15 @@ class ServiceAccounts:
 
         The order of the checks is: token, its user, enabled.
         """
-        address = call.find_address()
-        verified = self._tokens.verify(
-            text, address="" if address is None else str(address), now_ms=now_ms
-        )
+        verified = self._tokens.verify(text, address=_address_of(call), now_ms=now_ms)
         known = self._table.account_user(verified.account)
         known.check_token(now_ms)
         return AccountLogin(known, verified.not_after_ms)
 
-    def has_unknown_key(self, headers: Mapping[str, str]) -> bool:
+    def has_unknown_key(self, call: GatedCall) -> bool:
         """Whether the token of a call names an unknown key."""
-        text = self.find_token(headers)
-        return bool(text) and self._tokens.has_unknown_key(text)
+        text = self.find_token(call.metadata)
+        return bool(text) and self._tokens.has_unknown_key(text, address=_address_of(call))
 
 
 def service_accounts_of(
@@ -84,6 +81,11 @@ def service_accounts_of(
     limit = SignatureChecks(monotonic_ms)
     tokens = KubernetesTokens(settings.oidc_issuer, settings.oidc_audience, keys.present, limit)
     return ServiceAccounts(table, tokens, keys)
+
+
+def _address_of(call: GatedCall) -> str:
+    address = call.find_address()
+    return "" if address is None else str(address)
 
 
 def _last_of(header: str) -> str:
