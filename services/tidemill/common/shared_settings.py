@@ -214,8 +214,8 @@ class SecuritySettings(ProcessSettings):
         "",
         max_length=2_048,
         description="Keys of the issuer (a JSON Web Key Set): a URL that begins with https://, or"
-        " a file. They are read at the start, every ten minutes, and at most once a minute for a"
-        " token with an unknown key.",
+        " a file. They are read at the start, every ten minutes, and at most every ten seconds for"
+        " tokens with unknown keys.",
     )
     oidc_audience: str = Field(
         "tidemill",

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 READ_PERIOD_MS: Final = 600_000
 RETRY_PERIOD_MS: Final = 60_000  # after a failure
-UNKNOWN_PERIOD_MS: Final = 60_000  # between two reads because of unknown keys
+# Between two reads because of unknown keys. Strangers can name such keys without end, so this is
+# also the longest time, beside one read, after which a new key of the issuer is known.
+UNKNOWN_PERIOD_MS: Final = 10_000
 AGE_MS_MAX: Final = 86_400_000  # of keys that cannot be read again
 READ_TIMEOUT_S: Final = 10.0  # of a whole read
 SOCKET_TIMEOUT_S: Final = 5.0  # of one step of it
@@ -134,6 +136,7 @@ class KeyAges:
         self._read_at_ms = 0  # time of the keys
         self._tried_at_ms: int | None = None
         self._for_unknown_at_ms: int | None = None
+        self._is_unknown_wanted = False  # since the last read has begun
 
     def note_keys(self, keys: KeySet, now_ms: int) -> bool:
         """Take over keys; return whether they have changed."""
@@ -154,16 +157,21 @@ class KeyAges:
         """Return the time until the next read."""
         if self._tried_at_ms is None:
             return 0
-        period_ms = RETRY_PERIOD_MS if self.error else READ_PERIOD_MS
-        return max(self._tried_at_ms + period_ms - now_ms, 0)
+        due_ms = self._tried_at_ms + (RETRY_PERIOD_MS if self.error else READ_PERIOD_MS)
+        if self._is_unknown_wanted:
+            last_ms = self._for_unknown_at_ms
+            due_ms = min(due_ms, now_ms if last_ms is None else last_ms + UNKNOWN_PERIOD_MS)
+        return max(due_ms - now_ms, 0)
 
-    def take_for_unknown(self, now_ms: int) -> bool:
-        """Whether an unknown key may cause a read now, which is then counted."""
-        last_ms = self._for_unknown_at_ms
-        if last_ms is not None and now_ms - last_ms < UNKNOWN_PERIOD_MS:
-            return False
-        self._for_unknown_at_ms = now_ms
-        return True
+    def note_unknown(self) -> bool:
+        """Note that a token names an unknown key; return whether it is the first since a read."""
+        is_first, self._is_unknown_wanted = not self._is_unknown_wanted, True
+        return is_first
+
+    def begin_read(self, now_ms: int) -> None:
+        """Note that a read begins, for all unknown keys so far."""
+        if self._is_unknown_wanted:
+            self._for_unknown_at_ms, self._is_unknown_wanted = now_ms, False
 
 
 @final
@@ -175,7 +183,7 @@ class IssuerKeys:
         self._source = source
         self._monotonic_ms = monotonic_ms
         self._ages = KeyAges()
-        self._wanted = asyncio.Event()
+        self._wanted = asyncio.Event()  # The time of the next read may have changed.
         self._ended = asyncio.Event()  # of the present or next read; a new one for each read
         self._is_reading = False
         self._waiting_count = 0
@@ -209,16 +217,21 @@ class IssuerKeys:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def read_for_unknown(self) -> None:
-        """Wait for a read if the last one for an unknown key was a minute ago, or is in progress.
+        """Wait for a read if one is in progress or may begin now.
 
-        Strangers can name unknown keys, so the number of reads does not depend on them.
+        Otherwise, a read begins UNKNOWN_PERIOD_MS after the last one for an unknown key, also
+        without another call. Strangers can name unknown keys, so the number of reads does not
+        depend on the number of calls.
         """
-        is_coming = self._is_reading or self._wanted.is_set()
-        if not is_coming and not self._ages.take_for_unknown(self._monotonic_ms()):
-            return
+        if not self._is_reading:
+            is_first = self._ages.note_unknown()
+            is_due = self._ages.pause_ms(self._monotonic_ms()) == 0
+            if is_first or is_due:
+                self._wanted.set()
+            if not is_due:
+                return
         if self._waiting_count >= WAITING_MAX:
             return
-        self._wanted.set()
         self._waiting_count += 1
         try:
             with contextlib.suppress(TimeoutError):
@@ -229,14 +242,18 @@ class IssuerKeys:
 
     async def _follow(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._ages.pause_ms(self._monotonic_ms()) / 1_000):
-                    await self._wanted.wait()
-            await self._read()
             self._wanted.clear()
+            pause_ms = self._ages.pause_ms(self._monotonic_ms())
+            if not pause_ms:
+                await self._read()
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_ms / 1_000):
+                    await self._wanted.wait()
 
     async def _read(self) -> None:
         self._is_reading = True
+        self._ages.begin_read(self._monotonic_ms())
         reading = KeyReading(self._source)
         loop = asyncio.get_running_loop()
         try:

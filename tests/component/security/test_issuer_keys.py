@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from tests.support.clocks import ManualClock
 from tests.support.http_server import PatientHTTPServer
 from tests.support.issuer import jwk, key_set, p256_key, rsa_key, write_keys
+from tidemill.common.clock import Clock, SystemClock
 from tidemill.release.certificates import CertificatePlan, secrets_to_write
 from tidemill.security import issuer_keys
 from tidemill.security.issuer_keys import UNKNOWN_PERIOD_MS, IssuerKeys, KeySource
@@ -100,7 +101,7 @@ def _serving(server: Server) -> Iterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def reading(source: KeySource, clock: ManualClock | None = None) -> AsyncIterator[IssuerKeys]:
+async def reading(source: KeySource, clock: Clock | None = None) -> AsyncIterator[IssuerKeys]:
     keys = IssuerKeys(source, (clock or ManualClock()).monotonic_ms)
     async with asyncio.timeout(30), keys.running():
         yield keys
@@ -212,11 +213,31 @@ def test_an_unknown_key_causes_a_read_and_all_calls_wait_for_it(server: Server) 
             server.content = FIRST
             clock.advance(UNKNOWN_PERIOD_MS - 1)
             await keys.read_for_unknown()
-            assert len(server.requests) == 2, "once per minute"
+            assert len(server.requests) == 2, "once per period"
             clock.advance(1)
             await keys.read_for_unknown()
             assert len(server.requests) == 3
             assert changes == [parse_key_set(SECOND), parse_key_set(FIRST)]
+
+    run(scenario)
+
+
+def test_invented_keys_delay_a_new_key_by_one_period(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuer_keys, "UNKNOWN_PERIOD_MS", 100)
+    monkeypatch.setattr(issuer_keys, "WAITING_MAX", 2)
+
+    async def scenario() -> None:
+        changed = asyncio.Event()
+        async with reading(server.source, SystemClock()) as keys:
+            keys.on_change = changed.set
+            await keys.read_for_unknown()
+            server.content = SECOND
+            await asyncio.gather(*(keys.read_for_unknown() for _ in range(20)))
+            await changed.wait()
+            assert keys.present() == parse_key_set(SECOND)
+            assert len(server.requests) == 3
 
     run(scenario)
 

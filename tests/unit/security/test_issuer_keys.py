@@ -56,12 +56,56 @@ def test_keys_that_cannot_be_read_again_end_after_a_day() -> None:
     assert ages.note_keys(SOME, 7 + AGE_MS_MAX)
 
 
-def test_unknown_keys_cause_one_read_per_minute() -> None:
+def test_the_first_unknown_key_causes_a_read_at_once() -> None:
     ages = KeyAges()
-    assert ages.take_for_unknown(5)
-    assert not ages.take_for_unknown(5 + UNKNOWN_PERIOD_MS - 1)
-    assert ages.take_for_unknown(5 + UNKNOWN_PERIOD_MS)
-    assert UNKNOWN_PERIOD_MS == 60_000
+    ages.note_keys(SOME, 5)
+    assert ages.note_unknown()
+    assert not ages.note_unknown(), "the same read"
+    assert ages.pause_ms(6) == 0
+    ages.begin_read(6)
+    ages.note_keys(SOME, 6)
+    assert ages.pause_ms(6) == READ_PERIOD_MS
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_any_number_of_unknown_keys_causes_a_read_every_ten_seconds(is_failing: bool) -> None:
+    """So a new key of the issuer is known after ten seconds, whatever strangers send."""
+    ages, reads_ms = KeyAges(), []
+    ages.note_keys(SOME, 0)
+    for now_ms in range(0, 60_000, 100):
+        ages.note_unknown()
+        if not ages.pause_ms(now_ms):
+            ages.begin_read(now_ms)
+            reads_ms.append(now_ms)
+            if is_failing:
+                ages.note_failure("down", now_ms)
+            else:
+                ages.note_keys(SOME, now_ms)
+    assert reads_ms == list(range(0, 60_000, UNKNOWN_PERIOD_MS))
+    assert UNKNOWN_PERIOD_MS == 10_000
+
+
+def test_an_unknown_key_is_looked_for_without_another_call() -> None:
+    ages = KeyAges()
+    ages.note_unknown()
+    ages.begin_read(5)
+    ages.note_keys(SOME, 6)
+    ages.note_unknown()
+    assert ages.pause_ms(7) == UNKNOWN_PERIOD_MS - 2
+    assert ages.pause_ms(5 + UNKNOWN_PERIOD_MS - 1) == 1
+    assert ages.pause_ms(5 + UNKNOWN_PERIOD_MS) == 0
+
+
+def test_the_usual_read_serves_unknown_keys() -> None:
+    ages = KeyAges()
+    ages.note_unknown()
+    ages.begin_read(READ_PERIOD_MS - 5_000)
+    ages.note_unknown()
+    ages.note_keys(SOME, 0)
+    assert ages.pause_ms(READ_PERIOD_MS) == 0
+    ages.begin_read(READ_PERIOD_MS)
+    ages.note_keys(SOME, READ_PERIOD_MS)
+    assert ages.pause_ms(READ_PERIOD_MS) == READ_PERIOD_MS
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"{}"])
