@@ -304,7 +304,15 @@ def _read_account(account: object, users: dict[str, ImportedUser], found: Import
     for key, kind in (("topicPerms", "Topic"), ("groupPerms", "Group")):
         for text in _texts_of(account, key):
             resource, _, permission = text.partition("=")
-            _add_permission(user, f"{kind}:{resource.strip()}", permission, found)
+            resource = resource.strip()
+            # RocketMQ looks the name up in a map, and no topic or group has this character.
+            if ANYTHING in resource:
+                found.notes.append(
+                    f"account {name}: {key} has {resource}, and is imported without it: names of"
+                    " ACL 1.0 are literal, so this one matched nothing"
+                )
+                continue
+            _add_permission(user, f"{kind}:{resource}", permission, found)
     for key, kind in (("defaultTopicPerm", "Topic"), ("defaultGroupPerm", "Group")):
         if permission := _text_of(account, key):
             _add_permission(user, f"{kind}:*", permission, found, is_default=True)

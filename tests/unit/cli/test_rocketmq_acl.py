@@ -237,6 +237,19 @@ def test_the_booleans_of_yaml_decide_about_a_super_user(text: str, expected: Use
     assert (found.problems, found.notes, found.users[0].type) == ([], [], expected)
 
 
+@pytest.mark.parametrize("name", ["orders*", "*", "or*ders", "%RETRY%*"])
+@pytest.mark.parametrize(("key", "kind"), [("topicPerms", "Topic"), ("groupPerms", "Group")])
+@pytest.mark.parametrize("permission", ["PUB", "ANY", "DENY"])
+def test_a_pattern_of_acl_1_matches_nothing(
+    name: str, key: str, kind: str, permission: str
+) -> None:
+    """Its names are literal, and no topic has such a name. A prefix would be a wider right."""
+    found = read(account(**{key: f'["{name}={permission}", "orders = SUB"]'}))
+    assert [entry.resource for entry in found.users[0].entries] == [f"{kind}:orders"]
+    assert [name in note for note in found.notes] == [True]
+    assert not found.problems
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
