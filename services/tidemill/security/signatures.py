@@ -80,14 +80,18 @@ def signed_headers(access_key: str, secret: str, date_time: str) -> dict[str, st
 
 
 def parse_header(authorization: str, date_time: str) -> SignedHeader | None:
-    """Read the headers of a call; None if they have no access key.
+    """Read the headers of a call; None if they are blank or have an empty access key.
 
-    The algorithm and the list of signed headers are not examined. Raises Unauthorized.
+    The Python client sends an empty access key if it has no credentials. The algorithm and the list
+    of signed headers are not examined. Raises Unauthorized, also for a header of another form: its
+    caller must not get the user of its certificate instead.
     """
     usual = _USUAL.fullmatch(authorization)
     if usual is not None:
         access_key, signature = usual.groups()
     else:
+        if not authorization.strip():
+            return None
         access_key, signature = _parse_any(authorization)
         if not access_key:
             return None
@@ -102,14 +106,21 @@ def parse_header(authorization: str, date_time: str) -> SignedHeader | None:
 
 
 def _parse_any(authorization: str) -> tuple[str, str]:
-    """Return the access key and the signature of an unusual or repeated header."""
+    """Return the access key and the signature of an unusual or repeated header.
+
+    Raises Unauthorized if it is too long or has no field for the access key.
+    """
     if len(authorization) > HEADER_BYTES_MAX:
         raise Unauthorized(f"the header {AUTHORIZATION} has more than {HEADER_BYTES_MAX} bytes")
     fields: dict[str, str] = {}
     for part in authorization.split(","):
         name, _, value = part.strip().partition("=")
         fields[name.rpartition(" ")[2]] = value.strip()
-    return fields.get("Credential", "").partition("/")[0], fields.get("Signature", "")
+    if "Credential" not in fields:
+        raise Unauthorized(
+            f"the header {AUTHORIZATION} is malformed: it has neither Credential=KEY nor a token"
+        )
+    return fields["Credential"].partition("/")[0], fields.get("Signature", "")
 
 
 def find_signer(header: SignedHeader, signers: Sequence[Signer]) -> int | None:

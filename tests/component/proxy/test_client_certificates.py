@@ -215,6 +215,9 @@ def test_another_credential_decides_before_the_certificate(tmp_path: Path) -> No
             assert (await client.send(signed("other")))[1].startswith("user other may not")
             wrong = (v2.UNAUTHORIZED, "the access key or the signature is wrong")
             assert await client.send(signed("other", "a wrong secret")) == wrong
+            for malformed in ("x", "Bearer", "Basic b3JkZXJz", "MQv2-HMAC-SHA1 Signature=0"):
+                code, text = await client.send({"authorization": malformed})
+                assert (code, "malformed" in text) == (v2.UNAUTHORIZED, True)
             # Python sends an empty access key without credentials.
             assert (await client.send(signed("")))[0] == v2.OK
             wire.users.set_mode(Mode.OFF)

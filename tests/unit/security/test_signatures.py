@@ -39,6 +39,26 @@ def test_an_empty_access_key_is_no_credential() -> None:
     """The Python client always sends the header."""
     assert parse_header(header("", signature("")), DATE) is None
     assert parse_header("", "") is None
+    assert parse_header(" ", DATE) is None
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "x",
+        "Bearer",
+        "Basic b3JkZXJzOnNlY3JldA==",
+        f"MQv2-HMAC-SHA1 Signature={'0' * 40}",
+        f"MQv2-HMAC-SHA1 credential=orders, SignedHeaders=x, Signature={'0' * 40}",
+        f"MQv2-HMAC-SHA1 Credential:orders, SignedHeaders=x, Signature={'0' * 40}",
+        "MQv2-HMAC-SHA1",
+        ",",
+        "=",
+    ],
+)
+def test_a_header_of_another_form_is_refused(authorization: str) -> None:
+    with pytest.raises(Unauthorized, match="malformed"):
+        parse_header(authorization, DATE)
 
 
 def test_the_last_of_repeated_headers_counts() -> None:
