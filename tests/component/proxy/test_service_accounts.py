@@ -15,12 +15,14 @@ from tests.support.issuer import NOW_S, claims_of, jwk, p256_key, rsa_key, token
 from tests.support.worlds.access_world import AccessWorld, signed
 from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, run
 from tidemill.common.errors import TokenEnded, WrongCredentials
+from tidemill.message import limits
 from tidemill.message.client_key import ClientKey
 from tidemill.proxy.metrics import ProxyMetrics
-from tidemill.proxy.server import access
+from tidemill.proxy.server import access, pipeline_table
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.pipeline_source import PipelineMethod, pipeline_methods
 from tidemill.security import kubernetes_tokens
+from tidemill.security.acl import parse_entry
 from tidemill.security.bans import BanKind
 from tidemill.security.failure_buckets import CHECKS_MAX
 from tidemill.security.issuer_keys import IssuerKeys, KeySource
@@ -29,6 +31,7 @@ from tidemill.security.table import Mode
 from tidemill.security.tokens import NamedToken, make_token
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1.pipeline_pb2 import GetQueuesRequest
+from tidemill.transport.grpc.status import RpcError
 
 WRONG = (v2.UNAUTHORIZED, "the Kubernetes token is wrong")
 SENT = v2.OK
@@ -330,9 +333,11 @@ async def no_pages(_request: Any, _sharer: str) -> AsyncGenerator[bytes, None]:
         yield page
 
 
-def pipeline_of(users: AccessWorld, answer: Any = no_pages) -> Any:
+def pipeline_of(
+    users: AccessWorld, answer: Any = no_pages, check: Any = lambda _call, _request: None
+) -> Any:
     """Return a method of a pipeline behind the gate."""
-    row = PipelineMethod(GetQueuesRequest, answer, lambda _call, _request: None)
+    row = PipelineMethod(GetQueuesRequest, answer, check)
     [method] = pipeline_methods({"GetQueues": row}, ProxyMetrics(), users.gate).values()
     return method.handle
 
@@ -358,6 +363,33 @@ def test_a_pipeline_call_may_use_a_certificate(file: Path) -> None:
         users.put_user("spark", *entries([PIPELINE_GET]), certificates=["spark"])
         for headers in ({}, signed("spark")):
             await pipeline_of(users)(rpc_of(headers, certificate_names=("spark",)), b"")
+
+    in_world(file, scenario)
+
+
+def test_a_pipeline_stream_ends_when_it_loses_the_last_of_many_rights(file: Path) -> None:
+    """A request names up to 4,096 topics, and each of them counts until its end."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        topics = [f"orders-{number}" for number in range(limits.NAMES.limit)]
+        granted = entries([("Topic:orders-*", "Get"), PIPELINE_GET])
+        denied = parse_entry(f"Topic:{topics[-1]}", ["Get"], is_allowed=False)
+        users.put_user("spark", *granted)
+        request = GetQueuesRequest(topics=topics).SerializeToString()
+        is_open = asyncio.Event()
+
+        async def send(_page: bytes) -> None:
+            is_open.set()
+
+        method = pipeline_of(users, pages, pipeline_table._check_queues)
+        stream = asyncio.create_task(method(rpc_of(signed("spark"), send=send), request))
+        await is_open.wait()
+        users.put_user("spark", *granted, denied, is_same=True)
+        done, _ = await asyncio.wait([stream], timeout=5)
+        stream.cancel()
+        assert done, "the stream still reads a denied topic"
+        with pytest.raises(RpcError, match=f"may not Get on Topic:{topics[-1]} "):
+            await stream
 
     in_world(file, scenario)
 

@@ -62,7 +62,7 @@ class RevocationWorld(AccessWorld):
 
         async def stream() -> None:
             call.check()
-            call.require_consumer("billing", "orders")
+            call.check_while_open(lambda: call.require_consumer("billing", "orders"))
             is_open.set()
             await asyncio.Event().wait()
 
@@ -148,6 +148,31 @@ def test_the_number_of_revoked_clients_is_limited(monkeypatch: pytest.MonkeyPatc
         name: known.answer(world.call("ack_message", client_id=name), refusal) for name in "abc"
     }
     assert {name for name, answer in answers.items() if answer is refusal} == {"b"}
+
+
+def test_new_settings_replace_the_rights_that_a_stream_needs() -> None:
+    async def scenario() -> None:
+        world = RevocationWorld()
+        world.put_user("shop", *RIGHTS, parse_entry("Topic:new", ["Sub"]), is_same=True)
+        call = world.call("telemetry")
+
+        async def stream() -> None:
+            call.check()
+            call.check_while_open(lambda: call.require_consumer("billing", "orders"))
+            call.check_while_open(lambda: call.require_consumer("billing", "new"))
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(call.watched(stream()))
+        await asyncio.sleep(0)  # It begins in this turn.
+        world.put_user("shop", RIGHTS[1], parse_entry("Topic:new", ["Sub"]), is_same=True)
+        _, open_streams = await asyncio.wait([task], timeout=0.05)
+        assert open_streams, "the stream does not need the former topic"
+        revoke(world)
+        async with asyncio.timeout(10):
+            with pytest.raises(Unauthorized, match="Topic:new"):
+                await task
+
+    asyncio.run(scenario())
 
 
 def create_again(world: RevocationWorld) -> None:

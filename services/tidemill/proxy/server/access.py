@@ -142,8 +142,6 @@ class AccessGate:
 
         Raises as `authenticate`; IllegalTopic or IllegalGroup for a malformed name.
         """
-        if call.watch is not None:
-            call.watch.note(actions, resource)
         if not self.needs_credentials:
             return
         if resource.name == TIMER_DEAD_LETTER_TOPIC and resource.type is ResourceType.TOPIC:
@@ -167,8 +165,6 @@ class AccessGate:
 
     def require_all(self, call: GatedCall, action: Action, type_: ResourceType) -> None:
         """Check that the user has a right on each resource of a type. Raises as `require`."""
-        if call.watch is not None:
-            call.watch.note_all(action, type_)
         if not self.needs_credentials or (caller := self._find_caller(call)) is None:
             return
         if caller.known.allows_all(action, type_, call.find_address):
@@ -205,10 +201,8 @@ class AccessGate:
             self.authenticate(call)
             if self._mode is Mode.ON:
                 _check_same(before, call.caller)
-            for actions, resource in tuple(watch.required):
-                self.require(call, actions, resource)
-            for action, type_ in tuple(watch.required_of_all):
-                self.require_all(call, action, type_)
+            if watch.check_rights is not None:
+                watch.check_rights()
         except (KeyMissing, SecurityStale, Overloaded):
             return  # Nothing is known about the user; the next call is refused.
         except TokenEnded as error:

@@ -236,9 +236,19 @@ class Call:
         if self._gate is not None:
             self._gate.require_all(self, action, type_)
 
+    def check_while_open(self, check: Callable[[], None]) -> None:
+        """Check the rights of a stream now, and after each change while it is open.
+
+        `check` calls `require` and its siblings, and raises as they do. It replaces the former
+        check of the stream: a client that sends new settings no longer uses the old ones.
+        """
+        if self.watch is not None:
+            self.watch.check_rights = check
+        check()
+
     def require_topic(self, topic: str, *actions: Action) -> None:
         """Check one of the rights on a topic. Raises as `require`."""
-        if self._gate is not None and (self._gate.is_checking or self.watch is not None):
+        if self._gate is not None and self._gate.is_checking:
             self._gate.require(self, actions, topic_resource(topic))
 
     def require_consumer(self, group: str, topic: str) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
     from tidemill.message.client_key import ClientKey
-    from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress
+    from tidemill.security.acl import SourceAddress
     from tidemill.security.table import KnownUser
-
-REQUIRED_MAX: Final = 1_024  # rights that one stream has needed
 
 
 class GatedCall(Protocol):
@@ -57,26 +55,17 @@ class Caller(NamedTuple):
 class StreamWatch:
     """One open stream."""
 
-    __slots__ = ("call", "end_check", "error", "is_over", "required", "required_of_all", "task")
+    __slots__ = ("call", "check_rights", "end_check", "error", "is_over", "task")
 
     def __init__(self, call: GatedCall, task: asyncio.Task[None]) -> None:
         self.call = call
         self.task = task
         self.end_check: asyncio.TimerHandle | None = None  # at the end of the credential
-        # The rights that the stream has needed so far; none: valid credentials.
-        self.required: dict[tuple[tuple[Action, ...], Resource], None] = {}
-        self.required_of_all: set[tuple[Action, ResourceType]] = set()  # on each one of a type
+        # Checks all rights that the stream needs now; None: it needs only valid credentials. A
+        # list of the rights would need a bound of its own: a request may name 4,096 topics.
+        self.check_rights: Callable[[], None] | None = None
         self.is_over = False  # whether `end` was called
         self.error: ServiceError | None = None  # for the client of an ended stream, if any
-
-    def note(self, actions: tuple[Action, ...], resource: Resource) -> None:
-        """Note a right that the stream needs from now on."""
-        if len(self.required) < REQUIRED_MAX:
-            self.required[actions, resource] = None
-
-    def note_all(self, action: Action, type_: ResourceType) -> None:
-        """Note a right on each resource of a type that the stream needs from now on."""
-        self.required_of_all.add((action, type_))
 
     def end(self, error: ServiceError | None) -> None:
         """End the stream with an error, or else as if the client had half-closed it."""

@@ -154,7 +154,7 @@ def check_pipeline_rights(call: Call, row: PipelineMethod, parsed: Message) -> N
 
 
 async def _checked_answer(gated: Call, call: RpcCall, row: PipelineMethod, parsed: Message) -> None:
-    check_pipeline_rights(gated, row, parsed)
+    gated.check_while_open(lambda: check_pipeline_rights(gated, row, parsed))
     await _answer(call, row, parsed, gated.sharer)
 
 

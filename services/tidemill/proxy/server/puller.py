@@ -92,7 +92,8 @@ class Puller:
             max_bytes=PULL_BYTES_MAX,
             tags=tags_of(parsed.filter_expression),
         )
-        call.require_consumer(call.name_of(parsed.group), call.name_of(parsed.message_queue.topic))
+        names = call.name_of(parsed.group), call.name_of(parsed.message_queue.topic)
+        call.check_while_open(lambda: call.require_consumer(*names))
         queue = self._find_queue(call, parsed.message_queue)
         self._check_group(call, parsed.group)
         if parsed.offset < 0:

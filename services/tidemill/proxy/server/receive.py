@@ -151,7 +151,7 @@ class Receiver:
         del request
         topic_name = call.resource_name(parsed.message_queue.topic)
         group_name = call.name_of(parsed.group)
-        call.require_consumer(group_name, topic_name.full)
+        call.check_while_open(lambda: call.require_consumer(group_name, topic_name.full))
         limits.ATTEMPT_ID.check_text(parsed.attempt_id)
         tags = tags_of(parsed.filter_expression)
         cluster = self._cluster

@@ -38,7 +38,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.allowances import TokenBucket
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from tidemill.common.clock import Clock
     from tidemill.proxy.clients.clients import Clients
@@ -174,7 +174,7 @@ class Telemetry:
         except RequestError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
         group_name = call.name_of(settings.subscription.group)
-        _check_rights(call, settings, group_name)
+        call.check_while_open(_rights_check(call, settings, group_name))
         now_ms = self._clock.monotonic_ms()
         if not settings.HasField("publishing"):
             self._cluster.report_alive(call.client, now_ms)
@@ -264,15 +264,25 @@ class Telemetry:
             return DEFAULT_GROUP
 
 
-def _check_rights(call: Call, settings: v2.Settings, group: str) -> None:
-    """Check the rights on all topics that a client announces. Raises Unauthorized."""
+def _rights_check(call: Call, settings: v2.Settings, group: str) -> Callable[[], None]:
+    """Return the check of the rights on all topics that a client announces.
+
+    The stream keeps it as long as its client lives, so it has the names and not the settings.
+    """
     if settings.HasField("publishing"):
-        for topic in settings.publishing.topics:
-            call.require_topic(call.name_of(topic), Action.PUB)
-        return
-    call.require(group_resource(group), Action.SUB)
-    for entry in settings.subscription.subscriptions:
-        call.require_topic(call.name_of(entry.topic), Action.SUB)
+        action = Action.PUB
+        topics = [call.name_of(topic) for topic in settings.publishing.topics]
+    else:
+        action = Action.SUB
+        topics = [call.name_of(entry.topic) for entry in settings.subscription.subscriptions]
+
+    def check() -> None:
+        if action is Action.SUB:
+            call.require(group_resource(group), Action.SUB)
+        for topic in topics:
+            call.require_topic(topic, action)
+
+    return check
 
 
 def _parse(request: bytes) -> service.TelemetryCommand:
