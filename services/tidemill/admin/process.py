@@ -57,7 +57,7 @@ from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.repeating import repeating
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
-from tidemill.security.issuer_keys import IssuerKeys, following, issuer_keys_of
+from tidemill.security.issuer_keys import IssuerKeys, following, issuer_key_metrics, issuer_keys_of
 from tidemill.security.key_file import open_key_file
 from tidemill.security.quotas import QUOTA
 from tidemill.security.table import parse_mode
@@ -112,6 +112,7 @@ async def serve(settings: AdminSettings) -> None:
     token = TokenFile(settings.admin_token_file) if settings.admin_token_file else None
     keys = open_key_file(settings.security_key_file, clock.monotonic_ms)
     issuer_keys = issuer_keys_of(settings, clock.monotonic_ms)
+    registry.register(lambda: issuer_key_metrics(issuer_keys))
     first_admin = first_admin_of(settings)
     with (
         stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,

@@ -58,7 +58,7 @@ from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
-from tidemill.security.issuer_keys import IssuerKeys, following, issuer_keys_of
+from tidemill.security.issuer_keys import IssuerKeys, following, issuer_key_metrics, issuer_keys_of
 from tidemill.security.key_file import open_key_file
 from tidemill.security.secret_keys import SecretKeys
 from tidemill.security.table import Mode
@@ -219,6 +219,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     ):
         registry.register(collect)
     registry.register(lambda: access_log_metrics(access_log))
+    registry.register(lambda: issuer_key_metrics(issuer_keys))
     relays = Relays(
         settings.name,
         cluster.masters,

@@ -14,7 +14,7 @@ import http.client
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,14 @@ from typing import TYPE_CHECKING, Final, final
 from urllib.parse import urlsplit
 
 import structlog
+from prometheus_client.core import GaugeMetricFamily
 
 from tidemill.common.lifecycle import StartError
 from tidemill.security.json_web_keys import SET_BYTES_MAX, KeySet, parse_key_set
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from tidemill.common.shared_settings import SecuritySettings
 
 READ_PERIOD_MS: Final = 600_000
@@ -134,6 +137,7 @@ class KeyAges:
         self.keys: KeySet | None = None  # None: unknown
         self.error = ""  # of the last read
         self._read_at_ms = 0  # time of the keys
+        self._failing_since_ms: int | None = None  # None: the last read was successful
         self._tried_at_ms: int | None = None
         self._for_unknown_at_ms: int | None = None
         self._is_unknown_wanted = False  # since the last read has begun
@@ -141,17 +145,23 @@ class KeyAges:
     def note_keys(self, keys: KeySet, now_ms: int) -> bool:
         """Take over keys; return whether they have changed."""
         has_changed = keys != self.keys
-        self.keys, self.error = keys, ""
+        self.keys, self.error, self._failing_since_ms = keys, "", None
         self._read_at_ms = self._tried_at_ms = now_ms
         return has_changed
 
     def note_failure(self, reason: str, now_ms: int) -> bool:
         """Keep the keys for a day; return whether they have become unknown."""
         self.error, self._tried_at_ms = reason, now_ms
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now_ms
         if self.keys is None or now_ms - self._read_at_ms < AGE_MS_MAX:
             return False
         self.keys = None
         return True
+
+    def failing_ms(self, now_ms: int) -> int:
+        """Return the time since the first failed read; 0 after a successful one."""
+        return 0 if self._failing_since_ms is None else now_ms - self._failing_since_ms
 
     def pause_ms(self, now_ms: int) -> int:
         """Return the time until the next read."""
@@ -201,6 +211,11 @@ class IssuerKeys:
     def present(self) -> KeySet | None:
         """Return the keys; None if they are unknown."""
         return self._ages.keys
+
+    @property
+    def failing_s(self) -> float:
+        """The time since the first failed read; 0 after a successful one."""
+        return self._ages.failing_ms(self._monotonic_ms()) / 1_000
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -283,6 +298,16 @@ class IssuerKeys:
             )
         if has_changed:
             self.on_change()
+
+
+def issuer_key_metrics(keys: IssuerKeys | None) -> Iterator[Metric]:
+    """Yield the time without a successful read; 0 without an issuer."""
+    failing = GaugeMetricFamily(
+        "rocketmq_auth_issuer_keys_stale_seconds",
+        "Time since the first failed read of the keys of the issuer; 0 after a successful read.",
+    )
+    failing.add_metric((), 0 if keys is None else keys.failing_s)
+    yield failing
 
 
 def issuer_keys_of(

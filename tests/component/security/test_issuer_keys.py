@@ -21,7 +21,12 @@ from tests.support.issuer import jwk, key_set, p256_key, rsa_key, write_keys
 from tidemill.common.clock import Clock, SystemClock
 from tidemill.release.certificates import CertificatePlan, secrets_to_write
 from tidemill.security import issuer_keys
-from tidemill.security.issuer_keys import UNKNOWN_PERIOD_MS, IssuerKeys, KeySource
+from tidemill.security.issuer_keys import (
+    UNKNOWN_PERIOD_MS,
+    IssuerKeys,
+    KeySource,
+    issuer_key_metrics,
+)
 from tidemill.security.json_web_keys import SET_BYTES_MAX, KeySet, parse_key_set
 
 FIRST, SECOND = key_set(jwk(rsa_key())), key_set(jwk(rsa_key()), jwk(p256_key(), "k2"))
@@ -105,6 +110,11 @@ async def reading(source: KeySource, clock: Clock | None = None) -> AsyncIterato
     keys = IssuerKeys(source, (clock or ManualClock()).monotonic_ms)
     async with asyncio.timeout(30), keys.running():
         yield keys
+
+
+def stale_s(keys: IssuerKeys | None) -> float:
+    [metric] = issuer_key_metrics(keys)
+    return metric.samples[0].value
 
 
 def read(source: KeySource) -> tuple[KeySet | None, str]:
@@ -244,10 +254,14 @@ def test_invented_keys_delay_a_new_key_by_one_period(
 
 def test_former_keys_stay_after_a_failure(server: Server) -> None:
     async def scenario() -> None:
-        async with reading(server.source) as keys:
+        clock = ManualClock()
+        async with reading(server.source, clock) as keys:
+            assert stale_s(keys) == 0
             server.status = 500
             with capture_logs() as logs:
                 await keys.read_for_unknown()
+            clock.advance(7_000)
+            assert stale_s(keys) == 7
             assert keys.present() == parse_key_set(FIRST)
             assert [entry["has_keys"] for entry in logs] == [True]
 

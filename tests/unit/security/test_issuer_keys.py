@@ -45,6 +45,17 @@ def test_a_failed_read_is_repeated_each_minute() -> None:
     assert ages.pause_ms(10) == READ_PERIOD_MS
 
 
+def test_the_time_since_the_first_failure_is_counted() -> None:
+    ages = KeyAges()
+    assert ages.failing_ms(5) == 0
+    ages.note_failure("down", 5)
+    assert ages.failing_ms(1_000) == 995
+    ages.note_failure("down", 1_005)
+    assert ages.failing_ms(2_005) == 2_000
+    ages.note_keys(SOME, 3_000)
+    assert ages.failing_ms(9_000) == 0
+
+
 def test_keys_that_cannot_be_read_again_end_after_a_day() -> None:
     ages = KeyAges()
     ages.note_keys(SOME, 5)

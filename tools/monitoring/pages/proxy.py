@@ -99,6 +99,15 @@ _ACCESS = Row(
             alerts=("SecurityTablesStale",),
         ),
         panel(
+            "Issuer keys not read",
+            "Time since the first failed read of the keys that verify Kubernetes tokens.",
+            Query(
+                "max by (node_id) (rocketmq_auth_issuer_keys_stale_seconds{HERE})", "{{node_id}}"
+            ),
+            unit="s",
+            alerts=("IssuerKeysUnreadable",),
+        ),
+        panel(
             "Security mode",
             "The mode in force: 0 off, 1 permissive, 2 on.",
             Query("max by (node_id) (rocketmq_security_mode{HERE})", "{{node_id}}"),
