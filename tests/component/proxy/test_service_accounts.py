@@ -394,6 +394,36 @@ def test_a_pipeline_stream_ends_when_it_loses_the_last_of_many_rights(file: Path
     in_world(file, scenario)
 
 
+@pytest.mark.parametrize("name", ["a bad name", ""])
+def test_a_malformed_name_does_not_stop_the_checks_of_streams(file: Path, name: str) -> None:
+    """A user without the right gets the error of the name, also while its stream is open."""
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        rights = entries([("Topic:*", "Get"), PIPELINE_GET])
+        users.put_user("spark", *rights)
+        method = pipeline_of(users, pages, pipeline_table._check_queues)
+        is_open = [asyncio.Event(), asyncio.Event()]
+
+        def begin(number: int, topic: str) -> asyncio.Task[None]:
+            async def send(_page: bytes) -> None:
+                is_open[number].set()
+
+            request = GetQueuesRequest(topics=[topic]).SerializeToString()
+            return asyncio.create_task(method(rpc_of(signed("spark"), send=send), request))
+
+        streams = [begin(0, "orders"), begin(1, name)]
+        for each in is_open:
+            await each.wait()
+        users.put_user("spark", *rights[1:], is_same=True)
+        done, others = await asyncio.wait(streams, timeout=5)
+        for stream in others:
+            stream.cancel()
+        assert len(done) == 2, "a stream goes on without the right"
+        await asyncio.gather(*streams, return_exceptions=True)
+
+    in_world(file, scenario)
+
+
 def test_a_pipeline_stream_ends_when_its_user_is_disabled(file: Path) -> None:
     """Each open stream is checked after a change (section 7, propagation)."""
 

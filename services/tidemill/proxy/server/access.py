@@ -15,6 +15,7 @@ from tidemill.common.errors import (
     Banned,
     KeyMissing,
     Overloaded,
+    RequestError,
     SecurityStale,
     ServiceError,
     TokenEnded,
@@ -209,7 +210,8 @@ class AccessGate:
             # The client opens the telemetry stream again, with its newer token, and keeps its
             # messages. Kubernetes renews a token before its end.
             watch.end(None if call.method == "telemetry" else error)
-        except Unauthorized as error:
+        except RequestError as error:
+            # Without the right, a malformed name is reported instead.
             watch.end(error)
             # Without a user, the end is that of the clients of all users with this id. Only a ban
             # of the id may end all of them.

@@ -80,14 +80,15 @@ class StreamWatches:
 
     def _check_some(self) -> None:
         turn_ends_at = time.monotonic() + TURN_S
-        for _ in range(WATCHED_A_TURN):
-            if not self._unchecked:
-                return
-            self._check_now(self._unchecked.pop())
-            if time.monotonic() >= turn_ends_at:
-                break
-        if self._unchecked:
-            asyncio.get_running_loop().call_soon(self._check_some)
+        try:
+            for _ in range(WATCHED_A_TURN):
+                self._check_now(self._unchecked.pop())
+                if not self._unchecked or time.monotonic() >= turn_ends_at:
+                    break
+        finally:
+            # An unexpected error in one check must not keep the others from theirs.
+            if self._unchecked:
+                asyncio.get_running_loop().call_soon(self._check_some)
 
     def _check_now(self, watch: StreamWatch) -> None:
         if watch in self._watches and not watch.is_over:
