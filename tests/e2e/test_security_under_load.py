@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.test_signed_clients import tidemill
 from tests.support.clients.api import POLL_MS_MIN, Api, api, message
 from tests.support.processes.processes import Standalone, standalone
@@ -112,7 +114,10 @@ def test_changes_of_the_mode_fail_no_call_and_repeat_no_message(tmp_path: Path) 
         assert load.received == Counter(load.sent)
 
 
-def test_a_revoked_consumer_holds_nothing_and_others_get_its_messages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("renews", [True, False])
+def test_a_revoked_consumer_holds_nothing_and_others_get_its_messages(
+    tmp_path: Path, renews: bool
+) -> None:
     """The command returns when all proxies have applied the change."""
     with standalone(tmp_path / "data", "--proxies=3") as running:
         tidemill(running, tmp_path, "security", "enable")
@@ -126,13 +131,18 @@ def test_a_revoked_consumer_holds_nothing_and_others_get_its_messages(tmp_path: 
             is_revoked = False
 
             async def hold(client: Api) -> None:
-                """Receive as a push consumer that acks nothing, until a poll is refused."""
+                """Receive as a consumer that acks nothing, until a poll is refused."""
                 await client.heartbeat(NAME)
                 while True:
                     was_revoked = is_revoked
                     try:
                         found = await client.receive(
-                            NAME, NAME, poll_ms=POLL_MS_MIN, batch_size=4, renews=True
+                            NAME,
+                            NAME,
+                            poll_ms=POLL_MS_MIN,
+                            invisible_ms=600_000,
+                            batch_size=4,
+                            renews=renews,
                         )
                     except AssertionError as error:
                         if "UNAUTHORIZED" in str(error):

@@ -195,6 +195,10 @@ class RestartAnywhere(RuleBasedStateMachine):
     def end_client(self, client: ClientKey) -> None:
         self.world.engine.commands.end_clients([client])
 
+    @rule(client=CLIENT, name=st.one_of(st.just(""), TOPIC))
+    def revoke(self, client: ClientKey, name: str) -> None:
+        self.world.engine.commands.revoke_deliveries(client, group="", topic=name)
+
     @rule(duration=st.sampled_from([1, 1_500, 25_000, 600_000]))
     def advance(self, duration: int) -> None:
         self.world.now_ms += duration

@@ -17,6 +17,7 @@ OF_THE_REQUEST_FRAME = {
     "stream_number",
     "alive_clients",
     "ended_clients",
+    "revoked",
     "disconnected_clients",
     "handed_over",
     "subscribed",

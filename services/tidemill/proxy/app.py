@@ -179,7 +179,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     access_log = AccessLog(settings.name, clock.wall_ms, clock.monotonic_ms, write_line)
     gate.reports = CallReports(access_log)
     # Its messages go to other consumers at once.
-    gate.on_revoked = cluster.report_ended
+    gate.revoked.on_revoked = cluster.report_revoked
     calls = BrokerCalls(connect)
     table, lease = cluster.security.quotas, lease_from(cluster, calls)
     sends = SendQuotas(table, lease, clock.monotonic_ms)

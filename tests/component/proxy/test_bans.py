@@ -65,7 +65,7 @@ def run(scenario: Callable[[Wire], Awaitable[None]], mode: Mode) -> None:
             await world.put_topic()
             await world.put_group()
             users, revoked = AccessWorld(mode), list[str]()
-            users.gate.on_revoked = lambda client: revoked.append(client.client_id)
+            users.gate.revoked.on_revoked = lambda client, _lost: revoked.append(client.client_id)
             bans = users.table.bans
             server = GrpcServer(
                 world.methods,

@@ -250,7 +250,7 @@ def test_a_stream_ends_when_another_user_lists_an_earlier_name_of_its_certificat
 
     async def scenario(wire: Wire) -> None:
         revoked: list[ClientKey] = []
-        wire.users.gate.on_revoked = revoked.append
+        wire.users.gate.revoked.on_revoked = lambda client, _lost: revoked.append(client)
         wire.users.put_user("orders", *entries([PUB]), certificates=["orders"])
         async with wire.client(common_names=["orders"], uris=[URI]) as client:
             settings = service.TelemetryCommand(

@@ -136,6 +136,7 @@ def test_a_kick_ends_polls_and_streams_and_returns_deliveries(mode: Mode) -> Non
         assert await telemetry.code() == v2.OK
         assert len(telemetry.responses.items) == 1, "the stream ends without a command"
         await eventually(lambda: engine.ended_clients == [CLIENT_ID])
+        assert engine.revoked == [(ClientKey(CLIENT_ID), "", "")]
         assert world.kick() == NOTHING, "the client is forgotten"
         again = world.telemetry(headers)
         await eventually(lambda: bool(again.responses.items))

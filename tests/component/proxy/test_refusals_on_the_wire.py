@@ -59,7 +59,7 @@ def run(scenario: Scenario) -> None:
             await world.put_topic()
             await world.put_group()
             users, calls, revoked = AccessWorld(), BrokerCalls(), list[str]()
-            users.gate.on_revoked = lambda client: revoked.append(client.client_id)
+            users.gate.revoked.on_revoked = lambda client, _lost: revoked.append(client.client_id)
             measures = ClientMetrics(
                 Registry(cluster="c", node_type="proxy", node_id="p"),
                 lambda: 0,

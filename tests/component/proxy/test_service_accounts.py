@@ -221,7 +221,7 @@ def test_the_end_of_a_token_ends_its_streams(file: Path, method: str) -> None:
         users = AccessWorld(issuer_keys=IssuerKeys(KeySource(str(file)), lambda: 0))
         users.put_user("orders", *entries([PUB]), accounts=["shop/orders"])
         revoked: list[object] = []
-        users.gate.on_revoked = revoked.append
+        users.gate.revoked.on_revoked = lambda client, _lost: revoked.append(client)
         users.now_ms = (NOW_S + 3_600 + LEEWAY_S) * 1_000 - 10
         call: Any = SimpleNamespace(
             method=method,

@@ -322,6 +322,15 @@ class World:
         self.engine.commands.end_clients([ClientKey(one, owner) for one in client_ids])
         self.run_due()
 
+    def revoke(
+        self, client_id: str, *, owner: int = NO_OWNER, group: str = "", topic: str = ""
+    ) -> None:
+        """Report that a client has lost a right, and run all due work."""
+        self.engine.commands.revoke_deliveries(
+            ClientKey(client_id, owner), group=group, topic=topic
+        )
+        self.run_due()
+
     def disconnect(self, *client_ids: str, owner: int = NO_OWNER) -> None:
         """Report that clients have no connection, and run all due work."""
         now_ms = self.now_ms if self.monotonic_ms is None else self.monotonic_ms

@@ -127,6 +127,7 @@ class MemoryEngine:
         self.why_unconfirmed = ""
         self.alive_clients: list[str] = []  # reported ids, in order
         self.ended_clients: list[str] = []
+        self.revoked: list[tuple[ClientKey, str, str]] = []  # client, consumer group and topic
         self.disconnected_clients: list[str] = []
         self.subscriptions: list[tuple[int, int]] = []  # ids of reported groups and topics
         self.handed_over_ids: list[int] = []  # delivery ids, in the order of their reports
@@ -255,6 +256,9 @@ class MemoryEngine:
 
     def end_clients(self, clients: Iterable[ClientKey]) -> None:
         self.ended_clients += [client.client_id for client in clients]
+
+    def revoke_deliveries(self, client: ClientKey, *, group: str, topic: str) -> None:
+        self.revoked.append((client, group, topic))
 
     def disconnect_clients(self, clients: Iterable[ClientKey], *, monotonic_ms: int) -> None:
         self.disconnected_clients += [client.client_id for client in clients]

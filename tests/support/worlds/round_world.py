@@ -160,6 +160,7 @@ class RoundWorld:
         want: int = 32,
         topic_id: int = 0,
         renews_for: str = "",
+        client_id: str = "",
     ) -> pb.RequestFrame:
         pop = pb.PopRequest(
             request_id=request_id,
@@ -169,7 +170,7 @@ class RoundWorld:
             invisible_duration_ms=30_000,
             poll_duration_ms=poll_ms,
             tags=tags,
-            client_id=renews_for,
+            client_id=renews_for or client_id,
             renews=bool(renews_for),
         )
         return pb.RequestFrame(pops=[pop])

@@ -125,3 +125,19 @@ def test_an_ack_in_the_frame_that_ends_its_client_counts() -> None:
         assert (counts["given_back_ended"], counts["revived"]) == (1, 1)
 
     in_world(scenario)
+
+
+@pytest.mark.parametrize(("topic", "remaining"), [("", 0), ("another", 1)])
+def test_a_revoked_client_loses_a_delivery_that_is_not_renewed(topic: str, remaining: int) -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("m"))
+        await proxy.reply()
+        await proxy.send(world.pop_frame(3, client_id=CLIENT))
+        assert (await proxy.reply()).pops[0].batches
+        frame = pb.RequestFrame()
+        frame.revoked.add(client_id=CLIENT, topic=topic)
+        await proxy.send(frame)
+        await idle()
+        assert in_flight(world) == remaining
+
+    in_world(scenario)

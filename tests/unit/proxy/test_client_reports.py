@@ -23,18 +23,18 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 def test_a_client_is_reported_once_per_period() -> None:
     reports = ClientReports(clients_max=10)
     assert reports.add_alive(ClientKey("a"), 0)
-    assert reports.take() == FrameReports([ClientKey("a")], [], [], [], [])
+    assert reports.take() == FrameReports([ClientKey("a")], [], [], [], [], [])
     assert not reports.add_alive(ClientKey("a"), REPORT_PERIOD_MS - 1)
     assert not reports
     assert reports.add_alive(ClientKey("a"), REPORT_PERIOD_MS)
-    assert reports.take() == FrameReports([ClientKey("a")], [], [], [], [])
+    assert reports.take() == FrameReports([ClientKey("a")], [], [], [], [], [])
 
 
 def test_an_end_replaces_a_waiting_report() -> None:
     reports = ClientReports(clients_max=10)
     reports.add_alive(ClientKey("a"), 0)
     reports.add_ended(ClientKey("a"))
-    assert reports.take() == FrameReports([], [ClientKey("a")], [], [], [])
+    assert reports.take() == FrameReports([], [ClientKey("a")], [], [], [], [])
     assert reports.add_alive(ClientKey("a"), 1), "a new start is reported at once"
 
 
@@ -57,6 +57,7 @@ def test_waiting_reports_and_known_clients_are_limited() -> None:
         [],
         [],
         [],
+        [],
     )
     assert reports.add_alive(ClientKey("alive-6"), 11), "the client was forgotten"
     assert not reports.add_alive(ClientKey("alive-8"), 11)
@@ -68,7 +69,7 @@ def test_a_frame_has_a_limited_number_of_clients() -> None:
         reports.add_alive(ClientKey(f"client-{n}"), 0)
     assert len(reports.take().alive) == CLIENTS_PER_FRAME_MAX
     assert reports.take() == FrameReports(
-        [ClientKey(f"client-{CLIENTS_PER_FRAME_MAX}")], [], [], [], []
+        [ClientKey(f"client-{CLIENTS_PER_FRAME_MAX}")], [], [], [], [], []
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tidemill.message.client_key import ClientKey
 from tidemill.proxy.server import revoked_clients
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.revoked_clients import REVOKED_MS, SETTLING
-from tidemill.security.acl import parse_entry
+from tidemill.security.acl import Resource, ResourceType, parse_entry
 from tidemill.security.bans import BanKind
 from tidemill.security.issuer_keys import IssuerKeys, KeySource
 from tidemill.security.table import Mode
@@ -35,7 +35,12 @@ class RevocationWorld(AccessWorld):
         self.headers_of: Callable[[str], dict[str, str]] = signed
         self.certificate_names: list[str] = []
         self.revoked: list[ClientKey] = []
-        self.gate.on_revoked = self.revoked.append
+        self.lost: list[Sequence[Resource]] = []
+        self.gate.revoked.on_revoked = self._note
+
+    def _note(self, client: ClientKey, lost: Sequence[Resource]) -> None:
+        self.revoked.append(client)
+        self.lost.append(lost)
 
     def call(self, method: str, user: str = "shop", client_id: str = CLIENT_ID) -> Call:
         headers = {**HEADERS, **self.headers_of(user), "x-mq-client-id": client_id}
@@ -126,6 +131,44 @@ def test_only_the_client_of_the_same_user_is_revoked() -> None:
             world.settle("ack_message", "other")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        (revoke, [Resource(ResourceType.TOPIC, "orders")]),
+        (disable, []),
+        (ban_client, []),
+        (
+            lambda world: world.put_user("shop", is_same=True),
+            [Resource(ResourceType.GROUP, "billing"), Resource(ResourceType.TOPIC, "orders")],
+        ),
+    ],
+)
+def test_a_revocation_names_all_lost_resources(
+    change: Callable[[RevocationWorld], object], lost: list[Resource]
+) -> None:
+    async def scenario() -> None:
+        world = RevocationWorld()
+        await world.lose_while_open("telemetry", lambda: change(world))
+        assert [list(one) for one in world.lost] == [lost]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_loses_many_rights_loses_all_deliveries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(count_max: int) -> list[Sequence[Resource]]:
+        monkeypatch.setattr(revoked_clients, "LOST_RESOURCES_MAX", count_max)
+        world = RevocationWorld()
+        await world.lose_while_open("telemetry", lambda: world.put_user("shop", is_same=True))
+        return world.lost
+
+    [lost] = asyncio.run(scenario(2))
+    assert len(lost) == 2
+    [lost] = asyncio.run(scenario(1))
+    assert not lost
 
 
 def test_a_client_that_never_had_the_right_gets_the_refusal() -> None:

@@ -21,6 +21,7 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.consumption import AckResult, Consumption, Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
 from tidemill.broker.engine.pop.repeated_requests import RepeatedRequests
+from tidemill.broker.engine.pop.revocations import Scope
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -210,6 +211,21 @@ class Commands:
     def end_clients(self, clients: Iterable[ClientKey]) -> None:
         """Give back the renewing deliveries of clients that have ended; `due_slices` does it."""
         self._consumption.renewals.note_ended(clients, log_end=self._log.log_end)
+
+    def revoke_deliveries(self, client: ClientKey, *, group: str, topic: str) -> None:
+        """Give back the deliveries of a client that has lost a right; `due_slices` does it.
+
+        An empty name stands for all consumer groups or all topics. Deliveries of unknown names do
+        not exist.
+        """
+        catalog = self._catalog
+        group_id = catalog.group_ids.get(group) if group else None
+        topic_id = catalog.topic_ids.get(topic) if topic else None
+        if (group and group_id is None) or (topic and topic_id is None):
+            return
+        self._consumption.revocations.note(
+            client, Scope(group_id, topic_id), log_end=self._log.log_end
+        )
 
     def disconnect_clients(self, clients: Iterable[ClientKey], *, monotonic_ms: int) -> None:
         """Stop the renewals of clients without a connection; `due_slices` does it."""

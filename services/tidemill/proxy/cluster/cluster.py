@@ -15,7 +15,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from itertools import count
+from itertools import count, product
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 from tidemill.common.errors import (
@@ -43,7 +43,7 @@ from tidemill.proxy.cluster.linked_group import (
 )
 from tidemill.proxy.cluster.members import MemberLinks
 from tidemill.proxy.link.commands import ENSURE
-from tidemill.security.acl import group_resource, topic_resource
+from tidemill.security.acl import Resource, group_resource, topic_resource
 from tidemill.security.item_counts import ItemCounts
 from tidemill.security.table import SecurityTable, parse_mode
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -97,8 +97,7 @@ class BrokerCluster:
         )
 
         def open_watched(address: str) -> BrokerLink:
-            link = open_link(address)
-            security = link.configuration.security
+            security = (link := open_link(address)).configuration.security
             security.on_change = functools.partial(self._note_security, link)
             security.on_table = functools.partial(self._note_table, link)
             return link
@@ -140,11 +139,10 @@ class BrokerCluster:
 
     def peers(self) -> list[PeerStatus]:
         """Return the reachability of each broker group."""
-        peers = []
-        for broker in self._members.all:
-            word, since_s, reason = broker.link.state()
-            peers.append(PeerStatus(broker.name, broker.link.address, word, since_s, reason))
-        return peers
+        return [
+            PeerStatus(broker.name, broker.link.address, *broker.link.state())
+            for broker in self._members.all
+        ]
 
     def masters(self) -> list[str]:
         """Return the address of the master of each broker group, as its link dialled it last."""
@@ -162,14 +160,18 @@ class BrokerCluster:
 
     def report_subscriptions(self, group: str, topics: Iterable[str]) -> None:
         """Report the topics that a consumer subscribes to, so that brokers count their lag."""
-        for topic in topics:
-            for broker in self.brokers:
-                broker.link.report_subscription(group, topic)
+        for topic, broker in product(topics, self.brokers):
+            broker.link.report_subscription(group, topic)
 
     def report_ended(self, client: ClientKey) -> None:
         """Report that a consumer has ended, so that brokers release its messages."""
         for broker in self.brokers:
             broker.link.report_ended(client)
+
+    def report_revoked(self, client: ClientKey, lost: Collection[Resource]) -> None:
+        """Report that a consumer has lost rights; without resources, all of them."""
+        for broker in self.brokers:
+            broker.link.report_revoked(client, lost)
 
     def release_polls(self) -> None:
         """End every parked pop empty, and every later one at once: the process stops."""

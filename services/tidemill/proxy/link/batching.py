@@ -127,9 +127,9 @@ class FrameBatcher:
     def send_reports(self) -> None:
         """Send the reports with the next frame, after `REPORT_DELAY_S` at the latest.
 
-        The end of a client is sent at once.
+        The end of a client, and a lost right, are sent at once.
         """
-        if self._reports is not None and self._reports.has_ended:
+        if self._reports is not None and self._reports.has_urgent:
             if not self._is_scheduled:
                 self._schedule()
         elif not self._is_report_due:
@@ -277,6 +277,8 @@ class FrameBatcher:
             _add_clients(
                 frame.disconnected_clients, frame.disconnected_owners, reports.disconnected
             )
+            for (client_id, owner), group, topic in reports.revoked:
+                frame.revoked.add(client_id=client_id, owner=owner, group=group, topic=topic)
             if reports.handovers:
                 slots, delivery_ids = zip(*reports.handovers, strict=True)
                 frame.handed_over.slots.extend(slots)

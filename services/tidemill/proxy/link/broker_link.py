@@ -21,7 +21,7 @@ from tidemill.common.log import is_debug
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.proxy.link.batching import FrameBatcher
 from tidemill.proxy.link.broker_configuration import BrokerConfiguration
-from tidemill.proxy.link.client_reports import ClientReports
+from tidemill.proxy.link.client_reports import ClientReports, revoked_rights
 from tidemill.proxy.link.commands import ACK, APPEND, CHANGE_INVISIBLE, COMMANDS, NOTIFICATION, POP
 from tidemill.proxy.link.pending import PendingRequests
 from tidemill.proxy.link.pops import PopInFlight, PoppedBatch, PopsInFlight
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.link.commands import Appended, LinkCommand, Request, Result
     from tidemill.proxy.link.pending import LinkLimits
     from tidemill.proxy.metrics import ProxyMetrics
+    from tidemill.security.acl import Resource
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.transport.aio.connect import Connector
     from tidemill.transport.routes.master_routes import MasterRoutes
@@ -304,6 +305,14 @@ class BrokerLink:
     def report_ended(self, client: ClientKey) -> None:
         """Report that a consumer has ended."""
         self._reports.add_ended(client)
+        self.batching.send_reports()
+
+    def report_revoked(self, client: ClientKey, lost: Collection[Resource]) -> None:
+        """Report that a consumer has lost its rights on resources; without any, all of them."""
+        if not lost:
+            self._reports.add_ended(client)
+        for revoked in revoked_rights(client, lost):
+            self._reports.add_revoked(revoked)
         self.batching.send_reports()
 
     def report_disconnected(self, client: ClientKey) -> None:

@@ -2,8 +2,8 @@
 
 The broker renews the deliveries of a client while the client lives. A client calls the proxy every
 few seconds and counts as ended after two minutes of silence, so one report per `REPORT_PERIOD_MS`
-is enough. The end of a client is reported at once. Both may be lost with a stream: the next call of
-the client is reported again, and a client whose end was lost falls silent.
+is enough. The end of a client, and a lost right, are reported at once. All may be lost with a
+stream: the next call of the client is reported again, and a client whose end was lost falls silent.
 
 The hand-overs of the last minute are reported again on each stream, because a broker that starts
 does not know them. Older hand-overs are in its log, since it has extended those deliveries. The
@@ -13,11 +13,12 @@ subscriptions are reported again on each stream, too.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar, final
 
 from tidemill.message.client_key import ClientKey
+from tidemill.security.acl import Resource, ResourceType
 
 K = TypeVar("K")
 
@@ -34,6 +35,26 @@ SUBSCRIPTIONS_MAX: Final = 16_384  # of groups that have not polled; the oldest 
 REPORT_DELAY_S: Final = 0.1
 
 
+class RevokedRight(NamedTuple):
+    """A client, and the consumer group and the topic of the deliveries that it loses."""
+
+    client: ClientKey
+    group: str = ""  # empty: all
+    topic: str = ""  # empty: all
+
+
+def revoked_rights(client: ClientKey, lost: Collection[Resource]) -> list[RevokedRight]:
+    """Return the lost rights of a client on topics and consumer groups; without any, all."""
+    if not lost:
+        return [RevokedRight(client)]
+    return [
+        RevokedRight(client, group=name)
+        if type_ is ResourceType.GROUP
+        else RevokedRight(client, topic=name)
+        for type_, name in lost
+    ]
+
+
 class FrameReports(NamedTuple):
     """The reports of one frame."""
 
@@ -42,6 +63,7 @@ class FrameReports(NamedTuple):
     disconnected: list[ClientKey]
     handovers: list[tuple[int, int]]  # deliveries, by slot and identity
     subscriptions: list[tuple[int, int]]  # ids of consumer groups and topics
+    revoked: list[RevokedRight]
 
 
 @final
@@ -56,6 +78,7 @@ class ClientReports:
         self._alive: dict[ClientKey, None] = {}
         self._ended: dict[ClientKey, None] = {}
         self._disconnected: dict[ClientKey, None] = {}
+        self._revoked: dict[RevokedRight, None] = {}
         # The last hand-overs with their times, and how many of the newest are not reported yet.
         self._handovers: deque[tuple[int, tuple[int, int]]] = deque(maxlen=HANDOVERS_MAX)
         self._unreported = 0
@@ -68,14 +91,15 @@ class ClientReports:
             self._alive
             or self._ended
             or self._disconnected
+            or self._revoked
             or self._unreported
             or self._new_subscriptions
         )
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the end of a client waits for a frame."""
-        return bool(self._ended)
+    def has_urgent(self) -> bool:
+        """Whether the end of a client, or a lost right, waits for a frame."""
+        return bool(self._ended or self._revoked)
 
     def add_alive(self, client: ClientKey, now_ms: int) -> bool:
         """Note a call of a client, by monotonic time; return whether a report is due."""
@@ -95,6 +119,11 @@ class ClientReports:
         self._alive.pop(client, None)
         self._ended[client] = None
         _cut(self._ended, self._clients_max)
+
+    def add_revoked(self, revoked: RevokedRight) -> None:
+        """Note that a client has lost a right."""
+        self._revoked[revoked] = None
+        _cut(self._revoked, self._clients_max)
 
     def add_disconnected(self, client: ClientKey) -> None:
         """Note that a client has no connection. Its next call is reported at once."""
@@ -142,6 +171,7 @@ class ClientReports:
             _take(self._disconnected, CLIENTS_PER_FRAME_MAX),
             handovers,
             _take(self._new_subscriptions, SUBSCRIPTIONS_PER_FRAME_MAX),
+            _take(self._revoked, CLIENTS_PER_FRAME_MAX),
         )
 
     def close(self) -> None:

@@ -22,7 +22,6 @@ from tidemill.common.errors import (
     Unauthorized,
     WrongCredentials,
 )
-from tidemill.message.client_key import ClientKey
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server.access_metrics import access_metrics
@@ -50,8 +49,6 @@ _CALLS: Final = [
     request_code(method.name)
     for method in service.DESCRIPTOR.services_by_name["MessagingService"].methods
 ]
-# Their end takes the messages from the client.
-_CLIENT_STREAMS: Final = frozenset({"telemetry", "receive_message", "pull_message"})
 _RESULTS: Final = ("allowed", "refused", "would_refuse")
 
 
@@ -100,9 +97,7 @@ class AccessGate:
         table.on_change = self._note_change
         self._delayed_count = 0
         self.streams = StreamWatches(self._check_stream, self._valid_ms)
-        self._revoked = RevokedClients(wall_ms)
-        # Called with a client that has lost a right while a stream of it was open.
-        self.on_revoked: Callable[[ClientKey], None] = lambda _client: None
+        self.revoked = RevokedClients(wall_ms)
         # Raises SecurityStale if users and rights are too old; None: there is no limit.
         self.check_age: Callable[[], None] | None = None
         # Called with each refused or would-be-refused call, and with each access of a super user.
@@ -162,7 +157,12 @@ class AccessGate:
         wanted = " or ".join(action.text for action in actions)
         name = known.user.name
         text = f"user {name} may not {wanted} on {resource} from {call.find_address()}"
-        self._refuse(call, Unauthorized(text), actions, resource)
+        try:
+            self._refuse(call, Unauthorized(text), actions, resource)
+        except Unauthorized as error:
+            if call.watch is None or call.watch.refused is None:
+                raise
+            call.watch.refused.append((resource, error))
 
     def require_all(self, call: GatedCall, action: Action, type_: ResourceType) -> None:
         """Check that the user has a right on each resource of a type. Raises as `require`."""
@@ -196,6 +196,8 @@ class AccessGate:
         """End a stream whose user or client may not have it any longer."""
         call, before = watch.call, watch.call.caller
         client = call.client
+        identity = "" if before is None else before.known.identity
+        refused = watch.refused = []
         try:
             if self._mode is Mode.ON:
                 _check_user(before, self._table)
@@ -211,14 +213,17 @@ class AccessGate:
             # messages. Kubernetes renews a token before its end.
             watch.end(None if call.method == "telemetry" else error)
         except RequestError as error:
-            # Without the right, a malformed name is reported instead.
-            watch.end(error)
-            # Without a user, the end is that of the clients of all users with this id. Only a ban
-            # of the id may end all of them.
+            # Without the right, a malformed name is reported instead. Without a user, the end is
+            # that of the clients of all users with this id. Only a ban of the id may end all.
             is_own = before is not None or isinstance(error, Banned)
-            if call.method in _CLIENT_STREAMS and is_own:
-                self._revoked.note(client, "" if before is None else before.known.identity)
-                self.on_revoked(client)
+            self.revoked.end_stream(watch, client if is_own else None, error, identity=identity)
+        else:
+            if refused:
+                own = client if before is not None else None
+                lost = [resource for resource, _ in refused]
+                self.revoked.end_stream(watch, own, refused[0][1], lost, identity=identity)
+        finally:
+            watch.refused = None
 
     def _valid_ms(self, call: GatedCall) -> int | None:
         """Return the time until the credential of a call ends; None without an end to come."""
@@ -247,7 +252,7 @@ class AccessGate:
         self.accesses[call.method, "refused"] += 1
         if resource is not None:
             _check_name(resource)
-        raise self._revoked.answer(call, error)
+        raise self.revoked.answer(call, error)
 
     # ------------------------------------------------------------ credentials
 

@@ -97,7 +97,7 @@ class ClientLifecycle:
         for client in lost.clients:
             self._clients.forget(client)
             self._polling.end_client(client)
-            self._cluster.report_ended(client)
+            self._cluster.report_revoked(client, ())
 
     def _forget_slice(self, slices: Iterator[LostClients]) -> None:
         """Forget the next clients of a connection that ended; the others in later turns."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
     from tidemill.message.client_key import ClientKey
-    from tidemill.security.acl import SourceAddress
+    from tidemill.security.acl import Resource, SourceAddress
     from tidemill.security.table import KnownUser
 
 
@@ -55,7 +55,7 @@ class Caller(NamedTuple):
 class StreamWatch:
     """One open stream."""
 
-    __slots__ = ("call", "check_rights", "end_check", "error", "is_over", "task")
+    __slots__ = ("call", "check_rights", "end_check", "error", "is_over", "refused", "task")
 
     def __init__(self, call: GatedCall, task: asyncio.Task[None]) -> None:
         self.call = call
@@ -64,6 +64,8 @@ class StreamWatch:
         # Checks all rights that the stream needs now; None: it needs only valid credentials. A
         # list of the rights would need a bound of its own: a request may name 4,096 topics.
         self.check_rights: Callable[[], None] | None = None
+        # During a check: the resources of missing rights, and the error of each.
+        self.refused: list[tuple[Resource, ServiceError]] | None = None
         self.is_over = False  # whether `end` was called
         self.error: ServiceError | None = None  # for the client of an ended stream, if any
 

@@ -70,7 +70,7 @@ class Kicks:
         for key in records:
             self._clients.forget(key)
         # Brokers compare the owner, and no owner matches those of all users.
-        self._cluster.report_ended(ClientKey(client_id, NO_OWNER if owner is None else owner))
+        self._cluster.report_revoked(ClientKey(client_id, NO_OWNER if owner is None else owner), ())
         log.info(
             "client kicked",
             client=client_id,

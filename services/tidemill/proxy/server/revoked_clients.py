@@ -16,11 +16,17 @@ from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.security.table import VIA_CERTIFICATE, identity_text
 
 if TYPE_CHECKING:
-    from tidemill.proxy.server.gated_call import GatedCall
+    from tidemill.proxy.server.gated_call import GatedCall, StreamWatch
+    from tidemill.security.acl import Resource
 
 REVOKED_MS: Final = 3_600_000
 # Clients, and the identities of some. Beyond it, the oldest one gets 40100 again.
 REVOKED_MAX: Final = 100_000
+# Topics and consumer groups in one report to the brokers. A client that has lost more rights loses
+# all its deliveries.
+LOST_RESOURCES_MAX: Final = 16
+# Their end takes the messages from the client.
+_CLIENT_STREAMS: Final = frozenset({"telemetry", "receive_message", "pull_message"})
 SETTLING: Final = frozenset(
     {"ack_message", "change_invisible_duration", "forward_message_to_dead_letter_queue"}
 )
@@ -37,6 +43,28 @@ class RevokedClients:
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._ends_ms: OrderedDict[_RevokedKey, int] = OrderedDict()  # the oldest first
+        # Called with a client that has lost a right while a stream of it was open, and with the
+        # topics and consumer groups of the lost rights; none: it has lost all.
+        self.on_revoked: Callable[[ClientKey, Sequence[Resource]], None] = _ignore
+
+    def end_stream(
+        self,
+        watch: StreamWatch,
+        client: ClientKey | None,
+        error: ServiceError,
+        lost: Sequence[Resource] = (),
+        *,
+        identity: str = "",
+    ) -> None:
+        """End a stream, and take from its client the deliveries of the lost resources, or all.
+
+        `identity` is as in `note`.
+        """
+        watch.end(error)
+        if client is None or watch.call.method not in _CLIENT_STREAMS:
+            return
+        self.note(client, identity)
+        self.on_revoked(client, lost if len(lost) <= LOST_RESOURCES_MAX else ())
 
     def note(self, client: ClientKey, identity: str = "") -> None:
         """Note that a client has lost a right; `identity` was its credential, if not a secret."""
@@ -78,3 +106,7 @@ def _identities(call: GatedCall, error: Unauthorized) -> Sequence[str]:
     if identity.startswith(f"{VIA_CERTIFICATE}:"):
         return [identity_text(VIA_CERTIFICATE, name) for name in call.certificate_names]
     return [identity] if identity else []
+
+
+def _ignore(_client: ClientKey, _lost: Sequence[Resource]) -> None:
+    """Report nothing: no broker is connected."""

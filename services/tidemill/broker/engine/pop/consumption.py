@@ -10,6 +10,7 @@ copy settles the message that it revives or dead-letters.
     ordered            next batch of an ordered queue  damaged     unreadable messages
     deliveries         CK of a pop                     acks        acks of a round
     state              state from the records          renewals    deliveries of live clients
+    revocations        deliveries of clients that have lost a right
     stated_rows        state as rows                   catch_up    state from a snapshot
     delivery_limits    shares of consumer groups       moved_positions  resets, retention
 """
@@ -48,6 +49,7 @@ from tidemill.broker.engine.pop.readiness import PopReadiness, ReadyMessages
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.revive import Reviver
+from tidemill.broker.engine.pop.revocations import Revocations
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.room import DiskRoom
@@ -101,8 +103,17 @@ class Consumption:
             state, catalog, recorder, self.acks, self.redelivery, self._limits
         )
         self.renewals = Renewals(state, recorder, tally)
+        self.revocations = Revocations(state, self.settlement, tally)
         self.reviver = Reviver(
-            state, catalog, self.redelivery, self._ordered, self.renewals, self._limits, tally, room
+            state,
+            catalog,
+            self.redelivery,
+            self._ordered,
+            self.renewals,
+            self.revocations,
+            self._limits,
+            tally,
+            room,
         )
         self._readiness = PopReadiness(
             state,
@@ -267,15 +278,9 @@ class Consumption:
             return self.damaged.readable_part(batch)
 
     def _read(self, batch: DeliveryBatch) -> list[MessageRecord]:
-        return list(
-            map(
-                self._store.message,
-                batch.log_offsets,
-                repeat(batch.topic_id),
-                repeat(batch.queue_id),
-                batch.queue_offsets,
-            )
-        )
+        topics, queues = repeat(batch.topic_id), repeat(batch.queue_id)
+        offsets = batch.queue_offsets
+        return list(map(self._store.message, batch.log_offsets, topics, queues, offsets))
 
     def resume(self) -> None:
         """Continue with the files and messages that were mended, rebuilt or given up."""

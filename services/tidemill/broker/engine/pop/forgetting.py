@@ -31,6 +31,7 @@ COUNTED = (
     "lock_conflict",
     "extended",
     "given_back_ended",
+    "given_back_revoked",
     "given_back_silent",
     "given_back_unread",
     "given_back_released",

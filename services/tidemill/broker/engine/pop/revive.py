@@ -22,6 +22,7 @@ from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
+from tidemill.broker.engine.pop.revocations import Revocations
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -44,6 +45,7 @@ class Reviver:
         redelivery: Redelivery,
         ordered: OrderedPop,
         renewals: Renewals,
+        revocations: Revocations,
         limits: DeliveryLimits,
         tally: Tally,
         room: DiskRoom,
@@ -53,6 +55,7 @@ class Reviver:
         self._redelivery = redelivery
         self._ordered = ordered
         self._renewals = renewals
+        self._revocations = revocations
         self._limits = limits
         self._tally = tally
         self._room = room
@@ -77,6 +80,9 @@ class Reviver:
         if check_ms is not None:
             check_at_ms = self._ran_at_ms + check_ms
             deadline = check_at_ms if deadline is None else min(deadline, check_at_ms)
+        revoked_at_ms = self._revocations.next_at_ms()
+        if revoked_at_ms is not None:
+            deadline = revoked_at_ms if deadline is None else min(deadline, revoked_at_ms)
         if self._inherited or self._turns or is_forgetting(self._state):
             return 0
         if self._limits.keeps_too_many:
@@ -108,6 +114,7 @@ class Reviver:
         self._ran_at_ms = expiry_ms
         self._renewals.find_silent(monotonic_ms=monotonic_ms, log_end=log_end)
         self._renewals.give_back_slice(now_ms, expiry_ms=expiry_ms)
+        self._revocations.give_back_slice(now_ms, expiry_ms=expiry_ms)
         self._limits.end_handles(now_ms, log_end=log_end)
         slots = []
         for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):

@@ -199,6 +199,9 @@ class ProxyLink:
         if frame.ended_clients:
             # After the last acks of such a client, which may be in the same frame.
             turn.engine.commands.end_clients(_clients(frame.ended_clients, frame.ended_owners))
+        for lost in frame.revoked:
+            client = ClientKey(lost.client_id, lost.owner)
+            turn.engine.commands.revoke_deliveries(client, group=lost.group, topic=lost.topic)
 
     def _introduce(self, frame: pb.RequestFrame, turn: Turn) -> None:
         """Learn which process opened the stream, and close all its streams but the newest.

@@ -26,6 +26,7 @@ EVENTS = {
     "dead_lettered": "messages dead-lettered",
     "extended": "deliveries extended",
     "given_back_ended": "messages of an ended client given back",
+    "given_back_revoked": "messages of a client without its right given back",
     "given_back_silent": "messages of a silent client given back",
 }
 
