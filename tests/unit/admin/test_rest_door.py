@@ -267,20 +267,28 @@ def test_the_token_of_the_file_counts_while_no_broker_answers() -> None:
     door = Door()
     door.items.is_up = False
     door.identities._token = Token()
-    for token, status in (("t", 502), ("u", 401)):
+    for token, status in (("t", 502), ("u", 503)):
         headers = {"Authorization": f"Bearer {token}"}
         answer = door.ask("POST /replicas/b1:transfer", None, headers)
         assert answer.status_code == status
 
 
-@pytest.mark.parametrize(("floor", "is_open"), [(Mode.OFF, True), (Mode.ON, False)])
-def test_replicas_are_repaired_before_any_broker_answers(floor: Mode, is_open: bool) -> None:
+@pytest.mark.parametrize("floor", list(Mode))
+def test_nothing_passes_before_a_broker_group_tells_the_mode(floor: Mode) -> None:
     door = Door()
     door.items.is_up = False
     check_with(door, door.items.find, floor=floor)
-    repaired = door.ask("POST /replicas/b1:transfer", None).status_code
-    assert repaired == (502 if is_open else 401)
+    refused = door.ask("POST /replicas/b1:transfer", None)
+    assert refused.status_code == 503
+    assert "admin_token_file" in refused.json()["detail"]
     assert door.ask("GET /topics", None).status_code == 503
+
+
+def test_the_last_known_mode_counts_in_an_outage() -> None:
+    door = Door(Mode.OFF)
+    assert door.ask("GET /topics", None).status_code == 502
+    door.items.is_up = False
+    assert door.ask("POST /replicas/b1:transfer", None).status_code == 502
 
 
 # ---------------------------------------------------------------- headers

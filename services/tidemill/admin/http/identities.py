@@ -216,11 +216,15 @@ class IdentityCheck:
             return self._built_in(scope, mode)
         try:
             mode = await self._copy.mode()
-        except BrokerGroupUnreachable:
-            # An operator repairs a group without a master at the controllers, which keep no mode.
+        except BrokerGroupUnreachable as error:
+            # The mode may be `on`. The controllers, at which an operator repairs a broker group
+            # without a master, keep no mode.
             if not scope["path"].startswith(REPLICAS):
                 raise
-            mode = self._copy.floor
+            raise BrokerGroupUnreachable(
+                f"{error.message}; to repair replicas before a broker group answers, set"
+                " admin_token_file and send its token in the header Authorization: Bearer TOKEN"
+            ) from None
         if mode is Mode.OFF or (mode is Mode.PERMISSIVE and self._token is not None):
             if self._token is not None:
                 raise self._refused(scope, RefusedLogin(REFUSED_BY_FILE))
