@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -57,7 +57,7 @@ def list_clients(
     query |= {"group": group} if group else {}
     query |= {"topic": topic} if topic else {}
     page = call(context, "GET", "/clients", query=query)
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (
             client["clientId"],
             client["kind"],
@@ -71,7 +71,21 @@ def list_clients(
         )
         for client in page["clients"]
     ]
-    columns = "CLIENT", "KIND", "GROUP", "TOPICS", "LANGUAGE", "ADDRESS", "PROXY", "FOR", "SILENT"
+    columns: tuple[str, ...] = (
+        "CLIENT",
+        "KIND",
+        "GROUP",
+        "TOPICS",
+        "LANGUAGE",
+        "ADDRESS",
+        "PROXY",
+        "FOR",
+        "SILENT",
+    )
+    if any(client.get("users") for client in page["clients"]):
+        columns = *columns, "USER"
+        users = [", ".join(client.get("users") or ()) for client in page["clients"]]
+        rows = [(*row, user) for row, user in zip(rows, users, strict=True)]
     show(context, page, columns, [tuple(map(_text, row)) for row in rows])
     warn_unreachable(page)
     for text in sorted({conflict_text(each) for c in page["clients"] for each in _conflicts(c)}):

@@ -95,6 +95,10 @@ def state(
     )
 
 
+def of_user(client_id: str, user: str, *, silent_ms: int = 0) -> pb.ClientState:
+    return pb.ClientState(client_id=client_id, user=user, silent_ms=silent_ms)
+
+
 def proxy(name: str, *clients: pb.ClientState, refusal: Exception | None = None) -> FakeProxy:
     return FakeProxy(name, {each.client_id: each for each in clients}, refusal)
 
@@ -216,3 +220,26 @@ def test_a_kick_of_an_unknown_client_is_an_error() -> None:
     lost = proxy("p", refusal=ProxyUnreachable("it is down"))
     with pytest.raises(ProxyUnreachable, match="p cannot be reached"):
         kick(FakeBrokers(FakeBroker(lost)), "c")
+
+
+def test_two_users_with_one_client_id_are_two_clients() -> None:
+    first = proxy("p0", of_user("c", "one", silent_ms=3), of_user("d", "one"))
+    second = proxy("p1", of_user("c", "two", silent_ms=2))
+    third = proxy("p2", of_user("c", "one", silent_ms=1))
+    page = listed(FakeBrokers(FakeBroker(first, second, third)), page_size=1)
+    shown = [
+        (client_id, {one.user for _, one in found.states}) for client_id, found in page.clients
+    ]
+    assert shown == [("c", {"one"}), ("c", {"two"})], "a page ends behind an id"
+    assert [route.name for route, _ in page.clients[0][1].states] == ["p2", "p0"]
+    assert page.has_more
+    last = listed(FakeBrokers(FakeBroker(first, second, third)), after="c")
+    assert [client_id for client_id, _ in last.clients] == ["d"]
+
+
+def test_a_client_that_is_found_by_its_id_has_all_users() -> None:
+    brokers = FakeBrokers(
+        FakeBroker(proxy("p0", of_user("c", "one")), proxy("p1", of_user("c", "two")))
+    )
+    found, _ = asyncio.run(find_client(cast("Brokers", brokers), "c"))
+    assert {state.user for _, state in found.states} == {"one", "two"}

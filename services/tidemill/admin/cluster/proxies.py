@@ -71,7 +71,10 @@ class ConnectedClient(NamedTuple):
 
 
 class ConnectedClientPage(NamedTuple):
-    """Clients ordered by id, the unreachable processes, and whether more clients follow."""
+    """Clients ordered by id and user, the unreachable processes, and whether more clients follow.
+
+    Two users with one id are two clients.
+    """
 
     clients: list[tuple[str, ConnectedClient]]
     unreachable: list[str]
@@ -119,42 +122,52 @@ async def ask_all(brokers: Brokers, question: pb.ProxyQuestion, timeout_ms: int)
 
 
 async def list_clients(brokers: Brokers, request: pb.ListClientsRequest) -> ConnectedClientPage:
-    """Return a page of the clients of all proxies."""
+    """Return a page of the clients of all proxies.
+
+    A page ends behind an id, so it may be larger than the request wants: by the clients of other
+    users with its last id.
+    """
     asked = await ask_all(brokers, pb.ProxyQuestion(list_clients=request), LIST_TIMEOUT_MS)
-    known: dict[str, list[tuple[ProxyRoute, pb.ClientState]]] = {}
+    known: dict[tuple[str, str], list[tuple[ProxyRoute, pb.ClientState]]] = {}
     ends: list[str] = []
     for proxy, reply in asked.answers:
         for state in reply.clients.clients:
-            known.setdefault(state.client_id, []).append((proxy, state))
+            known.setdefault((state.client_id, state.user), []).append((proxy, state))
         if reply.clients.has_more:
             ends.append(reply.clients.clients[-1].client_id)
     # Clients behind the end of a cut page of one proxy are unknown.
     end = min(ends) if ends else None
-    client_ids = sorted(each for each in known if end is None or each <= end)
-    page = client_ids[: request.clients_max] if request.clients_max else client_ids
-    clients = [(each, _merged(known[each])) for each in page]
-    return ConnectedClientPage(
-        clients, asked.unreachable, bool(ends) or len(page) < len(client_ids)
-    )
+    keys = sorted(each for each in known if end is None or each[0] <= end)
+    page = keys[: _whole_ids(keys, request.clients_max)] if request.clients_max else keys
+    clients = [(each[0], _merged(known[each])) for each in page]
+    return ConnectedClientPage(clients, asked.unreachable, bool(ends) or len(page) < len(keys))
+
+
+def _whole_ids(keys: Sequence[tuple[str, str]], count: int) -> int:
+    """Return `count`, or more if the clients with the last id go on."""
+    while 0 < count < len(keys) and keys[count][0] == keys[count - 1][0]:
+        count += 1
+    return count
 
 
 async def list_client_ids(brokers: Brokers, request: pb.ListClientsRequest) -> list[str]:
     """Return the ids of clients, of the reachable proxies, at most CLIENTS_NAMED_MAX."""
     request.clients_max = CLIENTS_NAMED_MAX
     page = await list_clients(brokers, request)
-    return [client_id for client_id, _ in page.clients]
+    return list(dict.fromkeys(client_id for client_id, _ in page.clients))
 
 
 async def find_client(
     brokers: Brokers, client_id: str, owner: int = NO_OWNER
 ) -> tuple[ConnectedClient, list[str]]:
-    """Return a client of an owner, or of any, and the unreachable processes.
+    """Return a client of an owner, or of all owners together, and the unreachable processes.
 
     Raises ClientNotFound, ProxyUnreachable.
     """
     page = await list_clients(brokers, pb.ListClientsRequest(client_id=client_id, owner=owner))
     if page.clients:
-        return page.clients[0][1], page.unreachable
+        states = [state for _, client in page.clients for state in client.states]
+        return _merged(states), page.unreachable
     raise _unknown(client_id, page.unreachable)
 
 

@@ -49,8 +49,9 @@ class ClientView(Schema):
     client_id: str = Field(description="Id of the client.")
     users: list[str] | None = Field(
         None,
-        description="Users that call with this id. Two users with one id are two clients, and are"
-        " shown together. Missing if the calls have no user.",
+        description="The user of the client. Two users with one id are two clients: a list has"
+        " both, and `GET /clients/{clientId}` shows them together, with all users. Missing if the"
+        " calls have no user.",
     )
     kind: ClientKind = Field(description="Kind of client, as the client reports it.")
     group: str | None = Field(None, description="Consumer group of a consumer.")
@@ -86,7 +87,10 @@ class ClientView(Schema):
 class ClientListView(Schema):
     """A page of clients."""
 
-    clients: list[ClientView] = Field(description="The clients, ordered by id.")
+    clients: list[ClientView] = Field(
+        description="The clients, ordered by id and user. A page ends behind an id, so it may be a"
+        " little larger than `pageSize`."
+    )
     next_page_token: str | None = NEXT_PAGE
     unreachable: list[str] | None = Field(
         None,

@@ -83,7 +83,7 @@ async def get_clients(
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
 ) -> ClientListView:
-    """List the clients of all proxies, ordered by id.
+    """List the clients of all proxies, ordered by id and user.
 
     A user without the right Get on Cluster:clients sees its own clients.
     """

@@ -91,7 +91,9 @@ class Questions:
         page = await run_slices(slices)
         reply, size = pb.ClientList(has_more=page.has_more), 0
         for listed in page.clients:
-            if size >= PAGE_BYTES_MAX:
+            last_id = reply.clients[-1].client_id if reply.clients else ""
+            # A page ends behind an id: the next one begins there.
+            if size >= PAGE_BYTES_MAX and listed.key.client_id != last_id:
                 reply.has_more = True
                 break
             reply.clients.append(self._state(listed))
