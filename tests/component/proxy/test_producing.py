@@ -18,9 +18,15 @@ from tests.support.worlds.proxy_world import (
     milliseconds,
     run,
 )
+from tidemill.common.clock import SystemClock
+from tidemill.common.errors import Overloaded
+from tidemill.proxy.server.call import Call
+from tidemill.proxy.server.producer import Producer
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+ITEM_BYTES_MAX = 4 << 20
 
 
 def codes(response: service.SendMessageResponse) -> list[int]:
@@ -160,6 +166,66 @@ def test_a_message_must_fit_the_type_of_its_topic(
         assert (await world.send(accepted)).status.code == v2.OK
         response = await world.send(refused)
         assert response.status.code == v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "rejected",
+    [
+        message(tag="a|b"),
+        message(body=b"x" * (4 * 1024 * 1024 + 1)),
+        message(topic="%DLQ%group"),
+        message(topic="not a name"),
+    ],
+)
+def test_a_rejected_first_message_creates_no_topic(rejected: v2.Message) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        before = set(world.broker.engine.catalog.topics)
+        response = await world.send(rejected)
+        assert response.status.code not in {v2.OK, v2.TOPIC_NOT_FOUND}
+        assert set(world.broker.engine.catalog.topics) == before
+
+    run(scenario)
+
+
+def test_a_first_message_over_a_quota_creates_no_topic() -> None:
+    class Empty:
+        """Quotas without a token, until the test gives some."""
+
+        is_active = True
+
+        def __init__(self) -> None:
+            self.tokens = 0
+
+        async def admit(self, *, messages: int, **_sender: object) -> None:
+            if self.tokens < messages:
+                raise Overloaded("publish messages/s of Topic:topic is used up")
+            self.tokens -= messages
+
+    async def scenario(world: ProxyWorld) -> None:
+        quotas = Empty()
+        producer = Producer(
+            world.cluster,
+            SystemClock(),
+            item_bytes_max=ITEM_BYTES_MAX,
+            quotas=quotas,  # type: ignore[arg-type]  # only admits
+        )
+
+        async def send(*messages: v2.Message) -> list[int]:
+            call = Call(HEADERS, peer=lambda: "test", connection="test", time_remaining_s=10)
+            request = service.SendMessageRequest(messages=messages).SerializeToString()
+            answer = await world.boundary.unary(
+                "send_message", producer.send_message, call, request
+            )
+            return codes(service.SendMessageResponse.FromString(answer))
+
+        assert await send(message()) == [v2.TOO_MANY_REQUESTS] * 2
+        assert not world.broker.engine.catalog.topics
+        quotas.tokens = 2
+        assert await send(message(), message()) == [v2.OK] * 3
+        assert quotas.tokens == 0, "the first request takes its tokens once"
 
     run(scenario)
 

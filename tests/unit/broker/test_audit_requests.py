@@ -117,21 +117,25 @@ def test_secrets_do_not_reach_the_record() -> None:
     run(scenario)
 
 
-def test_a_topic_that_a_rejected_send_created_has_its_record() -> None:
+@pytest.mark.parametrize(
+    ("delay_ms", "encoded"), [(10**13, blob("m")), (1, blob("m")), (None, b"damaged")]
+)
+def test_a_rejected_send_creates_no_topic_and_no_record(
+    delay_ms: int | None, encoded: bytes
+) -> None:
     async def scenario(world: RoundWorld, _admin: AuditAdmin) -> None:
         messages = MessageAdmin(world.rounds, Traffic())
         request = pb.StoreMessageRequest(
             topic="fresh",
-            blob=blob("m"),
-            delay_ms=10**13,
+            blob=encoded,
+            delay_ms=delay_ms,
             audit=author("Topic:fresh", "POST /topics/{topic}/messages"),
         )
         with pytest.raises(RpcError):
             await messages.StoreMessage(request)
         engine = world.rounds.engine
-        assert engine.catalog.find_topic("fresh") is not None
-        [record] = records_of(engine)
-        assert (record["resource"], record["action"]) == ("Topic:fresh", "Create")
+        assert engine.catalog.find_topic("fresh") is None
+        assert not records_of(engine)
 
     run(scenario)
 

@@ -112,14 +112,9 @@ class Commands:
         if self._log.log_end > self._room.send_limit or self.why_unconfirmed:
             self.check_sends()
         if len(blob) > self._blob_bytes_max:
-            raise MessageBodyTooLarge(
-                f"the message has {len(blob)} bytes; at most {self._blob_bytes_max} fit into a "
-                f"segment together with the fields of a copy; send a smaller message"
-            )
+            raise self._too_large(blob)
         if crc32(blob) != blob_crc or not _is_well_formed(blob):
-            raise MessageCorrupted(
-                "the message was damaged on its way to the broker; send it again"
-            )
+            raise _damaged()
         if blob[_TYPE_AT] == _DELAY:
             timers = self._timers
             due_at_ms = timers.commands.due_of(blob, delay_ms, firing_ms)
@@ -141,6 +136,24 @@ class Commands:
         self._fold.append_message(entry, now_ms)
         self._state.ready_topics.add(topic_id)
         return queue_offset, 0
+
+    def check_first(
+        self, blob: bytes, blob_crc: int, *, firing_ms: int, delay_ms: int | None
+    ) -> None:
+        """Check a message before its topic is created. Raises as `send`."""
+        self.check_sends()
+        if len(blob) > self._blob_bytes_max:
+            raise self._too_large(blob)
+        if crc32(blob) != blob_crc or not _is_well_formed(blob):
+            raise _damaged()
+        if blob[_TYPE_AT] == _DELAY:
+            self._timers.commands.due_of(blob, delay_ms, firing_ms)
+
+    def _too_large(self, blob: bytes) -> MessageBodyTooLarge:
+        return MessageBodyTooLarge(
+            f"the message has {len(blob)} bytes; at most {self._blob_bytes_max} fit into a "
+            f"segment together with the fields of a copy; send a smaller message"
+        )
 
     def check_sends(self) -> None:
         """Raise DiskFull or TooFewInSync if the broker accepts no messages at present."""
@@ -304,3 +317,7 @@ class Commands:
         if not self._room.may_copy:
             raise self._room.copies_rejected("writes no dead letters, but accepts acks,")
         self._settlement.dead_letter(delivery, now_ms=now_ms)
+
+
+def _damaged() -> MessageCorrupted:
+    return MessageCorrupted("the message was damaged on its way to the broker; send it again")

@@ -397,7 +397,7 @@ class BrokerCluster:
         call.topic = name
         if name not in self._homes.topics:
             check_topic(name)
-            if self._may_create(name, call):
+            if self.may_create_topic(name, call):
                 await self._ensure(link_pb2.EnsureRequest(topic=name), call)
         return self.find_topic(name)
 
@@ -410,13 +410,13 @@ class BrokerCluster:
                 await self._ensure(link_pb2.EnsureRequest(group=name), call)
         return self.find_group(name)
 
-    def _may_create(self, name: str, call: Call) -> bool:
+    def may_create_topic(self, name: str, call: Call) -> bool:
+        """Whether the first use of a missing topic creates it."""
         if name.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # A consumer of dead letters may start before the first one.
             return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in self._homes.groups
-        if not self._homes.auto_create_topics or name.startswith(RETRY_TOPIC_PREFIX):
-            return False
-        return call.may_create(topic_resource(name))
+        is_possible = self._homes.auto_create_topics and not name.startswith(RETRY_TOPIC_PREFIX)
+        return is_possible and call.may_create(topic_resource(name))
 
     def _check_home(self) -> None:
         """Raise BrokerUnreachable if the settings conflict, so that the home is not certain."""

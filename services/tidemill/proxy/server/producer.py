@@ -20,6 +20,7 @@ from tidemill.message import limits
 from tidemill.message.encoding import encode_stored
 from tidemill.message.outline import check_send
 from tidemill.message.recall_handle import RecallFields
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, check_topic
 from tidemill.message.rules import (
     accepted_types,
     check_item,
@@ -66,6 +67,10 @@ class _Send(NamedTuple):
     target: SendTarget
     may_repeat: bool  # whether to send it again to a broker that may have stored it
     is_delayed: bool
+
+
+# What a quota counts of a message: its bytes, its message group, and whether it is delayed.
+Content: TypeAlias = tuple[bytes, str, bool]
 
 
 class _Stored(NamedTuple):
@@ -136,9 +141,10 @@ class Producer:
             call.topic = name = call.name_of(messages[0].topic)
             call.require_topic(name, Action.PUB)
             topic = self._cluster.known_topic(name)
-            if topic is None or topic.is_system:
-                topic = await self._use_topic(name, call)
             now_ms = self._clock.wall_ms()
+            is_new = topic is None
+            if topic is None or topic.is_system:
+                topic = await self._use_topic(call, name, messages, now_ms)
             # All of them before the first is stored: if one fails, none is stored.
             sends = []
             for message in messages:
@@ -147,8 +153,10 @@ class Producer:
                     send = await self._wait_for_topic(call, name, send)
                 sends.append(send)
             del message, send
-            if self._quotas is not None and self._quotas.is_active:
-                await self._admit(self._quotas, call, name, sends)
+            # The tokens of the first messages of a topic were taken before its creation.
+            if self._quotas is not None and self._quotas.is_active and not is_new:
+                contents = [(send.blob, send.message_group, send.is_delayed) for send in sends]
+                await self._admit(self._quotas, call, name, contents)
         except ServiceError as error:
             return _rejection(call, messages, status_of(error))
         # From here on the link owns the messages: nothing of them is kept while they are stored.
@@ -159,7 +167,7 @@ class Producer:
         return _encode_response(call, status, entry)
 
     async def _admit(
-        self, quotas: SendQuotas, call: Call, topic: str, sends: Sequence[_Send]
+        self, quotas: SendQuotas, call: Call, topic: str, contents: Sequence[Content]
     ) -> None:
         """Take the tokens of all messages of a request, or none. Raises Overloaded."""
         await quotas.admit(
@@ -167,23 +175,52 @@ class Producer:
             user_id=call.client.owner,
             client_id=call.client_id,
             topic=topic,
-            messages=len(sends),
-            size_bytes=sum([len(send.blob) for send in sends]),
-            timers=sum([send.is_delayed for send in sends]),
-            message_groups=frozenset([send.message_group for send in sends if send.message_group]),
+            messages=len(contents),
+            size_bytes=sum([len(blob) for blob, _, _ in contents]),
+            timers=sum([is_delayed for *_, is_delayed in contents]),
+            message_groups=frozenset([group for _, group, _ in contents if group]),
         )
 
-    async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
-        topic = await self._cluster.use_topic(name, call)
+    async def _use_topic(
+        self, call: Call, name: str, messages: Sequence[v2.Message], now_ms: int
+    ) -> link_pb2.TopicConfig:
+        """Return a topic of clients; create a missing one if its first messages are accepted.
+
+        A rejected request creates nothing, so all checks and quotas come first.
+        """
+        topic = self._cluster.known_topic(name)
+        if topic is None:
+            check_topic(name)
+            if not self._cluster.may_create_topic(name, call):
+                return self._cluster.find_topic(name)  # It raises TopicNotFound.
+            if name.startswith(DEAD_LETTER_TOPIC_PREFIX):
+                raise _of_broker(name)
+            topic = link_pb2.TopicConfig(name=name, type=link_pb2.TOPIC_TYPE_MIXED)
+            contents = [
+                (
+                    self._encode(topic, message, now_ms),
+                    message.system_properties.message_group,
+                    message.system_properties.HasField("delivery_timestamp"),
+                )
+                for message in messages
+            ]
+            if self._quotas is not None and self._quotas.is_active:
+                await self._admit(self._quotas, call, name, contents)
+            topic = await self._cluster.use_topic(name, call)
         if topic.is_system:
-            raise Forbidden(f"only the broker may store messages in the topic {name}")
+            raise _of_broker(name)
         return topic
+
+    def _encode(self, topic: link_pb2.TopicConfig, message: v2.Message, now_ms: int) -> bytes:
+        """Check and encode a message."""
+        blob = _encode(message, topic, now_ms)
+        check_item(blob, self._item_bytes_max)
+        return blob
 
     def _prepare(self, topic: link_pb2.TopicConfig, message: v2.Message, now_ms: int) -> _Send:
         """Check and encode a message, and choose its target."""
         properties = message.system_properties
-        blob = _encode(message, topic, now_ms)
-        check_item(blob, self._item_bytes_max)
+        blob = self._encode(topic, message, now_ms)
         message_group = properties.message_group
         target = self._cluster.choose_target(topic, message_group)
         is_transactional = properties.message_type == v2.TRANSACTION
@@ -294,6 +331,10 @@ class Producer:
             except BrokerUnreachable as error:
                 # No broker group remains to try; one of those tried may have stored the message.
                 raise unknown or error from None
+
+
+def _of_broker(topic: str) -> Forbidden:
+    return Forbidden(f"only the broker may store messages in the topic {topic}")
 
 
 def _check_batch(call: Call, messages: Sequence[v2.Message]) -> None:

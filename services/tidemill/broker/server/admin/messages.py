@@ -63,13 +63,22 @@ class MessageAdmin:
             kind = v2.MessageType.ValueType(fields.message_type)
             exists = engine.catalog.find_topic(request.topic) is not None
             check_existence(request.existence, request.topic, is_topic=True, exists=exists)
+            has_delay = request.HasField("delay_ms")
+            if has_delay and kind != v2.DELAY:
+                raise BadRequest("a delay needs a message of type DELAY")
+            if not exists:
+                # A rejected message must not create its topic.
+                check_type(kind, request.topic, pb.TOPIC_TYPE_MIXED)
+                engine.commands.check_first(
+                    request.blob,
+                    crc32(request.blob),
+                    firing_ms=turn.firing_ms,
+                    delay_ms=request.delay_ms if has_delay else None,
+                )
             with audited(engine, request, after={"createdByUse": True}, action=CREATE):
                 topic = use_topic(engine, request.topic, turn.now_ms)
             check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))
             queue_id = self._choose_queue(request, message_group, topic)
-            has_delay = request.HasField("delay_ms")
-            if has_delay and kind != v2.DELAY:
-                raise BadRequest("a delay needs a message of type DELAY")
             facts = {"messageId": stored_message.message_id_of(request.blob), "queue": queue_id}
             with audited(engine, request, after={**facts, "bytes": len(request.blob)}):
                 queue_offset, due_at_ms = engine.commands.send(
