@@ -251,3 +251,32 @@ def test_a_request_that_is_overtaken_gets_no_tokens() -> None:
     assert home.buckets[KEY].tokens == 140
     assert lease(4, 3) == 30
     assert home.buckets[KEY].tokens == 110
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(
+    ("up_ms", "down_ms"),
+    [(600, 600), (1_000, 1_000), (1_000, 3_000), (2_500, 1_500), (5_000, 5_000), (10_000, 700)],
+)
+def test_a_home_that_flaps_keeps_the_limit_within_five_percent(
+    up_ms: int, down_ms: int, is_new: bool
+) -> None:
+    """`is_new`: another process takes over, whose buckets know nothing."""
+    rate, count, end_ms = 1_000, 3, 120_000
+    home = QuotaBuckets(lambda _key: rate)
+    proxies = [Proxy(n, home, rate, 1) for n in range(count)]
+    begin_used = 0
+    for now_ms in range(0, end_ms, STEP_MS):
+        is_up = now_ms % (up_ms + down_ms) < up_ms
+        if is_up and proxies[0].home is None and is_new:
+            home = QuotaBuckets(lambda _key: rate, began_ms=now_ms)
+        for proxy in proxies:
+            proxy.home = home if is_up else None
+            proxy.send(now_ms, 100)
+            proxy.renew(now_ms, count)
+        if now_ms == 10_000:
+            begin_used = sum(proxy.passed for proxy in proxies)
+    used = sum(proxy.passed for proxy in proxies) - begin_used
+    limit = rate * (end_ms - 10_000) / 1_000
+    assert used <= 1.05 * limit, f"{used / limit:.2f} of the limit"
+    assert used >= 0.5 * limit, f"{used / limit:.2f} of the limit"

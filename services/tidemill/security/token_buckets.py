@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, final
 from tidemill.security.quotas import RateKey
 
 BURST_S: Final = 2.0  # tokens of this time fit into a bucket
+FILLED_MS: Final = 2_000  # the time in which an empty bucket fills up: BURST_S
 LEASE_MS: Final = 400  # a proxy uses tokens for this time after its last renewal
 RENEWAL_MS: Final = 200  # period of renewals
 BUCKETS_MAX: Final = 20_000  # 10,000 quotas with two limits; beyond it the oldest one is forgotten
@@ -42,6 +43,7 @@ class LeaseDemand(NamedTuple):
     returned: int  # unused tokens of earlier leases
     number: int = 0  # of the request, in their order; 0: the proxy does not notice lost answers
     confirmed: int = 0  # number of the last request for this bucket that has an answer
+    used_locally: int = 0  # without the home, since its last answer, at most the burst
 
 
 class _ProxyShare(NamedTuple):
@@ -58,9 +60,11 @@ class _ProxyShare(NamedTuple):
 class QuotaBucket:
     """The tokens of one limit of one quota."""
 
-    def __init__(self, rate_per_s: int, now_ms: int) -> None:
+    def __init__(self, rate_per_s: int, now_ms: int, began_ms: int) -> None:
+        """Begin with the tokens of the time since `began_ms`, when the home began to lease."""
         self.rate_per_s = rate_per_s
-        self.tokens = rate_per_s * BURST_S
+        # The former home may have granted all tokens of the time before.
+        self.tokens = rate_per_s * min(max(now_ms - began_ms, 0) / 1_000, BURST_S)
         self._at_ms = now_ms
         self._used = 0.0  # tokens of the present window
         self._window_ms = now_ms  # begin of the present window
@@ -75,6 +79,10 @@ class QuotaBucket:
         if not self._undo_lost(proxy, demand):
             return 0
         burst = self.rate_per_s * BURST_S
+        if self.tokens > 0:
+            # The bucket has filled up while the proxies used their local ones. No debt arises,
+            # because a full bucket does not keep the tokens of a longer time.
+            self.tokens = max(self.tokens - demand.used_locally, 0)
         self.tokens = min(self.tokens + demand.returned, burst)
         self._used -= demand.returned
         level = self._level_of(proxy, demand, now_ms)
@@ -178,9 +186,15 @@ class QuotaBucket:
 class QuotaBuckets:
     """The buckets of all quotas with recent demand."""
 
-    def __init__(self, find_rate: Callable[[RateKey], int | None]) -> None:
-        """`find_rate` returns the limit of a quota per second; None if there is none."""
+    def __init__(
+        self, find_rate: Callable[[RateKey], int | None], began_ms: int | None = None
+    ) -> None:
+        """`find_rate` returns the limit of a quota per second; None if there is none.
+
+        The home leases tokens since `began_ms`; None: for a long time.
+        """
         self._find_rate = find_rate
+        self._began_ms = began_ms
         self.buckets: OrderedDict[RateKey, QuotaBucket] = OrderedDict()
 
     def lease(self, proxy: bytes, demand: LeaseDemand, now_ms: int) -> int:
@@ -193,7 +207,8 @@ class QuotaBuckets:
         if bucket is None:
             if len(self.buckets) >= BUCKETS_MAX:
                 self.buckets.popitem(last=False)
-            bucket = self.buckets[demand.key] = QuotaBucket(rate, now_ms)
+            began_ms = now_ms - FILLED_MS if self._began_ms is None else self._began_ms
+            bucket = self.buckets[demand.key] = QuotaBucket(rate, now_ms, began_ms)
         self.buckets.move_to_end(demand.key)
         if bucket.rate_per_s != rate:
             bucket.change_rate(rate, now_ms)

@@ -218,8 +218,28 @@ def test_the_home_answers_known_limits_beside_unknown_ones() -> None:
         known = pb.TokenDemand(quota="topic:orders", limit="publishMessagesPerS", wanted=30)
         unknown = pb.TokenDemand(quota="topic:orders", limit="readsPerS", wanted=30)
         request = pb.LeaseTokensRequest(process_id=b"p", demands=[unknown, known])
+        world.advance(2_000)
         reply = await service.LeaseTokens(request)
         assert (list(reply.granted), list(reply.rooms)) == ([30, 20], [UNKNOWN_ROOM] * 2)
+
+    run(scenario)
+
+
+def test_a_new_home_grants_the_tokens_of_its_own_time_alone() -> None:
+    """Its predecessor may have granted those of the time before."""
+
+    async def scenario(world: RoundWorld, service: QuotaService) -> None:
+        limit = QuotaLimit.PUBLISH_MESSAGES
+        put_quota(world.world, QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        world.advance(10_000)
+        membership = world.world.engine.catalog.membership
+        membership.home = Home(cluster_id="c", name="other", address="h:1")
+        await service.count_stocks()
+        membership.home = None
+        assert await lease(service, 1, limit=limit) == (0, UNKNOWN_ROOM)
+        world.advance(1_000)
+        assert await lease(service, 11, limit=limit) == (0, UNKNOWN_ROOM)
+        assert await lease(service, 10, limit=limit) == (10, UNKNOWN_ROOM)
 
     run(scenario)
 

@@ -38,6 +38,7 @@ def lease_from(
                     first=each.first,
                     returned=each.returned,
                     confirmed=each.confirmed,
+                    used_locally=each.used_locally,
                 )
                 for each in demands
             ],

@@ -9,6 +9,7 @@ home does not know the stock.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, final
@@ -44,6 +45,7 @@ class Lease:
         "_refilled_at_ms",
         "confirmed",
         "key",
+        "local_used",
         "rate_per_s",
         "recent",
         "room",
@@ -64,6 +66,7 @@ class Lease:
         self.tokens = 0.0
         self.used = 0  # since the last renewal
         self.recent = 0  # used between the last two renewals
+        self.local_used = 0  # of the local bucket, and not reported to the home yet
         self.waiting_tokens = 0  # costs of all sends that wait
         self.waiting: list[int] = []  # their costs at the last plan, the first one first
         self.touched_at_ms = now_ms
@@ -92,6 +95,8 @@ class Lease:
         self.tokens -= tokens
         # Returned tokens may be of an earlier period.
         self.used = max(self.used + tokens, 0)
+        if self.is_local:
+            self.local_used = max(self.local_used + tokens, 0)
 
     def refill(self, now_ms: int, proxies: int) -> None:
         """Add the tokens of the local bucket, which begins empty."""
@@ -154,6 +159,8 @@ class LeaseBook:
         for lease, tokens in costs:
             lease.tokens -= tokens
             lease.used += tokens
+            if lease.is_local:
+                lease.local_used += tokens
         return True
 
     def find_missing(self, costs: Iterable[Cost]) -> Cost | None:
@@ -199,8 +206,19 @@ class LeaseBook:
             # A debt is paid in parts: all of it may be more than a bucket of the home ever has.
             first = max(lease.waiting[0] - max(held, 0), 0) if lease.waiting else 0
             wanted = max(need - held, first)
+            # More than the burst of its part is of a time whose tokens the home has dropped.
+            burst = math.ceil(lease.rate_per_s * BURST_S / self.proxies)
+            lease.local_used = 0 if lease.is_stock else min(lease.local_used, burst)
             demands.append(
-                LeaseDemand(lease.key, wanted, first, returned, self._number, lease.confirmed)
+                LeaseDemand(
+                    lease.key,
+                    wanted,
+                    first,
+                    returned,
+                    self._number,
+                    lease.confirmed,
+                    lease.local_used,
+                )
             )
             if is_idle:
                 self._forget(lease)
@@ -238,6 +256,7 @@ class LeaseBook:
             if lease is None:
                 continue
             lease.confirmed = demand.number
+            lease.local_used = max(lease.local_used - demand.used_locally, 0)
             former = self._rooms.get(lease.key)
             is_known = lease.room is not None or former is not None
             if lease.is_stock and room is None and is_known:

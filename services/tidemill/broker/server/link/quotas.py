@@ -1,7 +1,8 @@
 """BrokerQuotas: the home leases tokens to proxies (ADR 0078).
 
-The buckets are memory of the process and no state: a new home begins with full ones. Each second,
-the home counts its own stocks of quotas, and it gets those of the other broker groups.
+The buckets are memory of the process and no state. A new home begins with empty ones: its
+predecessor may have granted all tokens until then. Each second, the home counts its own stocks of
+quotas, and it gets those of the other broker groups.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class QuotaService:
         self._engine: Engine | None = None  # of the request in progress
         # By quota: its item, and the limits in it.
         self._decoded: dict[str, tuple[bytes, Mapping[QuotaLimit, int]]] = {}
-        self._buckets = QuotaBuckets(self._find_rate)
+        self._buckets = QuotaBuckets(self._find_rate, monotonic_ms())
         self._counts = QuotaStocks()  # of this broker group
         self._stocks = StockBuckets()
 
@@ -121,6 +122,8 @@ class QuotaService:
         home = engine.catalog.membership.home
         is_home = home is None or home.name == engine.catalog.broker_name
         if not is_home or not self._rounds.is_master:
+            # The last ones before this broker becomes the home are at most a second old.
+            self._buckets = QuotaBuckets(self._find_rate, self._monotonic_ms())
             self._stocks.retain((), (), self._monotonic_ms())  # The metrics are those of the home.
             return
         if not engine.catalog.security.count(QUOTA) and not self._counts.limits:
@@ -204,9 +207,9 @@ class QuotaService:
 def _demand_of(demand: pb.TokenDemand, number: int) -> LeaseDemand | None:
     """Read a demand; None if its limit is unknown. Raises BadRequest."""
     counts = demand.wanted, demand.first, demand.returned
-    if not all(0 <= count <= TOKENS_MAX for count in counts):
+    if not all(0 <= count <= TOKENS_MAX for count in (*counts, demand.used_locally)):
         raise BadRequest(f"a demand of {counts} tokens; each is 0 to {TOKENS_MAX}")
     if demand.limit not in _LIMITS:
         return None
     key = RateKey(demand.quota, QuotaLimit(demand.limit))
-    return LeaseDemand(key, *counts, number, demand.confirmed)
+    return LeaseDemand(key, *counts, number, demand.confirmed, demand.used_locally)
