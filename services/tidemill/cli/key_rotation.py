@@ -70,8 +70,8 @@ def rotate_key(
     lines = [f"secrets   {encrypted} encrypted under {key_id}"]
     if unused:
         lines.append(
-            f"unused    {' '.join(unused)}  Remove their lines from all key files. A backup of the"
-            " log needs them."
+            f"unused    {' '.join(unused)}  Remove their lines from all key files, when all of"
+            f" them have {key_id}. A backup of the log needs them."
         )
     say(context, after, "\n".join(lines))
 

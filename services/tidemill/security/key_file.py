@@ -17,6 +17,7 @@ from tidemill.security.private_files import read_private
 from tidemill.security.secret_keys import FILE_BYTES_MAX, SecretKeys, new_key_line, parse_keys
 
 CHECK_PERIOD_MS: Final = 5_000
+MISSED_PERIOD_MS: Final = 200  # while a secret needs a key that the file lacked
 
 log = structlog.get_logger()
 
@@ -68,7 +69,8 @@ class KeyFile:
     def keys(self) -> SecretKeys:
         """Return the keys, as of at most CHECK_PERIOD_MS ago."""
         now_ms = self._monotonic_ms()
-        if now_ms - self._checked_at_ms >= CHECK_PERIOD_MS:
+        period_ms = MISSED_PERIOD_MS if self._keys.has_missed else CHECK_PERIOD_MS
+        if now_ms - self._checked_at_ms >= period_ms:
             self._checked_at_ms = now_ms
             if self._changes.detect():
                 self._read_again()

@@ -43,6 +43,7 @@ class SecretKeys:
         assert keys, "a key file has at least one key"
         self._keys = dict(keys)
         self.first = next(iter(keys))
+        self.has_missed = False  # a key that a secret needs; the file may have it by now
 
     @property
     def ids(self) -> list[str]:
@@ -71,15 +72,28 @@ class SecretKeys:
         )
 
     def seal(
-        self, secret: bytes, *, user_id: int, secret_id: int, created_at_ms: int
+        self, secret: bytes, *, user_id: int, secret_id: int, created_at_ms: int, key_id: str = ""
     ) -> SealedSecret:
-        """Encrypt a secret of a user."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        data = _associated(user_id, secret_id, self.first)
-        ciphertext = _cipher(self._keys[self.first]).encrypt(nonce, secret, data)
+        """Encrypt a secret of a user under a key, by default the first one. Raises UnknownKey."""
+        key_id = key_id or self.first
+        key, nonce = self._find(key_id), secrets.token_bytes(NONCE_BYTES)
+        data = _associated(user_id, secret_id, key_id)
+        ciphertext = _cipher(key).encrypt(nonce, secret, data)
         return SealedSecret(
-            id=secret_id, key_id=self.first, sealed=nonce + ciphertext, created_at_ms=created_at_ms
+            id=secret_id, key_id=key_id, sealed=nonce + ciphertext, created_at_ms=created_at_ms
         )
+
+    def _find(self, key_id: str) -> bytes:
+        key = self._keys.get(key_id)
+        if key is None:
+            self.has_missed = True
+            raise UnknownKey(f"the key file has no key {key_id!r}")
+        return key
+
+    def check_of(self, key_id: str) -> str:
+        """Return the check value of a key. Raises UnknownKey."""
+        self._find(key_id)
+        return self.checks[self.ids.index(key_id)]
 
     def seal_again(self, sealed: SealedSecret, *, user_id: int) -> SealedSecret:
         """Encrypt a secret under the first key; return it unchanged if it is. Raises UnknownKey."""
@@ -95,9 +109,7 @@ class SecretKeys:
         """Decrypt a secret of a user. Raises UnknownKey."""
         from cryptography.exceptions import InvalidTag  # Costs 10 MB, and most need no key file.
 
-        key = self._keys.get(sealed.key_id)
-        if key is None:
-            raise UnknownKey(f"the key file has no key {sealed.key_id!r}")
+        key = self._find(sealed.key_id)
         nonce, ciphertext = sealed.sealed[:NONCE_BYTES], sealed.sealed[NONCE_BYTES:]
         data = _associated(user_id, sealed.id, sealed.key_id)
         try:

@@ -72,9 +72,25 @@ def parse_mode(text: str) -> Mode:
         raise ValueError(f"{text!r} is not off, permissive or on") from None
 
 
-def mode_item(mode: Mode) -> dict[str, object]:
-    """Return the configuration item that sets the mode."""
-    return {"op": MODE, "security": {"mode": mode.text}}
+class SealingKey(NamedTuple):
+    """The key that encrypts new secrets in the whole cluster, since the last rotation."""
+
+    id: str
+    check: str  # tells it from another key with its id
+
+
+def mode_item(mode: Mode, key: SealingKey | None = None) -> dict[str, object]:
+    """Return the configuration item that sets the mode and the key of new secrets."""
+    settings: dict[str, object] = {"mode": mode.text}
+    if key is not None:
+        settings["sealingKey"] = key._asdict()
+    return {"op": MODE, "security": settings}
+
+
+def sealing_key_of(encoded: bytes | None) -> SealingKey | None:
+    """Return the key in the item of the mode; None before the first rotation."""
+    key = json.loads(encoded)["security"].get("sealingKey") if encoded else None
+    return None if key is None else SealingKey(key["id"], key["check"])
 
 
 class KnownToken(NamedTuple):

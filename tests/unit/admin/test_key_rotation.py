@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from tests.unit.admin.test_rights import KEYS, SECRET
 from tests.unit.admin.test_token_routes import TokenWorld
 from tests.unit.security.test_key_file import write
 from tidemill.admin.cluster import key_rotation
+from tidemill.admin.cluster.security_copy import AdminSecurityCopy
+from tidemill.admin.http.identities import IdentityCheck
+from tidemill.admin.routes import brokers_of
 from tidemill.security.identities import User, user_of
-from tidemill.security.key_file import add_first_key, read_keys
+from tidemill.security.key_file import KeyFile, add_first_key, read_keys
 from tidemill.security.secret_keys import KEYS_MAX, SecretKeys
+from tidemill.security.table import Mode, SealingKey, sealing_key_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 ENDS_MS = 10**15
@@ -209,3 +214,78 @@ def test_a_process_without_a_key_file_rotates_nothing(tmp_path: Path) -> None:
     world.app.state.secret_keys = lambda: None
     for operation in ("GET /security/keys", "POST /security:addKey"):
         assert "security_key_file" in world.ask(operation, "root").json()["detail"]
+
+
+# ---------------------------------------------------------------- two admin processes
+
+
+class OtherAdmin(RotationWorld):
+    """Another admin process of the same cluster, with a key file of its own."""
+
+    def __init__(self, folder: Path, first: RotationWorld) -> None:
+        folder.mkdir()
+        super().__init__(folder)
+        self.home = first.home
+        self.app.dependency_overrides[brokers_of] = lambda: first.home
+        self.keys_of_file = KeyFile(str(self.file), self.clock.monotonic_ms)
+        self.app.state.secret_keys = self.keys_of_file.keys
+        copy = AdminSecurityCopy(first.home.client.find, self.clock.monotonic_ms, floor=Mode.OFF)
+        self.door._identities = IdentityCheck(
+            copy,
+            self.keys_of_file.keys,
+            wall_ms=self.clock.wall_ms,
+            monotonic_ms=self.clock.monotonic_ms,
+        )
+
+
+def rotated(folder: Path) -> tuple[RotationWorld, OtherAdmin]:
+    """Return the process that has rotated the key, and one with the old key file."""
+    world = RotationWorld(folder)
+    other = OtherAdmin(folder / "other", world)
+    assert other.ask("GET /users", "root").status_code == 200
+    add_first_key(str(world.file), "k2", after="k1")
+    world.report("proxy-0", "proxy-1")
+    assert world.encrypt("k2").status_code == 200
+    return world, other
+
+
+@pytest.mark.parametrize("operation", ["PUT /users/dora", "POST /users/anna:rotate"])
+def test_an_admin_process_with_an_old_key_file_makes_no_secret(
+    tmp_path: Path, operation: str
+) -> None:
+    world, other = rotated(tmp_path)
+    token = world.create("root")["token"]
+    refused = other.ask(operation, token)
+    assert refused.status_code == 503, refused.text
+    assert "lacks the key k2" in refused.json()["detail"]
+    assert {key["id"]: key["secrets"] for key in world.keys()["keys"]} == {"k2": 8, "k1": 0}
+
+
+def test_an_admin_process_reads_its_key_file_again_for_an_unknown_key(tmp_path: Path) -> None:
+    world, other = rotated(tmp_path)
+    assert other.ask("GET /users", "root").status_code == 503
+    shutil.copy(world.file, other.file)
+    assert other.ask("PUT /users/dora", "root").status_code == 200, "within a second"
+    assert [secret.key_id for secret in other.user("dora").secrets] == ["k2"]
+
+
+def test_new_secrets_keep_the_former_key_until_all_processes_have_the_new_one(
+    tmp_path: Path,
+) -> None:
+    world, _ = rotated(tmp_path)
+    add_first_key(str(world.file), "k3", after="k2")
+    assert world.ask("PUT /users/dora", "root").status_code == 200
+    assert [secret.key_id for secret in world.user("dora").secrets] == ["k2"]
+    world.report("proxy-0", "proxy-1")
+    world.encrypt("k3")
+    assert world.ask("PUT /users/emil", "root").status_code == 200
+    assert {world.user(name).secrets[0].key_id for name in ("dora", "emil")} == {"k3"}
+
+
+def test_a_change_of_the_mode_keeps_the_key_of_new_secrets(tmp_path: Path) -> None:
+    world, _ = rotated(tmp_path)
+    assert world.ask("PUT /security", "root", mode="permissive").status_code == 200
+    assert world.ask("PUT /users/dora", "root").status_code == 200
+    assert sealing_key_of(world.home.table.find(("security", ""))) == SealingKey(
+        "k2", read_keys(str(world.file)).check_of("k2")
+    )

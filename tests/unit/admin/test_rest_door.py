@@ -142,8 +142,11 @@ def test_the_former_secret_does_not_rotate_the_new_user() -> None:
     door.clock.advance(400)
 
     class Cluster:
-        async def call_home(self, _call: object, _request: object) -> BrokerAnswers[Any]:
-            reply = pb.ListSecurityReply(items=[door.items.found["user", "ops"]], version=9)
+        async def call_home(
+            self, _call: object, request: pb.ListSecurityRequest
+        ) -> BrokerAnswers[Any]:
+            found = door.items.found.get((request.kind, request.name))
+            reply = pb.ListSecurityReply(items=[found] if found else [], version=9)
             return BrokerAnswers([BrokerAnswer("b", reply)], [])
 
     async def receive() -> dict[str, Any]:

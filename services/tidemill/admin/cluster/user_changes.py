@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from tidemill.admin.cluster.security_client import SecurityClient
-from tidemill.common.errors import BadRequest, Conflict, UserNotFound
+from tidemill.common.errors import BadRequest, Conflict, KeyMissing, UserNotFound
 from tidemill.security.acl import AccessEntry
 from tidemill.security.identities import (
     SECRETS_MAX,
@@ -25,7 +25,7 @@ from tidemill.security.identities import (
 )
 from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES, NOUNS, listed_by
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
-from tidemill.security.table import USER
+from tidemill.security.table import MODE, USER, SealingKey, sealing_key_of
 
 SECRET_BYTES: Final = 32  # 43 characters
 ENTRIES_BYTES_MAX: Final = 48 << 10  # as JSON; with secrets and roles, an item has at most 60 KiB
@@ -53,6 +53,8 @@ class UserChanges:
     def __init__(self, keys: Callable[[], SecretKeys | None], now_ms: int, caller: str) -> None:
         """`keys` returns the keys of the secrets; None without a key file."""
         self._keys = keys
+        # The key of new secrets in the whole cluster; None before the first rotation.
+        self.sealing_key: SealingKey | None = None
         self._now_ms = now_ms
         self._caller = caller
 
@@ -147,7 +149,11 @@ class UserChanges:
                 " and in all proxies"
             )
         sealed = keys.seal(
-            secret.encode(), user_id=user.id, secret_id=secret_id, created_at_ms=self._now_ms
+            secret.encode(),
+            user_id=user.id,
+            secret_id=secret_id,
+            created_at_ms=self._now_ms,
+            key_id=_checked(keys, self.sealing_key),
         )
         return replace(user, secrets=(*user.secrets, sealed))
 
@@ -193,6 +199,31 @@ def find_user(user: User | None, name: str) -> User:
     if user is None:
         raise UserNotFound(f"there is no user {name!r}")
     return user
+
+
+async def find_sealing_key(items: SecurityClient) -> SealingKey | None:
+    """Return the key of new secrets in the whole cluster; None before the first rotation."""
+    return sealing_key_of((await items.find(MODE, "")).encoded)
+
+
+def _checked(keys: SecretKeys, wanted: SealingKey | None) -> str:
+    """Return the id of the key of new secrets; "" for the first one of the file.
+
+    Another admin process may have replaced the first key of this file, and its line is removed
+    soon. Raises KeyMissing.
+    """
+    if wanted is None:
+        return ""
+    try:
+        is_same = keys.check_of(wanted.id) == wanted.check
+    except UnknownKey:
+        is_same = False
+    if not is_same:
+        raise KeyMissing(
+            f"the security_key_file of this admin process lacks the key {wanted.id}, under which"
+            " new secrets are encrypted; add its line and try again, or use another admin process"
+        )
+    return wanted.id
 
 
 def _ending(secret: SealedSecret, ends_ms: int) -> SealedSecret:

@@ -451,8 +451,13 @@ class IdentityCheck:
             assert known is not None, "it has secrets"
             try:
                 opened = keys.open(secret, user_id=known.user.id)
-            except UnknownKey as error:
-                raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
+            except UnknownKey:
+                # Another admin process may have encrypted it under a new key of the file.
+                keys = self._keys() or keys
+                try:
+                    opened = keys.open(secret, user_id=known.user.id)
+                except UnknownKey as error:
+                    raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
             if hmac.compare_digest(shown, opened):
                 found = secret
         for _ in range(SECRETS_MAX - len(stored)):

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from tidemill.admin.audit.author import CREATE
 from tidemill.admin.audit.controller_actions import recorded
 from tidemill.admin.cluster.key_rotation import count_secrets, encrypt_page
+from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
 from tidemill.admin.cluster.security_states import SecurityStates, find_states
 from tidemill.admin.json.security import (
     AddedKeyView,
@@ -20,10 +21,12 @@ from tidemill.admin.json.security import (
     KeyView,
 )
 from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, SecurityItems
-from tidemill.admin.routes.security import Keys
+from tidemill.admin.routes.security import Keys, mode_of
 from tidemill.common.errors import Conflict
 from tidemill.security.key_file import add_first_key, read_keys
 from tidemill.security.secret_keys import SecretKeys, new_key_id
+from tidemill.security.table import MODE, SealingKey, mode_item, sealing_key_of
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["security"])
 
@@ -121,12 +124,25 @@ async def encrypt_secrets(
             f"{', '.join(lacking)}: the key {held.first} is not reported; wait until their key"
             " files have it, or use force if these processes are gone"
         )
-    page = await encrypt_page(
-        items, held, settings.page_token or "", caller=caller, audit=author.of("Cluster:security")
-    )
+    audit = author.of("Cluster:security")
+    await _name_sealing_key(items, held, caller=caller, audit=audit)
+    page = await encrypt_page(items, held, settings.page_token or "", caller=caller, audit=audit)
     return EncryptedSecretsView(
         encrypted=page.encrypted, undecryptable=page.undecryptable, next_page_token=page.last_name
     )
+
+
+async def _name_sealing_key(
+    items: SecurityClient, keys: SecretKeys, *, caller: str, audit: pb.ChangeAuthor
+) -> None:
+    """Let all admin processes encrypt new secrets under the first key of this one, or none."""
+    key = SealingKey(keys.first, keys.checks[0])
+
+    def decide(found: FoundItem) -> list[Item]:
+        is_named = sealing_key_of(found.encoded) == key
+        return [] if is_named else [mode_item(mode_of(found), key)]
+
+    await items.change(MODE, "", decide, caller=caller, audit=audit)
 
 
 def _held(keys: Callable[[], SecretKeys | None]) -> SecretKeys:

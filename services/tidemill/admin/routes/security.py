@@ -33,7 +33,7 @@ from tidemill.security.acl import (
     parse_resource,
 )
 from tidemill.security.secret_keys import SecretKeys
-from tidemill.security.table import MODE, Mode, SecurityTable, mode_item, parse_mode
+from tidemill.security.table import MODE, Mode, SecurityTable, mode_item, parse_mode, sealing_key_of
 
 router = APIRouter(tags=["security"])
 
@@ -67,7 +67,7 @@ async def get_security(
     """Show the mode, the keys of this process, and what each proxy has applied."""
     found = await items.find(MODE, "")
     states = await find_states(cluster)
-    return _view_of(_mode_of(found), floor, found.version, keys(), states)
+    return _view_of(mode_of(found), floor, found.version, keys(), states)
 
 
 @router.put("/security", response_model_exclude_none=True)
@@ -85,7 +85,9 @@ async def put_security(
     mode = parse_mode(settings.mode.value)
 
     def decide(found: FoundItem) -> list[Item]:
-        return [] if found.encoded and _mode_of(found) is mode else [mode_item(mode)]
+        if found.encoded and mode_of(found) is mode:
+            return []
+        return [mode_item(mode, sealing_key_of(found.encoded))]
 
     version = await items.change(
         MODE, "", decide, caller=caller, audit=author.of("Cluster:security"), dry_run=dry_run
@@ -164,7 +166,8 @@ async def _table_of(items: SecurityClient, name: str) -> SecurityTable:
     return table
 
 
-def _mode_of(found: FoundItem) -> Mode:
+def mode_of(found: FoundItem) -> Mode:
+    """Return the mode in an item."""
     return SecurityTable(lambda _kind, _name: found.encoded).recorded_mode
 
 

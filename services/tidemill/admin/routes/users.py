@@ -9,7 +9,13 @@ from fastapi import APIRouter, Path
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.token_changes import check_roles, deletion_of, tokens_of
-from tidemill.admin.cluster.user_changes import UserChange, UserChanges, check_listed, find_user
+from tidemill.admin.cluster.user_changes import (
+    UserChange,
+    UserChanges,
+    check_listed,
+    find_sealing_key,
+    find_user,
+)
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.security import (
     RotationSettings,
@@ -87,6 +93,7 @@ async def put_user(
         return [] if new == old else [new.to_item()]
 
     async def check() -> None:
+        changes.sealing_key = await find_sealing_key(items)
         await check_roles(items, change.roles or ())
         await check_listed(items, user, change)
 
@@ -134,8 +141,17 @@ async def rotate_user(
         made[:] = [changes.rotate(old, retire_after_ms=settings.retire_after_ms)]
         return [made[0][0].to_item()]
 
+    async def check() -> None:
+        changes.sealing_key = await find_sealing_key(items)
+
     version = await items.change(
-        USER, user, decide, caller=caller, audit=author.of(f"User:{user}"), dry_run=dry_run
+        USER,
+        user,
+        decide,
+        caller=caller,
+        audit=author.of(f"User:{user}"),
+        dry_run=dry_run,
+        check=check,
     )
     [(new, secret)] = made
     view = view_of(new, version=version)
