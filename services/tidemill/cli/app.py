@@ -18,6 +18,7 @@ from tidemill.cli import (
     clients,
     cluster,
     deliveries,
+    filters,
     groups,
     messages,
     quotas,
@@ -76,6 +77,7 @@ app.add_typer(groups.app, name="group")
 app.add_typer(deliveries.app, name="delivery")
 app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
+app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
 app.add_typer(cluster.app, name="cluster")

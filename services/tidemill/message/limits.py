@@ -199,6 +199,14 @@ FILTER: Final = FieldLimit(
     error=IllegalFilter,
     reason="it must be able to name the longest tag; the broker keeps it while the poll waits",
 )
+SQL_FILTER: Final = FieldLimit(
+    subject="an SQL filter",
+    field="`FilterExpression.expression`",
+    limit=4_096,
+    unit="bytes",
+    error=IllegalFilter,
+    reason="a broker compiles it within a millisecond",
+)
 FILTER_TAGS: Final = FieldLimit(
     subject="a tag filter",
     field="`FilterExpression.expression`",
@@ -301,6 +309,7 @@ FIELDS: Final = (
     TAG,
     FILTER,
     FILTER_TAGS,
+    SQL_FILTER,
     RECEIPT_HANDLE,
     RECALL_HANDLE,
     ACK_ENTRIES,

@@ -49,6 +49,7 @@ DUE_AT = 48  # position of due_at_ms
 _KINDS = {"id": b"id", "key": b"key"}  # kinds of index entries
 BORN_AT = 40  # position of born_at_ms
 KEY_COUNT = struct.Struct(">H")
+_WIRE_SIZES = struct.Struct(">4xH14xII")  # key_count, system_size, user_size
 _tuple = tuple.__new__  # makes a named tuple without a call of Python code
 
 
@@ -115,6 +116,22 @@ def decode_head(blob: bytes | memoryview) -> StoredMessage:
     if max(id_at + id_size, tag_at + tag_size, group_at + group_size) > system_size:
         raise ValueError("a position in a stored message lies outside its system wire")
     return _tuple(StoredMessage, fields)
+
+
+def wires_of(blob: bytes | memoryview) -> tuple[bytes | memoryview, bytes | memoryview]:
+    """Return the system wire and the user wire of `blob`; much cheaper than `decode`.
+
+    Raises ValueError if `blob` is not a stored message.
+    """
+    if len(blob) < FIXED_SIZE or blob[0] != VERSION:
+        raise ValueError("this is no stored message")
+    key_count, system_size, user_size = _WIRE_SIZES.unpack_from(blob)
+    system_at = FIXED_SIZE + key_count * KEY_HASH_SIZE
+    user_at = system_at + system_size
+    end = user_at + user_size
+    if end > len(blob):
+        raise ValueError("the sizes in a stored message exceed it")
+    return blob[system_at:user_at], blob[user_at:end]
 
 
 def is_well_formed(blob: bytes) -> bool:

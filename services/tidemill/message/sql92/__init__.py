@@ -1,0 +1,1 @@
+"""SQL92 filters: tokens, grammar, conditions and their evaluation (ADR 0082)."""
