@@ -93,7 +93,6 @@ class Bench:
                     topic_id,
                     max_messages=want,
                     invisible_duration_ms=60_000,
-                    tags=frozenset(),
                     attempt_id="",
                     now_ms=now,
                 ):

@@ -184,7 +184,6 @@ def fill(folder: Path, queues: int, segments: int, in_flight: int) -> None:
                     topic_id,
                     max_messages=1,
                     attempt_id="",
-                    tags=frozenset(),
                     now_ms=store.now_ms,
                     invisible_duration_ms=HOUR_MS,
                 )

@@ -121,7 +121,6 @@ class Bench:
                     topic_id,
                     max_messages=WANT,
                     invisible_duration_ms=600_000,
-                    tags=frozenset(),
                     attempt_id="",
                     now_ms=now,
                 ):

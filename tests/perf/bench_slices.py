@@ -34,6 +34,7 @@ from prometheus_client import exposition
 from tests.support.worlds.engine_world import blob
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter, TagFilter
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.deliveries import Delivery
@@ -202,14 +203,14 @@ class Owner:
         want: int = 32,
         *,
         invisible_ms: int = 30_000,
-        tags: frozenset[str] = frozenset(),
+        wanted: MessageFilter = EVERY_MESSAGE,
     ) -> list[Delivery]:
         batches = self.engine.commands.pop(
             group_id,
             topic_id,
             max_messages=want,
             invisible_duration_ms=invisible_ms,
-            tags=tags,
+            wanted=wanted,
             attempt_id="",
             now_ms=self.now_ms,
         )
@@ -524,7 +525,7 @@ def filters(folder: Path) -> Figures:
             owner.engine.take_ready()
             owner.command(
                 f"pop {is_ordered=}",
-                partial(owner.pop, group_id, topic_id, tags=frozenset({"bright"})),
+                partial(owner.pop, group_id, topic_id, wanted=TagFilter(frozenset({"bright"}))),
             )
     return owner.watch.figures()
 

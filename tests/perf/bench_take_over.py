@@ -75,7 +75,6 @@ def write(folder: Path, in_flight: int, timers: int) -> None:
             topic.id,
             max_messages=1,
             attempt_id="",
-            tags=frozenset(),
             now_ms=now_ms(),
             invisible_duration_ms=HOUR_MS + n % HOUR_MS,
         )

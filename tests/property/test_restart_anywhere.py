@@ -132,7 +132,6 @@ class RestartAnywhere(RuleBasedStateMachine):
             topic.id,
             max_messages=want,
             invisible_duration_ms=duration,
-            tags=frozenset(),
             attempt_id=attempt_id,
             now_ms=self.world.now_ms,
             client=client,

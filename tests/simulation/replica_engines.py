@@ -390,7 +390,6 @@ class Clients:
             topic_id,
             max_messages=self._random.randint(1, 8),
             invisible_duration_ms=invisible_ms,
-            tags=frozenset(),
             attempt_id="",
             now_ms=self._now_ms,
         )

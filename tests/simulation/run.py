@@ -200,7 +200,6 @@ class _Simulation:
                     engine.catalog.topic_ids[self._late.topic],
                     max_messages=1,
                     invisible_duration_ms=INVISIBLE_MS,
-                    tags=frozenset(),
                     attempt_id="",
                     now_ms=now_ms,
                 )

@@ -236,6 +236,10 @@ class NotBuilt(RequestError):
     """The protocol has this feature, and this release does not implement it."""
 
 
+class VersionUnsupported(RequestError):
+    """A broker group runs a version that lacks the feature."""
+
+
 class Overloaded(UnavailableError):
     """A named limit is reached; the request was not started."""
 
@@ -377,6 +381,7 @@ CODES: dict[type[ServiceError], Codes] = {
     BrokerGroupUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     ProxyUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     ClientTimeout: Codes(50400, HTTPStatus.GATEWAY_TIMEOUT),
+    VersionUnsupported: Codes(50501, HTTPStatus.CONFLICT),
     NotBuilt: Codes(50100, HTTPStatus.NOT_IMPLEMENTED),
     BrokerTimeout: Codes(50400, HTTPStatus.GATEWAY_TIMEOUT),
 }

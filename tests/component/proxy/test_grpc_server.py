@@ -143,8 +143,8 @@ def test_an_assignment_depends_on_the_order_of_the_group(
     run(scenario)
 
 
-def test_a_consumer_learns_of_an_unsupported_filter_on_every_path() -> None:
-    sql = v2.FilterExpression(type=v2.SQL, expression="a > 1")
+def test_a_consumer_learns_of_a_wrong_filter_on_every_path() -> None:
+    sql = v2.FilterExpression(type=v2.SQL, expression="a LIKE 'x%'")
     topic, group = v2.Resource(name="topic"), v2.Resource(name="group")
     subscription = v2.Subscription(
         group=group, subscriptions=[v2.SubscriptionEntry(topic=topic, expression=sql)]
@@ -155,8 +155,8 @@ def test_a_consumer_learns_of_an_unsupported_filter_on_every_path() -> None:
         async with client.telemetry() as call:
             await call.write(service.TelemetryCommand(settings=settings))
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "SQL filters are not served yet" in await call.details()
-        for name, status in (("topic", v2.NOT_IMPLEMENTED), ("another", v2.OK)):
+            assert "SQL filter, column 3: unexpected LIKE" in await call.details()
+        for name, status in (("topic", v2.ILLEGAL_FILTER_EXPRESSION), ("another", v2.OK)):
             answer = await client.stub.QueryAssignment(
                 service.QueryAssignmentRequest(
                     topic=v2.Resource(name=name), group=group, endpoints=ACCESS_POINT

@@ -19,10 +19,14 @@ from tests.support.worlds.proxy_world import (
     receive_request,
     run,
 )
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.server.link import proxy_link
+from tidemill.broker.server.wire.config_frames import complete_config
 from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.link import batching, broker_link, commands
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 SOON_S = 0.1
 
@@ -405,5 +409,41 @@ def test_a_link_reports_whether_its_broker_is_reachable(monkeypatch: pytest.Monk
         assert state.word == "down"
         assert state.since_s > 0
         assert state.reason
+
+    run(scenario)
+
+
+def older_config(engine: Engine) -> pb.ConfigUpdate:
+    """Return the configuration as a broker sends it that knows no SQL filters."""
+    config = complete_config(engine)
+    config.ClearField("serves_sql_filters")
+    return config
+
+
+def sql_request(poll_ms: int = 0) -> service.ReceiveMessageRequest:
+    request = receive_request(poll_ms=poll_ms)
+    request.filter_expression.type = v2.SQL
+    request.filter_expression.expression = "region='eu'"
+    return request
+
+
+def test_a_poll_with_an_sql_filter_is_refused_at_an_older_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would ignore the filter and deliver every message."""
+
+    async def scenario(world: ProxyWorld) -> None:
+        poll = asyncio.create_task(world.receive(sql_request(poll_ms=10_000)))
+        frame = await world.broker.wait_for_frame("pops")
+        assert frame.pops[0].sql == "region = 'eu'"
+        monkeypatch.setattr(proxy_link, "complete_config", older_config)
+        await lose(world)
+        world.broker.is_up.set()
+        # The poll that was sent is not repeated, and the next one is not sent.
+        for items in (await poll, await world.receive(sql_request())):
+            assert items[0].status.code == v2.VERSION_UNSUPPORTED
+            assert "needs a newer version for SQL filters" in items[0].status.message
+        assert (await world.send(message())).status.code == v2.OK
+        assert (await world.receive(receive_request()))[0].status.code == v2.OK
 
     run(scenario)

@@ -43,6 +43,7 @@ type arguments struct {
 	WaitS     float64 `json:"wait_s"`
 	Namespace string
 	TLS       bool
+	Sql       string // a filter
 }
 
 type fact map[string]any
@@ -113,6 +114,14 @@ func configuration(given arguments) *rmq.Config {
 
 func everything(topic string) map[string]*rmq.FilterExpression {
 	return map[string]*rmq.FilterExpression{topic: rmq.SUB_ALL}
+}
+
+func wanted(given arguments) map[string]*rmq.FilterExpression {
+	if given.Sql == "" {
+		return everything(given.Topic)
+	}
+	filter := rmq.NewFilterExpressionWithType(given.Sql, rmq.SQL92)
+	return map[string]*rmq.FilterExpression{given.Topic: filter}
 }
 
 func producing(given arguments, use func(rmq.Producer)) {
@@ -286,7 +295,7 @@ func stay(given arguments) {
 		return rmq.SUCCESS
 	}
 	consumer, err := rmq.NewPushConsumer(configuration(given),
-		rmq.WithPushSubscriptionExpressions(everything(given.Topic)),
+		rmq.WithPushSubscriptionExpressions(wanted(given)),
 		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: consume}))
 	must(err)
 	must(consumer.Start())
@@ -295,12 +304,11 @@ func stay(given arguments) {
 	must(err)
 }
 
-// sqlPush starts a push consumer with an SQL filter, and reports the error of the start.
+// sqlPush starts a push consumer with a wrong SQL filter, and reports the error of the start.
 func sqlPush(given arguments) {
 	consume := func(*rmq.MessageView) rmq.ConsumerResult { return rmq.SUCCESS }
-	filter := rmq.NewFilterExpressionWithType("a > 1", rmq.SQL92)
 	consumer, err := rmq.NewPushConsumer(configuration(given),
-		rmq.WithPushSubscriptionExpressions(map[string]*rmq.FilterExpression{given.Topic: filter}),
+		rmq.WithPushSubscriptionExpressions(wanted(given)),
 		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: consume}))
 	must(err)
 	started := make(chan error, 1)

@@ -67,10 +67,14 @@ async function consuming(endpoint, group, filters, use, awaitDuration = AWAIT_MS
   }
 }
 
+function wanted() {
+  return given.sql ? new FilterExpression(given.sql, SQL) : '*';
+}
+
 async function pushing(endpoint, group, topics, consume, use) {
   const consumer = new PushConsumer({
     endpoints: endpoint, namespace, consumerGroup: group, logger, sessionCredentials,
-    subscriptions: new Map(topics.map(topic => [ topic, '*' ])),
+    subscriptions: new Map(topics.map(topic => [ topic, wanted() ])),
     messageListener: { consume },
   });
   await consumer.startup();
@@ -359,7 +363,7 @@ const scenarios = {
     });
   },
 
-  // Starts a push consumer with an SQL filter, and reports the error of the start or of its log.
+  // Starts a push consumer with a wrong SQL filter, and reports the error of the start or of its log.
   async sqlPush({ endpoints: [ endpoint ], topic, group }) {
     const logged = new Promise((_, reject) => {
       const report = (...parts) => reject(new Error(parts.map(String).join(' ')));
@@ -368,7 +372,7 @@ const scenarios = {
     });
     const consumer = new PushConsumer({
       endpoints: endpoint, namespace, consumerGroup: group, logger, sessionCredentials,
-      subscriptions: new Map([[ topic, new FilterExpression('a > 1', SQL) ]]),
+      subscriptions: new Map([[ topic, wanted() ]]),
       messageListener: { consume: async () => ConsumeResult.SUCCESS },
     });
     await tellError('start', () => Promise.all([ consumer.startup(), logged ]));

@@ -93,15 +93,14 @@ def pushing(
     topic: str,
     listen: Callable[[Any], ConsumeResult],
     namespace: str = "",
-    tags: str = "*",
+    wanted: FilterExpression | None = None,
 ) -> Iterator[None]:
     class Listener(MessageListener):  # type: ignore[misc]  # of a library without types
         def consume(self, message: Any) -> ConsumeResult:
             return listen(message)
 
-    consumer = PushConsumer(
-        configuration(endpoint, namespace), group, Listener(), {topic: FilterExpression(tags)}
-    )
+    filters = {topic: wanted or FilterExpression()}
+    consumer = PushConsumer(configuration(endpoint, namespace), group, Listener(), filters)
     consumer.startup()
     try:
         yield
@@ -312,14 +311,14 @@ def push(endpoints: list[str], topic: str, group: str, messages: int) -> None:
         report_fact("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
 
 
-def sql_push(endpoints: list[str], topic: str, group: str) -> None:
-    """Start a push consumer with an SQL filter, and report the error of the start."""
+def sql_push(endpoints: list[str], topic: str, group: str, sql: str) -> None:
+    """Start a push consumer with a wrong SQL filter, and report the error of the start."""
 
     class Listener(MessageListener):  # type: ignore[misc]  # of a library without types
         def consume(self, _message: Any) -> ConsumeResult:
             return ConsumeResult.SUCCESS
 
-    filters = {topic: FilterExpression("a > 1", SQL)}
+    filters = {topic: FilterExpression(sql, SQL)}
     consumer = PushConsumer(configuration(endpoints[0]), group, Listener(), filters)
     report_error("start", consumer.startup)
 
@@ -623,7 +622,12 @@ def consume_all(
 
 
 def stay(
-    endpoints: list[str], topic: str, group: str, namespace: str = "", tags: str = "*"
+    endpoints: list[str],
+    topic: str,
+    group: str,
+    namespace: str = "",
+    tags: str = "*",
+    sql: str = "",
 ) -> None:
     """Consume until standard input ends; poison fails, and work is held until the process ends."""
 
@@ -633,9 +637,10 @@ def stay(
             threading.Event().wait()
         return ConsumeResult.FAILURE if received.body == b"poison" else ConsumeResult.SUCCESS
 
+    wanted = FilterExpression(sql, SQL) if sql else FilterExpression(tags)
     with (
         producing(endpoints[0], topic, namespace=namespace) as producer,
-        pushing(endpoints[0], group, topic, listen, namespace, tags),
+        pushing(endpoints[0], group, topic, listen, namespace, wanted),
     ):
         report_fact("ready")
         for line in sys.stdin:

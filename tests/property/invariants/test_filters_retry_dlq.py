@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.server.wire.filters import find_filter
 from tidemill.common.errors import IllegalGroup, IllegalTopic
 from tidemill.message import stored_message
 from tidemill.message.resource_names import check_group, check_topic
@@ -161,7 +162,7 @@ def test_invariant_37_original_retry_and_dead_letter_have_the_same_bytes() -> No
         TopicId(world.topic(f"%DLQ%{GROUP}")),
         max_messages=1,
         invisible_duration_ms=1,
-        tags=frozenset({"a"}),
+        wanted=find_filter(["a"], ""),
         attempt_id="",
         now_ms=world.now_ms,
     )

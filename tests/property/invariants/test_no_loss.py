@@ -248,7 +248,6 @@ def test_invariant_9_a_hundred_thousand_deliveries_of_one_deadline_all_come_back
                 TopicId(topic_id),
                 max_messages=1,
                 invisible_duration_ms=duration,
-                tags=frozenset(),
                 attempt_id="",
                 now_ms=now_ms,
             )

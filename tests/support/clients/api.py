@@ -134,15 +134,29 @@ class Api:
 
 
 def message(
-    topic: str, body: bytes, *, message_group: str = "", message_id: str = "", due_at_ms: int = 0
+    topic: str,
+    body: bytes,
+    *,
+    message_group: str = "",
+    message_id: str = "",
+    due_at_ms: int = 0,
+    tag: str = "",
+    properties: Mapping[str, str] | None = None,
 ) -> v2.Message:
     """Return a message as a client sends it. With a due time, it is delayed."""
-    properties = v2.SystemProperties(message_id=message_id or body.hex()[:64])
+    system = v2.SystemProperties(message_id=message_id or body.hex()[:64])
     if message_group:
-        properties.message_group = message_group
+        system.message_group = message_group
     if due_at_ms:
-        properties.delivery_timestamp.FromMilliseconds(due_at_ms)
-    return v2.Message(topic=v2.Resource(name=topic), body=body, system_properties=properties)
+        system.delivery_timestamp.FromMilliseconds(due_at_ms)
+    if tag:
+        system.tag = tag
+    return v2.Message(
+        topic=v2.Resource(name=topic),
+        body=body,
+        system_properties=system,
+        user_properties=properties,
+    )
 
 
 def receive_request(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
+from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 from zlib import crc32
 
@@ -21,8 +22,10 @@ from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryB
 from tidemill.broker.engine.queries.queue_reader import FoundMessage
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.server.wire.filters import find_filter
 from tidemill.message import stored_message
 from tidemill.message.client_key import NO_OWNER, ClientKey
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 ENTROPY = bytes(range(32))
 SMALL = EngineConfig(
@@ -54,12 +57,14 @@ def blob(
     message_id: str = "",
     tag: str = "",
     keys: tuple[str, ...] = (),
+    properties: Mapping[str, str] = MappingProxyType({}),
     size: int = 0,
     kind: int = 1,
 ) -> bytes:
     """Build a stored message whose body is `text`, as short as the format allows."""
     id_bytes, tag_bytes = (message_id or f"id-{text}").encode(), tag.encode()
     system = id_bytes + tag_bytes + b"".join(key.encode() for key in keys)
+    user = v2.Message(user_properties=properties).SerializeToString(deterministic=True)
     body = filled(text, size)
     hashes = [stored_message.key_hash("id", id_bytes.decode())]
     hashes += [stored_message.key_hash("key", key) for key in keys]
@@ -75,13 +80,13 @@ def blob(
         0,
         0,
         len(system),
-        0,
+        len(user),
         len(body),
         stored_message.tag_hash(tag) if tag else 0,
         0,
         0,
     )
-    return fixed + b"".join(h.to_bytes(8, "big") for h in hashes) + system + body
+    return fixed + b"".join(h.to_bytes(8, "big") for h in hashes) + system + user + body
 
 
 class PopOptions(TypedDict, total=False):
@@ -91,6 +96,7 @@ class PopOptions(TypedDict, total=False):
     topic: str
     invisible_ms: int
     tags: tuple[str, ...]
+    sql: str
     attempt_id: str
     client_id: str
     owner: int
@@ -202,11 +208,17 @@ class World:
         return group.id
 
     def send(
-        self, *texts: str, topic: str = TOPIC, queue_id: int = 0, tag: str = "", size: int = 0
+        self,
+        *texts: str,
+        topic: str = TOPIC,
+        queue_id: int = 0,
+        tag: str = "",
+        properties: Mapping[str, str] = MappingProxyType({}),
+        size: int = 0,
     ) -> None:
         topic_id = self.topic(topic)
         for text in texts:
-            data = blob(text, tag=tag, size=size)
+            data = blob(text, tag=tag, properties=properties, size=size)
             self.engine.commands.send(
                 TopicId(topic_id),
                 QueueId(queue_id),
@@ -225,6 +237,7 @@ class World:
         topic: str = TOPIC,
         invisible_ms: int = 30_000,
         tags: tuple[str, ...] = (),
+        sql: str = "",
         attempt_id: str = "",
         client_id: str = "",
         owner: int = NO_OWNER,
@@ -237,7 +250,7 @@ class World:
             *ids,
             max_messages=want,
             invisible_duration_ms=invisible_ms,
-            tags=frozenset(tags),
+            wanted=find_filter(tags, sql),
             attempt_id=attempt_id,
             client=ClientKey(client_id, owner),
             renews=renews,

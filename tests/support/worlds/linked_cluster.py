@@ -79,6 +79,7 @@ class LinkedCluster:
                 membership=membership,
                 topics=[topic] if has_topic else [],
                 groups=[group],
+                serves_sql_filters=True,
             ),
         )
 

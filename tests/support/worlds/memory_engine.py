@@ -16,6 +16,7 @@ from tidemill.broker.engine.commands import Sent
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
+from tidemill.broker.engine.message_filter import MATCH, MessageFilter
 from tidemill.broker.engine.metadata.catalog import (
     ConfigChanges,
     ConsumerGroup,
@@ -276,7 +277,7 @@ class MemoryEngine:
         *,
         max_messages: int,
         invisible_duration_ms: int,
-        tags: frozenset[str],
+        wanted: MessageFilter,
         attempt_id: str,
         now_ms: int,
         client: ClientKey = UNKNOWN_CLIENT,  # unused: this engine locks no queue
@@ -291,7 +292,7 @@ class MemoryEngine:
         count = 0
         for position, message in enumerate(self.log):
             if message.topic_id == topic_id and (group_id, position) not in self._taken:
-                if tags and stored_message.tag_of(message.blob) not in tags:
+                if wanted.evaluate(message.blob) != MATCH:
                     self._taken.add((group_id, position))  # The group never gets it again.
                     continue
                 by_queue.setdefault(message.queue_id, []).append(position)
@@ -304,14 +305,14 @@ class MemoryEngine:
         ]
 
     def ready_count(
-        self, group_id: int, topic_id: int, *, tags: frozenset[str], now_ms: int
+        self, group_id: int, topic_id: int, *, wanted: MessageFilter, now_ms: int
     ) -> ReadyMessages:
         self._topic(topic_id)
         self._group(group_id)
         count = sum(
             message.topic_id == topic_id
             and (group_id, position) not in self._taken
-            and (not tags or stored_message.tag_of(message.blob) in tags)
+            and wanted.evaluate(message.blob) == MATCH
             for position, message in enumerate(self.log)
         )
         return ReadyMessages(min(count, READY_COUNT_MAX))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tidemill.common.errors import Overloaded
+from tidemill.proxy.filters import EVERY_MESSAGE
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.notifications import NotificationStart, NotificationStop
 from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch, PollPair
@@ -21,7 +22,7 @@ from tidemill.proxy.polling.poll import LAST_LOOK_MS, Outcome, PollEnd, PopStep
 from tidemill.proxy.polling.polling import FALSE_EMPTY_MS, Polling, PollWakeup, PopCancellation
 from tidemill.proxy.polling.timers import TICK_MS
 
-KEY = PairKey("orders", "billing", frozenset())
+KEY = PairKey("orders", "billing", EVERY_MESSAGE)
 LATENCY_MS = 8  # one way, at most: four looks and their answers have room in LAST_LOOK_MS
 TURN_MS = 1  # at most, until a woken poll continues
 GIVE_BACK_MS = 1_000

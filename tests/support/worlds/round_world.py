@@ -157,6 +157,7 @@ class RoundWorld:
         *,
         poll_ms: int = 0,
         tags: tuple[str, ...] = (),
+        sql: str = "",
         want: int = 32,
         topic_id: int = 0,
         renews_for: str = "",
@@ -170,6 +171,7 @@ class RoundWorld:
             invisible_duration_ms=30_000,
             poll_duration_ms=poll_ms,
             tags=tags,
+            sql=sql,
             client_id=renews_for or client_id,
             renews=bool(renews_for),
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.worlds.round_world import Proxy, RoundWorld
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE
 from tidemill.broker.server.link.pops import (
     EXPIRY_TICK_MS,
     NOTIFICATION,
@@ -71,11 +72,13 @@ class PopWorld:
             link.end()
         if case.kind == POP:
             pop = PopPoll(
-                REQUEST_ID, world.group_id, world.topic_id, 32, 30_000, frozenset(), attempt_id=""
+                REQUEST_ID, world.group_id, world.topic_id, 32, 30_000, EVERY_MESSAGE, attempt_id=""
             )
             link.pops.begin_pop(pop, case.wait_ms, self.turn)
         else:
-            notification = NotificationPoll(REQUEST_ID, world.group_id, world.topic_id, frozenset())
+            notification = NotificationPoll(
+                REQUEST_ID, world.group_id, world.topic_id, EVERY_MESSAGE
+            )
             link.pops.begin_notification(notification, case.wait_ms, self.turn)
 
     def answer(self, kind: str) -> str:

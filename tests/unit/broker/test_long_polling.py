@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE
 from tidemill.broker.server.round.long_polling import (
     PARKED_PER_KEY_MAX,
     LongPolling,
@@ -12,6 +13,7 @@ from tidemill.broker.server.round.long_polling import (
     PopOutcome,
     PopPoll,
 )
+from tidemill.broker.server.wire.filters import find_filter
 from tidemill.common.errors import BadRequest, Overloaded
 
 GROUP, TOPIC = 1, 2
@@ -42,7 +44,7 @@ class Receiver:
 
 
 def pop(request_id: int, *, tags: tuple[str, ...] = (), topic: int = TOPIC) -> PopPoll:
-    return PopPoll(request_id, GROUP, topic, 32, 30_000, frozenset(tags), "")
+    return PopPoll(request_id, GROUP, topic, 32, 30_000, find_filter(tags, ""), "")
 
 
 def wake_topic(polls: LongPolling) -> None:
@@ -173,7 +175,7 @@ def test_deadlines_of_answered_polls_do_not_pile_up() -> None:
 
 
 def notification(request_id: int) -> NotificationPoll:
-    return NotificationPoll(request_id, GROUP, TOPIC, frozenset())
+    return NotificationPoll(request_id, GROUP, TOPIC, EVERY_MESSAGE)
 
 
 def test_pops_are_woken_before_notifications() -> None:

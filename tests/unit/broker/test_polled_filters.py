@@ -23,6 +23,7 @@ from tidemill.broker.server.round.polled_filters import (
     WARNING_INTERVAL_MS,
     PolledFilters,
 )
+from tidemill.broker.server.wire.filters import find_filter
 from tidemill.common.metrics import Registry
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -45,7 +46,7 @@ class Poller:
         self.filters.note(
             self.group_id,
             self.topic_id,
-            frozenset(tags),
+            find_filter(tags, ""),
             client_id,
             catalog=self.world.engine.catalog,
             monotonic_ms=self.now_ms,

@@ -890,7 +890,6 @@ def test_unsent_messages_are_given_back_before_a_stop() -> None:
         TopicId(world.topic_id),
         max_messages=1,
         invisible_duration_ms=10_000,
-        tags=frozenset(),
         attempt_id="",
         now_ms=now_ms,
     )

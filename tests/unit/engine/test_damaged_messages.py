@@ -231,7 +231,6 @@ def test_a_damaged_message_that_is_met_twice_is_settled_once() -> None:
         topic,
         max_messages=2,
         invisible_duration_ms=60_000,
-        tags=frozenset(),
         attempt_id="",
         now_ms=world.now_ms,
     )

@@ -26,7 +26,6 @@ def pop_once(world: World, group_id: GroupId, *, invisible_ms: int = 12 * HOUR_M
         world.engine.catalog.topic_ids[TOPIC],
         max_messages=1,
         invisible_duration_ms=invisible_ms,
-        tags=frozenset(),
         attempt_id="",
         now_ms=world.now_ms,
     )
@@ -86,7 +85,6 @@ def wide_group(world: World, topics: int, *, queues: int = QUEUES_MAX) -> GroupI
             topic.id,
             max_messages=1,
             invisible_duration_ms=30_000,
-            tags=frozenset(),
             attempt_id="",
             now_ms=world.now_ms,
         )
@@ -250,7 +248,6 @@ def test_deliveries_of_a_deleted_group_are_void_before_they_are_forgotten(
             deliveries[0].topic_id,
             max_messages=1,
             invisible_duration_ms=1,
-            tags=frozenset(),
             attempt_id="",
             now_ms=world.now_ms,
         )

@@ -7,6 +7,7 @@ import pytest
 from tests.support.disk.counted_work import each_turn
 from tests.support.worlds.engine_world import GROUP, PoppedMessage, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.delivery_limits import POLLING_MS
 from tidemill.broker.engine.pop.owner_numbers import SLOTS_FOUND_A_SWEEP
@@ -77,7 +78,9 @@ def test_a_group_that_waits_for_notifications_polls() -> None:
     world = World(deliveries_max=MOST)
     world.send(*[f"m{n}" for n in range(200)])
     ready = world.engine.consumption.ready_count
-    assert ready(world.group(), world.topic(), tags=frozenset(), now_ms=world.now_ms).ready_count
+    assert ready(
+        world.group(), world.topic(), wanted=EVERY_MESSAGE, now_ms=world.now_ms
+    ).ready_count
     assert len(take_all(world, GREEDY)) == MOST // 2
 
 

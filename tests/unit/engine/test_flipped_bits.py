@@ -366,7 +366,6 @@ def test_messages_lost_in_log_and_queue_file_are_not_skipped_silently() -> None:
         world.topic(),
         max_messages=4,
         invisible_duration_ms=1,
-        tags=frozenset(),
         attempt_id="",
         now_ms=world.now_ms,
     )

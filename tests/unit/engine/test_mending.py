@@ -101,7 +101,6 @@ def pop(group: Group, node: Node, count: int = 32) -> list[str]:
         topic_id,
         max_messages=count,
         invisible_duration_ms=HIDDEN_MS,
-        tags=frozenset(),
         attempt_id="",
         now_ms=group.now_ms,
     )
@@ -281,13 +280,7 @@ def pull(node: Node, offset: int) -> tuple[list[bytes], int]:
     assert topic is not None
     queue = node.engine.catalog.queue(topic.id, QueueId(0))
     pulling = node.engine.inspection.read(
-        queue,
-        offset,
-        tags=frozenset(),
-        max_messages=32,
-        max_bytes=1 << 20,
-        until_offset=ENDLESS,
-        with_bodies=True,
+        queue, offset, max_messages=32, max_bytes=1 << 20, until_offset=ENDLESS, with_bodies=True
     )
     while pulling.step():
         pass

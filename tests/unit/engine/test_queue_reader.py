@@ -31,6 +31,7 @@ from tidemill.broker.engine.queries.queue_reader import (
     reason_of,
 )
 from tidemill.broker.engine.tally import SLICE_BYTES
+from tidemill.broker.server.wire.filters import find_filter
 from tidemill.common.errors import (
     BadRequest,
     GroupNotFound,
@@ -61,7 +62,7 @@ def pull_of(
     return world.engine.inspection.read(
         world.engine.catalog.queue(found.id, QueueId(queue_id)),
         from_offset,
-        tags=frozenset(tags),
+        wanted=find_filter(tags, ""),
         max_messages=max_messages,
         max_bytes=max_bytes,
         until_offset=until_offset,

@@ -346,7 +346,6 @@ def pop_at_once(world: World, client_id: str) -> int:
         world.topic(),
         max_messages=32,
         invisible_duration_ms=FIRST_MS,
-        tags=frozenset(),
         attempt_id="",
         now_ms=world.now_ms,
         client=ClientKey(client_id),

@@ -120,7 +120,6 @@ def test_a_client_that_returns_keeps_its_new_deliveries() -> None:
         world.topic(),
         max_messages=1,
         invisible_duration_ms=INVISIBLE_MS,
-        tags=frozenset(),
         attempt_id="",
         now_ms=world.now_ms,
         client=ClientKey(ONE, USER),

@@ -94,7 +94,6 @@ def pop_all(world: World, group_ids: list[GroupId], want: int = 32) -> None:
             topic_id,
             max_messages=want,
             invisible_duration_ms=5_000,
-            tags=frozenset(),
             attempt_id="",
             now_ms=world.now_ms,
         )
@@ -113,7 +112,6 @@ def fail_all(world: World, group_ids: list[GroupId], want: int = 32) -> None:
             topic_id,
             max_messages=want,
             invisible_duration_ms=5_000,
-            tags=frozenset(),
             attempt_id="",
             now_ms=world.now_ms,
         )
@@ -666,7 +664,6 @@ def test_no_slice_grows_with_a_million_deliveries_in_flight() -> None:
                 topic_id,
                 max_messages=1,
                 invisible_duration_ms=5_000,
-                tags=frozenset(),
                 attempt_id="",
                 now_ms=now_ms,
             )
@@ -922,7 +919,6 @@ def test_deliveries_of_silent_clients_are_given_back_in_bounded_slices() -> None
             world.engine.catalog.topic_ids[TOPIC],
             max_messages=1,
             invisible_duration_ms=600_000,
-            tags=frozenset(),
             attempt_id="",
             now_ms=world.now_ms,
             client=ClientKey(f"client-{n // 2}"),
@@ -956,7 +952,6 @@ def test_simultaneous_renewals_are_recorded_in_bounded_slices() -> None:
             topic_id,
             max_messages=1,
             invisible_duration_ms=60_000,
-            tags=frozenset(),
             attempt_id="",
             now_ms=world.now_ms,
             client=ClientKey(f"client-{n % 10}"),

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidemill.common.errors import IllegalFilter, IllegalTag, NotBuilt
+from tidemill.common.errors import IllegalFilter, IllegalTag
 from tidemill.message import limits
 from tidemill.message.rules import check_tag
-from tidemill.proxy.filters import tags_of
+from tidemill.proxy.filters import EVERY_MESSAGE, WantedMessages, wanted_by
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 
@@ -30,7 +30,8 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
     ],
 )
 def test_a_tag_filter_selects_its_tags(expression: str, tags: list[str]) -> None:
-    assert tags_of(v2.FilterExpression(type=v2.TAG, expression=expression)) == tags
+    wanted = wanted_by(v2.FilterExpression(type=v2.TAG, expression=expression))
+    assert wanted == WantedMessages(tags=tuple(tags))
 
 
 @given(st.text())
@@ -43,30 +44,36 @@ def test_a_filter_can_select_every_tag_that_a_send_accepts(tag: str) -> None:
         check_tag(tag)
     except IllegalTag:
         return
-    assert tags_of(v2.FilterExpression(type=v2.TAG, expression=tag)) == [tag]
+    assert wanted_by(v2.FilterExpression(type=v2.TAG, expression=tag)).tags == (tag,)
 
 
 def test_a_tag_may_have_all_bytes_that_the_properties_may_have() -> None:
     longest = "t" * limits.PROPERTIES.limit
     check_tag(longest)
-    assert tags_of(v2.FilterExpression(type=v2.TAG, expression=longest)) == [longest]
+    assert wanted_by(v2.FilterExpression(type=v2.TAG, expression=longest)).tags == (longest,)
 
 
 def test_an_empty_filter_selects_all_messages() -> None:
-    assert tags_of(v2.FilterExpression()) == []
+    assert wanted_by(v2.FilterExpression()) == EVERY_MESSAGE
 
 
 @pytest.mark.parametrize("expression", ["||", " || ", "a|b", "a\x00", "x" * 16_385])
 def test_an_invalid_tag_filter_is_rejected(expression: str) -> None:
     with pytest.raises(IllegalFilter):
-        tags_of(v2.FilterExpression(type=v2.TAG, expression=expression))
+        wanted_by(v2.FilterExpression(type=v2.TAG, expression=expression))
 
 
 def test_an_expression_without_a_type_is_rejected() -> None:
     with pytest.raises(IllegalFilter):
-        tags_of(v2.FilterExpression(expression="a"))
+        wanted_by(v2.FilterExpression(expression="a"))
 
 
-def test_a_sql_filter_is_rejected() -> None:
-    with pytest.raises(NotBuilt):
-        tags_of(v2.FilterExpression(type=v2.SQL, expression="a > 1"))
+def test_an_sql_filter_goes_to_the_broker_in_its_canonical_form() -> None:
+    wanted = wanted_by(v2.FilterExpression(type=v2.SQL, expression=" 5<a and\nb in ('y','x')"))
+    assert wanted == WantedMessages(sql="a > 5 AND b IN ('x', 'y')")
+
+
+@pytest.mark.parametrize("expression", ["", "*", "a", "a LIKE 'x%'", f"a = '{'x' * 4_096}'"])
+def test_an_invalid_sql_filter_is_rejected(expression: str) -> None:
+    with pytest.raises(IllegalFilter, match=r"^(SQL filter, column|an SQL filter has at most)"):
+        wanted_by(v2.FilterExpression(type=v2.SQL, expression=expression))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tidemill.common.errors import BrokerUnreachable, Overloaded, ServiceError
+from tidemill.proxy.filters import EVERY_MESSAGE
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, WaitMode, threshold
 from tidemill.proxy.polling.notifications import (
@@ -36,7 +37,7 @@ from tidemill.proxy.polling.polling import (
 )
 from tidemill.proxy.polling.timers import TICK_MS, DueTimes
 
-KEY = PairKey("orders", "billing", frozenset())
+KEY = PairKey("orders", "billing", EVERY_MESSAGE)
 POLL_MS = 20_000
 ERROR = Overloaded("full")
 

@@ -15,7 +15,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 class PolledFilterView(Schema):
     """A filter that consumers of a group used within the last ten minutes."""
 
-    expression: str = Field(description="The tags. * matches every message.")
+    expression: str = Field(description="The tags, or the SQL92 filter. * matches every message.")
     client_id: str = Field(description="Id of the client that polled with this filter last.")
     polled_ms: int = Field(description="Time since that poll, in ms.")
 
@@ -60,7 +60,7 @@ def _newest(filters: Iterable[pb.PolledFilter]) -> list[PolledFilterView]:
     """Return each filter with its last poll at any broker group."""
     newest: dict[str, pb.PolledFilter] = {}
     for each in filters:
-        expression = " || ".join(each.tags) or "*"
+        expression = each.sql or " || ".join(each.tags) or "*"
         known = newest.setdefault(expression, each)
         if each.polled_ms < known.polled_ms:
             newest[expression] = each

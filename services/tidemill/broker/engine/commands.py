@@ -17,6 +17,7 @@ from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, MessageEntry
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import HEADER_SIZE
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.consumption import AckResult, Consumption, Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
@@ -182,9 +183,9 @@ class Commands:
         *,
         max_messages: int,
         invisible_duration_ms: int,
-        tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
+        wanted: MessageFilter = EVERY_MESSAGE,
         client: ClientKey = UNKNOWN_CLIENT,
         renews: bool = False,
     ) -> list[DeliveryBatch]:
@@ -208,7 +209,7 @@ class Commands:
             topic_id,
             max_messages=max_messages,
             invisible_duration_ms=invisible_duration_ms,
-            tags=tags,
+            wanted=wanted,
             attempt_id=attempt_id,
             client=client,
             renews=renews,

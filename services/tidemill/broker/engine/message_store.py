@@ -17,6 +17,7 @@ from tidemill.broker.engine.layout.message import (
     MessagePosition,
 )
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
+from tidemill.broker.engine.message_filter import MATCH, MessageFilter
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -135,8 +136,9 @@ class MessageStore:
         try:
             # Verify records of this process too: they may have been on the disk for days.
             if log_offset < self.log.committed_offset:
-                self.log.verify(log_offset)
-            found = self.log.record_at(log_offset)
+                found = self.log.verify(log_offset)
+            else:
+                found = self.log.record_at(log_offset)
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
         if record.is_stub(found.header):
@@ -311,19 +313,20 @@ class MessageStore:
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
 
-    def has_tag(self, log_offset: LogOffset, tags: frozenset[str]) -> bool:
-        """Whether a message has one of `tags`; the caller has matched the hash of its tag.
+    def evaluate(self, log_offset: LogOffset, wanted: MessageFilter) -> int:
+        """Return the result of a filter for a message; the caller has matched the hash of its tag.
 
         A damaged message counts as a match: the reader then meets the damage and does not skip it.
         """
         try:
-            if stored_message.tag_of(self.log.read(log_offset)[1]) in tags:
-                return True
-            # The message is probably damaged. Otherwise two tags have the same hash.
-            self.record(log_offset)
+            if wanted.tag_hashes is None:
+                return wanted.evaluate(self.record(log_offset).tail)
+            result = wanted.evaluate(self.log.read(log_offset)[1])
+            if result != MATCH:
+                self.record(log_offset)
         except (MessageDamaged, *_UNREADABLE):
-            return True
-        return False
+            return MATCH
+        return result
 
     def remains_of(
         self, log_offset: LogOffset, size: int, place: MessagePosition | None = None

@@ -72,6 +72,23 @@ _COUNTERS: Final = (
         {(): "filtered_retry"},
     ),
     _PairCounter(
+        "rocketmq_filter_scanned_total",
+        "Messages that pops have compared with a filter.",
+        {("tag",): "scanned_tag", ("sql",): "scanned_sql"},
+        ("type",),
+    ),
+    _PairCounter(
+        "rocketmq_filter_matched_total",
+        "Messages that matched the filter of a pop.",
+        {("tag",): "matched_tag", ("sql",): "matched_sql"},
+        ("type",),
+    ),
+    _PairCounter(
+        "rocketmq_filter_unknown_total",
+        "Messages whose SQL filter was UNKNOWN: a property is missing, or cannot be compared.",
+        {(): "filter_unknown"},
+    ),
+    _PairCounter(
         "rocketmq_damaged_messages_total",
         "Messages that were damaged in the log, and dead-lettered without their body.",
         {(): "damaged"},

@@ -15,6 +15,7 @@ from tidemill.common.errors import (
     BrokerUnreachable,
     ServiceError,
     TooFewInSync,
+    VersionUnsupported,
     from_wire,
 )
 from tidemill.common.log import is_debug
@@ -219,6 +220,8 @@ class BrokerLink:
     ) -> Coroutine[None, None, link_pb2.PopReply]:
         """Pop messages. If the caller is cancelled, popped messages are given back."""
         future: asyncio.Future[link_pb2.PopReply]
+        if request.sql:
+            self.check_serves_sql()
         request_id, future = self.pending.begin(POP, timeout_ms)
         request.request_id = request_id
         if self._pops.are_released:
@@ -254,9 +257,20 @@ class BrokerLink:
     ) -> asyncio.Future[link_pb2.NotificationReply]:
         """Ask whether messages are ready. The future fails if the link is lost."""
         future: asyncio.Future[link_pb2.NotificationReply]
+        if request.sql:
+            self.check_serves_sql()
         request.request_id, future = self.pending.begin(NOTIFICATION, timeout_ms)
         self.batching.add(NOTIFICATION, (request.request_id, request))
         return future
+
+    def check_serves_sql(self) -> None:
+        """Raise VersionUnsupported if the broker would ignore an SQL filter."""
+        if not self.configuration.serves_sql_filters:
+            raise self._lacks_sql()
+
+    def _lacks_sql(self) -> VersionUnsupported:
+        name = self.configuration.broker_name
+        return VersionUnsupported(f"broker group {name} needs a newer version for SQL filters")
 
     def stop_notification(self, request_id: int) -> None:
         """Cancel a notification. Its future does not end."""
@@ -394,6 +408,8 @@ class BrokerLink:
                 self.batching.clear()
                 self._pops.clear()
                 self._reports.forget_store()
+            if not self.configuration.serves_sql_filters:
+                self._pops.fail_sql_filters(self._lacks_sql())
             self._is_greeted = True
         if self._is_greeted and not self.is_connected and self.configuration.security.is_complete:
             self._open()

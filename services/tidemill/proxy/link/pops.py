@@ -16,6 +16,7 @@ from tidemill.proxy.link.commands import CHANGE_INVISIBLE, POP
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
+    from tidemill.common.errors import ServiceError
     from tidemill.proxy.link.batching import FrameBatcher
     from tidemill.proxy.link.commands import Row
     from tidemill.proxy.link.pending import PendingRequests
@@ -105,6 +106,14 @@ class PopsInFlight:
         for request_id, request in self._batching.rows_of(POP):
             duration_ms = self._in_flight[request_id].duration_ms
             request.poll_duration_ms = max(duration_ms - self._pending.waited_ms(request_id), 0)
+
+    def fail_sql_filters(self, error: ServiceError) -> None:
+        """Fail the unsent pops with an SQL filter."""
+        rows = self._batching.rows_of(POP)
+        failed = {request_id for request_id, request in rows if request.sql}
+        self._batching.withdraw(failed)
+        for request_id in failed:
+            self._pending.fail(request_id, error)
 
     def release(self) -> None:
         """End every waiting pop with an empty reply. Later pops may not wait."""

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias, final
 
+from tidemill.proxy.filters import WantedMessages
 from tidemill.proxy.polling.mode import WaitMode
 from tidemill.proxy.polling.notifications import HintWatch, NotificationAction
 from tidemill.proxy.polling.poll import Broker, PollState, ReceivePoll
@@ -28,7 +29,7 @@ class PairKey(NamedTuple):
 
     topic: str
     group: str
-    tags: frozenset[str]
+    wanted: WantedMessages
 
 
 @final

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.common.errors import ServiceError, TopicNotFound
 from tidemill.message.client_key import ClientKey
+from tidemill.proxy.filters import WantedMessages
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.notifications import NotificationStart, NotificationStop
 from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch
@@ -100,10 +101,11 @@ class PollingShell:
 
         A receive that does not wait pops at all brokers within `timeout_ms`.
         """
+        wanted = WantedMessages(tuple(pop.tags), pop.sql)
         names = [self._register(broker) for broker in brokers]
         is_ordered = target.group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
         poll = self.polling.begin(
-            PairKey(target.topic.name, target.group.name, frozenset(pop.tags)),
+            PairKey(target.topic.name, target.group.name, wanted),
             names,
             poll_ms=pop.poll_duration_ms,
             # A repeated attempt gets its earlier batch, which any broker may have.
@@ -238,7 +240,8 @@ class PollingShell:
         request = link_pb2.NotificationRequest(
             group_id=ids.group_id,
             topic_id=ids.topic_id,
-            tags=watch.pair.key.tags,
+            tags=watch.pair.key.wanted.tags,
+            sql=watch.pair.key.wanted.sql,
             poll_duration_ms=poll_ms,
         )
         try:

@@ -17,7 +17,7 @@ from tidemill.common.errors import (
 )
 from tidemill.message.encoding import TIMESTAMP_SECONDS_MAX
 from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
-from tidemill.proxy.filters import tags_of
+from tidemill.proxy.filters import wanted_by
 from tidemill.proxy.message_codec import OF_PULL, OK_STATUS, encode_next_offset
 from tidemill.proxy.server.broker_queue import PULL_BYTES_MAX, PULL_MAX, READER, find_queue
 from tidemill.proxy.server.call import status_of
@@ -86,11 +86,13 @@ class Puller:
         """Send messages of a queue from an offset on, and the next offset."""
         parsed = service.PullMessageRequest.FromString(request)
         del request
+        wanted = wanted_by(parsed.filter_expression)
         pull = link_pb2.PullRequest(
             offset=parsed.offset,
             max_messages=min(max(parsed.batch_size, 1), PULL_MAX),
             max_bytes=PULL_BYTES_MAX,
-            tags=tags_of(parsed.filter_expression),
+            tags=wanted.tags,
+            sql=wanted.sql,
         )
         names = call.name_of(parsed.group), call.name_of(parsed.message_queue.topic)
         call.check_while_open(lambda: call.require_consumer(*names))
@@ -99,6 +101,8 @@ class Puller:
         if parsed.offset < 0:
             raise IllegalOffset(f"the offset must be 0 or more, not {parsed.offset}")
         pull.topic_id, pull.queue_id = queue.topic_id, queue.queue_id
+        if pull.sql:
+            queue.broker.link.check_serves_sql()
         wait_ms = self._wait_ms(call, parsed)
         call.is_long_polling = "true" if wait_ms else "false"
         topic = call.resource_name(parsed.message_queue.topic)
@@ -142,7 +146,7 @@ class Puller:
                 continue
             if not await self._await_message(call, queue, pull, remaining_ms):
                 raise _Ended(MessageNotFound(_NOTHING), pull.offset)
-            if pull.tags:
+            if pull.tags or pull.sql:
                 await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _await_message(

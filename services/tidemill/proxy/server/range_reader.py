@@ -10,7 +10,7 @@ from tidemill.common.errors import BadRequest, IllegalOffset
 from tidemill.message.namespaces import full_name
 from tidemill.message.resource_names import check_topic
 from tidemill.message.resources import ResourceName
-from tidemill.proxy.filters import tags_of
+from tidemill.proxy.filters import wanted_by
 from tidemill.proxy.message_codec import OF_READ, encode_read
 from tidemill.proxy.server.broker_queue import PULL_MAX, BrokerQueue, find_broker, find_queue
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -51,7 +51,7 @@ class RangeReader:
             offset=request.from_offset,
             max_messages=PULL_MAX,
             max_bytes=PAGE_BYTES,
-            tags=tags_of(v2.FilterExpression(type=v2.TAG, expression=request.filter)),
+            tags=wanted_by(v2.FilterExpression(type=v2.TAG, expression=request.filter)).tags,
             without_bodies=request.without_bodies,
             until_offset=max(request.until_offset, 0),
             log_id=request.log_id,

@@ -18,7 +18,7 @@ from tidemill.common.errors import (
 from tidemill.message import limits
 from tidemill.message.resources import ResourceName
 from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
-from tidemill.proxy.filters import tags_of
+from tidemill.proxy.filters import wanted_by
 from tidemill.proxy.link import PoppedBatch
 from tidemill.proxy.message_codec import OK_STATUS, encode_delivery_timestamp, encode_received
 from tidemill.proxy.polling.poll import PopStep, outcome_of
@@ -96,6 +96,9 @@ class Receiver:
         # A waiting poll keeps little memory: not the request, and not its parsed form.
         group, topic, namespace, pop = await self._read_poll(call, request)
         del request
+        if pop.sql:
+            for broker in self._cluster.brokers:
+                broker.link.check_serves_sql()
         target = PollTarget(group, topic)
         found = None
         if self._cluster.is_single and not self._polling.is_limited(group.name):
@@ -153,7 +156,7 @@ class Receiver:
         group_name = call.name_of(parsed.group)
         call.check_while_open(lambda: call.require_consumer(group_name, topic_name.full))
         limits.ATTEMPT_ID.check_text(parsed.attempt_id)
-        tags = tags_of(parsed.filter_expression)
+        wanted = wanted_by(parsed.filter_expression)
         cluster = self._cluster
         # Nearly every poll names an existing consumer group and topic.
         group = cluster.known_group(group_name)
@@ -175,7 +178,8 @@ class Receiver:
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
             invisible_duration_ms=invisible_ms,
             poll_duration_ms=poll_ms,
-            tags=tags,
+            tags=wanted.tags,
+            sql=wanted.sql,
             attempt_id=parsed.attempt_id,
             client_id=call.client_id,
             owner=call.client.owner,

@@ -69,7 +69,8 @@ public final class Scenarios {
             int receivers,
             @SerializedName("wait_s") double waitS,
             boolean tls,
-            String namespace) {}
+            String namespace,
+            String sql) {}
 
     interface Call {
         void run() throws Exception;
@@ -285,11 +286,10 @@ public final class Scenarios {
                 .build();
     }
 
-    /** Starts a push consumer with an SQL filter, and reports the error of the start. */
+    /** Starts a push consumer with a wrong SQL filter, and reports the error of the start. */
     private void sqlPush() throws Exception {
-        FilterExpression filter = new FilterExpression("a > 1", FilterExpressionType.SQL92);
         try {
-            startPushConsumer(message -> ConsumeResult.SUCCESS, filter);
+            startPushConsumer(message -> ConsumeResult.SUCCESS);
             tell("error", Map.of("during", "start", "text", ""));
         } catch (Exception error) { // The client wraps it in several of its own.
             tell("error", Map.of("during", "start", "text", error.toString()));
@@ -297,11 +297,10 @@ public final class Scenarios {
     }
 
     private PushConsumer startPushConsumer(MessageListener listener) throws Exception {
-        return startPushConsumer(listener, FilterExpression.SUB_ALL);
-    }
-
-    private PushConsumer startPushConsumer(MessageListener listener, FilterExpression filter)
-            throws Exception {
+        FilterExpression filter = FilterExpression.SUB_ALL;
+        if (given.sql() != null) {
+            filter = new FilterExpression(given.sql(), FilterExpressionType.SQL92);
+        }
         return PROVIDER.newPushConsumerBuilder()
                 .setClientConfiguration(configuration())
                 .setConsumerGroup(given.group())

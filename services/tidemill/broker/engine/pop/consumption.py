@@ -27,6 +27,7 @@ from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.layout.state import StatedProgress
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
 from tidemill.broker.engine.message_store import MessageDamaged, MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.beginnings import (
     BEGUN_TOPICS_MAX,
@@ -118,6 +119,7 @@ class Consumption:
         self._readiness = PopReadiness(
             state,
             catalog,
+            store,
             tally,
             is_blocked=self._ordered.is_unavailable,
             settle_acks=self.acks.record,
@@ -131,7 +133,7 @@ class Consumption:
         *,
         max_messages: int,
         invisible_duration_ms: int,
-        tags: frozenset[str],
+        wanted: MessageFilter,
         attempt_id: str,
         client: ClientKey,
         renews: bool,
@@ -169,7 +171,7 @@ class Consumption:
         batches: list[DeliveryBatch] = []
         if is_ordered:
             self._ordered.begin_pop(client, now_ms)
-        if tags:
+        if wanted is not EVERY_MESSAGE:
             self._reader.begin_scan()
         is_locked = False  # Whether another client's batch locks one of the queues.
         sources = self._sources(subscription, is_ordered=is_ordered, now_ms=now_ms)
@@ -193,11 +195,11 @@ class Consumption:
             try:
                 if is_ordered:
                     batch = self._ordered.pop(
-                        progress, group, budget, visible_at_ms, tags, attempt_id, now_ms
+                        progress, group, budget, visible_at_ms, wanted, attempt_id, now_ms
                     )
                 else:
                     batch = self._pop_unordered(
-                        progress, group, budget, visible_at_ms, tags, now_ms
+                        progress, group, budget, visible_at_ms, wanted, now_ms
                     )
             except BlockFileDamaged:
                 # `resume` wakes polls when the file is mended or rebuilt.
@@ -253,11 +255,11 @@ class Consumption:
         return next(missing, None) is not None
 
     def ready_count(
-        self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
+        self, group_id: GroupId, topic_id: TopicId, *, wanted: MessageFilter, now_ms: int
     ) -> ReadyMessages:
         """Count the messages that a pop would find. Raises TopicNotFound, GroupNotFound."""
         self._limits.note_poll(group_id, now_ms)
-        return self._readiness.count(group_id, topic_id, tags=tags, now_ms=now_ms)
+        return self._readiness.count(group_id, topic_id, wanted=wanted, now_ms=now_ms)
 
     def release_lock(self, key: ProgressKey, now_ms: int) -> bool:
         """Release the deliveries that lock an ordered queue. Return False if there are none."""
@@ -395,12 +397,12 @@ class Consumption:
         group: ConsumerGroup,
         budget: PopBudget,
         visible_at_ms: int,
-        tags: frozenset[str],
+        wanted: MessageFilter,
         now_ms: int,
     ) -> DeliveryBatch | None:
         if progress.position < progress.queue.min_offset:
             self._reader.skip_expired(progress)
-        selection = self._reader.select(progress, budget, tags)
+        selection = self._reader.select(progress, budget, wanted)
         if selection is None or not selection.offsets:
             return None
         batch = self._deliveries.deliver(

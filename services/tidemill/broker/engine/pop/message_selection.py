@@ -6,18 +6,26 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.message_filter import (
+    EVALUATION_ITEMS,
+    EVERY_MESSAGE,
+    MATCH,
+    NO_MATCH,
+    MessageFilter,
+)
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.commit_log import GAP_BYTES_MAX, READ_BYTES_MAX, WARM_BYTES
+from tidemill.broker.engine.store.consume_queue import QueueEntry
 from tidemill.broker.engine.tally import Allowance, Tally
-from tidemill.message import stored_message
 
 # Queue entries that one pop compares with its filter, in all its queues: about a millisecond.
 SCAN_ENTRIES_MAX = 4096
 READ_AHEAD_MESSAGES = 64  # cold messages after the delivered ones that the kernel reads ahead
 SCAN_ENTRIES_AT_ONCE = 512  # entries read at once; most filters need fewer
+EVALUATIONS_AT_ONCE = 16  # entries read at once if each message has to be read
 # Makes a named tuple without a call of Python code: every pop does it.
 _tuple = tuple.__new__
 
@@ -52,7 +60,7 @@ class MessageSelector:
             progress.position = progress.queue.min_offset
 
     def select(
-        self, progress: PopProgress, budget: PopBudget, tags: frozenset[str]
+        self, progress: PopProgress, budget: PopBudget, wanted: MessageFilter
     ) -> MessageSelection | None:
         """Choose the next matching messages that fit, None if the queue has no more messages.
 
@@ -61,14 +69,14 @@ class MessageSelector:
         queue, offset = progress.queue, progress.position
         if offset >= queue.max_offset:
             return None
-        if not tags:
+        if wanted is EVERY_MESSAGE:
             log_offsets, sizes, _ = zip(*queue.entries(offset, budget.messages_left), strict=True)
             count = budget.take_first(sizes)
             end = offset + count
             if log_offsets[0] < self._store.log.log_end - WARM_BYTES:
                 self._read_ahead(progress, offset, end)
             return _tuple(MessageSelection, (range(offset, end), log_offsets[:count], end))
-        return self._select_matching(progress, offset, budget, tags)
+        return self._select_matching(progress, offset, budget, wanted)
 
     def _read_ahead(self, progress: PopProgress, begin: int, end: int) -> None:
         """Ask the kernel to read the messages of this delivery and the next ones at once.
@@ -86,6 +94,9 @@ class MessageSelector:
             return
         entries = queue.entries(read_ahead_until, end + READ_AHEAD_MESSAGES - read_ahead_until)
         progress.read_ahead_until = read_ahead_until + len(entries)
+        self._advise(entries)
+
+    def _advise(self, entries: Sequence[QueueEntry]) -> None:
         first = last = entries[0][0]
         for log_offset, size, _ in entries:
             if log_offset - last > GAP_BYTES_MAX or last - first > READ_BYTES_MAX:
@@ -94,38 +105,64 @@ class MessageSelector:
             last = LogOffset(log_offset + size)
         self._store.log.advise(first, last - first)
 
-    def matches(self, log_offset: LogOffset, tag_hash: int, tags: frozenset[str]) -> bool:
-        """Return whether the message of a queue entry has one of these tags."""
-        hashes = map(stored_message.tag_hash, tags)
-        return tag_hash in hashes and self._store.has_tag(log_offset, tags)
+    def matches(self, log_offset: LogOffset, tag_hash: int, wanted: MessageFilter) -> bool:
+        """Return whether the message of a queue entry matches a filter."""
+        hashes = wanted.tag_hashes
+        if hashes is not None and tag_hash not in hashes:
+            return False
+        return self._store.evaluate(log_offset, wanted) == MATCH
 
     def _select_matching(
-        self, progress: PopProgress, offset: int, budget: PopBudget, tags: frozenset[str]
+        self, progress: PopProgress, offset: int, budget: PopBudget, wanted: MessageFilter
     ) -> MessageSelection:
-        queue = progress.queue
-        hashes = {stored_message.tag_hash(tag) for tag in tags}
+        queue, scan, hashes = progress.queue, self._scan, wanted.tag_hashes
+        is_retry = progress.named_topic_id != progress.topic_id
+        at_once = SCAN_ENTRIES_AT_ONCE if hashes is not None else EVALUATIONS_AT_ONCE
+        begin, unknown = offset, 0
         offsets: list[int] = []
         log_offsets: list[LogOffset] = []
         is_full = False
-        while offset < queue.max_offset and not is_full and self._scan.items_left > 0:
-            entries = queue.entries(offset, min(self._scan.items_left, SCAN_ENTRIES_AT_ONCE))
+        while offset < queue.max_offset and not is_full and not scan.is_spent:
+            entries = queue.entries(offset, min(scan.items_left, at_once))
             self._tally.add(len(entries))
+            if hashes is None and entries[0][0] < self._store.log.log_end - WARM_BYTES:
+                self._advise(entries)
             for log_offset, size, tag_hash in entries:
-                if tag_hash in hashes and self._store.has_tag(log_offset, tags):
+                result = NO_MATCH
+                if hashes is None or tag_hash in hashes:
+                    result = self._store.evaluate(log_offset, wanted)
+                    if hashes is None:
+                        self._tally.add(EVALUATION_ITEMS, size_bytes=size)
+                if result == MATCH:
                     is_full = not budget.take(size)
                     if is_full:
                         break
                     offsets.append(offset)
                     log_offsets.append(log_offset)
-                elif progress.named_topic_id != progress.topic_id:
-                    self._state.count("filtered_retry", progress, 1)
+                else:
+                    unknown += result
+                    if is_retry:
+                        self._state.count("filtered_retry", progress, 1)
                 offset += 1
                 is_full = budget.messages_left == 0
-                if is_full:
+                if is_full or (hashes is None and scan.is_spent):
                     break
+        self._count_scan(progress, wanted, offset - begin, len(offsets), unknown)
         if not offsets:
             progress.position = offset
         if offset < queue.max_offset and not is_full:
             # The next turn continues the scan: a sparse filter must not delay other clients.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
         return MessageSelection(offsets, log_offsets, offset)
+
+    def _count_scan(
+        self, progress: PopProgress, wanted: MessageFilter, scanned: int, matched: int, unknown: int
+    ) -> None:
+        language = wanted.language
+        for name, count in (
+            (f"scanned_{language}", scanned),
+            (f"matched_{language}", matched),
+            ("filter_unknown", unknown),
+        ):
+            if count:
+                self._state.count(name, progress, count)

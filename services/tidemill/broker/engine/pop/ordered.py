@@ -24,6 +24,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     MESSAGES_MAX,
 )
 from tidemill.broker.engine.layout.state import StatedDeliveries
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
 from tidemill.broker.engine.metadata.catalog import ConsumerGroup
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
@@ -91,7 +92,7 @@ class OrderedPop:
         group: ConsumerGroup,
         budget: PopBudget,
         visible_at_ms: int,
-        tags: frozenset[str],
+        wanted: MessageFilter,
         attempt_id: str,
         now_ms: int,
     ) -> DeliveryBatch | None:
@@ -113,7 +114,7 @@ class OrderedPop:
             # The remaining ones block the queue until the next turn.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
             return None
-        selection = self._choose(progress, budget, tags)
+        selection = self._choose(progress, budget, wanted)
         if not selection.offsets:
             return None
         failed = set() if is_repeat else {self._failed_offset(slot, progress) for slot in slots}
@@ -166,7 +167,7 @@ class OrderedPop:
         return slots
 
     def _choose(
-        self, progress: PopProgress, budget: PopBudget, tags: frozenset[str]
+        self, progress: PopProgress, budget: PopBudget, wanted: MessageFilter
     ) -> MessageSelection:
         """Choose pending messages, the lowest first, then new ones after all pending ones.
 
@@ -178,23 +179,23 @@ class OrderedPop:
         self._reader.skip_expired(progress)
         low = progress.queue.min_offset
         waiting = sorted(offset for offset in pending if offset >= low)
-        if tags:
-            waiting = [offset for offset in waiting if self._matches(progress, offset, tags)]
+        if wanted is not EVERY_MESSAGE:
+            waiting = [offset for offset in waiting if self._matches(progress, offset, wanted)]
         offsets = waiting[: budget.messages_left]
         entries = [progress.queue.entry(offset) for offset in offsets]
         del offsets[budget.take_first([entry[1] for entry in entries]) :]
         log_offsets = [entry[0] for entry in entries[: len(offsets)]]
         if len(offsets) == len(waiting) and budget.messages_left:
-            new = self._reader.select(progress, budget, tags)
+            new = self._reader.select(progress, budget, wanted)
             if new is not None:
                 return MessageSelection(
                     [*offsets, *new.offsets], [*log_offsets, *new.log_offsets], new.next_offset
                 )
         return MessageSelection(offsets, log_offsets, progress.next_offset)
 
-    def _matches(self, progress: PopProgress, offset: int, tags: frozenset[str]) -> bool:
+    def _matches(self, progress: PopProgress, offset: int, wanted: MessageFilter) -> bool:
         log_offset, _, tag_hash = progress.queue.entry(offset)
-        return self._reader.matches(log_offset, tag_hash, tags)
+        return self._reader.matches(log_offset, tag_hash, wanted)
 
     def _settle_expired(self, progress: PopProgress) -> None:
         """Settle the messages of live deliveries that retention removed: they must not block."""

@@ -7,6 +7,7 @@ from typing import final
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.layout.progress_rows import OrderedRow, ProgressRow
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
@@ -75,8 +76,8 @@ class PopProgress:
     position: int = 0
     # The kernel was asked to read cold messages ahead up to this offset.
     read_ahead_until: int = 0
-    # Tags of the last filtered scan, and the offsets between which no message has one of them.
-    passed: tuple[frozenset[str], int, int] = (frozenset(), 0, 0)
+    # The last filter of a count, and the offsets between which no message matches it.
+    passed: tuple[MessageFilter, int, int] = (EVERY_MESSAGE, 0, 0)
     ordered: OrderedState | None = None
 
     @property

@@ -6,20 +6,31 @@ because then the message would wait although a consumer is polling.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.engine.pop.message_selection import SCAN_ENTRIES_AT_ONCE, SCAN_ENTRIES_MAX
+from tidemill.broker.engine.message_filter import (
+    EVALUATION_ITEMS,
+    EVERY_MESSAGE,
+    MATCH,
+    MessageFilter,
+)
+from tidemill.broker.engine.pop.message_selection import (
+    EVALUATIONS_AT_ONCE,
+    SCAN_ENTRIES_AT_ONCE,
+    SCAN_ENTRIES_MAX,
+)
 from tidemill.broker.engine.tally import Allowance
 from tidemill.common.errors import GroupNotFound, TopicNotFound
-from tidemill.message import stored_message
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.message_store import MessageStore
     from tidemill.broker.engine.metadata.catalog import Catalog
     from tidemill.broker.engine.pop.progress import PopProgress
     from tidemill.broker.engine.pop.state import PopState
+    from tidemill.broker.engine.store.consume_queue import QueueEntry
     from tidemill.broker.engine.tally import Tally
 
 # Two pops of the largest size. The next count wakes further polls.
@@ -46,6 +57,7 @@ class PopReadiness:
         self,
         state: PopState,
         catalog: Catalog,
+        store: MessageStore,
         tally: Tally,
         *,
         is_blocked: Callable[[PopProgress, str, int], bool],
@@ -54,12 +66,13 @@ class PopReadiness:
         """Count ordered queues with `is_blocked`, after `settle_acks` has logged the acks."""
         self._state = state
         self._catalog = catalog
+        self._store = store
         self._tally = tally
         self._is_blocked = is_blocked
         self._settle_acks = settle_acks
 
     def count(
-        self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
+        self, group_id: GroupId, topic_id: TopicId, *, wanted: MessageFilter, now_ms: int
     ) -> ReadyMessages:
         """Count the ready messages. Raises TopicNotFound, GroupNotFound.
 
@@ -89,46 +102,59 @@ class PopReadiness:
             retry = subscription.retry
             if retry is not None:
                 sources = [*sources, retry]
-        return self._matching(sources, tags) if tags else _all(sources)
+        return _all(sources) if wanted is EVERY_MESSAGE else self._matching(sources, wanted)
 
-    def _matching(self, sources: list[PopProgress], tags: frozenset[str]) -> ReadyMessages:
+    def _matching(self, sources: list[PopProgress], wanted: MessageFilter) -> ReadyMessages:
         scan = Allowance(self._tally, items=SCAN_ENTRIES_MAX)
-        hashes = {stored_message.tag_hash(tag) for tag in tags}
         count = 0
         for progress in sources:
             # An ordered group gets its pending messages again if they match.
             count += _pending_count(progress)
             try:
-                count += self._matching_in(progress, tags, hashes, scan, READY_COUNT_MAX - count)
+                count += self._matching_in(progress, wanted, scan, READY_COUNT_MAX - count)
             except BlockFileDamaged:
                 continue
             if count >= READY_COUNT_MAX:
                 return ReadyMessages(READY_COUNT_MAX)
-            if scan.items_left <= 0:
+            if scan.is_spent:
                 return ReadyMessages(count) if count else _UNKNOWN
         return ReadyMessages(count)
 
     def _matching_in(
-        self,
-        progress: PopProgress,
-        tags: frozenset[str],
-        hashes: set[int],
-        scan: Allowance,
-        count_max: int,
+        self, progress: PopProgress, wanted: MessageFilter, scan: Allowance, count_max: int
     ) -> int:
-        """Count the entries of a queue that have the hash of one of the tags."""
-        queue, count = progress.queue, 0
-        begin = offset = _first_unscanned(progress, tags)
-        while offset < queue.max_offset and scan.items_left > 0 and count < count_max:
-            entries = queue.entries(offset, min(scan.items_left, SCAN_ENTRIES_AT_ONCE))
+        """Count the messages of a queue that match; of tags, only the hashes are compared."""
+        queue, count, hashes = progress.queue, 0, wanted.tag_hashes
+        at_once = SCAN_ENTRIES_AT_ONCE if hashes is not None else EVALUATIONS_AT_ONCE
+        begin = offset = _first_unscanned(progress, wanted)
+        while offset < queue.max_offset and not scan.is_spent and count < count_max:
+            entries = queue.entries(offset, min(scan.items_left, at_once))
             self._tally.add(len(entries))
-            found = sum(tag_hash in hashes for _, _, tag_hash in entries)
-            offset += len(entries)
+            if wanted.language == "tag" and hashes is not None:
+                found = sum(tag_hash in hashes for _, _, tag_hash in entries)
+                offset += len(entries)
+            else:
+                found, scanned = self._count_evaluated(entries, wanted, scan)
+                offset += scanned
             if not found and not count:
-                progress.passed = tags, progress.next_offset, offset
+                progress.passed = wanted, progress.next_offset, offset
             count += found
         assert offset >= begin, "a scan moves forward"
         return count
+
+    def _count_evaluated(
+        self, entries: Sequence[QueueEntry], wanted: MessageFilter, scan: Allowance
+    ) -> tuple[int, int]:
+        """Return the number of matches and of scanned entries, until the scan is spent."""
+        hashes, found = wanted.tag_hashes, 0
+        for number, (log_offset, size, tag_hash) in enumerate(entries, start=1):
+            if hashes is not None and tag_hash not in hashes:
+                continue
+            found += self._store.evaluate(log_offset, wanted) == MATCH
+            self._tally.add(EVALUATION_ITEMS, size_bytes=size)
+            if scan.is_spent:
+                return found, number
+        return found, len(entries)
 
 
 def _all(sources: list[PopProgress]) -> ReadyMessages:
@@ -147,8 +173,8 @@ def _pending_count(progress: PopProgress) -> int:
     return 0 if progress.ordered is None else len(progress.ordered.pending)
 
 
-def _first_unscanned(progress: PopProgress, tags: frozenset[str]) -> int:
-    """Return the first offset that earlier scans for these tags have not passed."""
-    passed_tags, begin, end = progress.passed
+def _first_unscanned(progress: PopProgress, wanted: MessageFilter) -> int:
+    """Return the first offset that earlier scans with this filter have not passed."""
+    passed_filter, begin, end = progress.passed
     offset = progress.next_offset
-    return end if passed_tags == tags and begin <= offset <= end else offset
+    return end if passed_filter == wanted and begin <= offset <= end else offset

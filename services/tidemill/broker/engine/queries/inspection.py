@@ -9,6 +9,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.beginnings import begun_since_ms, topics_begun
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
@@ -381,7 +382,7 @@ class Inspection:
         queue: ConsumeQueue,
         from_offset: int,
         *,
-        tags: frozenset[str] = frozenset(),
+        wanted: MessageFilter = EVERY_MESSAGE,
         max_messages: int,
         max_bytes: int,
         until_offset: int = ENDLESS,
@@ -393,7 +394,7 @@ class Inspection:
             self._tally,
             queue,
             from_offset,
-            tags=tags,
+            wanted=wanted,
             max_messages=max_messages,
             max_bytes=max_bytes,
             until_offset=until_offset,

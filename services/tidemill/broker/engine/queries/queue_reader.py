@@ -22,6 +22,12 @@ from tidemill.broker.engine.layout.message import (
     TimerReason,
     TimerTarget,
 )
+from tidemill.broker.engine.message_filter import (
+    EVALUATION_ITEMS,
+    EVERY_MESSAGE,
+    MATCH,
+    MessageFilter,
+)
 from tidemill.broker.engine.message_store import MessageDamaged, MessageMendPending, MessageStore
 from tidemill.broker.engine.store.commit_log import GAP_BYTES_MAX, READ_BYTES_MAX, WARM_BYTES
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -95,7 +101,7 @@ class QueueReader:
         queue: ConsumeQueue,
         from_offset: int,
         *,
-        tags: frozenset[str] = frozenset(),
+        wanted: MessageFilter = EVERY_MESSAGE,
         max_messages: int,
         max_bytes: int,
         until_offset: int = ENDLESS,
@@ -105,8 +111,7 @@ class QueueReader:
         self._tally = tally
         self._queue = queue
         self._from_offset = from_offset
-        self._tags = tags
-        self._hashes = frozenset(map(stored_message.tag_hash, tags))
+        self._wanted = None if wanted is EVERY_MESSAGE else wanted
         self._until_offset = until_offset
         self._with_bodies = with_bodies
         self._messages_left = max_messages
@@ -143,7 +148,7 @@ class QueueReader:
             self.is_at_end = self.next_offset >= queue.max_offset
             return False
         allowance = Allowance(self._tally, items=ENTRIES_A_STEP)
-        count = ENTRIES_A_STEP if self._hashes else min(MESSAGES_A_STEP, self._messages_left)
+        count = ENTRIES_A_STEP if self._wanted else min(MESSAGES_A_STEP, self._messages_left)
         count = min(count, self._until_offset - self.next_offset)
         try:
             entries = queue.entries(self.next_offset, count)
@@ -161,12 +166,12 @@ class QueueReader:
                     return self._end_before(error)
                 self.is_at_end = True
                 return False
-            if self._hashes:
+            if self._wanted:
                 if self._scan_left <= 0:
                     return False
                 self._scan_left -= 1
             self._tally.add(1)
-            if not self._hashes or self._is_wanted(log_offset, tag_hash):
+            if self._wanted is None or self._matches(self._wanted, log_offset, size, tag_hash):
                 if size > self._bytes_left and self._has_found:
                     return False
                 if copied and (copied >= MESSAGES_A_STEP or allowance.is_spent):
@@ -181,10 +186,20 @@ class QueueReader:
             self.next_offset += 1
             if not self._messages_left:
                 return False
+            if self._wanted is not None and allowance.is_spent:
+                return True
         return True
 
-    def _is_wanted(self, log_offset: LogOffset, tag_hash: int) -> bool:
-        return tag_hash in self._hashes and self._store.has_tag(log_offset, self._tags)
+    def _matches(
+        self, wanted: MessageFilter, log_offset: LogOffset, size: int, tag_hash: int
+    ) -> bool:
+        hashes = wanted.tag_hashes
+        if hashes is not None and tag_hash not in hashes:
+            return False
+        result = self._store.evaluate(log_offset, wanted)
+        if hashes is None:
+            self._tally.add(EVALUATION_ITEMS, size_bytes=size)
+        return result == MATCH
 
     def _read(self, log_offset: LogOffset) -> None:
         """Copy a message, or skip it if it is damaged.

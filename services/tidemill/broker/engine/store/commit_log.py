@@ -335,9 +335,9 @@ class CommitLog:
             size = record.stored_size(view, at, RecordHeader._make(header))
         return view[at:head_end], view[head_end : at + size]
 
-    def verify(self, log_offset: LogOffset) -> None:
-        """Check every checksum of a record. Raises CorruptStore, and LookupError as `read`."""
-        self.reader.read_verified(self.segment_of(log_offset), log_offset)
+    def verify(self, log_offset: LogOffset) -> Record:
+        """Return a record after checking all its checksums. Raises CorruptStore and LookupError."""
+        return self.reader.read_verified(self.segment_of(log_offset), log_offset)
 
     def _is_cold(self, log_offset: int) -> bool:
         """Return whether the kernel's cache may not have the bytes."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import BlockFile
+
+# The position of a message in the log, its size there, and the hash of its tag.
+QueueEntry: TypeAlias = tuple[LogOffset, int, int]
 
 
 class QueueRun(NamedTuple):
@@ -81,8 +84,8 @@ class ConsumeQueue:
             self.base = self.min_offset = self.max_offset = offset
         self.stated_at = max(self.stated_at, log_offset)
 
-    def entries(self, offset: int, count: int) -> list[tuple[LogOffset, int, int]]:
-        """Return up to `count` entries (log_offset, size, tag_hash) from `offset`.
+    def entries(self, offset: int, count: int) -> list[QueueEntry]:
+        """Return up to `count` entries from `offset`.
 
         `offset` must lie between min_offset and max_offset. Raises BlockFileDamaged.
         """

@@ -131,6 +131,7 @@ class ConsumerGroupAdmin:
                         filters=[
                             pb.PolledFilter(
                                 tags=each.tags,
+                                sql=each.sql,
                                 client_id=each.client_id,
                                 polled_ms=now_ms - each.polled_at_ms,
                             )

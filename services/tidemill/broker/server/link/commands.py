@@ -21,7 +21,8 @@ from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
 from tidemill.broker.server.link.pops import NOTIFICATION, POP
 from tidemill.broker.server.round.long_polling import NotificationPoll, PopPoll
 from tidemill.broker.server.wire import config_log
-from tidemill.common.errors import ServiceError
+from tidemill.broker.server.wire.filters import find_filter
+from tidemill.common.errors import IllegalFilter, ServiceError
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -236,13 +237,18 @@ def _apply_pops(
     turn, pops = context.turn, context.pops
     for request in requests:
         context.traffic.polled(TopicId(request.topic_id), GroupId(request.group_id))
+        try:
+            wanted = find_filter(request.tags, request.sql)
+        except IllegalFilter as error:
+            context.replies.failures.append((request.request_id, error))
+            continue
         pop = PopPoll(
             request_id=request.request_id,
             group_id=request.group_id,
             topic_id=request.topic_id,
             max_messages=request.max_messages,
             invisible_duration_ms=request.invisible_duration_ms,
-            tags=frozenset(request.tags),
+            wanted=wanted,
             attempt_id=request.attempt_id,
             client=ClientKey(request.client_id, request.owner),
             renews=request.renews,
@@ -251,7 +257,7 @@ def _apply_pops(
         turn.polls.filters.note(
             pop.group_id,
             pop.topic_id,
-            pop.tags,
+            pop.wanted,
             pop.client.client_id,
             catalog=turn.engine.catalog,
             monotonic_ms=turn.monotonic_ms,
@@ -321,11 +327,16 @@ def _apply_notifications(
     context: FrameContext, _results: list[Result], requests: Iterable[pb.NotificationRequest]
 ) -> Iterator[None]:
     for request in requests:
+        try:
+            wanted = find_filter(request.tags, request.sql)
+        except IllegalFilter as error:
+            context.replies.failures.append((request.request_id, error))
+            continue
         notification = NotificationPoll(
             request_id=request.request_id,
             group_id=request.group_id,
             topic_id=request.topic_id,
-            tags=frozenset(request.tags),
+            wanted=wanted,
             arrived_s=context.arrived_s,
         )
         context.pops.begin_notification(notification, request.poll_duration_ms, context.turn)

@@ -142,7 +142,7 @@ class LinkPops:
             ready = turn.engine.consumption.ready_count(
                 GroupId(notification.group_id),
                 TopicId(notification.topic_id),
-                tags=notification.tags,
+                wanted=notification.wanted,
                 now_ms=turn.now_ms,
             )
         except ServiceError as error:
@@ -237,7 +237,7 @@ def take(pop: PopPoll, turn: Turn) -> list[DeliveryBatch]:
         TopicId(pop.topic_id),
         max_messages=pop.max_messages,
         invisible_duration_ms=pop.invisible_duration_ms,
-        tags=pop.tags,
+        wanted=pop.wanted,
         attempt_id=pop.attempt_id,
         client=pop.client,
         renews=pop.renews,

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, TimerReason
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE
 from tidemill.broker.engine.queries.queue_reader import ENDLESS, reason_of
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.server.admin.lookup import check_queue_id
 from tidemill.broker.server.reader.log_id import log_id_of
 from tidemill.broker.server.round.long_polling import NotificationPoll
 from tidemill.broker.server.round.rpc import in_round, read_in_round, rpc_error
+from tidemill.broker.server.wire.filters import find_filter
 from tidemill.common.errors import (
     Forbidden,
     GroupNotFound,
@@ -85,7 +87,7 @@ class PullReader:
         pull = engine.inspection.read(
             queue,
             request.offset,
-            tags=frozenset(request.tags),
+            wanted=find_filter(request.tags, request.sql),
             max_messages=min(max(request.max_messages, 1), PULL_MAX),
             max_bytes=min(request.max_bytes or PULL_BYTES_MAX, PULL_BYTES_MAX),
             until_offset=request.until_offset or ENDLESS,
@@ -165,7 +167,7 @@ class MessageWait:
         self._rounds = rounds
         self._request = request
         self._poll = NotificationPoll(
-            request_id=number, group_id=NO_GROUP, topic_id=request.topic_id, tags=frozenset()
+            request_id=number, group_id=NO_GROUP, topic_id=request.topic_id, wanted=EVERY_MESSAGE
         )
         self.outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._result: bool | ServiceError = False

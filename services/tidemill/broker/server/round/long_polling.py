@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import NamedTuple, Protocol, TypeAlias
 
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
 from tidemill.broker.server.round.polled_filters import PolledFilters
 from tidemill.common.errors import BadRequest, Overloaded
 from tidemill.common.reserves import has_little, unreserved
@@ -46,7 +47,7 @@ class PopPoll(NamedTuple):
     topic_id: int
     max_messages: int
     invisible_duration_ms: int
-    tags: frozenset[str]
+    wanted: MessageFilter
     attempt_id: str
     client: ClientKey = UNKNOWN_CLIENT
     renews: bool = False
@@ -60,7 +61,7 @@ class NotificationPoll(NamedTuple):
     request_id: int
     group_id: int
     topic_id: int
-    tags: frozenset[str]
+    wanted: MessageFilter
     arrived_s: float = 0.0  # time.monotonic()
     is_parked: bool = False
 
@@ -232,7 +233,7 @@ class LongPolling:
             outcome = parked.receiver.try_pop(parked.arguments)
             if outcome is PopOutcome.ANSWERED:
                 self._remove(parked)
-            elif outcome is PopOutcome.NO_MESSAGE and not parked.arguments.tags:
+            elif outcome is PopOutcome.NO_MESSAGE and parked.arguments.wanted is EVERY_MESSAGE:
                 # If a pop without a filter finds nothing, no other pop of this key does.
                 return
             yield

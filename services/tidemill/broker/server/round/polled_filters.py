@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import structlog
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.message_filter import TagFilter
 from tidemill.broker.engine.metadata.catalog import TopicType
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.message_filter import MessageFilter
     from tidemill.broker.engine.metadata.catalog import Catalog
 
 log = structlog.get_logger()
@@ -35,24 +37,29 @@ FILTERS_OF_ALL_MAX: Final = 50_000
 SHOWN_CHARACTERS: Final = 256
 WARNING_INTERVAL_MS: Final = 3_600_000  # per consumer group, topic and kind of conflict
 
-EVERY_MESSAGE: Final = "*"
-
 
 @dataclass(slots=True)
 class PolledFilter:
     """A filter of a consumer group and topic, and its last poll."""
 
-    tags: tuple[str, ...]  # as `shown_tags` returns them; empty: every message
+    tags: tuple[str, ...]  # those that operators see; empty: every message, or an SQL filter
+    sql: str  # the part of an SQL filter that operators see
     client_id: str
     polled_at_ms: int  # monotonic
 
     @property
     def expression(self) -> str:
-        """The filter in its canonical form, without the tags that are left out."""
-        return " || ".join(self.tags) or EVERY_MESSAGE
+        """The filter in its canonical form, without the part that is left out."""
+        return self.sql or " || ".join(self.tags) or "*"
 
 
-def shown_tags(tags: frozenset[str]) -> tuple[str, ...]:
+def _shown_sql(expression: str) -> str:
+    if len(expression) <= SHOWN_CHARACTERS:
+        return expression
+    return expression[:SHOWN_CHARACTERS] + "..."
+
+
+def _shown_tags(tags: frozenset[str]) -> tuple[str, ...]:
     """Return the sorted tags of a filter that fit into `SHOWN_CHARACTERS`.
 
     If some do not fit, the last entry gives their number.
@@ -82,7 +89,7 @@ class PolledFilters:
     """The filters of the polls of the last ten minutes, by consumer group and topic."""
 
     def __init__(self) -> None:
-        # By the hash of the tags. Two filters with the same hash count as the same filter.
+        # By the hash of the filter. Two filters with the same hash count as the same filter.
         self._by_pair: dict[tuple[int, int], dict[int, PolledFilter]] = {}
         self._count = 0  # filters of all pairs
         # When a warning was logged, by group id, topic id and kind.
@@ -96,7 +103,7 @@ class PolledFilters:
         self,
         group_id: int,
         topic_id: int,
-        tags: frozenset[str],
+        wanted: MessageFilter,
         client_id: str,
         *,
         catalog: Catalog,
@@ -104,7 +111,7 @@ class PolledFilters:
     ) -> None:
         """Note a poll. Each poll calls it, so a known filter must be cheap."""
         filters = self._by_pair.get((group_id, topic_id))
-        known = None if filters is None else filters.get(hash(tags))
+        known = None if filters is None else filters.get(hash(wanted))
         if known is not None and monotonic_ms - known.polled_at_ms <= FILTER_LIFE_MS:
             known.client_id, known.polled_at_ms = client_id, monotonic_ms
             return
@@ -121,7 +128,11 @@ class PolledFilters:
                 del filters[key]
         if len(filters) >= FILTERS_MAX:
             del filters[min(filters, key=lambda key: filters[key].polled_at_ms)]
-        filters[hash(tags)] = PolledFilter(shown_tags(tags), client_id, monotonic_ms)
+        if isinstance(wanted, TagFilter):
+            polled = PolledFilter(_shown_tags(wanted.tags), "", client_id, monotonic_ms)
+        else:
+            polled = PolledFilter((), _shown_sql(wanted.expression), client_id, monotonic_ms)
+        filters[hash(wanted)] = polled
         self._count += len(filters)
         while self._count > FILTERS_OF_ALL_MAX:
             self._forget(*next(iter(self._by_pair)))

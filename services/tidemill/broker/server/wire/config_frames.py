@@ -118,6 +118,7 @@ def complete_config(engine: Engine) -> pb.ConfigUpdate:
         auto_create_topics=engine.administration.auto_create_topics,
         auto_create_groups=engine.administration.auto_create_groups,
         membership=membership_frame(engine.catalog.membership),
+        serves_sql_filters=True,
     )
 
 

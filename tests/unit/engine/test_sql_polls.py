@@ -1,0 +1,112 @@
+"""Pops with SQL filters: matches, counters, slices, damage."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.worlds.engine_world import GROUP, World
+from tests.unit.engine.test_damaged_messages import (
+    HEAD,
+    damage,
+    dead_letters,
+    restart_from_checkpoint,
+)
+from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.message_filter import EVALUATION_ITEMS
+from tidemill.broker.engine.pop.message_selection import SCAN_ENTRIES_MAX
+from tidemill.broker.engine.tally import SLICE_BYTES
+from tidemill.broker.server.wire.filters import find_filter
+
+SQL = "region = 'eu' AND price > 5"
+FIFO = "fifo"
+
+
+def send_some(world: World) -> None:
+    world.send("none")
+    world.send("cheap", properties={"region": "eu", "price": "5"})
+    world.send("first", properties={"region": "eu", "price": "5.5"})
+    world.send("odd", properties={"region": "eu", "price": "high"})
+    world.send("second", properties={"region": "eu", "price": "6"})
+
+
+@pytest.mark.parametrize("group", [GROUP, FIFO])
+def test_a_pop_takes_what_matches_and_passes_over_the_rest(group: str) -> None:
+    world = World()
+    world.group(FIFO, is_ordered=True)
+    send_some(world)
+    popped = world.pop(group=group, sql=SQL)
+    assert [one.body for one in popped] == ["first", "second"]
+    world.ack(*popped)
+    assert world.pop(group=group) == []
+    names = ("scanned_sql", "matched_sql", "filter_unknown")
+    counts = world.engine.state.counts
+    assert [counts[name, world.group(group), world.topic()] for name in names] == [5, 2, 2]
+
+
+def test_a_redelivery_is_compared_again() -> None:
+    world = World()
+    send_some(world)
+    assert world.bodies(1, sql=SQL, invisible_ms=1_000) == ["first"]
+    world.advance(1_000)
+    assert world.bodies(sql="price < 5.6") == ["first"]
+    world.advance(30_000)
+    assert world.pop(sql="price < 5.2") == []
+    assert world.engine.state.counts["filtered_retry", world.group(), world.topic()] == 1
+
+
+def test_a_pull_returns_what_matches() -> None:
+    world = World()
+    send_some(world)
+    queue = world.engine.catalog.queue(world.topic(), QueueId(0))
+    reader = world.engine.inspection.read(
+        queue, 0, wanted=find_filter((), SQL), max_messages=32, max_bytes=1 << 20
+    )
+    while reader.step():
+        pass
+    assert [found.queue_offset for found in reader.take()] == [2, 4]
+    assert reader.next_offset == 5
+
+
+@pytest.mark.parametrize("group", [GROUP, FIFO])
+def test_a_sparse_filter_is_searched_in_slices_of_items_and_bytes(group: str) -> None:
+    world = World()
+    world.group(FIFO, is_ordered=True)
+    tally, body = world.engine.tally, 64 << 10
+    for number in range(2 * SCAN_ENTRIES_MAX // EVALUATION_ITEMS):
+        world.send(f"m{number}", properties={"region": "us"}, size=body if number < 40 else 0)
+    world.send("wanted", properties={"region": "eu"})
+    slices = 0
+    while True:
+        slices += 1
+        before_items, before_bytes = tally.items, tally.size_bytes
+        found = world.bodies(group=group, sql="region = 'eu'")
+        assert tally.items - before_items <= SCAN_ENTRIES_MAX + EVALUATION_ITEMS
+        assert tally.size_bytes - before_bytes <= SLICE_BYTES + body + 1_000
+        if found:
+            break
+        # The next turn goes on without a new message.
+        assert (world.group(group), world.topic()) in world.engine.state.ready
+    assert found == ["wanted"]
+    assert slices > 3
+
+
+def test_required_tags_are_compared_by_their_hash_alone() -> None:
+    world = World()
+    for _ in range(10):
+        world.send(*(["dull"] * 300), tag="dull", properties={"region": "eu"})
+    world.send("wanted", tag="bright", properties={"region": "eu"})
+    before = world.engine.tally.items
+    # The other tags need no read of the log.
+    assert world.bodies(sql="TAGS = 'bright' AND region = 'eu'") == ["wanted"]
+    assert world.engine.tally.items - before < 3_100
+
+
+@pytest.mark.parametrize("position", range(HEAD, HEAD + 110))
+def test_a_filter_does_not_skip_a_damaged_message(position: int) -> None:
+    world = World()
+    for number in range(4):
+        world.send(f"m{number}", properties={"region": "eu"}, size=200)
+    restart_from_checkpoint(world)
+    damage(world, 1, position)
+    assert world.bodies(sql="region = 'eu'") == ["m0", "m2", "m3"]
+    assert len(dead_letters(world)) == 1
