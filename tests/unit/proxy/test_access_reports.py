@@ -13,7 +13,14 @@ from tidemill.message.client_key import ClientKey
 from tidemill.proxy.server.access_reports import CallReports
 from tidemill.proxy.server.gated_call import Caller, StreamWatch
 from tidemill.security.access_log import AccessLog
-from tidemill.security.acl import Action, Resource, ResourceType, SourceAddress, parse_address
+from tidemill.security.acl import (
+    Action,
+    Resource,
+    ResourceType,
+    SourceAddress,
+    parse_address,
+    parse_entry,
+)
 from tidemill.security.table import Mode
 
 ORDERS = Resource(ResourceType.TOPIC, "orders")
@@ -88,3 +95,18 @@ def test_an_access_of_a_super_user_is_reported() -> None:
 
 def test_the_mode_off_reports_nothing() -> None:
     assert lines_after(AccessWorld(Mode.OFF), {}) == []
+
+
+@pytest.mark.parametrize("mode", [Mode.PERMISSIVE, Mode.ON])
+def test_a_first_use_without_the_right_to_create_is_reported(mode: Mode) -> None:
+    """In the mode permissive, an operator counts the calls that `on` would refuse."""
+    world = AccessWorld(mode)
+    world.put_user("ops", parse_entry("Topic:orders", ["Pub"]))
+    lines: list[dict[str, Any]] = []
+    world.gate.reports = CallReports(AccessLog("proxy-0", lambda: 1, lambda: 1, lines.append))
+    call = OneCall(signed("ops"))
+    assert world.gate.allows(call, Action.CREATE, ORDERS) is (mode is Mode.PERMISSIVE)
+    result = "would_refuse" if mode is Mode.PERMISSIVE else "refused"
+    assert world.gate.accesses[call.method, result] == 1
+    [line] = lines
+    assert (line["user"], line["action"], line["result"]) == ("ops", "Create", result)

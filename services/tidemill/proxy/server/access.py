@@ -154,11 +154,8 @@ class AccessGate:
                 if known.is_super and self.reports is not None:
                     self.reports.note_access(call, action, resource)
                 return
-        wanted = " or ".join(action.text for action in actions)
-        name = known.user.name
-        text = f"user {name} may not {wanted} on {resource} from {call.find_address()}"
         try:
-            self._refuse(call, Unauthorized(text), actions, resource)
+            self._refuse(call, _missing_right(caller, call, actions, resource), actions, resource)
         except Unauthorized as error:
             if call.watch is None or call.watch.refused is None:
                 raise
@@ -171,19 +168,19 @@ class AccessGate:
         if caller.known.allows_all(action, type_, call.find_address):
             self.accesses[call.method, "allowed"] += 1
             return
-        name = caller.known.user.name
-        text = f"user {name} may not {action.text} on {type_.text}:* from {call.find_address()}"
-        self._refuse(call, Unauthorized(text), (action,))
+        self._refuse(call, _missing_right(caller, call, (action,), f"{type_.text}:*"), (action,))
 
     def allows(self, call: GatedCall, action: Action, resource: Resource) -> bool:
-        """Whether the user has a right that the call can do without. Raises as `authenticate`."""
-        if self._mode is not Mode.ON:
+        """Whether the mode lets a call use a right that it can do without.
+
+        Note the call if the right is missing. Raises as `authenticate`.
+        """
+        if self._mode is Mode.OFF or (caller := self._find_caller(call)) is None:
             return True
-        caller = self._find_caller(call)
-        return (
-            caller is not None
-            and caller.known.decide(action, resource, call.find_address).is_allowed
-        )
+        if caller.known.decide(action, resource, call.find_address).is_allowed:
+            return True
+        error = _missing_right(caller, call, (action,), resource)
+        return self._note_refusal(call, error, (action,), resource)
 
     # ------------------------------------------------------------ streams
 
@@ -238,21 +235,30 @@ class AccessGate:
         actions: tuple[Action, ...] = (),
         resource: Resource | None = None,
     ) -> None:
-        """Raise the error, or count it if the mode lets the call pass.
+        """Raise the error, unless the mode lets the call pass.
 
         A malformed name of the resource is reported first.
         """
+        if self._note_refusal(call, error, actions, resource):
+            return
+        if resource is not None:
+            _check_name(resource)
+        raise self.revoked.answer(call, error)
+
+    def _note_refusal(
+        self,
+        call: GatedCall,
+        error: ServiceError,
+        actions: tuple[Action, ...],
+        resource: Resource | None,
+    ) -> bool:
+        """Count and report a call without its rights. Return whether the mode lets it pass."""
         # A ban is neither a credential nor a right, so it holds in each mode.
         is_let_through = self._mode is Mode.PERMISSIVE and not isinstance(error, Banned)
         if self.reports is not None:
             self.reports.note_refusal(call, error, actions, resource, passes=is_let_through)
-        if is_let_through:
-            self.accesses[call.method, "would_refuse"] += 1
-            return
-        self.accesses[call.method, "refused"] += 1
-        if resource is not None:
-            _check_name(resource)
-        raise self.revoked.answer(call, error)
+        self.accesses[call.method, "would_refuse" if is_let_through else "refused"] += 1
+        return is_let_through
 
     # ------------------------------------------------------------ credentials
 
@@ -337,6 +343,15 @@ def _check_same(before: Caller | None, after: Caller | None) -> None:
     """Raise Unauthorized if the credentials of a stream are those of another user now."""
     if before and after and before.known.user.id != after.known.user.id:
         raise Unauthorized("the credentials of this stream belong to another user now")
+
+
+def _missing_right(
+    caller: Caller, call: GatedCall, actions: tuple[Action, ...], resource: Resource | str
+) -> Unauthorized:
+    """Return the refusal of a call whose user has none of the rights."""
+    wanted = " or ".join(action.text for action in actions)
+    name = caller.known.user.name
+    return Unauthorized(f"user {name} may not {wanted} on {resource} from {call.find_address()}")
 
 
 def _check_name(resource: Resource) -> None:
