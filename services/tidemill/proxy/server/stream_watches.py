@@ -9,19 +9,18 @@ hours.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, final
 
+from tidemill.common.change_checks import ChangeChecks
 from tidemill.proxy.server.gated_call import StreamWatch
 
 if TYPE_CHECKING:
     from tidemill.proxy.server.gated_call import GatedCall
 
-# Streams that are checked in one turn of the loop, and the time after which a turn checks no
-# further one. A stream with 4,096 topics alone takes a few milliseconds, as at its begin.
+# Streams that are checked in one turn of the loop. One with 4,096 topics alone takes a few
+# milliseconds, as at its begin.
 WATCHED_A_TURN: Final = 64
-TURN_S: Final = 0.002
 
 
 @final
@@ -38,7 +37,7 @@ class StreamWatches:
         self._check = check
         self._valid_ms = valid_ms
         self._watches: dict[StreamWatch, None] = {}
-        self._unchecked: list[StreamWatch] = []  # after the last change
+        self._checks = ChangeChecks(self._watches, self._check_now, a_turn=WATCHED_A_TURN)
 
     async def watched(self, call: GatedCall, answering: Awaitable[None]) -> None:
         """Await the answer to a stream; `check` may end it. Raises the error of the end."""
@@ -72,23 +71,7 @@ class StreamWatches:
 
     def check_soon(self) -> None:
         """Check all streams after a change, some in each turn of the event loop."""
-        if self._watches:
-            is_scheduled = bool(self._unchecked)
-            self._unchecked = list(self._watches)
-            if not is_scheduled:
-                asyncio.get_running_loop().call_soon(self._check_some)
-
-    def _check_some(self) -> None:
-        turn_ends_at = time.monotonic() + TURN_S
-        try:
-            for _ in range(WATCHED_A_TURN):
-                self._check_now(self._unchecked.pop())
-                if not self._unchecked or time.monotonic() >= turn_ends_at:
-                    break
-        finally:
-            # An unexpected error in one check must not keep the others from theirs.
-            if self._unchecked:
-                asyncio.get_running_loop().call_soon(self._check_some)
+        self._checks.check_soon()
 
     def _check_now(self, watch: StreamWatch) -> None:
         if watch in self._watches and not watch.is_over:

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakValueDictionary
 
+from tidemill.common.change_checks import ChangeChecks
 from tidemill.common.deadlines import Deadlines
 from tidemill.transport.aio.listener import ListenSettings, RpcListener
 from tidemill.transport.aio.misuse_log import MisuseLog
@@ -90,7 +91,8 @@ class RpcServer:
         self.ending: set[asyncio.Task[None]] = set()  # tasks of cancelled calls
         self.is_draining = False
         self.listener = RpcListener(listen, self._new_connection, self.misuse, is_banned)
-        self._unchecked_bans: list[ServerProtocol] = []  # after the last change of bans
+        self._ban_checks = ChangeChecks(self.connections, self._check_ban, a_turn=BANS_A_TURN)
+        self._on_banned: Callable[[Hashable], object] = lambda _connection: None
         # Connections with more than one turn's worth of data, in the order of their next turns.
         self._pending: deque[ServerProtocol] = deque()
         self._is_continuing = False
@@ -220,20 +222,13 @@ class RpcServer:
 
         Call `on_close` with the key of each of them before it is closed.
         """
-        is_scheduled = bool(self._unchecked_bans)
-        self._unchecked_bans = list(self.connections)
-        if self._unchecked_bans and not is_scheduled:
-            asyncio.get_running_loop().call_soon(self._close_banned, on_close)
+        self._on_banned = on_close
+        self._ban_checks.check_soon()
 
-    def _close_banned(self, on_close: Callable[[Hashable], object]) -> None:
-        checked = self._unchecked_bans[-BANS_A_TURN:]
-        del self._unchecked_bans[-BANS_A_TURN:]
-        for connection in checked:
-            if connection in self.connections and self._is_banned(connection.peer_host):
-                on_close(connection)
-                connection.close(_BANNED)
-        if self._unchecked_bans:
-            asyncio.get_running_loop().call_soon(self._close_banned, on_close)
+    def _check_ban(self, connection: ServerProtocol) -> None:
+        if self._is_banned(connection.peer_host):
+            self._on_banned(connection)
+            connection.close(_BANNED)
 
     def continue_later(self, connection: ServerProtocol) -> None:
         """Call `continue_reading` after other connections have had their turns."""
