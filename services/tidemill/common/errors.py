@@ -164,7 +164,11 @@ class RoleNotFound(RequestError):
 class Unauthorized(RequestError):
     """The call shows no valid credentials, or its user lacks a right."""
 
-    user_id = 0  # of a user that has shown correct credentials and may not use them
+    # Of a user that has shown correct credentials and may not use them.
+    user_id = 0
+    user_name = ""
+    via = ""  # kind and name of the credential, if it is not a secret
+    claimed_user = ""  # the access key of a wrong signature; only the audit log has it
     identities: tuple[str, ...] = ()  # that the call has proven, if no single user lists one
 
 

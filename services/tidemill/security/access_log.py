@@ -1,8 +1,8 @@
 """The refused calls and the accesses of one process: a ring in memory, and a line in its log each.
 
-The first refusal of a caller, call and resource is written at once. Later ones of the same second
-are counted, and the next line has their number. So a client that repeats a refused call costs one
-line per second. Accesses have one line per minute.
+The first refusal of a caller, call, resource and cause is written at once. Later ones of the same
+second are counted, and the next line has their number. So a client that repeats a refused call
+costs one line per second. Accesses have one line per minute.
 
 This module has no I/O and no clock: the process writes the lines and calls `tick` each second.
 """
@@ -21,8 +21,8 @@ KINDS: Final = (REFUSAL, ACCESS)
 
 RING_RECORDS_MAX: Final = 10_000  # about 4 MB; beyond it the oldest record is dropped
 PERIODS_MS: Final[Mapping[str, int]] = {REFUSAL: 1_000, ACCESS: 60_000}
-# Callers, calls and resources with a line in the current period, by kind. Beyond it, the oldest
-# one is forgotten with its unwritten count, so its next refusal is written at once.
+# Callers, calls, resources and causes with a line in the current period, by kind. Beyond it, the
+# oldest one is forgotten with its unwritten count, so its next refusal is written at once.
 CALLERS_MAX: Final = 10_000
 PERIODS_A_TICK: Final = 1_000  # ended in half a millisecond; the others end in later ticks
 LINES_PER_S_MAX: Final = 200  # of a process; beyond it records are only counted
@@ -31,7 +31,7 @@ RECORDS_A_SLICE: Final = 256  # compared in half a millisecond
 _UNPRINTABLE: Final = re.compile(r"[^ -~]")  # A client names resources as it likes.
 
 
-RecordKey: TypeAlias = tuple[str, str, str, str]
+RecordKey: TypeAlias = tuple[str, str, str, str, str]
 
 
 class AccessRecord(NamedTuple):
@@ -48,17 +48,38 @@ class AccessRecord(NamedTuple):
     code: int
     reason: str
     claimed_user: str = ""
+    client_id: str = ""  # as the client shows it
 
     @property
     def key(self) -> RecordKey:
-        """The kind, the caller, the call and the resource, which share a line."""
-        caller = self.user or self.address
-        return (
+        """The kind, the caller, the call, the resource and the cause, which share a line.
+
+        The cause of a missing right is the action: the reason has the address, and all clients of a
+        user share a line.
+        """
+        return key_of(
             self.kind,
-            caller[:TEXT_CHARS_MAX],
-            self.call[:TEXT_CHARS_MAX],
-            self.resource[:TEXT_CHARS_MAX],
+            self.user or unverified_caller(self.address, self.claimed_user),
+            self.call,
+            self.resource,
+            "" if self.kind == ACCESS else self.action or self.reason,
         )
+
+
+def key_of(kind: str, caller: str, call: str, resource: str, cause: str) -> RecordKey:
+    """Return the key of a record with short texts."""
+    return (
+        kind,
+        caller[:TEXT_CHARS_MAX],
+        call[:TEXT_CHARS_MAX],
+        resource[:TEXT_CHARS_MAX],
+        cause[:TEXT_CHARS_MAX],
+    )
+
+
+def unverified_caller(address: str, claimed_user: str) -> str:
+    """Return the text that stands for a caller without a verified user."""
+    return f"{address} {claimed_user}"
 
 
 class RingRecord(NamedTuple):
@@ -134,7 +155,7 @@ class RecordFilter(NamedTuple):
 
 @final
 class _Period:
-    """The time with one line of a caller, a call and a resource."""
+    """The time with one line of a caller, a call, a resource and a cause."""
 
     __slots__ = ("count", "ends_ms", "record")
 
@@ -192,7 +213,10 @@ class AccessLog:
             return
         self.counts[record.kind] += 1
         record = record._replace(
-            call=key[2], resource=key[3], reason=record.reason[:TEXT_CHARS_MAX]
+            call=key[2],
+            resource=key[3],
+            reason=record.reason[:TEXT_CHARS_MAX],
+            client_id=record.client_id[:TEXT_CHARS_MAX],
         )
         ended = self._periods[record.kind].pop(key, None)
         count = 1 if ended is None else 1 + ended.count
@@ -278,6 +302,7 @@ def _fields(
         "user": record.user[:TEXT_CHARS_MAX],
         "via": record.via[:TEXT_CHARS_MAX],
         "claimedUser": record.claimed_user[:TEXT_CHARS_MAX],
+        "clientId": record.client_id[:TEXT_CHARS_MAX],
         "from": record.address[:TEXT_CHARS_MAX],
         "process": process,
         "call": record.call[:TEXT_CHARS_MAX],

@@ -144,8 +144,11 @@ class KnownUser:
 
     def _refusal(self, text: str) -> Unauthorized:
         """Return the refusal of a credential that is correct."""
-        error = Unauthorized(text)
-        error.user_id = self.user.id
+        return self.name_in(Unauthorized(text))
+
+    def name_in(self, error: Unauthorized) -> Unauthorized:
+        """Return the refusal of correct credentials with its user."""
+        error.user_id, error.user_name, error.via = self.user.id, self.user.name, self.via
         return error
 
     @property

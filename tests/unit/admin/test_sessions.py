@@ -15,10 +15,12 @@ from tests.support.clocks import ManualClock
 from tests.support.security_home import SecurityHome
 from tests.unit.admin.test_rights import SECRET
 from tidemill.admin.app import create_app
+from tidemill.admin.audit.access_reports import RequestReports
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
 from tidemill.admin.http import sessions as sessions_module
 from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.identities import IdentityCheck
+from tidemill.admin.http.route_templates import RouteTemplates
 from tidemill.admin.http.sessions import (
     HOST_COOKIE,
     IDLE_MS_MAX,
@@ -31,6 +33,7 @@ from tidemill.admin.http.sessions import (
     find_cookie,
 )
 from tidemill.admin.routes import brokers_of
+from tidemill.security.access_log import AccessLog
 from tidemill.security.acl import parse_entry
 from tidemill.security.identities import SealedSecret, User, UserType, user_of
 from tidemill.security.secret_keys import SecretKeys
@@ -54,12 +57,15 @@ class LoginWorld:
         app = create_app(None, None, needs_identity=True, secret_keys=lambda: self.keys)  # type: ignore[arg-type]  # no brokers
         app.dependency_overrides = {brokers_of: lambda: self.home}
         self.sessions = app.state.sessions = Sessions(lambda: self.keys, self.clock.wall_ms)
+        self.lines: list[dict[str, Any]] = []  # of the access log
+        log = AccessLog("admin-0", lambda: 1, self.clock.monotonic_ms, self.lines.append)
         check = IdentityCheck(
             copy,
             lambda: self.keys,
             wall_ms=self.clock.wall_ms,
             monotonic_ms=self.clock.monotonic_ms,
             sessions=self.sessions,
+            reports=RequestReports(log, RouteTemplates([("/api/v1/users", ["GET"])])),
         )
         self.door = AccessControl(app, body_bytes_max=10_000, hosts=["mq.io"], identities=check)
         self.url = "http://127.0.0.1"
@@ -369,3 +375,36 @@ def test_a_session_manages_the_credentials_of_its_user() -> None:
     cookie = world.log_in()
     assert world.status("GET /users/ops", cookie) == 200
     assert world.status("POST /tokens", cookie, **SAME) == 415, "it may, and has no body"
+
+
+# ---------------------------------------------------------------- the access log
+
+
+def refusal_after(world: LoginWorld, cookie: str = "", **headers: str) -> dict[str, Any]:
+    """Return the record of the next request, which is refused."""
+    world.lines.clear()
+    world.clock.advance(1_000)  # A repeated refusal has one line per second.
+    assert world.status("GET /users", cookie, **headers) == 401
+    [line] = world.lines
+    assert (line["kind"], line["call"]) == ("refusal", "GET /users")
+    return line
+
+
+def test_a_refusal_of_correct_credentials_names_the_user() -> None:
+    world = LoginWorld()
+    cookie = world.log_in()
+    world.put_user(is_enabled=False)
+    for refusal, via in (
+        (refusal_after(world, **BASIC), "basic"),
+        (refusal_after(world, cookie), "session"),
+    ):
+        assert (refusal["user"], refusal["via"]) == ("ops", via)
+        assert refusal["reason"] == "user ops is disabled"
+
+
+def test_a_refusal_of_a_wrong_secret_has_the_name_as_claimed() -> None:
+    wrong = base64.b64encode(b"ops:a wrong secret").decode()
+    refusal = refusal_after(LoginWorld(), Authorization=f"Basic {wrong}", Tidemill_User="tester")
+    assert "user" not in refusal
+    assert refusal["claimedUser"] == "ops"
+    assert "wrong secret" not in str(refusal)

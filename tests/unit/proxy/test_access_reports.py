@@ -21,6 +21,7 @@ from tidemill.security.acl import (
     parse_address,
     parse_entry,
 )
+from tidemill.security.bans import BanKind
 from tidemill.security.table import Mode
 
 ORDERS = Resource(ResourceType.TOPIC, "orders")
@@ -84,6 +85,52 @@ def test_wrong_credentials_are_reported_without_a_user() -> None:
     [line] = lines_after(world, signed("nobody"))
     assert "user" not in line
     assert line["from"] == "10.1.2.3"
+
+
+@pytest.mark.parametrize("reason", ["disabled", "banned"])
+def test_a_refusal_after_a_correct_signature_names_the_user(reason: str) -> None:
+    world = AccessWorld()
+    world.put_user("ops", is_enabled=reason != "disabled")
+    if reason == "banned":
+        world.put_ban(BanKind.USER, "ops", user_id=1)
+    [line] = lines_after(world, signed("ops"))
+    assert reason in line["reason"]
+    assert (line["user"], line["via"]) == ("ops", "signature")
+
+
+def test_a_refusal_of_a_wrong_signature_has_the_access_key_as_claimed() -> None:
+    world = AccessWorld()
+    world.put_user("ops")
+    for name in ("ops", "nobody"):
+        [line] = lines_after(world, signed(name, "another secret"))
+        assert "user" not in line
+        assert line["claimedUser"] == name
+        assert line["reason"] == "the access key or the signature is wrong"
+
+
+def test_refusals_of_two_callers_behind_one_address_have_two_lines() -> None:
+    world = AccessWorld()
+    world.put_user("ops", is_enabled=False)
+    lines: list[dict[str, Any]] = []
+    world.gate.reports = CallReports(AccessLog("proxy-0", lambda: 1, lambda: 1, lines.append))
+    for headers in (signed("one"), signed("two"), signed("ops"), {}):
+        for _ in range(2):
+            with pytest.raises(Unauthorized):
+                world.gate.require(OneCall(headers), (Action.PUB,), ORDERS)
+    assert [line.get("user", line.get("claimedUser")) for line in lines] == [
+        "one",
+        "two",
+        "ops",
+        None,
+    ]
+
+
+def test_a_report_has_the_client_id() -> None:
+    world = AccessWorld()
+    world.put_user("super", is_super=True)
+    for headers in (signed("super"), signed("nobody")):
+        [line] = lines_after(world, headers)
+        assert line["clientId"] == "client"
 
 
 def test_an_access_of_a_super_user_is_reported() -> None:

@@ -105,6 +105,27 @@ def test_a_caller_without_a_name_is_known_by_its_address() -> None:
     assert [line["from"] for line in world.lines] == ["10.1.2.3", "10.9.9.9"]
 
 
+def test_refusals_with_different_causes_have_lines_of_their_own() -> None:
+    world = World()
+    for action, reason in (
+        ("Pub", "no right from 10.1.2.3"),
+        ("Create", "no right from 10.1.2.3"),
+        ("", "user ops is disabled"),
+        ("", "user ops is banned"),
+    ):
+        world.refuse(action=action, reason=reason)
+        world.refuse(action=action, reason=reason)
+    assert [line["count"] for line in world.lines] == [1, 1, 1, 1]
+
+
+def test_a_user_without_a_right_has_one_line_for_all_its_addresses() -> None:
+    """Thousands of clients of one user may lose a right at once."""
+    world = World()
+    for number in range(100):
+        world.refuse(address=f"10.1.2.{number}", reason=f"no right from 10.1.2.{number}")
+    assert len(world.lines) == 1
+
+
 def test_accesses_have_one_line_per_minute() -> None:
     world = World()
     for second in range(61):

@@ -21,8 +21,8 @@ from tidemill.admin.http.actor import Actor, make_actor, set_actor
 from tidemill.admin.http.banned_callers import Identities
 from tidemill.admin.http.browser_defences import find_foreign_page, with_headers
 from tidemill.admin.http.forwarded import IpNetworks, with_caller_address
-from tidemill.admin.http.identities import RefusedLogin
 from tidemill.admin.http.problems import problem
+from tidemill.admin.http.refused_login import RefusedLogin
 from tidemill.admin.http.request_access import OPEN, set_access
 from tidemill.common.addresses import is_ip, unmapped
 from tidemill.common.errors import CODES, Overloaded, ServiceError, codes_of

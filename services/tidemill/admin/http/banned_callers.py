@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, final
 
 from tidemill.admin.http.actor import VIA_FILE, Actor
-from tidemill.admin.http.identities import Identity, RefusedLogin
+from tidemill.admin.http.identities import Identity
+from tidemill.admin.http.refused_login import RefusedLogin
 from tidemill.common.addresses import is_loopback
 
 if TYPE_CHECKING:

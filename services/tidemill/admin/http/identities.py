@@ -17,7 +17,7 @@ import binascii
 import hmac
 import secrets
 from collections.abc import Callable
-from http import HTTPStatus
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 import structlog
@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 
 from tidemill.admin.http.actor import BUILT_IN_USER, UNKNOWN_ADDRESS, VIA_FILE, Actor, make_actor
 from tidemill.admin.http.failed_logins import FailedLogins
-from tidemill.admin.http.problems import problem
+from tidemill.admin.http.refused_login import RefusedLogin
 from tidemill.admin.http.request_access import RequestAccess, user_access
 from tidemill.admin.http.route_templates import PREFIX
 from tidemill.admin.http.service_accounts import find_token
@@ -56,7 +56,6 @@ from tidemill.security.tokens import WRONG as WRONG_TOKEN
 from tidemill.security.tokens import parse_bearer
 
 if TYPE_CHECKING:
-    from fastapi.responses import JSONResponse
     from starlette.types import Scope
 
     from tidemill.admin.cluster.security_copy import AdminSecurityCopy
@@ -131,27 +130,6 @@ class VerifiedUser(NamedTuple):
     def via(self) -> str:
         """The kind and the name of the credential."""
         return self.known.via or (VIA_BASIC if self.session is None else VIA_SESSION)
-
-
-class RefusedLogin(Exception):
-    """A request without valid credentials, with its answer."""
-
-    def __init__(self, reason: str, *, wait_s: int = 0) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.wait_s = wait_s  # until the next check; 0: at once
-
-    def answer(self, challenge: str) -> JSONResponse:
-        """Return the problem document."""
-        if self.wait_s:
-            status = HTTPStatus.TOO_MANY_REQUESTS
-            refusal = problem(status, status.phrase, self.reason, status * 100)
-            refusal.headers["Retry-After"] = str(self.wait_s)
-            return refusal
-        status = HTTPStatus.UNAUTHORIZED
-        refusal = problem(status, status.phrase, self.reason, status * 100)
-        refusal.headers["WWW-Authenticate"] = challenge
-        return refusal
 
 
 class _MissingRights:
@@ -234,12 +212,12 @@ class IdentityCheck:
         except RefusedLogin as refused:
             if mode is Mode.ON:
                 raise self._refused(scope, refused) from None
-            self._note_refusal(scope, refused.reason, passes=True)
+            self._note_refusal(scope, refused, passes=True)
             return self._anonymous(scope, mode)
         except KeyMissing as error:
             if mode is Mode.ON:
                 raise
-            self._note_refusal(scope, error.message, passes=True)
+            self._note_refusal(scope, RefusedLogin(error.message), passes=True)
             return self._anonymous(scope, mode)
         known = verified.known
         actor = make_actor(scope, user=known.user.name, via=verified.via)
@@ -287,12 +265,15 @@ class IdentityCheck:
         return Identity(make_actor(scope), RequestAccess(mode, is_super=False))
 
     def _refused(self, scope: Scope, refused: RefusedLogin) -> RefusedLogin:
-        self._note_refusal(scope, refused.reason, passes=False)
+        self._note_refusal(scope, refused, passes=False)
         return refused
 
-    def _note_refusal(self, scope: Scope, reason: str, *, passes: bool) -> None:
+    def _note_refusal(self, scope: Scope, refused: RefusedLogin, *, passes: bool) -> None:
         if self._reports is not None:
-            self._reports.note_refusal(scope, make_actor(scope), reason, passes=passes)
+            actor = make_actor(scope, user=refused.user, via=refused.via)
+            if refused.claimed_user:
+                actor = replace(actor, claimed_user=refused.claimed_user)
+            self._reports.note_refusal(scope, actor, refused.reason, passes=passes)
 
     async def _verify(self, scope: Scope, shown: list[str], address: str) -> VerifiedUser:
         """Return the user of a request. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable.
@@ -318,7 +299,7 @@ class IdentityCheck:
         known = None if session is None else await self._copy.user(session.user)
         if session is None or known is None or (secret := session.find_secret(known.user)) is None:
             raise RefusedLogin(SESSION_ENDED)
-        self._check_valid(known, secret)
+        self._check_valid(known, secret, VIA_SESSION)
         return VerifiedUser(known, session=session)
 
     async def _verify_token(self, authorization: str, address: str) -> KnownUser:
@@ -345,7 +326,7 @@ class IdentityCheck:
             known.check_token(self._wall_ms())
             known.check_certificate(NO_CERTIFICATE)
         except Unauthorized as error:
-            raise RefusedLogin(error.message) from None
+            raise RefusedLogin.of(error) from None
         return known
 
     async def _verify_account(
@@ -369,7 +350,7 @@ class IdentityCheck:
         try:
             return await accounts.user_of(account, self._wall_ms())
         except Unauthorized as error:
-            raise RefusedLogin(error.message) from None
+            raise RefusedLogin.of(error) from None
 
     # ------------------------------------------------------------ Basic
 
@@ -396,28 +377,29 @@ class IdentityCheck:
         except WrongCredentials as error:
             self._note_failure(name, address)
             await self._wait_for_wrong_answer(began_at_s)
-            raise RefusedLogin(error.message) from None
+            raise RefusedLogin(error.message, claimed_user=name) from None
         # Roles are read for a verified user alone, so that the time tells nothing about others.
         known = await self._copy.user(name)
         # A rotation of the key file may have encrypted the secret again meanwhile.
         secrets_now = () if known is None else known.user.secrets
         sealed_now = next((each for each in secrets_now if each.is_same(sealed)), None)
         if known is None or sealed_now is None:
-            raise RefusedLogin(WRONG)
-        self._check_valid(known, sealed_now)
+            raise RefusedLogin(WRONG, claimed_user=name)
+        self._check_valid(known, sealed_now, VIA_BASIC)
         return VerifiedUser(known, secret=sealed_now)
 
-    def _check_valid(self, known: KnownUser, secret: SealedSecret) -> None:
+    def _check_valid(self, known: KnownUser, secret: SealedSecret, via: str) -> None:
         """Raise RefusedLogin if the secret has ended, or if the user is disabled."""
         name = known.user.name
         if secret.is_over(self._wall_ms()):
-            raise RefusedLogin(f"the secret of user {name} has ended; use the newer one")
+            text = f"the secret of user {name} has ended; use the newer one"
+            raise RefusedLogin(text, user=name, via=via)
         if not known.user.is_enabled:
-            raise RefusedLogin(f"user {name} is disabled")
+            raise RefusedLogin(f"user {name} is disabled", user=name, via=via)
         try:
             known.check_certificate(NO_CERTIFICATE)
         except Unauthorized as error:
-            raise RefusedLogin(error.message) from None
+            raise RefusedLogin.of(error, via) from None
 
     def _note_failure(self, name: str, address: str) -> None:
         if address != UNKNOWN_ADDRESS:

@@ -39,7 +39,15 @@ class AuditRecordView(Schema):
         "", description="Kind and name of the credential; empty without one.", examples=["token:ci"]
     )
     claimed_user: str | None = Field(
-        None, description="Value of the header Tidemill-User, which is not checked."
+        None,
+        description="Name that is not verified: the value of the header Tidemill-User, or the user"
+        " or access key of wrong credentials.",
+    )
+    client_id: str | None = Field(
+        None,
+        description="Client id of a call of the public service. A record of several calls has that"
+        " of the first one.",
+        examples=["shop-7@1@0@k2x"],
     )
     address: str = Field(
         "", alias="from", description="Address of the caller.", examples=["10.1.2.3"]

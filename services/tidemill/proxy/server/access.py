@@ -25,7 +25,7 @@ from tidemill.common.errors import (
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server.access_metrics import access_metrics
-from tidemill.proxy.server.credentials import CallCredentials, of_user
+from tidemill.proxy.server.credentials import CallCredentials
 from tidemill.proxy.server.gated_call import Caller, GatedCall, StreamWatch
 from tidemill.proxy.server.revoked_clients import RevokedClients
 from tidemill.proxy.server.stream_watches import StreamWatches
@@ -336,7 +336,7 @@ def _check_user(caller: Caller | None, table: SecurityTable) -> None:
     if known is None or known.user.id != user.id:
         raise Unauthorized(f"user {user.name} of this stream was deleted")
     if not known.user.is_enabled:
-        raise of_user(user, Unauthorized(f"user {user.name} is disabled"))
+        raise known.name_in(Unauthorized(f"user {user.name} is disabled"))
 
 
 def _check_same(before: Caller | None, after: Caller | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from tidemill.common.errors import ServiceError, codes_of
+from tidemill.common.errors import ServiceError, Unauthorized, codes_of
 from tidemill.proxy.metrics import request_code
-from tidemill.security.access_log import ACCESS, REFUSAL, TEXT_CHARS_MAX, AccessRecord, RecordKey
+from tidemill.security.access_log import ACCESS, REFUSAL, AccessRecord, key_of, unverified_caller
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
@@ -40,58 +40,66 @@ class CallReports:
         passes: bool,
     ) -> None:
         """Note a call without its rights; it `passes` in the mode permissive."""
-        key = _key_of(REFUSAL, call, "" if resource is None else str(resource))
+        known = None if call.caller is None else call.caller.known
+        user, via = ("", "") if known is None else (known.user.name, known.via)
+        claimed_user = ""
+        if isinstance(error, Unauthorized):
+            if error.user_name:
+                user, via = error.user_name, error.via
+            claimed_user = error.claimed_user
+        action = " or ".join([each.text for each in actions])
+        key = key_of(
+            REFUSAL,
+            user or unverified_caller(_address_of(call), claimed_user),
+            _NAMES.get(call.method, call.method),
+            "" if resource is None else str(resource),
+            action or error.message,
+        )
         if self._log.count_repeated(key):
             return
         self._log.note(
-            _record(
-                key,
-                call,
-                action=" or ".join(each.text for each in actions),
+            AccessRecord(
+                REFUSAL,
+                user=user,
+                via=via or (VIA_SIGNATURE if user else ""),
+                address=_address_of(call),
+                call=key[2],
+                resource=key[3],
+                action=action,
                 result="would_refuse" if passes else "refused",
                 code=codes_of(error).rocketmq,
                 reason=error.message,
+                claimed_user=claimed_user,
+                client_id=call.client_id,
             )
         )
 
     def note_access(self, call: GatedCall, action: Action, resource: Resource) -> None:
         """Note an access of a super user."""
-        key = _key_of(ACCESS, call, str(resource))
-        if not self._log.count_repeated(key):
-            record = _record(key, call, action=action.text, result="ok", code=OK_CODE, reason="")
-            self._log.note(record)
-
-
-def _key_of(kind: str, call: GatedCall, resource: str) -> RecordKey:
-    user = "" if call.caller is None else call.caller.known.user.name
-    return (
-        kind,
-        user or _address_of(call),
-        _NAMES.get(call.method, call.method),
-        resource[:TEXT_CHARS_MAX],
-    )
+        assert call.caller is not None, "its user is verified"
+        known = call.caller.known
+        key = key_of(
+            ACCESS, known.user.name, _NAMES.get(call.method, call.method), str(resource), ""
+        )
+        if self._log.count_repeated(key):
+            return
+        self._log.note(
+            AccessRecord(
+                ACCESS,
+                user=known.user.name,
+                via=known.via or VIA_SIGNATURE,
+                address=_address_of(call),
+                call=key[2],
+                resource=key[3],
+                action=action.text,
+                result="ok",
+                code=OK_CODE,
+                reason="",
+                client_id=call.client_id,
+            )
+        )
 
 
 def _address_of(call: GatedCall) -> str:
     address = call.find_address()
     return "" if address is None else str(address)
-
-
-def _record(
-    key: RecordKey, call: GatedCall, *, action: str, result: str, code: int, reason: str
-) -> AccessRecord:
-    kind, _, name, resource = key
-    known = None if call.caller is None else call.caller.known
-    via = "" if known is None else known.via or VIA_SIGNATURE
-    return AccessRecord(
-        kind,
-        user="" if known is None else known.user.name,
-        via=via,
-        address=_address_of(call),
-        call=name,
-        resource=resource,
-        action=action,
-        result=result,
-        code=code,
-        reason=reason,
-    )

@@ -19,7 +19,7 @@ from tidemill.security.table import VIA_CERTIFICATE, identity_text
 
 if TYPE_CHECKING:
     from tidemill.proxy.server.service_accounts import ServiceAccounts
-    from tidemill.security.identities import SealedSecret, User
+    from tidemill.security.identities import SealedSecret
     from tidemill.security.secret_keys import SecretKeys
     from tidemill.security.table import KnownUser, SecurityTable
 
@@ -120,9 +120,9 @@ class CallCredentials:
         user = known.user
         if secret.not_after_ms and secret.is_over(self._wall_ms()):
             text = f"the secret of user {user.name} has ended; use the newer one"
-            raise of_user(user, Unauthorized(text))
+            raise known.name_in(Unauthorized(text))
         if not user.is_enabled:
-            raise of_user(user, Unauthorized(f"user {user.name} is disabled"))
+            raise known.name_in(Unauthorized(f"user {user.name} is disabled"))
         caller = self._accept(call, known, secret.not_after_ms, secret.sealed)
         # Only now: a remembered header is not checked again until the next change.
         if len(key[0]) + len(key[1]) <= VERIFIED_HEADER_CHARS_MAX:
@@ -170,11 +170,5 @@ class CallCredentials:
         if self._bans.has_users:
             ban = self._bans.find_user(user.name, user.id, self._wall_ms())
             if ban is not None:
-                raise of_user(user, Banned(ban.text))
+                raise known.name_in(Banned(ban.text))
         return Caller(known, not_after_ms, self.generation, sealed)
-
-
-def of_user(user: User, error: Unauthorized) -> Unauthorized:
-    """Note in the error of a call that its credentials are those of a user."""
-    error.user_id = user.id
-    return error

@@ -47,7 +47,9 @@ class SignedCalls:
         signers = self._random_signers if known is None else known.signers or self._open(known)
         index = find_signer(header, signers)
         if known is None or index is None or index >= len(known.user.secrets):
-            raise WrongCredentials(WRONG)
+            error = WrongCredentials(WRONG)
+            error.claimed_user = header.access_key
+            raise error
         return known, known.user.secrets[index]
 
     def find_again(self, before: User, sealed: bytes) -> tuple[KnownUser, SealedSecret] | None:
