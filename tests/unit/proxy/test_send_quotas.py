@@ -82,10 +82,11 @@ class World:
         client: str = "c",
         topic: str = "orders",
         group: str = "",
+        other_group: str = "",
         messages: int = 1,
         timers: int = 0,
     ) -> None:
-        groups = frozenset([group]) if group else frozenset[str]()
+        groups = frozenset([group, other_group]) - {""}
         await self.quotas.admit(
             user="shop",
             user_id=USER_ID,
@@ -260,6 +261,66 @@ def test_a_send_with_tokens_in_the_turn_of_its_time_out_is_not_overtaken() -> No
         assert world.passed == [0, 1]
 
     run(scenario)
+
+
+def test_tokens_in_the_turn_after_a_time_out_pass_no_later_message_of_the_group() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+
+        async def send(number: int, group: str, *, wait_s: float) -> None:
+            world.quotas._wait_s = wait_s
+            await world.send(number, group=group)
+
+        async def serve() -> None:
+            await asyncio.sleep(0)  # The time-out of the first send is earlier in this turn.
+            for lease in world.quotas._book.leases.values():
+                lease.tokens = 1
+            world.quotas.serve()
+
+        results = await asyncio.gather(
+            send(0, "a", wait_s=0.0),
+            send(1, "a", wait_s=60.0),
+            send(2, "b", wait_s=60.0),
+            serve(),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results[:2]] == [Overloaded, Overloaded]
+        assert world.passed == [2]
+
+    run(scenario)
+
+
+def test_a_message_behind_a_refused_batch_of_several_groups_is_refused() -> None:
+    """The batch waits behind a refused message of one group, so it is refused with it."""
+
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        first = asyncio.create_task(world.send(0, group="a"))
+        await turns()
+        world.quotas._wait_s = 60.0  # of the later sends, which end before
+        batch = asyncio.create_task(world.send(1, group="a", other_group="b", messages=2))
+        last = asyncio.create_task(world.send(2, group="b"))
+        results = await asyncio.gather(first, batch, last, return_exceptions=True)
+        assert [type(result) for result in results] == [Overloaded] * 3
+
+    run(scenario, wait_ms=30)
+
+
+def test_a_message_that_comes_in_the_turn_of_a_refusal_does_not_overtake_it() -> None:
+    async def scenario(world: World) -> None:
+        world.put(QuotaKind.TOPIC, "orders", storedBytes=1_000, publishMessagesPerS=10)
+        world.rooms[STORED] = 1_000
+        first = asyncio.create_task(world.send(0, group="a"))
+        await turns()
+        [stock] = [lease for lease in world.quotas._book.leases.values() if lease.is_stock]
+        later = asyncio.create_task(world.send(1, group="a"))  # It begins in the next turn.
+        stock.room = stock.tokens = 0
+        world.quotas.serve()
+        stock.tokens = 1_000
+        results = await asyncio.gather(first, later, return_exceptions=True)
+        assert [type(result) for result in results] == [Overloaded, Overloaded]
+
+    run(scenario, wait_ms=60_000)
 
 
 @pytest.mark.parametrize("change", ["deleted", "another remains", "added"])

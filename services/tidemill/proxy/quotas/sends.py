@@ -7,8 +7,9 @@ refused, because some clients do not back off.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
@@ -181,19 +182,11 @@ class SendQuotas:
         self._add(waiting)
         self._renewal.demand()
         try:
-            async with asyncio.timeout(self._wait_s):
-                await waiting.passed
-        except TimeoutError:
-            if not waiting.passed.cancelled():
-                # Its tokens, or the refusal of an earlier send, came in the turn of the time-out. A
-                # later send of its message group may have its tokens, too.
-                waiting.passed.result()
-                return
-            if not waiting.costs:
-                return  # Its quotas have just been deleted.
-            refusal = self._refusal(waiting.rates, waiting.costs)
+            await self._pass_in_time(waiting)
+        except Overloaded as refusal:
+            # Also those that came since `serve` has refused this one.
             self._refuse_later(waiting, refusal)
-            raise refusal from None
+            raise
         except asyncio.CancelledError:
             # Its tokens may have come in the same turn. Without them, `passed` is cancelled, too.
             if not waiting.passed.cancelled() and waiting.passed.exception() is None:
@@ -205,11 +198,33 @@ class SendQuotas:
             self._remove(waiting)
             self._set_active()
 
+    async def _pass_in_time(self, waiting: _WaitingSend) -> None:
+        """Wait until a send has its tokens. Raises Overloaded."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await waiting.passed
+        except TimeoutError:
+            if not waiting.passed.cancelled():
+                # Its tokens, or the refusal of an earlier send, came in the turn of the time-out. A
+                # later send of its message group may have its tokens, too.
+                waiting.passed.result()
+                return
+            if not waiting.costs:
+                return  # Its quotas have just been deleted.
+            raise self._refusal(waiting.rates, waiting.costs) from None
+
     def _refuse_later(self, refused: _WaitingSend, refusal: Overloaded) -> None:
-        """Refuse later messages of a message group: they may not overtake a refused one."""
-        for later in self._queues[refused.key]:
-            is_behind = later is not refused and not later.passed.done()
-            if is_behind and later.request.message_groups & refused.request.message_groups:
+        """Refuse later messages of the message groups: they may not overtake a refused one.
+
+        A refused batch may have more message groups, whose later messages are refused, too.
+        """
+        groups = refused.request.message_groups
+        if not groups:
+            return
+        queue = self._queues[refused.key]
+        for later in itertools.islice(queue, queue.index(refused) + 1, None):
+            if not later.passed.done() and later.request.message_groups & groups:
+                groups |= later.request.message_groups
                 later.passed.set_exception(refusal)
 
     def _refuse_full(self) -> None:
@@ -288,10 +303,7 @@ class SendQuotas:
         """Let sends pass whose tokens have arrived, one of each queue in turn."""
         self._refuse_full()
         # A send leaves its queue when its task runs: until then, no later send may overtake it.
-        turns = {
-            key: deque([waiting for waiting in queue if not waiting.passed.done()])
-            for key, queue in self._queues.items()
-        }
+        turns = {key: deque(_pending_sends(queue)) for key, queue in self._queues.items()}
         while turns:
             for key, queue in list(turns.items()):
                 if queue and self._book.take(queue[0].costs):
@@ -299,6 +311,21 @@ class SendQuotas:
                     self._queues.move_to_end(key)
                 else:
                     del turns[key]
+
+
+def _pending_sends(queue: Iterable[_WaitingSend]) -> Iterator[_WaitingSend]:
+    """Yield the sends that may pass now.
+
+    A send whose time is over, or that is refused, has not left its queue yet. Later sends of its
+    message groups are not yielded, because its task refuses them.
+    """
+    held: frozenset[str] = frozenset()
+    for waiting in queue:
+        passed, groups = waiting.passed, waiting.request.message_groups
+        if not passed.done() and not groups & held:
+            yield waiting
+        elif not passed.done() or passed.cancelled() or passed.exception() is not None:
+            held |= groups
 
 
 def _find_full(rates: Sequence[MatchedRate], costs: Sequence[Cost]) -> MatchedRate | None:
