@@ -126,6 +126,20 @@ def test_proxies_with_equal_load_store_equal_parts(rate: int, cost: int) -> None
     assert sum(stored) >= 0.9 * rate * 60
 
 
+def test_a_proxy_that_begins_later_takes_no_part_of_one_that_was_satisfied() -> None:
+    """The earlier grants of a proxy are no debt to a proxy that begins after them."""
+    rate, random = 1_000, Random(1)
+    home = QuotaBuckets(lambda _key: rate)
+    steady, greedy = Proxy(1, home, rate, 1), Proxy(2, home, rate, 1)
+    # 400 messages/s are less than half of the limit.
+    simulate([steady], random, end_ms=60_000, loads=[4], rate=rate)
+    before = steady.passed
+    assert before >= 0.95 * 400 * 60
+    loads = [4, 50]
+    simulate([steady, greedy], random, begin_ms=60_000, end_ms=70_000, loads=loads, rate=rate)
+    assert steady.passed - before >= 0.9 * 400 * 10
+
+
 def test_a_proxy_with_large_messages_gets_its_part_beside_small_ones() -> None:
     """A message above the burst needs a full bucket, which small ones could keep empty."""
     home = QuotaBuckets(lambda _key: 1_000)

@@ -7,7 +7,8 @@ the burst: it is granted when the bucket is full, and the bucket is then in debt
 Proxies with unmet demand get equal parts of a bucket. The order and the number of their requests
 do not matter. For this, a bucket counts the granted tokens of each proxy: its level. A grant leaves
 the tokens that proxies of a lower level need to reach the same level. A proxy without unmet demand
-saves nothing up: its next demand begins at least at the lowest level of the others.
+saves nothing up: its next demand begins at least at the lowest level of those with unmet demand, or
+at the highest level if there are none.
 
 A bucket is not state of the engine. The caller passes the monotonic time.
 """
@@ -153,9 +154,12 @@ class QuotaBucket:
         own_level = 0 if own is None else own.level - demand.returned
         if own is not None and own.unmet:
             return own_level
-        # The proxy has got all that it wanted.
-        others = [each.level for each in self._shares.values() if each.unmet]
-        return max(own_level, min(others)) if others else own_level
+        # The proxy has got all that it wanted, so it begins at the level of those that wait. If
+        # none waits, it begins at the highest one: what the others have got is no debt to it.
+        unmet = [each.level for each in self._shares.values() if each.unmet]
+        if unmet:
+            return max(own_level, min(unmet))
+        return max(own_level, *[each.level for each in self._shares.values()], 0)
 
     def _part_of(self, level: int, wanted: int) -> int:
         """Return the tokens for a demand if all unmet demands get the same level."""
