@@ -30,17 +30,27 @@ class Cluster:
     def __init__(self, proxies: int, limit: QuotaLimit, rate: int) -> None:
         self.clock = ManualClock()
         self.random = Random(1)
-        quota = TrafficQuota(kind=QuotaKind.GROUP, value="group", limits={limit: rate})
-        items = {quota.name: json.dumps(quota.to_item()).encode()}
-        table = QuotaTable(lambda _kind, name: items.get(name), lambda: counts_of(QUOTA, items))
-        table.note_change()
-        self.buckets = QuotaBuckets({RateKey(quota.name, limit): rate}.get)
+        self._limit = limit
+        self._items: dict[str, bytes] = {}
+        self._rates: dict[RateKey, int] = {}  # at the home
+        self._table = table = QuotaTable(
+            lambda _kind, name: self._items.get(name), lambda: counts_of(QUOTA, self._items)
+        )
+        self.put_limit(rate)
+        self.buckets = QuotaBuckets(self._rates.get)
         self.proxies = [
             DeliveryQuotas(table, self._lease(n, proxies), self.clock.monotonic_ms)
             for n in range(proxies)
         ]
         self.received = [0] * proxies  # messages
         self.lost_part = 0.0  # of requests, and of answers
+
+    def put_limit(self, rate: int) -> None:
+        """Put the limit, or change it, at the home and at all proxies."""
+        quota = TrafficQuota(kind=QuotaKind.GROUP, value="group", limits={self._limit: rate})
+        self._items[quota.name] = json.dumps(quota.to_item()).encode()
+        self._rates[RateKey(quota.name, self._limit)] = rate
+        self._table.note_change()
 
     def _lease(self, n: int, proxies: int) -> Callable[[Sequence[LeaseDemand]], Awaitable[Leased]]:
         async def lease(demands: Sequence[LeaseDemand]) -> Leased:
@@ -289,5 +299,46 @@ def test_a_read_that_gets_more_messages_owes_their_tokens() -> None:
             cluster.clock.advance(1_000)
         await proxy.renewal.renew()
         assert waiting.tokens.done()
+
+    asyncio.run(main())
+
+
+def test_a_changed_limit_ends_the_debt_of_deliveries() -> None:
+    """An operator raises a limit because it was too low, so the debt under it ends."""
+    cluster = Cluster(1, BYTES, 1_000)
+
+    async def main() -> None:
+        # The first batch, of large messages: a debt of nine hours.
+        first = cluster.proxies[0].request("group", BATCH)
+        await cluster.advance(0.2, is_random=False)
+        tokens = await cluster.proxies[0].wait(first)
+        assert tokens is not None
+        tokens.spend(BATCH, BATCH << 20)
+        await cluster.advance(1, is_random=False)
+        cluster.put_limit(100_000)
+        task = asyncio.create_task(cluster.consume(0, 1_000))
+        await cluster.advance(30, is_random=False)
+        task.cancel()
+
+    asyncio.run(main())
+    assert cluster.received[0] >= 1_000, "of 100 messages per second"
+
+
+def test_a_read_that_ends_after_a_change_of_the_limit_owes_its_tokens() -> None:
+    cluster = Cluster(1, BYTES, 1_000)
+    quotas = cluster.proxies[0]
+
+    async def main() -> None:
+        first = quotas.request("group", 1)
+        await cluster.advance(0.2, is_random=False)
+        tokens = await quotas.wait(first)
+        assert tokens is not None
+        cluster.put_limit(100_000)
+        quotas.request("group", 1)  # The proxy knows the new limit.
+        tokens.spend(1, 1 << 20)
+        quotas.request("group", 1)
+        [lease] = quotas.renewal.book.leases.values()
+        assert lease.rate_per_s == 100_000
+        assert lease.tokens < 0
 
     asyncio.run(main())

@@ -239,7 +239,7 @@ class DeliveryQuotas:
         now_ms = self._monotonic_ms()
         for rate in rates:
             is_messages = rate.key.limit is QuotaLimit.DISPATCH_MESSAGES
-            self._book.lease_of(rate, now_ms).charge(messages if is_messages else size_bytes)
+            self._book.charge(rate, messages if is_messages else size_bytes, now_ms)
 
     def note_size(self, group: str, message_bytes: float) -> None:
         """Note the mean size of the messages of a read. A larger one counts at once."""

@@ -98,6 +98,11 @@ class Lease:
         if self.is_local:
             self.local_used = max(self.local_used + tokens, 0)
 
+    def change_rate(self, rate_per_s: int) -> None:
+        """Change the limit. A debt ends, as at the home."""
+        self.rate_per_s = rate_per_s
+        self.tokens = max(self.tokens, 0)
+
     def refill(self, now_ms: int, proxies: int) -> None:
         """Add the tokens of the local bucket, which begins empty."""
         if self._refilled_at_ms is None:
@@ -148,8 +153,16 @@ class LeaseBook:
         lease = self.leases.get(rate.key)
         if lease is None:
             lease = self.leases[rate.key] = Lease(rate, now_ms, self._number)
-        lease.rate_per_s, lease.touched_at_ms = rate.rate_per_s, now_ms
+        if lease.rate_per_s != rate.rate_per_s:
+            lease.change_rate(rate.rate_per_s)
+        lease.touched_at_ms = now_ms
         return lease
+
+    def charge(self, rate: MatchedRate, tokens: int, now_ms: int) -> None:
+        """Charge a call that has begun under `rate`. The limit may have changed since then."""
+        lease = self.leases.get(rate.key) or self.lease_of(rate, now_ms)
+        lease.touched_at_ms = now_ms
+        lease.charge(tokens)
 
     def take(self, costs: Sequence[Cost], *, leave_waiting: bool = False) -> bool:
         """Take all tokens of a send, or none; optionally, leave those that waiting sends need."""
