@@ -175,6 +175,8 @@ class DeliveryQuotas:
             else:
                 self._queues.setdefault(group, _GroupQueue()).add(read)
                 self._waiting_count += 1
+                for rate in self._table.group_rates(group):
+                    self._book.ask_first(rate.key)
                 self.renewal.demand()
         return read
 

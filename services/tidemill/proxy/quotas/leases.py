@@ -142,6 +142,9 @@ class LeaseBook:
 
     def __init__(self, now_ms: int) -> None:
         self.leases: dict[RateKey, Lease] = {}
+        # Limits that calls wait for, at most one entry for each lease. The first one has waited
+        # the longest time for a request.
+        self._wanted: dict[RateKey, None] = {}
         self.proxies = 1  # as the home has counted them last
         # The last known rooms of stocks without a lease, for a time without the home.
         self._rooms: OrderedDict[RateKey, _KnownRoom] = OrderedDict()
@@ -186,12 +189,25 @@ class LeaseBook:
         return now_ms - self._answered_at_ms > LEASE_MS
 
     def next_leases(self) -> list[Lease]:
-        """Return the leases of the next request to the home, all in turn."""
+        """Return the leases of the next request to the home.
+
+        Those that calls wait for come first, and then the others, each of both in turn.
+        """
         self._number += 1
-        leases = list(itertools.islice(self.leases.values(), DEMANDS_MAX))
-        for lease in leases:
-            self.leases[lease.key] = self.leases.pop(lease.key)
-        return leases
+        chosen: dict[RateKey, Lease] = {}
+        while self._wanted and len(chosen) < DEMANDS_MAX:
+            key = next(iter(self._wanted))
+            del self._wanted[key]
+            if (lease := self.leases.get(key)) is not None:
+                chosen[key] = lease
+        chosen |= itertools.islice(self.leases.items(), DEMANDS_MAX - len(chosen))
+        for key in chosen:
+            self.leases[key] = self.leases.pop(key)
+        return list(chosen.values())
+
+    def ask_first(self, key: RateKey) -> None:
+        """Let the next request to the home have a limit, because a call waits for it."""
+        self._wanted[key] = None
 
     def renew_local(self, now_ms: int, leases: Iterable[Lease] | None = None) -> None:
         """Fill the local buckets of leases. Default: all."""
@@ -206,6 +222,8 @@ class LeaseBook:
         demands = []
         for lease in self.next_leases() if leases is None else leases:
             is_idle = now_ms - lease.touched_at_ms >= IDLE_MS and not lease.waiting
+            if lease.waiting:
+                self.ask_first(lease.key)
             # Deliveries may owe tokens for their bytes. The home has to know them.
             is_idle = is_idle and lease.tokens >= 0
             # Twice the use of a period, because a lease is as long as two of them.

@@ -227,9 +227,16 @@ class SendQuotas:
                 groups |= later.request.message_groups
                 later.passed.set_exception(refusal)
 
-    def _refuse_full(self) -> None:
+    def _queues_of(self, leases: Sequence[Lease]) -> dict[QueueKey, deque[_WaitingSend]]:
+        """Return the queues that wait for one of these leases, and that without a quota."""
+        keys = {lease.key for lease in leases}
+        return {
+            key: queue for key, queue in self._queues.items() if not key or not keys.isdisjoint(key)
+        }
+
+    def _refuse_full(self, queues: Iterable[deque[_WaitingSend]]) -> None:
         """Refuse waiting sends if a stock has no room for them."""
-        for queue in self._queues.values():
+        for queue in queues:
             for waiting in queue:
                 if waiting.passed.done():
                     continue
@@ -242,6 +249,8 @@ class SendQuotas:
         self._queues.setdefault(waiting.key, deque()).append(waiting)
         if waiting.request.message_groups:
             self._ordered.setdefault(waiting.request.sender, {})[waiting] = None
+        for key in waiting.key:
+            self._book.ask_first(key)
         self._count(waiting, 1)
 
     def _remove(self, waiting: _WaitingSend) -> None:
@@ -291,19 +300,20 @@ class SendQuotas:
         """Set the costs of waiting sends at these leases."""
         for lease in leases:
             lease.waiting = []
-        chosen = set(leases)
-        for queue in self._queues.values():
+        chosen = {lease.key for lease in leases}
+        for queue in self._queues_of(leases).values():
             for waiting in queue:
                 if not waiting.passed.done():
                     for lease, tokens in waiting.costs:
-                        if lease in chosen:
+                        if lease.key in chosen:
                             lease.waiting.append(tokens)
 
-    def serve(self, leases: Sequence[Lease] = ()) -> None:  # noqa: ARG002  # of TokenWaiters
+    def serve(self, leases: Sequence[Lease]) -> None:
         """Let sends pass whose tokens have arrived, one of each queue in turn."""
-        self._refuse_full()
+        queues = self._queues_of(leases)
+        self._refuse_full(queues.values())
         # A send leaves its queue when its task runs: until then, no later send may overtake it.
-        turns = {key: deque(_pending_sends(queue)) for key, queue in self._queues.items()}
+        turns = {key: deque(_pending_sends(queue)) for key, queue in queues.items()}
         while turns:
             for key, queue in list(turns.items()):
                 if queue and self._book.take(queue[0].costs):
