@@ -201,6 +201,11 @@ class QuotaBuckets:
         self._began_ms = began_ms
         self.buckets: OrderedDict[RateKey, QuotaBucket] = OrderedDict()
 
+    def drop_deleted(self) -> None:
+        """Drop the buckets of limits that were deleted."""
+        for key in [key for key in self.buckets if self._find_rate(key) is None]:
+            del self.buckets[key]
+
     def lease(self, proxy: bytes, demand: LeaseDemand, now_ms: int) -> int:
         """Return the granted tokens; all that are wanted if the quota has just been deleted."""
         rate = self._find_rate(demand.key)

@@ -284,6 +284,38 @@ def test_a_broker_that_is_no_longer_the_home_has_no_metrics_of_stocks() -> None:
     run(scenario)
 
 
+def test_a_broker_that_is_no_longer_the_home_has_no_metrics_of_rates() -> None:
+    async def scenario(world: RoundWorld, service: QuotaService) -> None:
+        put_quota(world.world, QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
+        await lease(service, 1, limit=QuotaLimit.PUBLISH_MESSAGES)
+        await service.count_stocks()
+        assert [family.samples != [] for family in service.collect()] == [True]
+        catalog = world.world.engine.catalog
+        catalog.membership.home = Home(cluster_id="c", name="other", address="h:1")
+        await service.count_stocks()
+        assert [family.samples for family in service.collect()] == [[]]
+
+    run(scenario)
+
+
+def test_a_deleted_limit_has_no_metric() -> None:
+    """The proxy has ended, so no request shows that the limit is missing."""
+
+    async def scenario(world: RoundWorld, service: QuotaService) -> None:
+        put_quota(
+            world.world, QuotaKind.TOPIC, "orders", publishMessagesPerS=10, publishBytesPerS=10
+        )
+        for limit in (QuotaLimit.PUBLISH_MESSAGES, QuotaLimit.PUBLISH_BYTES):
+            await lease(service, 1, limit=limit)
+        put_quota(world.world, QuotaKind.TOPIC, "orders", publishBytesPerS=10)
+        [family] = service.collect()
+        assert [sample.labels["limit"] for sample in family.samples] == ["publishBytesPerS"]
+        change(world.world, delete("topic:orders", kind="quota"))
+        assert [family.samples for family in service.collect()] == [[]]
+
+    run(scenario)
+
+
 def test_without_a_stock_limit_nothing_is_counted() -> None:
     async def scenario(world: RoundWorld, service: QuotaService) -> None:
         rounds = world.rounds.count

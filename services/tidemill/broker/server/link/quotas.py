@@ -55,7 +55,6 @@ class QuotaService:
         self._monotonic_ms = monotonic_ms
         self._rounds = rounds
         self._count_proxies = count_proxies
-        self._engine: Engine | None = None  # of the request in progress
         # By quota: its item, and the limits in it.
         self._decoded: dict[str, tuple[bytes, Mapping[QuotaLimit, int]]] = {}
         self._buckets = QuotaBuckets(self._find_rate, monotonic_ms())
@@ -72,7 +71,7 @@ class QuotaService:
                     f"{len(request.demands)} demands; at most {DEMANDS_MAX} are allowed"
                 )
             demands = [_demand_of(demand, request.number) for demand in request.demands]
-            self._engine, now_ms = engine, self._monotonic_ms()
+            now_ms = self._monotonic_ms()
             grants = [
                 # A proxy of a later version knows more limits. Those of this version go on.
                 StockGrant(asked.wanted, UNKNOWN_ROOM)
@@ -184,6 +183,8 @@ class QuotaService:
             labels=("quota", "limit"),
         )
         now_ms = self._monotonic_ms()
+        # Without a request, a bucket does not know yet that its limit was deleted.
+        self._buckets.drop_deleted()
         for key, bucket in self._buckets.buckets.items():
             ratios.add_metric((key.quota, key.limit.value), bucket.used_ratio(now_ms))
         for key, limit in self._counts.limits.items():
@@ -192,8 +193,7 @@ class QuotaService:
         yield ratios
 
     def _find_rate(self, key: RateKey) -> int | None:
-        assert self._engine is not None, "a request is in progress"
-        encoded = self._engine.catalog.security.find((QUOTA, key.quota))
+        encoded = self._rounds.engine.catalog.security.find((QUOTA, key.quota))
         if encoded is None:
             return None
         known = self._decoded.get(key.quota)
