@@ -124,9 +124,9 @@ ROWS = [
 
 
 class Client:
-    """Calls of one user through the gate."""
+    """Calls of one user through the gate; without users, there is none."""
 
-    def __init__(self, world: ProxyWorld, users: AccessWorld) -> None:
+    def __init__(self, world: ProxyWorld, users: AccessWorld | None) -> None:
         self._world = world
         self._users = users
 
@@ -140,7 +140,7 @@ class Client:
             peer=lambda: "ipv4:10.1.2.3:5000",
             connection="test",
             time_remaining_s=5,
-            gate=self._users.gate,
+            gate=None if self._users is None else self._users.gate,
         )
         encoded, methods = row.request.SerializeToString(), self._world.methods
         boundary, label = self._world.boundary, request_code(name)
