@@ -8,16 +8,16 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import typer
 
+from tidemill.security.private_files import read_private
 from tidemill.security.tokens import PREFIX
 
 FILE: Final = Path("tidemill") / "credentials"  # in the folder of configurations
-OTHERS: Final = stat.S_IRWXO  # permissions of users that are not the owner and not of its group
+FILE_BYTES_MAX: Final = 16 << 10  # a token of a service account has at most 8 KiB
 
 
 class UserCredentials(NamedTuple):
@@ -52,14 +52,16 @@ def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | N
     if bool(user) != (secret_file is not None):
         raise typer.BadParameter("--user and --secret-file belong together; give both")
     if secret_file is not None:
-        return UserCredentials(user, read_private(secret_file, "the secret").strip(), is_named=True)
+        return UserCredentials(
+            user, read_credential(secret_file, "the secret").strip(), is_named=True
+        )
     try:
         file = credentials_file()
         if not file.exists():
             return None
     except (OSError, RuntimeError):
         return None  # A container need not have a home folder.
-    lines = read_private(file, "the credentials").split()
+    lines = read_credential(file, "the credentials").split()
     if not lines:
         return None  # `security enable` is making the first user.
     if len(lines) == 1 and lines[0].startswith(PREFIX):
@@ -71,14 +73,14 @@ def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | N
     return UserCredentials(lines[0], lines[1], is_named=False)
 
 
-def read_private(file: Path, what: str) -> str:
+def read_credential(file: Path, what: str) -> str:
     """Return the content of a file. Ends the command if others may read it, or nobody can."""
     try:
-        with file.open(encoding="ascii") as opened:
-            if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & OTHERS:
-                raise typer.BadParameter(
-                    f"every user of this machine can open {file}: run `chmod o= {file}`"
-                )
-            return opened.read()
-    except (OSError, ValueError) as error:
+        text = read_private(str(file), bytes_max=FILE_BYTES_MAX)
+        if not text.isascii():
+            raise ValueError("it has characters outside of ASCII")
+    except OSError as error:
         raise typer.BadParameter(f"cannot read {what}: {error}") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"cannot read {what} in {file}: {error}") from error
+    return text

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from tidemill.cli.credentials import UserCredentials, read_private
+from tidemill.cli.credentials import UserCredentials, read_credential
 from tidemill.common.addresses import is_loopback
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
@@ -179,7 +179,7 @@ def read_token(token: str, file: Path | None) -> str:
     """Return the token or the content of its file. If the file is unreadable, end the command."""
     if token or file is None:
         return token
-    return read_private(file, "the token").strip()
+    return read_credential(file, "the token").strip()
 
 
 def check_is_sure(command: str, *, is_sure: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from tidemill.cli.app import app
-from tidemill.cli.credentials import UserCredentials, find_credentials
+from tidemill.cli.credentials import FILE_BYTES_MAX, UserCredentials, find_credentials
 from tidemill.common.exit_codes import EXIT_UNREACHABLE
 from tidemill.security.tokens import make_token
 
@@ -48,3 +48,18 @@ def test_a_saved_token_is_left_out_over_http_to_another_machine(saved: Path) -> 
     saved.write_text(make_token().text)
     result = CliRunner().invoke(app, ["--admin", "http://admin.invalid:8080", "topic", "ls"])
     assert result.exit_code == EXIT_UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "reason"),
+    [
+        (b"tmk_a", 0o604, "every user of this machine can open it"),
+        (b"ops\nsch\xc3\xb6n", 0o600, "characters outside of ASCII"),
+        (b"x" * (FILE_BYTES_MAX + 1), 0o600, f"longer than {FILE_BYTES_MAX} bytes"),
+    ],
+)
+def test_an_unusable_file_is_refused(saved: Path, content: bytes, mode: int, reason: str) -> None:
+    saved.write_bytes(content)
+    saved.chmod(mode)
+    with pytest.raises(typer.BadParameter, match=reason):
+        find_credentials("", None)
