@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 
 import typer
 
+from tidemill.common.exit_codes import EXIT_USAGE
+from tidemill.common.prompts import fail
 from tidemill.security.private_files import read_private
 from tidemill.security.tokens import PREFIX
 
@@ -52,9 +54,13 @@ def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | N
     if bool(user) != (secret_file is not None):
         raise typer.BadParameter("--user and --secret-file belong together; give both")
     if secret_file is not None:
-        return UserCredentials(
-            user, read_credential(secret_file, "the secret").strip(), is_named=True
-        )
+        secret = read_credential(secret_file, "the secret").strip()
+        return UserCredentials(user, secret, is_named=True)
+    return find_saved()
+
+
+def find_saved() -> UserCredentials | None:
+    """Return the credentials of the file; None without any. Ends the command if it is malformed."""
     try:
         file = credentials_file()
         if not file.exists():
@@ -63,7 +69,7 @@ def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | N
         return None  # A container need not have a home folder.
     lines = read_credential(file, "the credentials").split()
     if not lines:
-        return None  # `security enable` is making the first user.
+        return None  # `security enable` has created the file, and not written it yet.
     if len(lines) == 1 and lines[0].startswith(PREFIX):
         return UserCredentials("", lines[0], is_named=False)
     if len(lines) != 2:
@@ -73,8 +79,46 @@ def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | N
     return UserCredentials(lines[0], lines[1], is_named=False)
 
 
+def create_credentials(user: str, secret: str) -> Path:
+    """Save credentials in a new file, for this account alone. Ends the command if it cannot.
+
+    The file is durable afterwards, because it may be the only copy of the secret.
+    """
+    file = credentials_file()
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(file, f"{user}\n{secret}\n")
+    except FileExistsError:
+        fail(
+            f"{file} is empty or has other credentials: move it away first, or name a super user"
+            " with --user and --secret-file",
+            EXIT_USAGE,
+        )
+    except OSError as error:
+        fail(f"cannot save the credentials in {file}: {error}", EXIT_USAGE)
+    return file
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a new file of this account alone, and sync it. Raises OSError, and leaves no file."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, text.encode())
+        os.fsync(descriptor)
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def read_credential(file: Path, what: str) -> str:
-    """Return the content of a file. Ends the command if others may read it, or nobody can."""
+    """Return the content of a file. Ends the command if it is unreadable, or if others read it."""
     try:
         text = read_private(str(file), bytes_max=FILE_BYTES_MAX)
         if not text.isascii():

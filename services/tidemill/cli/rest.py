@@ -10,7 +10,7 @@ import json
 import socket
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
@@ -84,10 +84,12 @@ def call(
     body: Json = None,
     query: dict[str, str] | None = None,
     may_miss: bool = False,
+    on_refusal: Callable[[], None] = lambda: None,
 ) -> Json:
     """Call the API and return its answer. After an error, print the reason and exit.
 
-    With `may_miss`, return None if the API answers 404.
+    With `may_miss`, return None if the API answers 404. `on_refusal` is called if the API refuses
+    the call, so that it has changed nothing.
     """
     options = options_of(context)
     client = client_of(options, find_sendable(options), user=_user(), timeout_s=TIMEOUT_S)
@@ -103,6 +105,8 @@ def call(
     except RestRejection as error:
         if may_miss and error.problem is not None and error.status == HTTPStatus.NOT_FOUND:
             return None
+        if error.problem is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            on_refusal()
         fail(_reason(options, error), EXIT_REFUSED)
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from secrets import token_urlsafe
 from typing import Any, Final
 
 from tidemill.common.errors import BadRequest
@@ -21,6 +22,7 @@ from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES
 USER_NAME_CHARS_MAX: Final = 64
 SECRETS_MAX: Final = 2
 ROLES_MAX: Final = 64  # of one user
+SECRET_BYTES: Final = 32  # of a random one: 43 characters
 SECRET_CHARS_MIN: Final = 16
 SECRET_CHARS_MAX: Final = 128
 WEAK_SECRET_CHARS_MIN: Final = 6  # of an imported secret, as of RocketMQ
@@ -199,6 +201,11 @@ def check_user_name(name: str) -> str:
             f" of A-Z a-z 0-9 . _ @ -"
         )
     return name
+
+
+def new_secret() -> str:
+    """Return a random secret."""
+    return token_urlsafe(SECRET_BYTES)
 
 
 def check_secret(secret: str, *, is_weak_allowed: bool = False) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
@@ -22,12 +21,12 @@ from tidemill.security.identities import (
     check_entries,
     check_secret,
     check_user_name,
+    new_secret,
 )
 from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES, NOUNS, listed_by
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
 from tidemill.security.table import MODE, USER, SealingKey, sealing_key_of
 
-SECRET_BYTES: Final = 32  # 43 characters
 ENTRIES_BYTES_MAX: Final = 48 << 10  # as JSON; with secrets and roles, an item has at most 60 KiB
 
 
@@ -70,7 +69,7 @@ class UserChanges:
         secret = ""
         if old is None:
             check_user_name(name)
-            secret = secrets.token_urlsafe(SECRET_BYTES)
+            secret = new_secret()
             if change.secret is not None:
                 secret = check_secret(change.secret, is_weak_allowed=change.is_weak_secret_allowed)
             user = self._with_secret(
@@ -112,7 +111,7 @@ class UserChanges:
         left = sorted(left, key=lambda each: each.id)[-(SECRETS_MAX - 1) :]
         ends_ms = self._now_ms + retire_after_ms
         kept = [_ending(each, ends_ms) for each in left if retire_after_ms]
-        secret = secrets.token_urlsafe(SECRET_BYTES)
+        secret = new_secret()
         # The id of a removed secret is not used again.
         next_id = user.next_secret_id
         user = replace(user, secrets=tuple(kept))

@@ -17,6 +17,10 @@ class SessionView(Schema):
         description="Kind of the credential: `basic`, `session`, `token:NAME`, or `token-file`.",
     )
     is_super: bool = Field(description="Whether the caller may do everything.")
+    super_credentials: bool = Field(
+        description="Whether the credentials are those of a super user. The mode `off` checks no"
+        " credentials except the token of `admin_token_file`."
+    )
     mode: ModeView = Field(description="The security mode in force.")
     ends_at_ms: int | None = Field(
         None, description="End of the session without another request, ms since 1970."

@@ -64,6 +64,7 @@ def _view_of(access: RequestAccess, user: str, via: str, session: Session | None
         user=user or None,
         via=via or None,
         is_super=access.mode is not Mode.ON or access.is_super,
+        super_credentials=access.is_super,
         mode=ModeView(access.mode.text),
         ends_at_ms=None if session is None else session.ends_at_ms,
     )
