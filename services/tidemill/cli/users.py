@@ -19,6 +19,9 @@ app = typer.Typer(no_args_is_help=True, help="Create, list, show, change and del
 Name = Annotated[str, typer.Argument(help="Name of the user: the access key of its clients.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also the user of this command, and the last super user.")
+]
 Roles = Annotated[
     list[str] | None,
     typer.Option("--role", help="Name of a role; repeat it for several. They replace the others."),
@@ -157,6 +160,7 @@ def set_user(
     roles: Roles = None,
     accounts: Accounts = None,
     certificates: CertificateNames = None,
+    force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
     """Change the type, the roles, the service accounts or the certificates of a user.
@@ -166,7 +170,11 @@ def set_user(
     Example: tidemill user set ops --role operator --role auditor
     """
     found = call(context, "GET", f"/users/{segment(name)}")  # Ends the command if it is missing.
-    body = {**_body(kind, roles, accounts, certificates), "ifVersion": found["version"]}
+    body = {
+        **_body(kind, roles, accounts, certificates),
+        "ifVersion": found["version"],
+        "force": force,
+    }
     user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
     say(context, user, f"user {name}: {'would be changed' if dry_run else 'changed'}")
 
@@ -181,12 +189,14 @@ def enable_user(context: typer.Context, name: Name, dry_run: DryRun = False) -> 
 
 
 @app.command("disable")
-def disable_user(context: typer.Context, name: Name, dry_run: DryRun = False) -> None:
+def disable_user(
+    context: typer.Context, name: Name, force: Force = False, dry_run: DryRun = False
+) -> None:
     """Refuse all credentials of a user from now on.
 
     Example: tidemill user disable orders
     """
-    _set_enabled(context, name, is_enabled=False, dry_run=dry_run)
+    _set_enabled(context, name, is_enabled=False, force=force, dry_run=dry_run)
 
 
 @app.command("rotate")
@@ -214,26 +224,33 @@ def rotate_user(
 
 @app.command("delete")
 def delete_user(
-    context: typer.Context, name: Name, is_sure: Yes = False, dry_run: DryRun = False
+    context: typer.Context,
+    name: Name,
+    is_sure: Yes = False,
+    force: Force = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Delete a user. Its credentials are invalid at once.
 
     Example: tidemill user delete orders --dry-run
     """
     path = f"/users/{segment(name)}"
+    forced = {"force": "true"} if force else {}
     if not dry_run:
         check_is_sure("user delete", is_sure=is_sure)
         if not is_sure:
-            call(context, "DELETE", path, query=_query(dry_run=True))
+            call(context, "DELETE", path, query=_query(dry_run=True) | forced)
             confirm(f"Delete user {name}?")
-    deletion = call(context, "DELETE", path, query=_query(dry_run))
+    deletion = call(context, "DELETE", path, query=_query(dry_run) | forced)
     say(context, deletion, f"user {name}: {'would be deleted' if dry_run else 'deleted'}")
 
 
-def _set_enabled(context: typer.Context, name: str, *, is_enabled: bool, dry_run: bool) -> None:
+def _set_enabled(
+    context: typer.Context, name: str, *, is_enabled: bool, force: bool = False, dry_run: bool
+) -> None:
     path = f"/users/{segment(name)}"
     found = call(context, "GET", path)  # Ends the command if it is missing.
-    body = {"enabled": is_enabled, "ifVersion": found["version"]}
+    body = {"enabled": is_enabled, "ifVersion": found["version"], "force": force}
     user = call(context, "PUT", path, body=body, query=_query(dry_run))
     done = "enabled" if is_enabled else "disabled"
     say(context, user, f"user {name}: {'would be ' if dry_run else ''}{done}")

@@ -44,6 +44,11 @@ class UserChange:
     is_weak_secret_allowed: bool = False
     if_version: int | None = None
 
+    @property
+    def may_lock_out(self) -> bool:
+        """Whether the change may take the rights of an administrator."""
+        return self.type is UserType.NORMAL or self.is_enabled is False or bool(self.certificates)
+
 
 @final
 class UserChanges:

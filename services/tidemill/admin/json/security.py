@@ -116,6 +116,9 @@ class UserSettings(Schema):
     allow_weak_secret: StrictBool = Field(
         False, description="Accept a secret of 6 characters or more, for imports from RocketMQ."
     )
+    force: StrictBool = Field(
+        False, description="Change also the user of this request, and the last super user."
+    )
     if_version: StrictInt | None = Field(
         None, ge=0, description="Change the user only if it has this version; 0: only if it is new."
     )

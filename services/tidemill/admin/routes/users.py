@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 
 from tidemill.admin.audit.author import DELETE
-from tidemill.admin.cluster.security_client import FoundItem, Item
+from tidemill.admin.cluster.lock_outs import LockOutCheck
+from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
 from tidemill.admin.cluster.token_changes import check_roles, deletion_of, tokens_of
 from tidemill.admin.cluster.user_changes import (
     UserChange,
@@ -17,6 +18,7 @@ from tidemill.admin.cluster.user_changes import (
     find_user,
 )
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.security import (
     RotationSettings,
     SecretView,
@@ -30,6 +32,7 @@ from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, Security
 from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
 from tidemill.common.errors import Conflict
 from tidemill.security.identities import SealedSecret, User, user_of
+from tidemill.security.table import Mode
 from tidemill.security.tokens import NamedToken
 
 router = APIRouter(tags=["security"])
@@ -38,6 +41,10 @@ USER = "user"
 UserName = Annotated[
     str,
     Path(description="Name of the user.", json_schema_extra={"pattern": "^[A-Za-z0-9._@-]{1,64}$"}),
+]
+
+Force = Annotated[
+    bool, Query(description="Delete also the user of this request, and the last super user.")
 ]
 
 
@@ -69,9 +76,14 @@ async def put_user(
     author: ChangeAuthor,
     keys: Keys,
     clock: WallClock,
+    access: Access,
     dry_run: DryRun = False,
 ) -> UserPutView:
-    """Create or change a user. The answer has the secret of a new one, and shows it only here."""
+    """Create or change a user. The answer has the secret of a new one, and shows it only here.
+
+    In the mode `on`, a change that takes the rights of the caller or of the last super user needs
+    `force`.
+    """
     change = UserChange(
         type=settings.type,
         is_enabled=settings.enabled,
@@ -84,11 +96,14 @@ async def put_user(
         if_version=settings.if_version,
     )
     changes = UserChanges(keys, clock.wall_ms(), caller)
+    guard = None if settings.force else _guard_of(items, user, access)
     made: list[tuple[User | None, User, str]] = []
 
     def decide(found: FoundItem) -> list[Item]:
         old = _read(found)
         new, secret = changes.put(user, old, change, table_version=found.version)
+        if guard is not None:
+            guard.check(old, new)
         made[:] = [(old, new, secret)]
         return [] if new == old else [new.to_item()]
 
@@ -96,6 +111,8 @@ async def put_user(
         changes.sealing_key = await find_sealing_key(items)
         await check_roles(items, change.roles or ())
         await check_listed(items, user, change)
+        if guard is not None and change.may_lock_out:
+            await guard.find_others()
 
     version = await items.change(
         USER,
@@ -164,20 +181,28 @@ async def delete_user(
     items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
+    access: Access,
     dry_run: DryRun = False,
+    force: Force = False,
 ) -> UserDeletionView:
     """Delete a user and its tokens.
 
-    Its credentials are invalid at once. A later user of its name gets nothing.
+    Its credentials are invalid at once. A later user of its name gets nothing. In the mode `on`,
+    the deletion of the caller or of the last super user needs `force`.
     """
+    guard = None if force else _guard_of(items, user, access)
     gone: list[User] = []
     tokens: list[NamedToken] = []
 
     async def check() -> None:
         tokens[:] = await tokens_of(items, user)
+        if guard is not None:
+            await guard.find_others()
 
     def decide(found: FoundItem) -> list[Item]:
         gone[:] = [find_user(_read(found), user)]
+        if guard is not None:
+            guard.check(gone[0], None)
         return [{"op": "deleteUser", "name": user}, *map(deletion_of, tokens)]
 
     await items.change(
@@ -191,6 +216,11 @@ async def delete_user(
     )
     names = [token.name for token in tokens]
     return UserDeletionView(dry_run=dry_run, user=view_of(gone[0]), tokens=names)
+
+
+def _guard_of(items: SecurityClient, user: str, access: RequestAccess) -> LockOutCheck | None:
+    """Return the check of a change of a user; None in a mode that locks nobody out."""
+    return LockOutCheck(items, user, caller=access.user) if access.mode is Mode.ON else None
 
 
 def _read(found: FoundItem) -> User | None:
