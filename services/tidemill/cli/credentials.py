@@ -2,7 +2,8 @@
 
     ~/.config/tidemill/credentials    two lines: the user and its secret; or one line: a named token
 
-`tidemill security enable` writes this file. Other users of the machine may not read it.
+`tidemill security enable` writes this file, and `tidemill user rotate` of its user changes it.
+Other users of the machine may not read it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 import typer
 
 from tidemill.common.exit_codes import EXIT_USAGE
-from tidemill.common.prompts import fail
+from tidemill.common.prompts import fail, warn
 from tidemill.security.private_files import read_private
 from tidemill.security.tokens import PREFIX
 
@@ -96,6 +97,19 @@ def create_credentials(user: str, secret: str) -> Path:
         )
     except OSError as error:
         fail(f"cannot save the credentials in {file}: {error}", EXIT_USAGE)
+    return file
+
+
+def replace_saved(user: str, secret: str) -> Path:
+    """Replace the saved credentials in one step. Warn if it fails: the new secret is printed."""
+    file = credentials_file()
+    draft = file.with_name(f"{file.name}.{os.getpid()}.draft")
+    try:
+        _write(draft, f"{user}\n{secret}\n")
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        warn(f"cannot save the new secret in {file}: {error}; write it there by hand")
     return file
 
 

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import call, call_pages, check_is_sure, say, segment, show
+from tidemill.cli.credentials import replace_saved
+from tidemill.cli.rest import (
+    call,
+    call_pages,
+    check_is_sure,
+    find_sendable,
+    options_of,
+    say,
+    segment,
+    show,
+)
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, utc
@@ -206,19 +216,27 @@ def rotate_user(
     retire_after: Annotated[
         str, typer.Option(metavar=DURATION, help="Time until the present secret ends. 0s: at once.")
     ] = "7d",
+    force: Annotated[
+        bool, typer.Option("--force", help="End the older one of two valid secrets now.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Make a new secret beside the present one, and print it once.
 
-    Both are valid until the present one ends, so that clients change without an error. The older
-    one of two secrets ends at once.
+    Both are valid until the present one ends, so that clients change without an error. A user has
+    at most two secrets: until the older one has ended, a second rotation needs --force. With
+    --retire-after 0s, all other secrets end at once. If the command uses the saved credentials of
+    the user, it saves the new secret there.
 
     Example: tidemill user rotate orders --retire-after 1d
     """
-    body = {"retireAfterMs": duration_ms(retire_after)}
+    body = {"retireAfterMs": duration_ms(retire_after), "force": force}
     path = f"/users/{segment(name)}:rotate"
     user = call(context, "POST", path, body=body, query=_query(dry_run))
     done = "would have a new secret" if dry_run else "new secret"
+    sent = find_sendable(options_of(context))
+    if user.get("secret") and sent is not None and not sent.is_named and sent.user == name:
+        done += f", saved in {replace_saved(name, user['secret'])}"
     say(context, user, f"user {name}: {done}{_secret(user)}")
 
 

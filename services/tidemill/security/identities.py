@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from secrets import token_urlsafe
 from typing import Any, Final
@@ -56,6 +57,13 @@ class SealedSecret:
     sealed: bytes  # nonce and ciphertext
     created_at_ms: int
     not_after_ms: int = 0  # 0: it does not end
+
+    @property
+    def end_text(self) -> str:
+        """The end, for errors."""
+        if not self.not_after_ms:
+            return "without an end"
+        return f"until {datetime.fromtimestamp(self.not_after_ms // 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def is_same(self, other: SealedSecret) -> bool:
         """Whether both are the same secret of a user, perhaps under different keys."""

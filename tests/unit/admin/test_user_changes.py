@@ -74,17 +74,28 @@ def test_an_expected_version_is_compared() -> None:
     put("orders", None, UserChange(if_version=0), table_version=50)
 
 
-def test_a_rotated_secret_ends_later_and_a_third_one_at_once() -> None:
+def test_a_rotated_secret_ends_later_and_a_third_one_by_force_at_once() -> None:
     user, first = created()
     user, second = changes(2_000).rotate(user, retire_after_ms=DAY_MS)
     assert opened(user) == [first, second]
     assert [secret.not_after_ms for secret in user.secrets] == [2_000 + DAY_MS, 0]
-    user, third = changes(3_000).rotate(user, retire_after_ms=2 * DAY_MS)
+    with pytest.raises(Conflict, match=r"is valid until 1970-01-02T00:00:02Z; .* with force"):
+        changes(3_000).rotate(user, retire_after_ms=2 * DAY_MS)
+    user, third = changes(3_000).rotate(user, retire_after_ms=2 * DAY_MS, force=True)
     assert opened(user) == [second, third]
     assert [secret.id for secret in user.secrets] == [2, 3]
     user, fourth = changes(4_000).rotate(user, retire_after_ms=0)
     assert opened(user) == [fourth]
     assert user.secrets[0].id == 4, "no id is used again"
+
+
+def test_a_second_rotation_waits_for_the_end_of_the_older_secret() -> None:
+    user, _ = created()
+    user, second = changes(2_000).rotate(user, retire_after_ms=DAY_MS)
+    with pytest.raises(Conflict):
+        changes(2_000 + DAY_MS).rotate(user, retire_after_ms=DAY_MS)
+    user, third = changes(2_000 + DAY_MS + 1).rotate(user, retire_after_ms=DAY_MS)
+    assert opened(user) == [second, third]
 
 
 def test_a_rotation_does_not_prolong_a_secret() -> None:

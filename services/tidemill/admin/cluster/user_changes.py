@@ -107,13 +107,21 @@ class UserChanges:
         check_size(name, [fields["entries"], listed_by(fields)])
         return self._signed(user), secret
 
-    def rotate(self, user: User, *, retire_after_ms: int) -> tuple[User, str]:
+    def rotate(self, user: User, *, retire_after_ms: int, force: bool = False) -> tuple[User, str]:
         """Return the user with a new secret, and that secret. The newest old one stays for a time.
 
-        Raises Conflict.
+        A secret that is to end later does not end at once, except by `force` or a rotation that
+        ends all others. Raises Conflict.
         """
         left = [each for each in user.secrets if not each.is_over(self._now_ms)]
-        left = sorted(left, key=lambda each: each.id)[-(SECRETS_MAX - 1) :]
+        left.sort(key=lambda each: each.id)
+        dropped, left = left[: -(SECRETS_MAX - 1)], left[-(SECRETS_MAX - 1) :]
+        if dropped and retire_after_ms and not force:
+            raise Conflict(
+                f"user {user.name} has {SECRETS_MAX} secrets already, and the older one is valid"
+                f" {dropped[-1].end_text}; rotate after its end, or end it now with"
+                " force (--force)"
+            )
         ends_ms = self._now_ms + retire_after_ms
         kept = [_ending(each, ends_ms) for each in left if retire_after_ms]
         secret = new_secret()

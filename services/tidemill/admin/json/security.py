@@ -163,7 +163,10 @@ class RotationSettings(Schema):
         7 * 86_400_000,
         ge=0,
         le=400 * 86_400_000,
-        description="Time until the present secret ends. Default: 7 days.",
+        description="Time until the present secret ends. Default: 7 days. 0: all others end now.",
+    )
+    force: StrictBool = Field(
+        False, description="End the older one of two secrets now, although it is still valid."
     )
 
 

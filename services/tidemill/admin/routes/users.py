@@ -143,7 +143,8 @@ async def rotate_user(
 ) -> UserPutView:
     """Make a new secret. The present one stays valid for a time, so that no call fails.
 
-    If the user has two secrets, the older one ends at once.
+    If the older one of two secrets has not ended yet, a rotation needs `force`, or a time of 0 ms,
+    which ends all other secrets.
     """
     changes = UserChanges(keys, clock.wall_ms(), caller)
     made: list[tuple[User, str]] = []
@@ -155,7 +156,10 @@ async def rotate_user(
         seen.append(old.secrets)
         if seen[0] != old.secrets:
             raise Conflict(f"another rotation of {user} came first; look at its secrets again")
-        made[:] = [changes.rotate(old, retire_after_ms=settings.retire_after_ms)]
+        rotated = changes.rotate(
+            old, retire_after_ms=settings.retire_after_ms, force=settings.force
+        )
+        made[:] = [rotated]
         return [made[0][0].to_item()]
 
     async def check() -> None:

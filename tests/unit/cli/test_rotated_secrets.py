@@ -1,0 +1,42 @@
+"""`tidemill user rotate` of the own user: the saved credentials stay valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.scripted_api import ApiAnswer, ApiRequest, scripted_api
+from tidemill.cli.app import app
+
+OLD, NEW = "a-secret-of-sixteen", "the-secret-after-it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "saved"),
+    [
+        (["user", "rotate", "admin", "--retire-after", "0s"], NEW),
+        (["user", "rotate", "orders"], OLD),
+        (["user", "rotate", "admin", "--dry-run"], OLD),
+    ],
+)
+def test_a_rotation_of_the_saved_user_saves_its_new_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], saved: str
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "tidemill" / "credentials"
+    file.parent.mkdir()
+    file.touch(0o600)
+    file.write_text(f"admin\n{OLD}\n")
+
+    def answer(request: ApiRequest) -> ApiAnswer:
+        return ApiAnswer({} if "dryRun" in request.path else {"secret": NEW})
+
+    with scripted_api(answer) as address:
+        ended = CliRunner().invoke(app, ["--admin", address, *arguments])
+    assert ended.exit_code == 0, ended.output
+    assert file.read_text().split()[:2] == ["admin", saved]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+    assert (f"saved in {file}" in ended.output) is (saved == NEW)
