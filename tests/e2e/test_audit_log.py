@@ -216,7 +216,8 @@ def change_users(world: World) -> None:
     act("deleteToken", "Token:ci", "Delete", token["id"])
     limits = {"publishMessagesPerS": 100}
     act("putQuota", "Quota:topic:orders", "Create", "topic", "orders", body=limits)
-    act("putQuota", "Quota:topic:orders", "Update", "topic", "orders", body={})
+    limits = {"publishMessagesPerS": 1}
+    act("putQuota", "Quota:topic:orders", "Update", "topic", "orders", body=limits)
     act("deleteQuota", "Quota:topic:orders", "Delete", "topic", "orders")
     act("createBan", "Ban:user:shop", "Create", body={"user": "shop", "reason": "a loop"})
     act("createBan", "Ban:user:shop", "Update", body={"user": "shop", "reason": "two loops"})

@@ -118,7 +118,8 @@ def test_quotas_are_set_read_and_deleted(running: Standalone, kind: str, subject
         assert (made["publishMessagesPerS"], made["publishBytesPerS"]) == (0, 1_000_000)
         same = http.put(path, json={"publishBytesPerS": 1_000_000}).json()
         assert same == made, "nothing has changed"
-        assert http.put(path, json={"ifVersion": 0}).status_code == 409
+        assert http.put(path, json={"publishBytesPerS": 1, "ifVersion": 0}).status_code == 409
+        assert http.put(path, json={"publishBytesPerS": 0}).status_code == 409
         assert [one["name"] for one in http.get("/quotas").json()["quotas"]] == [made["name"]]
         assert http.delete(path).raise_for_status().json()["quota"] == made
         assert http.delete(path).status_code == 404
@@ -213,8 +214,8 @@ def test_deliveries_of_a_consumer_group_wait_and_none_is_lost(running: Standalon
     tidemill(running, "quota", "delete", "--group", "billing")
     received += asyncio.run(consume(running, 60, count=count - received.total()))
     assert received == Counter(sent), "each message arrives once"
-    refused = tidemill(running, "quota", "set", "--group=billing", "--messages=0", "--dry-run")
-    assert refused.stdout.startswith("quota of group billing: would be set, messages/s no limit")
+    planned = tidemill(running, "quota", "set", "--group=billing", "--bytes=5", "--dry-run")
+    assert planned.stdout.startswith("quota of group billing: would be set, messages/s no limit")
 
 
 def test_a_subject_has_only_limits_that_fit(running: Standalone) -> None:

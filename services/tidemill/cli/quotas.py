@@ -1,4 +1,7 @@
-"""`tidemill quota ...`."""
+"""`tidemill quota ...`.
+
+`set_quota` is one piece because each of its options is a parameter.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import typer
 
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import call, call_pages, say, segment, show
-from tidemill.common.exit_codes import EXIT_USAGE
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
 from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
 from tidemill.common.sizes import size_bytes, size_text
@@ -26,6 +29,7 @@ Prefix = Annotated[
 Group = Annotated[
     str | None, typer.Option(help="Full name of the consumer group, to limit its deliveries.")
 ]
+REMOVED = "Remove this limit."
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 
 
@@ -59,53 +63,83 @@ def set_quota(
     topic: Topic = None,
     prefix: Prefix = None,
     group: Group = None,
-    messages: Annotated[
-        int, typer.Option(min=0, help="Messages per second. Default: 0, no limit.")
-    ] = 0,
-    size: Annotated[
-        int, typer.Option("--bytes", min=0, help="Bytes per second. Default: 0, no limit.")
-    ] = 0,
+    messages: Annotated[int | None, typer.Option(min=1, help="Messages per second.")] = None,
+    size: Annotated[int | None, typer.Option("--bytes", min=1, help="Bytes per second.")] = None,
     stored: Annotated[
         str | None,
         typer.Option(
             "--stored-bytes",
-            help="Size of all stored messages of a topic or a prefix, such as 10GiB."
-            " Default: no limit.",
+            help="Size of all stored messages of a topic or a prefix, such as 10GiB.",
         ),
     ] = None,
     timers: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--pending-timers",
-            min=0,
-            help="Delayed messages of a topic or a prefix that are not due yet."
-            " Default: 0, no limit.",
+            min=1,
+            help="Delayed messages of a topic or a prefix that are not due yet.",
         ),
-    ] = 0,
+    ] = None,
+    no_messages: Annotated[bool, typer.Option("--no-messages", help=REMOVED)] = False,
+    no_size: Annotated[bool, typer.Option("--no-bytes", help=REMOVED)] = False,
+    no_stored: Annotated[bool, typer.Option("--no-stored-bytes", help=REMOVED)] = False,
+    no_timers: Annotated[bool, typer.Option("--no-pending-timers", help=REMOVED)] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Set the limits of a subject. A limit that is not given is removed.
+    """Set limits of a subject. Limits that are not named stay.
 
     Examples:
     * `tidemill quota set --topic orders --messages 1000 --bytes 10000000`
     * `tidemill quota set --prefix shop% --stored-bytes 10GiB --pending-timers 100000`
+    * `tidemill quota set --topic orders --no-bytes`
     """
-    limited = "publish" if group is None else "dispatch"
-    stored_bytes = 0 if stored is None else size_bytes(stored)
-    body = {
-        f"{limited}MessagesPerS": messages,
-        f"{limited}BytesPerS": size,
-        "storedBytes": stored_bytes,
-        "pendingTimers": timers,
-    }
-    query = {"dryRun": "true"} if dry_run else {}
     path = _path(user, client, topic, prefix, group)
+    limited = "publish" if group is None else "dispatch"
+    wanted = {
+        f"{limited}MessagesPerS": _wanted("--messages", messages, is_removed=no_messages),
+        f"{limited}BytesPerS": _wanted("--bytes", size, is_removed=no_size),
+        "storedBytes": _wanted("--stored-bytes", _stored_bytes(stored), is_removed=no_stored),
+        "pendingTimers": _wanted("--pending-timers", timers, is_removed=no_timers),
+    }
+    named = {field: limit for field, limit in wanted.items() if limit is not None}
+    if not named:
+        fail(
+            "name a limit: --messages, --bytes, --stored-bytes or --pending-timers, or remove one,"
+            " such as --no-messages",
+            EXIT_USAGE,
+        )
+    found = call(context, "GET", path, may_miss=True)
+    present = {} if found is None else {field: found[field] for field in wanted}
+    limits = {**dict.fromkeys(wanted, 0), **present, **named}
+    if not any(limits.values()):
+        fail("no limit would remain; use `tidemill quota delete`", EXIT_REFUSED)
+    body = {**limits, "ifVersion": 0 if found is None else found["version"]}
+    query = {"dryRun": "true"} if dry_run else {}
     quota = call(context, "PUT", path, body=body, query=query)
     verb = "would be set" if dry_run else "set"
-    limits = f"messages/s {_rate(messages)}, bytes/s {_rate(size)}"
-    if stored_bytes or timers:
-        limits += f", stored bytes {_stored(stored_bytes)}, pending timers {_rate(timers)}"
-    say(context, quota, f"quota of {_subject(quota)}: {verb}, {limits}")
+    messages_now, size_now, stored_now, timers_now = limits.values()
+    text = f"messages/s {_rate(messages_now)}, bytes/s {_rate(size_now)}"
+    if stored_now or timers_now:
+        text += f", stored bytes {_stored(stored_now)}, pending timers {_rate(timers_now)}"
+    say(context, quota, f"quota of {_subject(quota)}: {verb}, {text}")
+
+
+def _wanted(option: str, limit: int | None, *, is_removed: bool) -> int | None:
+    """Return the limit to set, 0 to remove it, or None to keep it."""
+    if not is_removed:
+        return limit
+    if limit is not None:
+        fail(f"{option} sets a limit that --no-{option.removeprefix('--')} removes", EXIT_USAGE)
+    return 0
+
+
+def _stored_bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    limit = size_bytes(text)
+    if not limit:
+        fail("--stored-bytes is at least 1B; --no-stored-bytes removes the limit", EXIT_USAGE)
+    return limit
 
 
 @app.command("delete")

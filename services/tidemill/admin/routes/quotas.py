@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Annotated
 
@@ -171,8 +171,10 @@ def _limits_of(settings: QuotaSettings) -> dict[QuotaLimit, int]:
     return {limit: rate for limit, rate in limits.items() if rate}
 
 
-def _check_limits(kind: QuotaKind, limits: Iterable[QuotaLimit]) -> None:
-    """Check that a subject can have these limits. Raises Conflict."""
+def _check_limits(kind: QuotaKind, limits: Collection[QuotaLimit]) -> None:
+    """Check that a subject can have these limits, and has one. Raises Conflict."""
+    if not limits:
+        raise Conflict("name a limit above 0; to remove all of them, delete the quota")
     for limit in limits:
         if not _fits(kind, limit):
             known = ", ".join(each for each in QuotaLimit if _fits(kind, each))
