@@ -17,6 +17,8 @@ from tidemill.security.subjects import subject_name
 
 app = typer.Typer(no_args_is_help=True, help="Ban users, clients and addresses.")
 
+# Behind the name of a user that was deleted. A later user of the name is another one.
+FORMER = " (deleted user)"
 User = Annotated[str | None, typer.Option(help="Name of the user.")]
 Client = Annotated[str | None, typer.Option(help="Id of the client, of all users.")]
 Address = Annotated[str | None, typer.Option(metavar="CIDR", help="An address or a range.")]
@@ -25,13 +27,19 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and cha
 
 @app.command("list")
 def list_bans(context: typer.Context) -> None:
-    """List all bans, also those that have ended.
+    """List all bans, also those that have ended, and those of deleted users.
 
     Example: tidemill ban list
     """
     bans = call_pages(context, "/bans", "bans")
     rows = [
-        (ban["kind"], printable(ban["value"]), _end(ban), printable(ban["reason"])) for ban in bans
+        (
+            ban["kind"],
+            printable(ban["value"]) + (FORMER if ban["ofDeletedUser"] else ""),
+            _end(ban),
+            printable(ban["reason"]),
+        )
+        for ban in bans
     ]
     show(context, bans, ("KIND", "SUBJECT", "UNTIL", "REASON"), rows)
 

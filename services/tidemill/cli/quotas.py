@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import typer
 
+from tidemill.cli.bans import FORMER
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import call, call_pages, say, segment, show
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
@@ -35,7 +36,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and cha
 
 @app.command("list")
 def list_quotas(context: typer.Context) -> None:
-    """List all quotas.
+    """List all quotas. That of a deleted user does not apply to a later user of its name.
 
     Example: tidemill quota list
     """
@@ -43,7 +44,7 @@ def list_quotas(context: typer.Context) -> None:
     rows = [
         (
             quota["kind"],
-            printable(quota["subject"]),
+            printable(quota["subject"]) + (FORMER if quota["ofDeletedUser"] else ""),
             _rate(quota["publishMessagesPerS"] or quota["dispatchMessagesPerS"]),
             _rate(quota["publishBytesPerS"] or quota["dispatchBytesPerS"]),
             _stored(quota["storedBytes"]),
@@ -109,7 +110,9 @@ def set_quota(
             EXIT_USAGE,
         )
     found = call(context, "GET", path, may_miss=True)
-    present = {} if found is None else {field: found[field] for field in wanted}
+    # A later user of a name inherits no limits.
+    is_new = found is None or found["ofDeletedUser"]
+    present = {} if is_new else {field: found[field] for field in wanted}
     limits = {**dict.fromkeys(wanted, 0), **present, **named}
     if not any(limits.values()):
         fail("no limit would remain; use `tidemill quota delete`", EXIT_REFUSED)

@@ -27,6 +27,7 @@ class Quotas:
     def __init__(self, **limits: int) -> None:
         self.limits = limits
         self.versions: list[int] = []  # that the changes expected
+        self.is_of_deleted_user = False
 
     def answer(self, request: ApiRequest) -> ApiAnswer:
         """Answer a request."""
@@ -37,7 +38,8 @@ class Quotas:
             self.versions.append(request.body.pop("ifVersion"))
             self.limits = {field: limit for field, limit in request.body.items() if limit}
         found: dict[str, Any] = dict.fromkeys(FIELDS, 0) | self.limits
-        return ApiAnswer({**found, "kind": kind, "subject": subject, "version": 4})
+        found |= {"kind": kind, "subject": subject, "ofDeletedUser": self.is_of_deleted_user}
+        return ApiAnswer({**found, "version": 4})
 
 
 def set_quota(quotas: Quotas, *arguments: str) -> Result:
@@ -64,6 +66,13 @@ def test_limits_of_a_consumer_group_stay() -> None:
     quotas = Quotas(dispatchBytesPerS=5)
     assert set_quota(quotas, "--group=billing", "--messages=7").exit_code == 0
     assert quotas.limits == {"dispatchMessagesPerS": 7, "dispatchBytesPerS": 5}
+
+
+def test_a_later_user_of_a_name_inherits_no_limits() -> None:
+    quotas = Quotas(publishBytesPerS=5)
+    quotas.is_of_deleted_user = True
+    assert set_quota(quotas, "--user=shop", "--messages=7").exit_code == 0
+    assert quotas.limits == {"publishMessagesPerS": 7}
 
 
 @pytest.mark.parametrize(

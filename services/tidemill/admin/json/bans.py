@@ -73,6 +73,10 @@ class BanView(Schema):
     until_ms: int = Field(description="End of the ban, ms since 1970; 0: no end.")
     ended: bool = Field(description="Whether the ban has ended.")
     reason: str = Field(description="The reason, for operators.")
+    of_deleted_user: bool = Field(
+        description="Whether its user was deleted. The ban does not apply to a later user of the"
+        " name."
+    )
     version: int = Field(description="Version of the security items with its last change.")
     created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
     changed_at_ms: int = Field(description="Time of its last change, ms since 1970.")

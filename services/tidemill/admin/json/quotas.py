@@ -76,6 +76,10 @@ class QuotaView(Schema):
     dispatch_bytes_per_s: int = Field(description="Delivered bytes per second; 0: no limit.")
     stored_bytes: int = Field(description="Bytes of stored messages; 0: no limit.")
     pending_timers: int = Field(description="Delayed messages that are not due yet; 0: no limit.")
+    of_deleted_user: bool = Field(
+        description="Whether its user was deleted. The quota does not apply to a later user of the"
+        " name."
+    )
     version: int = Field(description="Version of the security items with its last change.")
     created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
     changed_at_ms: int = Field(description="Time of its last change, ms since 1970.")

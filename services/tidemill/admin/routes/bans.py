@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 
 from tidemill.admin.audit.author import DELETE
+from tidemill.admin.cluster.former_users import of_deleted_users
 from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.user_changes import check_version, find_user
 from tidemill.admin.http.actor import Actor, actor_of
@@ -52,8 +53,9 @@ async def list_bans(
     """List bans, ordered by name. Bans that have ended are listed until they are deleted."""
     found = await items.page(BAN, page_token or "", page_size)
     bans = [ban_of(encoded) for encoded in found.encoded]
+    former = await of_deleted_users(items, bans)
     return BanPageView(
-        bans=[view_of(ban, clock.wall_ms()) for ban in bans],
+        bans=[view_of(ban, clock.wall_ms(), is_former=ban.name in former) for ban in bans],
         next_page_token=bans[-1].name if found.has_more else None,
     )
 
@@ -61,7 +63,9 @@ async def list_bans(
 @router.get("/bans/{ban}")
 async def get_ban(ban: BanName, items: SecurityItems, clock: WallClock) -> BanView:
     """Show a ban."""
-    return view_of(_find(await items.find(BAN, ban), ban), clock.wall_ms())
+    found = _find(await items.find(BAN, ban), ban)
+    is_former = bool(await of_deleted_users(items, [found]))
+    return view_of(found, clock.wall_ms(), is_former=is_former)
 
 
 @router.post("/bans")
@@ -120,7 +124,8 @@ async def create_ban(
         check=check,
     )
     [ban] = made
-    return view_of(ban if ban.version else replace(ban, version=version), now_ms)
+    made_ban = ban if ban.version else replace(ban, version=version)
+    return view_of(made_ban, now_ms, is_former=False)
 
 
 @router.delete("/bans/{ban}")
@@ -142,7 +147,9 @@ async def delete_ban(
     await items.change(
         BAN, ban, decide, caller=caller, audit=author.of(f"Ban:{ban}", DELETE), dry_run=dry_run
     )
-    return BanDeletionView(dry_run=dry_run, ban=view_of(gone[0], clock.wall_ms()))
+    is_former = bool(await of_deleted_users(items, gone))
+    view = view_of(gone[0], clock.wall_ms(), is_former=is_former)
+    return BanDeletionView(dry_run=dry_run, ban=view)
 
 
 def _ban_of(settings: BanSettings, now_ms: int) -> Ban:
@@ -176,7 +183,7 @@ def _find(found: FoundItem, name: str) -> Ban:
     return ban_of(found.encoded)
 
 
-def view_of(ban: Ban, now_ms: int) -> BanView:
+def view_of(ban: Ban, now_ms: int, *, is_former: bool) -> BanView:
     """Return a ban as the API shows it."""
     return BanView(
         name=ban.name,
@@ -185,6 +192,7 @@ def view_of(ban: Ban, now_ms: int) -> BanView:
         until_ms=ban.until_ms,
         ended=ban.is_over(now_ms),
         reason=ban.reason,
+        of_deleted_user=is_former,
         version=ban.version,
         created_at_ms=ban.created_at_ms,
         changed_at_ms=ban.changed_at_ms,

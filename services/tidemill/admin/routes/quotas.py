@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from tidemill.admin.audit.author import DELETE
+from tidemill.admin.cluster.former_users import of_deleted_users
 from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.user_changes import check_version, find_user
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
@@ -58,8 +59,9 @@ async def list_quotas(
     """List quotas, ordered by name."""
     found = await items.page(QUOTA, page_token or "", page_size)
     quotas = [quota_of(encoded) for encoded in found.encoded]
+    former = await of_deleted_users(items, quotas)
     return QuotaPageView(
-        quotas=[view_of(quota) for quota in quotas],
+        quotas=[view_of(quota, is_former=quota.name in former) for quota in quotas],
         next_page_token=quotas[-1].name if found.has_more else None,
     )
 
@@ -68,7 +70,8 @@ async def list_quotas(
 async def get_quota(kind: Kind, subject: Subject, items: SecurityItems) -> QuotaView:
     """Show a quota."""
     name = subject_name(kind.value, subject)
-    return view_of(_find(await items.find(QUOTA, name), name))
+    quota = _find(await items.find(QUOTA, name), name)
+    return view_of(quota, is_former=bool(await of_deleted_users(items, [quota])))
 
 
 @router.put("/quotas/{kind}/{subject:path}")
@@ -128,7 +131,7 @@ async def put_quota(
         check=check,
     )
     [quota] = made
-    return view_of(quota if quota.version else replace(quota, version=version))
+    return view_of(quota if quota.version else replace(quota, version=version), is_former=False)
 
 
 @router.delete("/quotas/{kind}/{subject:path}")
@@ -156,7 +159,8 @@ async def delete_quota(
         audit=author.of(f"Quota:{name}", DELETE),
         dry_run=dry_run,
     )
-    return QuotaDeletionView(dry_run=dry_run, quota=view_of(gone[0]))
+    is_former = bool(await of_deleted_users(items, gone))
+    return QuotaDeletionView(dry_run=dry_run, quota=view_of(gone[0], is_former=is_former))
 
 
 def _limits_of(settings: QuotaSettings) -> dict[QuotaLimit, int]:
@@ -193,7 +197,7 @@ def _find(found: FoundItem, name: str) -> TrafficQuota:
     return quota_of(found.encoded)
 
 
-def view_of(quota: TrafficQuota) -> QuotaView:
+def view_of(quota: TrafficQuota, *, is_former: bool) -> QuotaView:
     """Return a quota as the API shows it."""
     return QuotaView(
         name=quota.name,
@@ -205,6 +209,7 @@ def view_of(quota: TrafficQuota) -> QuotaView:
         dispatch_bytes_per_s=quota.limits.get(QuotaLimit.DISPATCH_BYTES, 0),
         stored_bytes=quota.limits.get(QuotaLimit.STORED_BYTES, 0),
         pending_timers=quota.limits.get(QuotaLimit.PENDING_TIMERS, 0),
+        of_deleted_user=is_former,
         version=quota.version,
         created_at_ms=quota.created_at_ms,
         changed_at_ms=quota.changed_at_ms,
