@@ -15,6 +15,7 @@ from tidemill.cli.rest import OutputFormat, call, options_of, show, warn_unreach
 from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, utc
+from tidemill.security.audit_results import AuditResult
 
 app = typer.Typer(no_args_is_help=True, help="Show changes, refused calls and accesses.")
 
@@ -49,7 +50,7 @@ def list_audit(
         str, typer.Option(help="Only of this resource, such as Topic:orders or Topic:ord*.")
     ] = "",
     action: Annotated[str, typer.Option(help="Only this action, such as Update.")] = "",
-    result: Annotated[str, typer.Option(help="Only this result, such as refused.")] = "",
+    result: Annotated[AuditResult | None, typer.Option(help="Only this result.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of records.")] = LIMIT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
 ) -> None:
@@ -64,7 +65,7 @@ def list_audit(
         "user": user,
         "resource": resource,
         "action": action,
-        "result": result,
+        "result": "" if result is None else result.value,
         "fromMs": str(max(int(time.time() * 1_000) - duration_ms(since), 0)) if since else "",
     }
     query = {name: value for name, value in filters.items() if value}
@@ -121,9 +122,28 @@ def _change(record: Mapping[str, Any]) -> str:
 
 
 def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    old, new = before.get(name), after.get(name)
+    if isinstance(old, list) and isinstance(new, list):
+        olds, news = list(map(_text, old)), list(map(_text, new))
+        parts = [f"-{text}" for text in olds if text not in news]
+        parts += [f"+{text}" for text in news if text not in olds]
+        return f"{name} {'; '.join(parts)}" if parts else f"{name} in another order"
     values = [_text(state[name]) for state in (before, after) if name in state]
     return f"{name} {' -> '.join(values)}"
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and {"resource", "actions", "decision"} <= value.keys():
+        return _entry_text(value)
+    if isinstance(value, list):
+        return "; ".join(map(_text, value)) or "none"
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _entry_text(entry: Mapping[str, Any]) -> str:
+    """Return an entry of a user or a role as the arguments of `tidemill acl` name it."""
+    actions, sources = ",".join(entry["actions"]), ",".join(entry.get("sources", ()))
+    text = f"{entry['decision']} {entry['resource']} {actions}"
+    return f"{text} from {sources}" if sources else text

@@ -8,10 +8,11 @@ import typer
 
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import call, call_pages, say, segment, show
+from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_USAGE
 from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
-from tidemill.common.times import DURATION, duration_ms, utc
+from tidemill.common.times import DURATION, duration_within_ms, utc
 from tidemill.security.bans import BanKind, range_text
 from tidemill.security.subjects import subject_name
 
@@ -52,7 +53,9 @@ def create_ban(
     address: Address = None,
     duration: Annotated[
         str | None,
-        typer.Option("--for", metavar=DURATION, help="Time until it ends. Default: no end."),
+        typer.Option(
+            "--for", metavar=DURATION, help="Time until it ends, at most 3650d. Default: no end."
+        ),
     ] = None,
     reason: Annotated[str, typer.Option(help="The reason, which only operators see.")] = "",
     force: Annotated[
@@ -70,7 +73,7 @@ def create_ban(
         "clientId": client,
         "address": address,
         "reason": reason,
-        "forMs": duration_ms(duration) if duration else None,
+        "forMs": None if duration is None else _ban_ms(duration),
         "force": force,
     }
     body = {name: value for name, value in given.items() if value}
@@ -95,7 +98,9 @@ def delete_ban(
     """
     query = {"dryRun": "true"} if dry_run else {}
     verb = "would be deleted" if dry_run else "deleted"
-    if ended and not (user or client or address):
+    if ended:
+        if user or client or address:
+            fail("--ended deletes all bans that have ended; name no subject with it", EXIT_USAGE)
         names = [ban["name"] for ban in call_pages(context, "/bans", "bans") if ban["ended"]]
         deleted = [
             call(context, "DELETE", f"/bans/{segment(name)}", query=query, may_miss=True)
@@ -116,7 +121,16 @@ def _subject(user: str | None, client: str | None, address: str | None) -> str:
     if len(given) != 1:
         fail("name one subject: --user, --client or --address", EXIT_USAGE)
     [(kind, value)] = given
-    return subject_name(kind, range_text(value) if kind is BanKind.ADDRESS else value)
+    if kind is not BanKind.ADDRESS:
+        return subject_name(kind, value)
+    try:
+        return subject_name(kind, range_text(value))
+    except BadRequest as error:
+        raise typer.BadParameter(error.message) from error
+
+
+def _ban_ms(duration: str) -> int:
+    return duration_within_ms("--for", duration, least="1ms", most="3650d")
 
 
 def _end(ban: Json) -> str:

@@ -251,7 +251,7 @@ def segment(name: str) -> str:
     """
     if not name.strip() or name in {".", ".."} or "/" in name:
         raise typer.BadParameter(
-            f"{name!r} is not a name of a topic, a group, a client or a message"
+            f"{name!r} is not one name: a name is not empty, is not . or .., and has no /"
         )
     return quote(name, safe="")
 

@@ -10,7 +10,7 @@ from tidemill.cli.rest import call, call_pages, check_is_sure, say, show
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail, warn
 from tidemill.common.rest_client import Json
-from tidemill.common.times import DURATION, duration_ms, utc
+from tidemill.common.times import DURATION, duration_within_ms, utc
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and delete named tokens.")
 
@@ -77,7 +77,9 @@ def create_token(
     if roles:
         body["roles"] = roles
     if expires_after:
-        body["expiresAfterMs"] = duration_ms(expires_after)
+        body["expiresAfterMs"] = duration_within_ms(
+            "--expires-after", expires_after, least="1ms", most="400d"
+        )
     if has_no_expiry:
         body["noExpiry"] = True
     made = call(context, "POST", "/tokens", body=body, query=_query(dry_run))

@@ -20,7 +20,7 @@ from tidemill.cli.rest import (
 )
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
-from tidemill.common.times import DURATION, duration_ms, utc
+from tidemill.common.times import DURATION, duration_within_ms, utc
 from tidemill.security.acl import AccessEntry
 from tidemill.security.identities import consumer_entries, pipeline_entries, producer_entries
 
@@ -214,7 +214,10 @@ def rotate_user(
     context: typer.Context,
     name: Name,
     retire_after: Annotated[
-        str, typer.Option(metavar=DURATION, help="Time until the present secret ends. 0s: at once.")
+        str,
+        typer.Option(
+            metavar=DURATION, help="Time until the present secret ends, at most 400d. 0s: at once."
+        ),
     ] = "7d",
     force: Annotated[
         bool, typer.Option("--force", help="End the older one of two valid secrets now.")
@@ -230,7 +233,8 @@ def rotate_user(
 
     Example: tidemill user rotate orders --retire-after 1d
     """
-    body = {"retireAfterMs": duration_ms(retire_after), "force": force}
+    retire_after_ms = duration_within_ms("--retire-after", retire_after, least="0s", most="400d")
+    body = {"retireAfterMs": retire_after_ms, "force": force}
     path = f"/users/{segment(name)}:rotate"
     user = call(context, "POST", path, body=body, query=_query(dry_run))
     done = "would have a new secret" if dry_run else "new secret"

@@ -28,6 +28,14 @@ def duration_ms(text: str) -> int:
     return sum(int(count) * unit_ms for count, unit_ms in parts)
 
 
+def duration_within_ms(option: str, text: str, *, least: str, most: str) -> int:
+    """Read the duration of an option; end the command if it is outside of the limits."""
+    found = duration_ms(text)
+    if not duration_ms(least) <= found <= duration_ms(most):
+        raise typer.BadParameter(f"{option} is from {least} to {most}, not {text.strip()}")
+    return found
+
+
 def duration_text(duration_ms: int) -> str:
     """Return a duration as `duration_ms` reads it: 1h30m."""
     parts = []

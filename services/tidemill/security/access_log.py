@@ -15,6 +15,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 
+from tidemill.security.audit_results import AuditResult
+
 REFUSAL: Final = "refusal"
 ACCESS: Final = "access"
 KINDS: Final = (REFUSAL, ACCESS)
@@ -252,7 +254,7 @@ class AccessLog:
                     call="",
                     resource="",
                     action="",
-                    result="refused",
+                    result=AuditResult.REFUSED,
                     code=0,
                     reason=f"{count} records over the limit of {LINES_PER_S_MAX} lines per second",
                 ),

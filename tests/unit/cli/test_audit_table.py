@@ -55,6 +55,25 @@ def test_a_change_shows_what_differs() -> None:
     )
 
 
+def test_a_changed_list_shows_its_changed_items_alone() -> None:
+    """The state before a change has the keys of entries in another order than the state after."""
+    kept = {"resource": "Topic:a", "actions": ["Pub"], "decision": "ALLOW"}
+    entry = {"decision": "DENY", "resource": "Topic:b", "actions": ["Get", "Sub"]}
+    sourced = {**entry, "sources": ["10.0.0.0/8"]}
+    before, after = {"entries": [kept, entry]}, {"entries": [dict(reversed(kept.items())), sourced]}
+    assert _row({**CHANGE, "before": before, "after": after})[-1] == (
+        "entries -DENY Topic:b Get,Sub; +DENY Topic:b Get,Sub from 10.0.0.0/8"
+    )
+    before = {"entries": [entry, kept]}
+    assert _row({**CHANGE, "before": before, "after": {"entries": [kept, entry]}})[-1] == (
+        "entries in another order"
+    )
+    made = {"entries": [kept, entry], "roles": []}
+    assert _row({**CHANGE, "before": {}, "after": made})[-1] == (
+        "entries ALLOW Topic:a Pub; DENY Topic:b Get,Sub, roles none"
+    )
+
+
 def test_a_refusal_shows_its_reason_and_the_number_of_calls() -> None:
     *_, result, text = _row(REFUSAL)
     assert (result, text) == ("would_refuse", "no credentials (49 times)")

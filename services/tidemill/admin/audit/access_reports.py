@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 from tidemill.admin.http.route_templates import PREFIX
 from tidemill.common.errors import CODES, Forbidden, Unauthorized
 from tidemill.security.access_log import ACCESS, REFUSAL, AccessRecord
+from tidemill.security.audit_results import AuditResult
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -50,7 +51,7 @@ class RequestReports:
                 call=self._call_of(scope),
                 resource=resource,
                 action=action,
-                result="would_refuse" if passes else "refused",
+                result=AuditResult.WOULD_REFUSE if passes else AuditResult.REFUSED,
                 code=CODES[Forbidden if is_known else Unauthorized].rocketmq,
                 reason=reason,
                 claimed_user=actor.claimed_user,

@@ -12,6 +12,7 @@ from tidemill.admin.json.audit import AuditKindView, AuditPageView, AuditRecordV
 from tidemill.admin.json.schema import EXACT_MAX, Instant
 from tidemill.admin.routes import Cluster, OwnAccessLog
 from tidemill.security.access_log import RecordFilter
+from tidemill.security.audit_results import AuditResult
 
 router = APIRouter(tags=["audit"])
 
@@ -30,9 +31,7 @@ Resource = Annotated[
 Action = Annotated[
     str, Query(max_length=FILTER_CHARS_MAX, description="Only this action, such as Update.")
 ]
-Result = Annotated[
-    str, Query(max_length=FILTER_CHARS_MAX, description="Only this result, such as refused.")
-]
+Result = Annotated[AuditResult | None, Query(description="Only this result.")]
 FromMs = Annotated[
     Instant,
     Query(
@@ -70,7 +69,7 @@ async def list_audit(
     user: User = "",
     resource: Resource = "",
     action: Action = "",
-    result: Result = "",
+    result: Result = None,
     from_ms: FromMs = 0,
     to_ms: ToMs = EXACT_MAX,
     page_size: PageSize = PAGE_SIZE,
@@ -86,7 +85,7 @@ async def list_audit(
         user=user,
         resource=resource,
         action=action,
-        result=result,
+        result="" if result is None else result.value,
         from_ms=from_ms,
         to_ms=to_ms,
     )
