@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from tidemill.cli.rest import call, say, segment, show
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.rest_client import Json
-from tidemill.security.acl import parse_entry
+from tidemill.security.acl import ALLOW, DENY, parse_entry
 
 app = typer.Typer(no_args_is_help=True, help="Allow, deny and check actions of users and roles.")
 
@@ -33,6 +34,13 @@ Sources = Annotated[
     typer.Option("--from", metavar="CIDR", help="Only from these addresses; may be repeated."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
+
+
+class Decision(StrEnum):
+    """Whether an entry allows or denies."""
+
+    ALLOWS = ALLOW
+    DENIES = DENY
 
 
 @app.command("list")
@@ -58,7 +66,7 @@ def allow(
 
     Example: tidemill acl allow orders "Topic:orders*" Pub --from 10.1.0.0/16
     """
-    entry = _entry(resource, actions, sources, "ALLOW")
+    entry = _entry(resource, actions, sources, Decision.ALLOWS)
     _change(context, subject, added=entry, dry_run=dry_run)
 
 
@@ -75,7 +83,7 @@ def deny(
 
     Example: tidemill acl deny Role:sellers "Topic:payments*" All
     """
-    entry = _entry(resource, actions, sources, "DENY")
+    entry = _entry(resource, actions, sources, Decision.DENIES)
     _change(context, subject, added=entry, dry_run=dry_run)
 
 
@@ -86,13 +94,22 @@ def revoke(
     resource: ResourcePattern,
     actions: Actions,
     sources: Sources = None,
+    decision: Annotated[
+        Decision | None,
+        typer.Option(
+            case_sensitive=False,
+            help="Decision of the entry. Needed beside an entry with the other decision.",
+        ),
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Remove the entries with exactly this resource, these actions and these addresses.
+    """Remove the entry with exactly this resource, these actions and these addresses.
 
-    Example: tidemill acl revoke orders "Topic:orders*" Pub --from 10.1.0.0/16
+    Examples:
+    * `tidemill acl revoke orders "Topic:orders*" Pub --from 10.1.0.0/16`
+    * `tidemill acl revoke orders Topic:payments Pub --decision deny`
     """
-    entry = _entry(resource, actions, sources, "")
+    entry = _entry(resource, actions, sources, decision or "")
     _change(context, subject, removed=entry, dry_run=dry_run)
 
 
@@ -169,21 +186,30 @@ def _change(
     path = _path(subject)
     found = call(context, "GET", path)
     entries = list(found["entries"])
+    done = ""
     if removed is not None:
-        kept = [entry for entry in entries if not _is_same(entry, removed)]
-        if len(kept) == len(entries):
+        gone = [entry for entry in entries if _is_same(entry, removed)]
+        if not gone:
+            decided = f", decision {removed['decision']}" if removed["decision"] else ""
             raise typer.BadParameter(
-                f"{subject} has no entry with this resource, these actions and these addresses; see"
-                f" `tidemill acl list {subject}`"
+                f"{subject} has no entry with this resource, these actions and these"
+                f" addresses{decided}; see `tidemill acl list {subject}`"
             )
-        entries = kept
+        if len({entry["decision"] for entry in gone}) > 1:
+            raise typer.BadParameter(
+                f"{subject} has entries of both decisions for this; add --decision"
+            )
+        entries = [entry for entry in entries if entry not in gone]
+        done = f", without {gone[0]['decision']} {gone[0]['resource']}"
     if added is not None and added not in entries:
         entries.append(added)
     body = {"entries": entries, "ifVersion": found["version"]}
     query = {"dryRun": "true"} if dry_run else {}
     answer = call(context, "PUT", path, body=body, query=query)
     verb = "would have" if dry_run else "has"
-    say(context, answer, f"{subject} {verb} {len(answer['entries'])} entries")
+    count = len(answer["entries"])
+    noun = "entry" if count == 1 else "entries"
+    say(context, answer, f"{subject} {verb} {count} {noun}{done}")
 
 
 def _is_same(entry: Json, removed: dict[str, Json]) -> bool:
@@ -191,4 +217,5 @@ def _is_same(entry: Json, removed: dict[str, Json]) -> bool:
         entry["resource"] == removed["resource"]
         and set(entry["actions"]) == set(removed["actions"])
         and sorted(entry["sources"]) == sorted(removed["sources"])
+        and removed["decision"] in {"", entry["decision"]}
     )
