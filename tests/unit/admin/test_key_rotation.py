@@ -197,14 +197,33 @@ def test_a_change_of_another_administrator_is_kept(tmp_path: Path) -> None:
     assert world.key_ids_of("anna") == ["k2", "k2"]
 
 
+def test_a_full_key_file_names_the_unused_keys(tmp_path: Path) -> None:
+    world = RotationWorld(tmp_path)
+    unused = [f"o{n}" for n in range(KEYS_MAX - 1)]
+    lines = [f"{key_id} {64 * '0'}\n" for key_id in unused]
+    world.file.write_text(world.file.read_text() + "".join(lines))
+    full = world.file.read_text()
+    for operation in ("POST /security:addKey?dryRun=true", "POST /security:addKey"):
+        answer = world.ask(operation, "root")
+        assert answer.status_code == 409
+        assert (
+            "Remove lines of keys that encrypt no secret from the files of all proxies"
+            in answer.text
+        )
+        assert f"then repeat this: {' '.join(unused)}. A backup" in answer.text
+    assert world.file.read_text() == full
+    world.file.write_text(full.replace(lines[-1], ""))
+    assert world.ask("POST /security:addKey", "root").json()["isNew"]
+    assert len(world.file.read_text().splitlines()) == KEYS_MAX
+
+
 def test_a_file_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> None:
     world = RotationWorld(tmp_path)
-    full = world.file.read_text() + "".join(f"o{n} {64 * '0'}\n" for n in range(KEYS_MAX - 1))
-    world.file.write_text(full)
+    draft = world.file.with_name(f"{world.file.name}.draft")
+    draft.mkdir()  # It takes the name of the file that would replace the key file.
     answer = world.ask("POST /security:addKey", "root")
     assert answer.status_code == 409
     assert "security.keyRotation" in answer.json()["detail"]
-    assert world.file.read_text() == full
     world.app.state.key_file = str(tmp_path / "none")
     assert "cannot be read" in world.ask("POST /security:addKey", "root").json()["detail"]
 

@@ -24,7 +24,7 @@ from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, Securit
 from tidemill.admin.routes.security import Keys, mode_of
 from tidemill.common.errors import Conflict
 from tidemill.security.key_file import add_first_key, read_keys
-from tidemill.security.secret_keys import SecretKeys, new_key_id
+from tidemill.security.secret_keys import KEYS_MAX, SecretKeys, new_key_id
 from tidemill.security.table import MODE, SealingKey, mode_item, sealing_key_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -79,6 +79,13 @@ async def add_key(
     counts = await count_secrets(items)
     if not counts[held.first] or any(counts[key_id] for key_id in held.ids[1:]):
         return AddedKeyView(key_id=held.first, is_new=False, dry_run=dry_run)
+    if len(held.ids) >= KEYS_MAX:
+        unused = " ".join(each for each in held.ids if not counts[each])
+        raise Conflict(
+            f"security_key_file has {len(held.ids)} keys; at most {KEYS_MAX} are allowed. Remove"
+            " lines of keys that encrypt no secret from the files of all proxies and admin"
+            f" processes, then repeat this: {unused}. A backup of the log needs its keys"
+        )
     key_id = new_key_id()
     if not dry_run:
 
