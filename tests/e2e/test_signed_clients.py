@@ -168,6 +168,7 @@ def test_the_messages_of_a_revoked_push_consumer_go_to_others(
             tidemill(running, home, "message", "send", name, "later")
             stayer.wait_for("received", body="later")
             assert not leaver.facts_of("received", body="later")
+    assert "client revoked" in running.log.read_text()
 
 
 def test_a_user_cannot_touch_the_client_of_another_user(secured: Secured) -> None:

@@ -84,11 +84,13 @@ def call(
     body: Json = None,
     query: dict[str, str] | None = None,
     may_miss: bool = False,
+    may_be_forbidden: bool = False,
     on_refusal: Callable[[], None] = lambda: None,
 ) -> Json:
     """Call the API and return its answer. After an error, print the reason and exit.
 
-    With `may_miss`, return None if the API answers 404. `on_refusal` is called if the API refuses
+    With `may_miss`, return None if the API answers 404, and with `may_be_forbidden` if it answers
+    403. `on_refusal` is called if the API refuses
     the call, so that it has changed nothing.
     """
     options = options_of(context)
@@ -103,7 +105,9 @@ def call(
             EXIT_UNREACHABLE,
         )
     except RestRejection as error:
-        if may_miss and error.problem is not None and error.status == HTTPStatus.NOT_FOUND:
+        accepted = {HTTPStatus.NOT_FOUND} if may_miss else set()
+        accepted |= {HTTPStatus.FORBIDDEN} if may_be_forbidden else set()
+        if error.problem is not None and error.status in accepted:
             return None
         if error.problem is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             on_refusal()

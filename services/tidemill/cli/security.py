@@ -21,6 +21,7 @@ from tidemill.cli.rest import (
     warn_unreachable,
 )
 from tidemill.cli.security_import import import_users
+from tidemill.cli.security_refusals import find_refusals, show_refusals
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import fail
@@ -81,6 +82,8 @@ def enable(
         _check_caller(context, before)
     after = _set_mode(context, "permissive" if permissive else "on", dry_run=dry_run)
     lines.append(_mode_line(before, after, dry_run=dry_run))
+    open_ports = [proxy["name"] for proxy in after["proxies"] if proxy["openPort"]]
+    lines += [f"warning   {name}: its port for clients does not require TLS" for name in open_ports]
     answer = {**after, "secret": secret} if secret and not dry_run else after
     say(context, answer, "\n".join(lines))
 
@@ -175,11 +178,14 @@ def status(context: typer.Context) -> None:
     """Show the mode, the version and the keys of the admin process and of each proxy.
 
     The recorded mode is that of the configuration. A process applies its security_floor if that is
-    stricter.
+    stricter. Below are the refused calls of the last day, and in the mode permissive those that the
+    mode on would refuse, with Get on Cluster:audit. Proxies forget them when they end.
 
     Example: tidemill security status
     """
     found = call(context, "GET", "/security")
+    refusals = find_refusals(context, int(time.time() * 1_000))
+    found["refusals"] = None if refusals is None else [each._asdict() for each in refusals]
     rows = [
         ("admin", found["inForce"], found["version"], _keys_of(found)),
         *(
@@ -190,6 +196,8 @@ def status(context: typer.Context) -> None:
     if options_of(context).output is not OutputFormat.JSON:
         typer.echo(f"recorded mode {found['mode']}, floor of the admin process {found['floor']}\n")
     show(context, found, ("PROCESS", "MODE", "VERSION", "KEYS"), rows)
+    if options_of(context).output is not OutputFormat.JSON:
+        show_refusals(refusals)
     warn_unreachable(found)
 
 

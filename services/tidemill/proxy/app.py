@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -19,6 +19,7 @@ from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.repeating import repeating
+from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.metrics import ClientMetrics
 from tidemill.proxy.clients.questions import Questions
@@ -58,6 +59,7 @@ from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
+from tidemill.security.acl import Resource
 from tidemill.security.issuer_keys import IssuerKeys, following, issuer_key_metrics, issuer_keys_of
 from tidemill.security.key_file import open_key_file
 from tidemill.security.secret_keys import SecretKeys
@@ -178,8 +180,13 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         gate.check_age = age.check
     access_log = AccessLog(settings.name, clock.wall_ms, clock.monotonic_ms, write_line)
     gate.reports = CallReports(access_log)
-    # Its messages go to other consumers at once.
-    gate.revoked.on_revoked = cluster.report_revoked
+
+    def on_revoked(client: ClientKey, lost: Sequence[Resource]) -> None:
+        # One line for each client that an operator takes a right from.
+        log.info("client revoked", client_id=client.client_id, owner=client.owner)
+        cluster.report_revoked(client, lost)  # Its messages go to other consumers at once.
+
+    gate.revoked.on_revoked = on_revoked
     calls = BrokerCalls(connect)
     table, lease = cluster.security.quotas, lease_from(cluster, calls)
     sends = SendQuotas(table, lease, clock.monotonic_ms)
@@ -228,7 +235,9 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
             clock.monotonic_ms,
             access_log,
             Kicks(gate, clients, polling, cluster).kick,
-            lambda: security_state_of(age.version, cluster.security.mode, keys()),
+            lambda: security_state_of(
+                age.version, cluster.security.mode, keys(), has_open_port=has_open_port(settings)
+            ),
         ).answer,
         connect=connect,
     )
@@ -278,7 +287,7 @@ def warn_of_open_port(settings: ProxySettings, mode: Mode) -> None:
         return
     if mode is not Mode.ON:
         log.warning("every host that reaches this port can read and send all messages", port=port)
-    elif settings.tls != "required":
+    elif has_open_port(settings):
         log.warning("credentials and messages cross the network without TLS", port=port)
 
 
@@ -363,9 +372,16 @@ def cluster_of(
     return BrokerCluster(open_link, settings)
 
 
-def security_state_of(version: int, mode: Mode, keys: SecretKeys | None) -> pb.SecurityState:
+def has_open_port(settings: ProxySettings) -> bool:
+    """Whether other machines can reach the port for clients without TLS."""
+    return not is_loopback(settings.grpc_host) and settings.tls != "required"
+
+
+def security_state_of(
+    version: int, mode: Mode, keys: SecretKeys | None, *, has_open_port: bool
+) -> pb.SecurityState:
     """Return the answer to the question of an operator about the security of this process."""
-    state = pb.SecurityState(version=version, mode=mode.text)
+    state = pb.SecurityState(version=version, mode=mode.text, has_open_port=has_open_port)
     if keys is not None:
         state.key_ids.extend(keys.ids)
         state.key_checks.extend(keys.checks)

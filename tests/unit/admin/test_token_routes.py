@@ -343,3 +343,16 @@ def test_a_user_has_a_limited_number_of_tokens() -> None:
     assert world.create("root")["name"] == "ci", "another user"
     assert world.status("DELETE /users/ops", "root") == 200
     assert world.home.table.count("token") == 1
+
+
+def test_a_user_may_ask_about_its_own_access_alone() -> None:
+    world = TokenWorld()
+    question = {"action": "Pub", "resource": "Topic:orders"}
+    own = world.ask("POST /access:check", "ops", user="ops", **question)
+    assert own.json()["allowed"] is False
+    for name in ("root", "nobody"):
+        other = world.ask("POST /access:check", "ops", user=name, **question)
+        assert other.status_code == 403, "the answer does not tell whether the user exists"
+    world = TokenWorld(READ_SECURITY)
+    assert world.ask("POST /access:check", "ops", user="root", **question).json()["allowed"]
+    assert world.ask("POST /access:check", "root", user="ops", **question).status_code == 200

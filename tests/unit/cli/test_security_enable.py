@@ -44,7 +44,16 @@ class Cluster:
             self.mode = request.body["mode"]
             self.modes.append(self.mode)
         mode = request.body["mode"] if request.method == "PUT" else self.mode
-        found = {"inForce": mode, "mode": self.mode, "floor": "off", "version": 2, "proxies": []}
+        proxies = [
+            {"name": f"proxy-{n}", "version": 2, "openPort": n == 1, "keyIds": []} for n in (0, 1)
+        ]
+        found: dict[str, object] = {
+            "inForce": mode,
+            "mode": self.mode,
+            "floor": "off",
+            "version": 2,
+        }
+        found["proxies"] = proxies
         return ApiAnswer(found)
 
     def session_of(self, authorization: str) -> dict[str, object]:
@@ -133,6 +142,8 @@ def test_a_dry_run_changes_nothing(world: World) -> None:
     assert "admin  super, would be new" in shown.output
     assert "secret" not in shown.output
     assert "off -> on  would be set" in shown.output
+    assert shown.output.count("does not require TLS") == 1
+    assert "warning   proxy-1: its port for clients does not require TLS" in shown.output
     assert world.run("enable").exit_code == DONE
     assert "on -> off  would be set" in world.run("disable", "--dry-run").output
     assert world.cluster.mode == "on"

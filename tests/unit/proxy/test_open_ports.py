@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from structlog.testing import capture_logs
 
-from tidemill.proxy.app import warn_of_open_port
+from tidemill.proxy.app import has_open_port, security_state_of, warn_of_open_port
 from tidemill.proxy.settings import ProxySettings
 from tidemill.security.table import Mode
 
@@ -36,3 +36,18 @@ def test_a_port_is_warned_of(host: str, tls: Tls, mode: Mode, warnings: list[str
     assert [(line["event"], line["log_level"], line["port"]) for line in logs] == [
         (event, "warning", "0.0.0.0:8081") for event in warnings
     ]
+
+
+@pytest.mark.parametrize(
+    ("host", "tls", "is_open"),
+    [
+        ("127.0.0.1", "off", False),
+        ("0.0.0.0", "off", True),
+        ("0.0.0.0", "optional", True),
+        ("0.0.0.0", "required", False),
+    ],
+)
+def test_an_open_port_is_reported_to_operators(host: str, tls: Tls, is_open: bool) -> None:
+    settings = ProxySettings.model_construct(grpc_host=host, grpc_port=8081, tls=tls)
+    state = security_state_of(1, Mode.ON, None, has_open_port=has_open_port(settings))
+    assert state.has_open_port is is_open

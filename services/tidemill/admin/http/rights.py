@@ -62,6 +62,7 @@ SUPER: Final = RightsRow(is_super=True)
 OWN: Final = RightsRow(is_own_user=True, is_super=True)  # the user itself, or a super user
 
 OWN_TOKENS: Final = RightsRow()  # any user; the route checks the user of the token
+OWN_QUESTION: Final = RightsRow()  # any user; the route checks the user of the question
 
 ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /topics": FILTERED,
@@ -139,7 +140,7 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /session": FILTERED,
     "POST /session": FILTERED,
     "DELETE /session": FILTERED,
-    "POST /access:check": _needs("Get Cluster:security"),
+    "POST /access:check": OWN_QUESTION,
 }
 
 

@@ -230,6 +230,9 @@ class ProxySecurityView(Schema):
     version: int = Field(description="Version of its users, roles, tokens, quotas, bans and mode.")
     mode: ModeView = Field(description="The mode in force at this proxy.")
     key_ids: list[str] = Field(description="Ids in its key file, the first encrypts.")
+    open_port: bool = Field(
+        description="Whether other machines can reach its port for clients without TLS."
+    )
 
 
 class SecurityView(Schema):

@@ -19,13 +19,16 @@ from tidemill.admin.json.security import (
     SecuritySettingsView,
     SecurityView,
 )
-from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, SecurityItems
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun, SecurityItems
 from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.errors import BadRequest, UserNotFound
 from tidemill.security.acl import (
     ALLOW,
     DENY,
     AccessEntry,
+    Action,
+    Resource,
+    ResourceType,
     Verdict,
     parse_actions,
     parse_address,
@@ -36,6 +39,8 @@ from tidemill.security.secret_keys import SecretKeys
 from tidemill.security.table import MODE, Mode, SecurityTable, mode_item, parse_mode, sealing_key_of
 
 router = APIRouter(tags=["security"])
+
+AREA = Resource(ResourceType.CLUSTER, "security")
 
 
 def keys_of(request: Request) -> Callable[[], SecretKeys | None]:
@@ -111,6 +116,7 @@ def _view_of(
                 version=state.version,
                 mode=ModeView(state.mode),
                 key_ids=list(state.key_ids),
+                open_port=state.has_open_port,
             )
             for name, state in states.states
         ],
@@ -119,8 +125,15 @@ def _view_of(
 
 
 @router.post("/access:check", response_model_exclude_none=True)
-async def check_access(question: AccessQuestion, items: SecurityItems) -> AccessAnswer:
-    """Decide about one action of a user, and name the entry that decides."""
+async def check_access(
+    question: AccessQuestion, items: SecurityItems, access: Access
+) -> AccessAnswer:
+    """Decide about one action of a user, and name the entry that decides.
+
+    A user may ask about itself. Other questions need Get on `Cluster:security`.
+    """
+    if not access.is_own(question.user):
+        access.require(Action.GET, AREA)
     actions = parse_actions([question.action])
     if len(actions) != 1:
         raise BadRequest("name one action, such as Pub")
