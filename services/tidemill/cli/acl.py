@@ -12,7 +12,7 @@ from tidemill.cli.rest import call, say, segment, show
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.rest_client import Json
-from tidemill.security.acl import ALLOW, DENY, parse_entry
+from tidemill.security.acl import ALLOW, DENY, check_names, parse_entry
 
 app = typer.Typer(no_args_is_help=True, help="Allow, deny and check actions of users and roles.")
 
@@ -66,7 +66,7 @@ def allow(
 
     Example: tidemill acl allow orders "Topic:orders*" Pub --from 10.1.0.0/16
     """
-    entry = _entry(resource, actions, sources, Decision.ALLOWS)
+    entry = _entry(resource, actions, sources, Decision.ALLOWS, is_new=True)
     _change(context, subject, added=entry, dry_run=dry_run)
 
 
@@ -83,7 +83,7 @@ def deny(
 
     Example: tidemill acl deny Role:sellers "Topic:payments*" All
     """
-    entry = _entry(resource, actions, sources, Decision.DENIES)
+    entry = _entry(resource, actions, sources, Decision.DENIES, is_new=True)
     _change(context, subject, added=entry, dry_run=dry_run)
 
 
@@ -109,7 +109,7 @@ def revoke(
     * `tidemill acl revoke orders "Topic:orders*" Pub --from 10.1.0.0/16`
     * `tidemill acl revoke orders Topic:payments Pub --decision deny`
     """
-    entry = _entry(resource, actions, sources, decision or "")
+    entry = _entry(resource, actions, sources, decision or "", is_new=False)
     _change(context, subject, removed=entry, dry_run=dry_run)
 
 
@@ -164,12 +164,14 @@ def _path(subject: str) -> str:
 
 
 def _entry(
-    resource: str, actions: str, sources: list[str] | None, decision: str
+    resource: str, actions: str, sources: list[str] | None, decision: str, *, is_new: bool
 ) -> dict[str, Json]:
     """Return an entry in the form of the API. Ends the command if it is malformed."""
     names = [name.strip() for name in actions.split(",")]
     try:
         entry = parse_entry(resource, names, sources=sources or ())
+        if is_new:
+            check_names([entry])
     except BadRequest as error:
         raise typer.BadParameter(error.message) from error
     return {"sources": [], **entry.to_item(), "decision": decision}

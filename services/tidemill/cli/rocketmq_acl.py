@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tidemill.common.errors import BadRequest
-from tidemill.security.acl import ANYTHING, ENTRIES_MAX, AccessEntry, parse_entry
+from tidemill.security.acl import ANYTHING, ENTRIES_MAX, AccessEntry, check_names, parse_entry
 from tidemill.security.identities import (
     SECRET_CHARS_MIN,
     USER_NAME_CHARS_MAX,
@@ -358,6 +358,7 @@ def _add(
         resource = "Cluster:*"
     try:
         entry = parse_entry(resource, actions, sources=sources, is_allowed=is_allowed)
+        check_names([entry])
     except BadRequest as error:
         found.problems.append(f"{where}: {error.message}")
         return

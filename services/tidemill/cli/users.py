@@ -18,10 +18,11 @@ from tidemill.cli.rest import (
     segment,
     show,
 )
+from tidemill.common.errors import BadRequest
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_within_ms, utc
-from tidemill.security.acl import AccessEntry
+from tidemill.security.acl import AccessEntry, check_names
 from tidemill.security.identities import consumer_entries, pipeline_entries, producer_entries
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show, change and delete users.")
@@ -154,11 +155,17 @@ def template_entries(
     producers: list[str] | None, consumers: list[str] | None, pipelines: list[str] | None
 ) -> list[Json]:
     """Return the JSON of the entries that the options name."""
-    entries = [
-        *(entry for topic in producers or () for entry in producer_entries(topic)),
-        *(entry for pair in consumers or () for entry in consumer_entries(*_pair(pair))),
-        *(entry for pair in pipelines or () for entry in pipeline_entries(*_pair(pair))),
-    ]
+    entries: list[AccessEntry] = []
+    try:
+        for topic in producers or ():
+            entries += producer_entries(topic)
+        for pair in consumers or ():
+            entries += consumer_entries(*_pair(pair))
+        for pair in pipelines or ():
+            entries += pipeline_entries(*_pair(pair))
+        check_names(entries)
+    except BadRequest as error:
+        raise typer.BadParameter(error.message) from error
     return [entry.to_item() for entry in _without_repetitions(entries)]
 
 

@@ -84,6 +84,17 @@ def _empty_part(name: str) -> str:
     )
 
 
+def check_begin(text: str, *, chars_max: int) -> str:
+    """Return the reason why no topic or consumer group begins with a text; else nothing."""
+    if len(text) > chars_max:
+        return f"a name has at most {chars_max} characters, not {len(text)}"
+    if not _RESOURCE_NAME.fullmatch(text):
+        return "a name may only contain A-Z a-z 0-9 _ - % |"
+    if text.startswith(NAMESPACE_SEPARATOR):
+        return f"a name does not begin with {NAMESPACE_SEPARATOR}"
+    return ""
+
+
 def check_topic(name: str) -> None:
     """Raise IllegalTopic unless clients may use `name` for a topic."""
     if not name.strip():

@@ -26,8 +26,11 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
+    GROUP_CHARS_MAX,
     RETRY_TOPIC_PREFIX,
     TIMER_DEAD_LETTER_TOPIC,
+    TOPIC_CHARS_MAX,
+    check_begin,
 )
 
 ENTRIES_MAX: Final = 256  # of one user or role
@@ -81,6 +84,7 @@ AREAS: Final = (
 )
 
 _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)
+_CHARS_MAX: Final = {ResourceType.TOPIC: TOPIC_CHARS_MAX, ResourceType.GROUP: GROUP_CHARS_MAX}
 _ACTIONS: Final = {action.text: action for action in Action}
 _TYPES: Final = {type_.text: type_ for type_ in ResourceType}
 
@@ -245,6 +249,19 @@ def parse_entry(
         sources=tuple(sources),
         is_allowed=is_allowed,
     )
+
+
+def check_names(entries: Iterable[AccessEntry], present: Iterable[AccessEntry] = ()) -> None:
+    """Check that new entries can match a topic or a consumer group. Raises BadRequest.
+
+    Entries that are `present` already may be of an earlier release, which accepted any name.
+    """
+    known = set(present)
+    for entry in entries:
+        if entry in known or not entry.name or entry.type not in _CHARS_MAX:
+            continue
+        if problem := check_begin(entry.name, chars_max=_CHARS_MAX[entry.type]):
+            raise BadRequest(f"{entry.resource!r} would never decide: {problem}")
 
 
 def entry_of(item: dict[str, Any]) -> AccessEntry:

@@ -10,7 +10,7 @@ from typing import Final, final
 
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.common.errors import BadRequest, Conflict, KeyMissing, UserNotFound
-from tidemill.security.acl import AccessEntry
+from tidemill.security.acl import AccessEntry, check_names
 from tidemill.security.identities import (
     SECRETS_MAX,
     SealedSecret,
@@ -92,6 +92,7 @@ class UserChanges:
         if change.is_enabled is not None:
             user = replace(user, is_enabled=change.is_enabled)
         if change.entries is not None:
+            check_names(change.entries, () if old is None else old.entries)
             user = replace(user, entries=check_entries(change.entries))
         if change.roles is not None:
             user = replace(user, roles=tuple(sorted(set(change.roles))))

@@ -22,7 +22,13 @@ from tidemill.admin.json.quotas import (
 )
 from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock
-from tidemill.common.errors import Conflict, QuotaNotFound
+from tidemill.common.errors import Conflict, IllegalGroup, IllegalTopic, QuotaNotFound
+from tidemill.message.resource_names import (
+    TOPIC_CHARS_MAX,
+    check_begin,
+    check_group,
+    check_own_topic,
+)
 from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.security.identities import user_of
 from tidemill.security.quotas import (
@@ -92,6 +98,7 @@ async def put_quota(
     A consumer group has limits of deliveries, every other subject has limits of sends. A topic and
     a prefix also have limits of stored bytes and of pending timers, for all broker groups together.
     """
+    _check_subject(kind, subject)
     limits = _limits_of(settings)
     _check_limits(QuotaKind(kind.value), limits)
     planned = TrafficQuota(
@@ -161,6 +168,23 @@ async def delete_quota(
     )
     is_former = bool(await of_deleted_users(items, gone))
     return QuotaDeletionView(dry_run=dry_run, quota=view_of(gone[0], is_former=is_former))
+
+
+def _check_subject(kind: Kind, subject: str) -> None:
+    """Check that a quota can match something. Raises Conflict."""
+    problem = ""
+    try:
+        match kind:
+            case QuotaKindView.TOPIC:
+                check_own_topic(subject)
+            case QuotaKindView.GROUP:
+                check_group(subject)
+            case QuotaKindView.PREFIX:
+                problem = check_begin(subject, chars_max=TOPIC_CHARS_MAX)
+    except (IllegalTopic, IllegalGroup) as error:
+        problem = error.message
+    if problem:
+        raise Conflict(f"a quota of the {kind.value} {subject!r} would never apply: {problem}")
 
 
 def _limits_of(settings: QuotaSettings) -> dict[QuotaLimit, int]:

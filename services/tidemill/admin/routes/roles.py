@@ -16,6 +16,7 @@ from tidemill.admin.json.security import RoleDeletionView, RolePageView, RoleSet
 from tidemill.admin.routes import Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock, entries_of, entry_views
 from tidemill.common.errors import Conflict, RoleNotFound
+from tidemill.security.acl import check_names
 from tidemill.security.identities import (
     READY_MADE_ROLES,
     AccessRole,
@@ -78,6 +79,7 @@ async def put_role(
     def decide(found: FoundItem) -> list[Item]:
         old = None if found.encoded is None else role_of(found.encoded)
         check_version(role, None if old is None else old.version, settings.if_version)
+        check_names(entries, () if old is None else old.entries)
         if old is not None and old.entries == entries:
             made[:] = [old]
             return []
