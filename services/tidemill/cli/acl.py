@@ -12,7 +12,7 @@ from tidemill.cli.rest import call, say, segment, show
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.rest_client import Json
-from tidemill.security.acl import ALLOW, DENY, check_names, parse_entry
+from tidemill.security.acl import ALLOW, DENY, check_names, entry_of, parse_entry
 
 app = typer.Typer(no_args_is_help=True, help="Allow, deny and check actions of users and roles.")
 
@@ -152,6 +152,11 @@ def entry_rows(entries: Sequence[Json]) -> list[tuple[str, ...]]:
         )
         for entry in entries
     ]
+
+
+def has_equal_entries(found: Sequence[Json], wanted: Sequence[Json]) -> bool:
+    """Whether two lists have the same entries, in any order."""
+    return set(map(entry_of, found)) == set(map(entry_of, wanted))
 
 
 def _path(subject: str) -> str:

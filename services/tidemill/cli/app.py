@@ -205,8 +205,9 @@ def root(
         Path | None,
         typer.Option(
             envvar="TIDEMILL_SECRET_FILE",
-            help="File with the secret of that user. Default: the user and the secret, or the named"
-            " token, in ~/.config/tidemill/credentials.",
+            help="File with the secret of that user, or with two lines: a user and its secret."
+            " Default: the user and the secret, or the named token, in"
+            " ~/.config/tidemill/credentials.",
         ),
     ] = None,
     ca_file: Annotated[

@@ -48,16 +48,26 @@ def credentials_file() -> Path:
 
 
 def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | None:
-    """Return the credentials of the options, or those of the file; None without any.
+    """Return the credentials of the options, or those of the saved file; None without any.
 
-    Ends the command if a file cannot be used.
+    A file of the options has a secret alone, or a user and its secret, as a
+    `security_bootstrap_file` has. Ends the command if a file cannot be used.
     """
-    if bool(user) != (secret_file is not None):
-        raise typer.BadParameter("--user and --secret-file belong together; give both")
-    if secret_file is not None:
-        secret = read_credential(secret_file, "the secret").strip()
-        return UserCredentials(user, secret, is_named=True)
-    return find_saved()
+    if secret_file is None:
+        if user:
+            raise typer.BadParameter("--user needs the file of its secret; add --secret-file")
+        return find_saved()
+    lines = read_credential(secret_file, "the secret").split()
+    if len(lines) not in {1, 2}:
+        raise typer.BadParameter(
+            f"{secret_file} has neither a secret alone nor two lines, a user and its secret"
+        )
+    named = lines[0] if len(lines) == 2 else user
+    if not named:
+        raise typer.BadParameter(f"{secret_file} names no user; add --user")
+    if user and named != user:
+        raise typer.BadParameter(f"{secret_file} has the secret of another user than {user}")
+    return UserCredentials(named, lines[-1], is_named=True)
 
 
 def find_saved() -> UserCredentials | None:

@@ -33,6 +33,7 @@ from tidemill.common.rest_client import (
     RestUnreachable,
 )
 from tidemill.message.namespaces import check_namespace, full_name
+from tidemill.security.identities import NEEDS_SUPER
 from tidemill.security.tokens import PREFIX
 
 if TYPE_CHECKING:
@@ -361,10 +362,14 @@ def _reason(options: Options, rejection: RestRejection) -> str:
             " an answer of the admin API; give the address of the API with --admin"
         )
     if rejection.status == HTTPStatus.FORBIDDEN and options.credentials and not options.token:
-        return (
-            f"{problem.title}: {problem.detail}; use another user with --user and --secret-file, or"
-            " let a super user allow it: tidemill acl allow"
-        )
+        if NEEDS_SUPER in problem.detail:
+            remedy = "name a super user with --user and --secret-file"
+        else:
+            remedy = (
+                "use another user with --user and --secret-file, or let a super user allow it:"
+                " tidemill acl allow"
+            )
+        return f"{problem.title}: {problem.detail}; {remedy}"
     if rejection.status != HTTPStatus.UNAUTHORIZED:
         return f"{problem.title}: {problem.detail}"
     if options.token.startswith(PREFIX):

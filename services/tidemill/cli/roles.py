@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.acl import ENTRY_COLUMNS, entry_rows
+from tidemill.cli.acl import ENTRY_COLUMNS, entry_rows, has_equal_entries
 from tidemill.cli.rest import call, call_pages, check_is_sure, say, segment, show
 from tidemill.cli.users import Consumers, Pipelines, Producers, template_entries
-from tidemill.common.prompts import confirm
+from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.prompts import confirm, fail
 from tidemill.common.rest_client import Json
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show, change and delete roles.")
@@ -53,9 +54,22 @@ def create_role(
 ) -> None:
     """Create a role; `tidemill acl allow Role:NAME` adds other entries.
 
+    If an equal role exists, nothing changes.
+
     Example: tidemill role create sellers --producer orders --consumer billing:orders
     """
-    body = {"entries": template_entries(producers, consumers, pipelines), "ifVersion": 0}
+    entries = template_entries(producers, consumers, pipelines)
+    found = call(context, "GET", f"/roles/{segment(name)}", may_miss=True, may_be_forbidden=True)
+    if found is not None:
+        if not has_equal_entries(found["entries"], entries):
+            fail(
+                f"role {name} exists with other entries; replace them by `tidemill role set"
+                f" {name}`, or add some by `tidemill acl allow Role:{name}`",
+                EXIT_REFUSED,
+            )
+        say(context, found, f"role {name}: exists already, unchanged")
+        return
+    body = {"entries": entries, "ifVersion": 0}
     role = _put(context, name, body, dry_run=dry_run)
     say(context, role, f"role {name}: {'would be created' if dry_run else 'created'}")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.acl import has_equal_entries
 from tidemill.cli.credentials import replace_saved
 from tidemill.cli.rest import (
     call,
@@ -19,7 +20,8 @@ from tidemill.cli.rest import (
     show,
 )
 from tidemill.common.errors import BadRequest
-from tidemill.common.prompts import confirm, warn
+from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.prompts import confirm, fail, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_within_ms, utc
 from tidemill.security.acl import AccessEntry, check_names
@@ -135,7 +137,7 @@ def create_user(
     certificates: CertificateNames = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Create a user, and print its secret once.
+    """Create a user, and print its secret once. If an equal user exists, nothing changes.
 
     Examples:
     * `tidemill user create orders --producer orders --consumer billing:orders`
@@ -144,10 +146,31 @@ def create_user(
     """
     body = _body(kind, roles, accounts, certificates)
     body["entries"] = template_entries(producers, consumers, pipelines)
+    found = call(context, "GET", f"/users/{segment(name)}", may_miss=True, may_be_forbidden=True)
+    if found is not None:
+        if not _is_equal(found, body):
+            fail(
+                f"user {name} exists with other settings; change them by `tidemill user set"
+                f" {name}`, and its entries by `tidemill acl`",
+                EXIT_REFUSED,
+            )
+        say(context, found, f"user {name}: exists already, unchanged; its secret stays")
+        return
     body["ifVersion"] = 0
     user = call(context, "PUT", f"/users/{segment(name)}", body=body, query=_query(dry_run))
     say(
         context, user, f"user {name}: {'would be created' if dry_run else 'created'}{_secret(user)}"
+    )
+
+
+def _is_equal(found: Json, body: dict[str, Json]) -> bool:
+    """Whether a user is as a new one with these settings would be."""
+    lists = ("roles", "serviceAccounts", "certificates")
+    return (
+        found["enabled"]
+        and found["type"] == body.get("type", UserTypeName.NORMAL)
+        and all(set(found[field]) == set(body.get(field, ())) for field in lists)
+        and has_equal_entries(found["entries"], body["entries"])
     )
 
 

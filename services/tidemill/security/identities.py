@@ -22,6 +22,7 @@ from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES
 
 USER_NAME_CHARS_MAX: Final = 64
 SECRETS_MAX: Final = 2
+NEEDS_SUPER: Final = "it needs a super user"  # in refusals that entries cannot avoid
 ROLES_MAX: Final = 64  # of one user
 SECRET_BYTES: Final = 32  # of a random one: 43 characters
 SECRET_CHARS_MIN: Final = 16

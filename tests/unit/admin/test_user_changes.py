@@ -68,9 +68,11 @@ def test_an_expected_version_is_compared() -> None:
     user = replace(created()[0], version=42)
     put = changes().put
     put("orders", user, UserChange(if_version=42, is_enabled=False), table_version=50)
-    for old, expected in ((user, 41), (user, 0), (None, 42)):
+    for old, expected in ((user, 41), (None, 42)):
         with pytest.raises(Conflict, match="read it again"):
             put("orders", old, UserChange(if_version=expected), table_version=50)
+    with pytest.raises(Conflict, match="exists already; change it"):
+        put("orders", user, UserChange(if_version=0), table_version=50)
     put("orders", None, UserChange(if_version=0), table_version=50)
 
 

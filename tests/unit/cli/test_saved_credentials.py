@@ -63,3 +63,35 @@ def test_an_unusable_file_is_refused(saved: Path, content: bytes, mode: int, rea
     saved.chmod(mode)
     with pytest.raises(typer.BadParameter, match=reason):
         find_credentials("", None)
+
+
+def secret_file(folder: Path, text: str) -> Path:
+    file = folder / "admin.secret"
+    file.touch(0o600)
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("user", ["", "admin"])
+def test_the_file_of_the_first_administrator_is_a_secret_file(tmp_path: Path, user: str) -> None:
+    file = secret_file(tmp_path, "admin\na-secret-of-sixteen\n")
+    assert find_credentials(user, file) == UserCredentials(
+        "admin", "a-secret-of-sixteen", is_named=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("user", "text", "reason"),
+    [
+        ("ops", "admin\na-secret-of-sixteen\n", "the secret of another user than ops"),
+        ("", "a-secret-of-sixteen\n", "names no user; add --user"),
+        ("ops", "", "neither a secret alone nor two lines"),
+        ("ops", "a b c", "neither a secret alone nor two lines"),
+    ],
+)
+def test_a_secret_file_without_a_known_user_is_refused(
+    tmp_path: Path, user: str, text: str, reason: str
+) -> None:
+    with pytest.raises(typer.BadParameter, match=reason) as caught:
+        find_credentials(user, secret_file(tmp_path, text))
+    assert "a-secret-of-sixteen" not in str(caught.value)

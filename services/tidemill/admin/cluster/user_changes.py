@@ -202,6 +202,8 @@ def check_size(name: str, entries: Sequence[object]) -> None:
 
 def check_version(name: str, present: int | None, expected: int | None) -> None:
     """Raise Conflict if an item does not have the expected version; 0: it must not exist."""
+    if expected == 0 and present is not None:
+        raise Conflict(f"{name} exists already; change it instead of creating it")
     if expected is not None and expected != (present or 0):
         known = "does not exist" if present is None else f"has version {present}"
         raise Conflict(f"{name} {known}, not {expected}; read it again and repeat the change")

@@ -19,7 +19,7 @@ from tidemill.security.acl import (
     parse_address,
     topic_resource,
 )
-from tidemill.security.identities import User
+from tidemill.security.identities import NEEDS_SUPER, User
 from tidemill.security.table import KnownUser, Mode
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class RequestAccess:
     def require_super(self) -> None:
         """Check that the user is a super user. Raises Forbidden."""
         if self.mode is not Mode.OFF and not self.is_super:
-            self.refuse("may not do this: it needs a super user")
+            self.refuse(f"may not do this, because {NEEDS_SUPER},")
 
     def check_same(self, user: User) -> None:
         """Check that a user of the caller's name is the caller. Raises Forbidden.
