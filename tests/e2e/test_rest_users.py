@@ -158,7 +158,7 @@ def test_a_script_uses_a_named_token_at_both_doors(tmp_path: Path) -> None:
 def test_a_browser_logs_in_and_out(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
         assert tidemill(running, tmp_path, "security", "enable").returncode == 0
-        user, secret = (tmp_path / ".config" / "tidemill" / "credentials").read_text().split()
+        user, secret, _ = (tmp_path / ".config" / "tidemill" / "credentials").read_text().split()
         with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=30) as http:
             eventually(lambda: http.get("/session").status_code == 401)
             assert http.post("/session", auth=(user, "wrong")).status_code == 401

@@ -1,6 +1,7 @@
 """The credentials of the command line: a token, or a user and its secret.
 
     ~/.config/tidemill/credentials    two lines: the user and its secret; or one line: a named token
+                                      then perhaps a line: the address of the admin API for them
 
 `tidemill security enable` writes this file, and `tidemill user rotate` of its user changes it.
 Other users of the machine may not read it.
@@ -11,9 +12,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 import typer
 
+from tidemill.common.addresses import is_loopback
 from tidemill.common.exit_codes import EXIT_USAGE
 from tidemill.common.prompts import fail, warn
 from tidemill.security.private_files import read_private
@@ -29,6 +32,7 @@ class UserCredentials(NamedTuple):
     user: str  # "": of the token
     secret: str  # or the token
     is_named: bool  # by an option, not only in the file of `security enable`
+    address: str = ""  # of the admin API that they are for; "": of any
 
     @property
     def is_token(self) -> bool:
@@ -39,6 +43,21 @@ class UserCredentials(NamedTuple):
     def pair(self) -> tuple[str, str]:
         """The user and the secret."""
         return self.user, self.secret
+
+    def is_for(self, address: str) -> bool:
+        """Whether they may go to the admin API at an address."""
+        return not self.address or _api_of(self.address) == _api_of(address)
+
+
+def _api_of(address: str) -> tuple[str, int | None]:
+    """Return the host and port of an address; all names of this machine are one host."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        port = None  # The call reports that it is not an address.
+    return "" if is_loopback(host) else host, port
 
 
 def credentials_file() -> Path:
@@ -58,6 +77,8 @@ def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | N
             raise typer.BadParameter("--user needs the file of its secret; add --secret-file")
         return find_saved()
     lines = read_credential(secret_file, "the secret").split()
+    if lines and "://" in lines[-1]:
+        lines.pop()  # It has the form of the saved file. An option goes to each admin API.
     if len(lines) not in {1, 2}:
         raise typer.BadParameter(
             f"{secret_file} has neither a secret alone nor two lines, a user and its secret"
@@ -81,16 +102,19 @@ def find_saved() -> UserCredentials | None:
     lines = read_credential(file, "the credentials").split()
     if not lines:
         return None  # `security enable` has created the file, and not written it yet.
+    address = lines.pop() if "://" in lines[-1] else ""
     if len(lines) == 1 and lines[0].startswith(PREFIX):
-        return UserCredentials("", lines[0], is_named=False)
+        return UserCredentials("", lines[0], is_named=False, address=address)
     if len(lines) != 2:
         raise typer.BadParameter(
-            f"{file} has neither two lines, a user and its secret, nor one line with a named token"
+            f"{file} has neither two lines, a user and its secret, nor one line with a named token,"
+            " before the address of the admin API"
         )
-    return UserCredentials(lines[0], lines[1], is_named=False)
+    user, secret = lines
+    return UserCredentials(user, secret, is_named=False, address=address)
 
 
-def create_credentials(user: str, secret: str) -> Path:
+def create_credentials(user: str, secret: str, address: str) -> Path:
     """Save credentials in a new file, for this account alone. Ends the command if it cannot.
 
     The file is durable afterwards, because it may be the only copy of the secret.
@@ -98,7 +122,7 @@ def create_credentials(user: str, secret: str) -> Path:
     file = credentials_file()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(file, f"{user}\n{secret}\n")
+        _write(file, _text_of(user, secret, address))
     except FileExistsError:
         fail(
             f"{file} is empty or has other credentials: move it away first, or name a super user"
@@ -110,17 +134,21 @@ def create_credentials(user: str, secret: str) -> Path:
     return file
 
 
-def replace_saved(user: str, secret: str) -> Path:
+def replace_saved(user: str, secret: str, address: str) -> Path:
     """Replace the saved credentials in one step. Warn if it fails: the new secret is printed."""
     file = credentials_file()
     draft = file.with_name(f"{file.name}.{os.getpid()}.draft")
     try:
-        _write(draft, f"{user}\n{secret}\n")
+        _write(draft, _text_of(user, secret, address))
         draft.replace(file)
     except OSError as error:
         draft.unlink(missing_ok=True)
         warn(f"cannot save the new secret in {file}: {error}; write it there by hand")
     return file
+
+
+def _text_of(user: str, secret: str, address: str) -> str:
+    return "".join(f"{line}\n" for line in (user, secret, address) if line)
 
 
 def _write(file: Path, text: str) -> None:

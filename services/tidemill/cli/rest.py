@@ -5,6 +5,7 @@ Exit status: 0 done, 1 rejected by the API, 2 wrong usage, 3 the API is unreacha
 
 from __future__ import annotations
 
+import functools
 import getpass
 import json
 import socket
@@ -20,7 +21,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from tidemill.cli.credentials import UserCredentials, read_credential
+from tidemill.cli.credentials import UserCredentials, credentials_file, read_credential
 from tidemill.common.addresses import is_loopback
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
@@ -139,12 +140,19 @@ def find_sendable(options: Options) -> UserCredentials | None:
     """Return the credentials to send; None without any, or if the options have a token.
 
     End the command before it sends a token or a named secret unencrypted to another machine. The
-    saved credentials are only left out then.
+    saved credentials are only left out then, and at another API than their own.
     """
     url, known = urlsplit(options.admin), options.credentials
-    is_private = url.scheme != "http" or is_loopback(url.hostname or "")
+    if known is not None and not known.is_for(options.admin):
+        known = None
+    is_here = is_loopback(url.hostname or "")
+    is_private = url.scheme != "http" or is_here
     if is_private or options.sends_plain_token:
-        return None if options.token else known
+        if options.token:
+            return None
+        if known is not None and not (known.is_named or known.address or is_here):
+            _warn_unbound(options.admin)
+        return known
     if options.token or (known is not None and known.is_named):
         what = "token" if options.token else "secret"
         fail(
@@ -153,6 +161,14 @@ def find_sendable(options: Options) -> UserCredentials | None:
             EXIT_USAGE,
         )
     return None
+
+
+@functools.cache  # Once, although a command may make several calls.
+def _warn_unbound(address: str) -> None:
+    warn(
+        f"the saved credentials name no admin API, so they go to {address}; add it as the last line"
+        f" of {credentials_file()}"
+    )
 
 
 def _remedy(options: Options, error: RestUnreachable) -> str:
@@ -379,8 +395,14 @@ def _reason(options: Options, rejection: RestRejection) -> str:
             f"{problem.title}: the API at {options.admin} has another token; check --token-file,"
             " --token, and the setting admin_token_file of the API"
         )
-    if options.credentials is not None:
-        known = options.credentials
+    known = options.credentials
+    if known is not None and not known.is_for(options.admin):
+        return (
+            f"{problem.title}: the saved credentials are for {known.address}, so they were not sent"
+            f" to {options.admin}; use --user and --secret-file, or change the last line of"
+            f" {credentials_file()}"
+        )
+    if known is not None:
         what = "saved token" if known.is_token else f"user {known.user}"
         return (
             f"{problem.title}: {problem.detail}; the API at {options.admin} refused the {what};"

@@ -98,12 +98,13 @@ def _make_admin(context: typer.Context, name: str, *, dry_run: bool) -> tuple[st
         check_user_name(name)
     except BadRequest as error:
         raise typer.BadParameter(error.message) from error
+    address = options_of(context).admin
     saved = find_saved()
-    is_repeated = saved is not None and saved.user == name
+    is_repeated = saved is not None and saved.user == name and saved.is_for(address)
     secret = saved.secret if saved is not None and is_repeated else new_secret()
     file = credentials_file()
     if not is_repeated and not dry_run:
-        file = create_credentials(name, secret)
+        file = create_credentials(name, secret, address)
 
     def delete_file() -> None:
         if not is_repeated and not dry_run:

@@ -270,7 +270,7 @@ def rotate_user(
     done = "would have a new secret" if dry_run else "new secret"
     sent = find_sendable(options_of(context))
     if user.get("secret") and sent is not None and not sent.is_named and sent.user == name:
-        done += f", saved in {replace_saved(name, user['secret'])}"
+        done += f", saved in {replace_saved(name, user['secret'], sent.address)}"
     say(context, user, f"user {name}: {done}{_secret(user)}")
 
 

@@ -28,15 +28,15 @@ def test_a_rotation_of_the_saved_user_saves_its_new_secret(
     file = tmp_path / "tidemill" / "credentials"
     file.parent.mkdir()
     file.touch(0o600)
-    file.write_text(f"admin\n{OLD}\n")
 
     def answer(request: ApiRequest) -> ApiAnswer:
         return ApiAnswer({} if "dryRun" in request.path else {"secret": NEW})
 
     with scripted_api(answer) as address:
+        file.write_text(f"admin\n{OLD}\n{address}\n")
         ended = CliRunner().invoke(app, ["--admin", address, *arguments])
     assert ended.exit_code == 0, ended.output
-    assert file.read_text().split()[:2] == ["admin", saved]
+    assert file.read_text().split() == ["admin", saved, address]
     assert file.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in file.parent.iterdir()] == [file.name]
     assert (f"saved in {file}" in ended.output) is (saved == NEW)

@@ -8,9 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.support.scripted_api import ApiAnswer, ApiRequest, refusal, scripted_api
 from tidemill.cli.app import app
 from tidemill.cli.credentials import FILE_BYTES_MAX, UserCredentials, find_credentials
-from tidemill.common.exit_codes import EXIT_UNREACHABLE
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE
 from tidemill.security.tokens import make_token
 
 
@@ -73,8 +74,11 @@ def secret_file(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("user", ["", "admin"])
-def test_the_file_of_the_first_administrator_is_a_secret_file(tmp_path: Path, user: str) -> None:
-    file = secret_file(tmp_path, "admin\na-secret-of-sixteen\n")
+@pytest.mark.parametrize("end", ["", "https://admin.example\n"])
+def test_the_file_of_the_first_administrator_is_a_secret_file(
+    tmp_path: Path, user: str, end: str
+) -> None:
+    file = secret_file(tmp_path, f"admin\na-secret-of-sixteen\n{end}")
     assert find_credentials(user, file) == UserCredentials(
         "admin", "a-secret-of-sixteen", is_named=True
     )
@@ -95,3 +99,59 @@ def test_a_secret_file_without_a_known_user_is_refused(
     with pytest.raises(typer.BadParameter, match=reason) as caught:
         find_credentials(user, secret_file(tmp_path, text))
     assert "a-secret-of-sixteen" not in str(caught.value)
+
+
+SAVED = "ops\na-secret-of-sixteen\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_same"),
+    [
+        ("https://admin.example", "https://admin.example:443", True),
+        ("http://localhost:8080", "http://127.0.0.1:8080", True),
+        ("http://admin.example:8080", "https://ADMIN.example:8080", True),
+        ("https://admin.example", "https://admin.example.evil", False),
+        ("https://admin.example", "https://admin.example:444", False),
+        ("https://admin.example", "https://other.example", False),
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8081", False),
+        ("http://127.0.0.1:8080", "http://other.example:8080", False),
+        ("https://admin.example", "https://admin.example:x", False),
+    ],
+)
+def test_saved_credentials_belong_to_one_api(
+    saved: Path, own: str, other: str, is_same: bool
+) -> None:
+    saved.write_text(f"{SAVED}{own}\n")
+    found = find_credentials("", None)
+    assert found is not None
+    assert (found.pair, found.address) == (("ops", "a-secret-of-sixteen"), own)
+    assert found.is_for(own)
+    assert found.is_for(other) is is_same
+    saved.write_text(f"{make_token().text}\n{own}\n")
+    found = find_credentials("", None)
+    assert found is not None
+    assert (found.is_token, found.is_for(other)) == (True, is_same)
+
+
+def test_saved_credentials_are_not_sent_to_another_api(saved: Path) -> None:
+    shown: list[str] = []
+
+    def answer(request: ApiRequest) -> ApiAnswer:
+        shown.append(request.authorization)
+        return refusal("no credentials", 401)
+
+    with scripted_api(answer) as address:
+        for own in ("http://127.0.0.1:1", address):
+            saved.write_text(f"{SAVED}{own}\n")
+            ended = CliRunner().invoke(app, ["--admin", address, "topic", "ls"])
+            assert ended.exit_code == EXIT_REFUSED
+            assert ("so they were not sent" in ended.output) is (own != address)
+    assert [bool(each) for each in shown] == [False, True]
+
+
+def test_saved_credentials_without_an_api_are_warned_of(saved: Path) -> None:
+    saved.write_text(SAVED)
+    for host, is_warned in (("admin.invalid", True), ("127.0.0.1:1", False)):
+        line = ["--admin", f"https://{host}", "topic", "ls"]
+        output = CliRunner().invoke(app, line).output
+        assert ("name no admin API" in output) is is_warned

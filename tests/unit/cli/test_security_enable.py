@@ -102,7 +102,8 @@ def test_a_lost_answer_locks_nobody_out(world: World, is_change_lost: bool) -> N
     world.cluster.is_answer_lost = world.cluster.is_change_lost = False
     assert world.run("enable").exit_code == DONE
     assert world.cluster.mode == "on"
-    assert world.file.read_text().split()[:2] == ["admin", world.cluster.secrets["admin"]]
+    saved = ["admin", world.cluster.secrets["admin"], world.address]
+    assert world.file.read_text().split() == saved
     assert world.file.stat().st_mode & 0o777 == 0o600
 
 
@@ -128,7 +129,8 @@ def test_the_saved_credentials_of_a_super_user_suffice(world: World) -> None:
 def test_credentials_of_another_user_are_not_overwritten(world: World) -> None:
     world.file.parent.mkdir()
     world.file.touch(0o600)
-    for content in ("", "ops\na-secret-of-sixteen\n"):
+    other_api = "admin\na-secret-of-sixteen\nhttp://127.0.0.1:1\n"
+    for content in ("", "ops\na-secret-of-sixteen\n", other_api):
         world.file.write_text(content)
         assert world.run("enable").exit_code == EXIT_USAGE
         assert world.file.read_text() == content
