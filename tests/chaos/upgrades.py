@@ -61,7 +61,8 @@ def rolled(*components: str) -> Act:
 
 def users_upgraded(cluster: Cluster) -> None:
     """Replace all pods, and give the user of the clients a second secret meanwhile."""
-    cluster.tidemill("user", "rotate", USER)
+    # An earlier run may have left two secrets, of which the clients use the newest one.
+    cluster.tidemill("user", "rotate", USER, "--force")
     rolled("broker", "proxy", "admin", "controller")(cluster)
 
 
