@@ -272,7 +272,7 @@ def segment(name: str) -> str:
     """
     if not name.strip() or name in {".", ".."} or "/" in name:
         raise typer.BadParameter(
-            f"{name!r} is not one name: a name is not empty, is not . or .., and has no /"
+            f"{name!r} is not a name: names are not empty, are not . or .., and have no /"
         )
     return quote(name, safe="")
 

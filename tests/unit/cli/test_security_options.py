@@ -21,7 +21,7 @@ from tidemill.common.exit_codes import EXIT_USAGE
         (["ban", "delete", "--ended", "--user", "x"], "name no subject with it"),
         (["token", "create", "ci", "--expires-after", "500d"], "from 1ms to 400d, not 500d"),
         (["user", "rotate", "orders", "--retire-after", "401d"], "from 0s to 400d, not 401d"),
-        (["user", "create", "a/b"], "is not one name"),
+        (["user", "create", "a/b"], "is not a name: names"),
         (["audit", "list", "--result", "foo"], "'would_refuse'"),
     ],
 )
