@@ -270,6 +270,7 @@ def test_the_token_of_the_file_counts_while_no_broker_answers() -> None:
     door = Door()
     door.items.is_up = False
     door.identities._token = Token()
+    door.address = "10.1.2.3"
     for token, status in (("t", 502), ("u", 503)):
         headers = {"Authorization": f"Bearer {token}"}
         answer = door.ask("POST /replicas/b1:transfer", None, headers)
@@ -280,10 +281,23 @@ def test_the_token_of_the_file_counts_while_no_broker_answers() -> None:
 def test_nothing_passes_before_a_broker_group_tells_the_mode(floor: Mode) -> None:
     door = Door()
     door.items.is_up = False
+    door.address = "10.1.2.3"
     check_with(door, door.items.find, floor=floor)
     refused = door.ask("POST /replicas/b1:transfer", None)
     assert refused.status_code == 503
     assert "admin_token_file" in refused.json()["detail"]
+    assert door.ask("GET /topics", None).status_code == 503
+
+
+@pytest.mark.parametrize(("floor", "status"), [(Mode.OFF, 502), (Mode.ON, 401)])
+def test_on_the_machine_of_the_process_the_floor_counts_for_repairs(
+    floor: Mode, status: int
+) -> None:
+    """So a broker group of a laptop is repaired without a token."""
+    door = Door()
+    door.items.is_up = False
+    check_with(door, door.items.find, floor=floor)
+    assert door.ask("POST /replicas/b1:transfer", None).status_code == status
     assert door.ask("GET /topics", None).status_code == 503
 
 

@@ -90,6 +90,7 @@ class Door:
         self.items = Items()
         self.items.put(mode_item(mode))
         self.clock = ManualClock()
+        self.address = "127.0.0.1"  # of the caller
         self.copy = AdminSecurityCopy(self.items.find, self.clock.monotonic_ms, floor=Mode.OFF)
         self.app = APP
         self.identities = IdentityCheck(
@@ -118,7 +119,9 @@ class Door:
             sent["Authorization"] = f"Basic {encoded}"
 
         async def request() -> httpx.Response:
-            transport = httpx.ASGITransport(self.served, raise_app_exceptions=False)
+            transport = httpx.ASGITransport(
+                self.served, raise_app_exceptions=False, client=(self.address, 1)
+            )
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
                 return await http.request(method, PREFIX + path, headers=sent)
 

@@ -37,6 +37,7 @@ from tidemill.admin.http.sessions import (
     set_cookie,
     set_renewed_cookie,
 )
+from tidemill.common.addresses import is_loopback
 from tidemill.common.errors import (
     BrokerGroupUnreachable,
     KeyMissing,
@@ -199,10 +200,13 @@ class IdentityCheck:
             # without a master, keep no mode.
             if not scope["path"].startswith(REPLICAS):
                 raise
-            raise BrokerGroupUnreachable(
-                f"{error.message}; to repair replicas before a broker group answers, set"
-                " admin_token_file and send its token in the header Authorization: Bearer TOKEN"
-            ) from None
+            if not is_loopback(make_actor(scope).address):
+                raise BrokerGroupUnreachable(
+                    f"{error.message}; to repair replicas before a broker group answers, run the"
+                    " command on the machine of the admin process, or set admin_token_file and send"
+                    " its token in the header Authorization: Bearer TOKEN"
+                ) from None
+            mode = self._copy.floor
         if mode is Mode.OFF or (mode is Mode.PERMISSIVE and self._token is not None):
             if self._token is not None:
                 raise self._refused(scope, RefusedLogin(REFUSED_BY_FILE))
