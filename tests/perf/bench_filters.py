@@ -1,10 +1,10 @@
 """How fast does a broker compare messages with a filter, and how long is its longest turn?
 
-A group pops a topic in which one message of a thousand matches. Each pop searches one slice. The
+A group pops from a topic. One message of a thousand matches. Each pop searches one slice. The
 messages have 200 bytes and four properties.
 
     sql       two predicates on properties; every message is read
-    required  the same with a condition on the tag, whose hash is compared first
+    required  the same with a condition on the tag; the broker compares the hash of the tag first
     tag       a tag filter
 
     python -m tests.perf.bench_filters [--messages 100000]

@@ -1,4 +1,4 @@
-"""SQL92 filters against a naive evaluator, and against texts that are no filters."""
+"""SQL92 filters against a naive evaluator, and random texts."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_the_order_of_operands_has_no_effect(tree: Tree, found: dict[str, str]) 
 
 
 def check_any_text(expression: str) -> None:
-    """A text is a filter, whose canonical form is the same filter, or it is rejected."""
+    """Parse a text. If it is a filter, its canonical form is the same filter."""
     try:
         condition = parse(expression)
     except IllegalFilter:

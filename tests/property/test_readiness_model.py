@@ -93,7 +93,7 @@ class Trial:
         self.world.run_due()
         ready = self.count_ready(tags, sql)
         again = self.count_ready(tags, sql)
-        # A repeated count with an SQL filter begins behind what the first one has passed.
+        # A repeated count with an SQL filter continues after the messages of the first one.
         is_more = ready.is_unsure or again.ready_count >= ready.ready_count
         assert again == ready or (sql and is_more), "a repeated count is the same"
         want = self.random.choice((1, 7, 32))

@@ -205,7 +205,7 @@ SQL_FILTER: Final = FieldLimit(
     limit=4_096,
     unit="bytes",
     error=IllegalFilter,
-    reason="a broker compiles it within a millisecond",
+    reason="a broker compiles it in about two milliseconds",
 )
 FILTER_TAGS: Final = FieldLimit(
     subject="a tag filter",

@@ -14,7 +14,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 _EVERYTHING = frozenset({"", "*"})
 _SHOWN_CHARS = 100  # of a rejected filter, in the error
-_PARSED_MAX: Final = 1_000  # SQL filters, at most 10 KB each
+_PARSED_MAX: Final = 1_000  # SQL filters: two texts of about 4 KB each
 
 
 class WantedMessages(NamedTuple):

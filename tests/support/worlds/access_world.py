@@ -1,4 +1,4 @@
-"""Users and a gate in memory, whose clients sign their calls."""
+"""Users and a gate in memory. The clients sign their calls."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class World:
         self.table.note_change()
 
     def serve(self) -> None:
-        """Let sends pass whose tokens are there."""
+        """Let the sends with enough tokens pass."""
         self.quotas.serve(list(self.quotas._book.leases.values()))
 
     async def until_passed(self, count: int) -> None:

@@ -13,7 +13,7 @@ from tidemill.message import stored_message
 from tidemill.message.sql92.compiled import CompiledFilter
 from tidemill.message.sql92.grammar import parse
 
-# Compiled filters, about 100 KB for the largest one.
+# Compiled filters, measured: 70 KiB for one of 3,600 bytes with 620 texts.
 FILTERS_MAX: Final = 1_000
 
 
