@@ -10,6 +10,7 @@ from pydantic_settings import CliSuppress
 
 from tidemill.broker.engine.config import DiskFullPolicy, EngineConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
+from tidemill.broker.engine.transaction.config import TransactionConfig
 from tidemill.common.addresses import HostPort, is_loopback, is_unspecified
 from tidemill.common.setting_types import Address, Addresses, Flag, Folder, Port
 from tidemill.common.shared_settings import ClusterTlsSettings, FeatureLevelSettings
@@ -19,6 +20,7 @@ REPLICA_NAME_CHARS_MAX = 80  # 64 for the name of the broker group, and an ordin
 REPLICA_ID_MAX = 999  # ordinals of a StatefulSet; a broker group has three or five replicas
 _ENGINE = EngineConfig()  # The defaults of the engine; a user sees them here.
 _TIMER = _ENGINE.timer
+_TRANSACTION = TransactionConfig()
 
 
 class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
@@ -41,6 +43,7 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
         "archive_": "Retention",
         "disk_": "Retention",
         "timer_": "Delayed messages",
+        "transaction_": "Transactions",
         "deliveries_max": "Limits",
         "pending_": "Limits",
         "parked_": "Limits",
@@ -266,6 +269,33 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
         _TIMER.expire_backlog_after_ms,
         ge=0,
         description="Lateness beyond which a delayed message is dead-lettered. 0: never.",
+    )
+
+    transaction_open_max: int = Field(
+        _TRANSACTION.open_max,
+        ge=1,
+        le=10_000_000,
+        description="Limit of half messages without a decision. Beyond it half messages are"
+        " rejected. Each takes about 50 bytes of memory.",
+    )
+    transaction_checks_per_second: int = Field(
+        1_000,
+        ge=1,
+        le=100_000,
+        description="Limit of the checks that the broker sends to producers. Others wait.",
+    )
+    transaction_outcomes_max: int = Field(
+        _TRANSACTION.outcomes_max,
+        ge=1_000,
+        le=10_000_000,
+        description="Limit of the results that are remembered, so that a repeated decision gets the"
+        " first answer. Beyond it the oldest are forgotten.",
+    )
+    transaction_outcome_memory_ms: int = Field(
+        _TRANSACTION.outcome_memory_ms,
+        ge=60_000,
+        le=86_400_000,
+        description="How long a result is remembered.",
     )
 
     pending_bytes_max: int = Field(

@@ -24,6 +24,7 @@ from tidemill.broker.engine.replica.replica_files import FOLDER, find_epoch_seen
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.transaction.config import TransactionConfig
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.feature_level import FEATURE_LEVEL, FIRST_LEVEL, cap_level
@@ -145,6 +146,9 @@ def config_of(settings: BrokerSettings) -> EngineConfig:
         feature_level=FIRST_LEVEL if settings.replica_id >= 0 else level,
         broker_name=settings.name,
         timer=TimerConfig(**_chosen(settings, TimerConfig, prefix="timer_")),
+        transaction=TransactionConfig(
+            **_chosen(settings, TransactionConfig, prefix="transaction_")
+        ),
         **_chosen(settings, EngineConfig),
     )
 

@@ -109,6 +109,14 @@ class InvalidReceiptHandle(RequestError):
     """The receipt handle does not name a delivery in flight of this consumer group."""
 
 
+class InvalidTransactionId(RequestError):
+    """The transaction has another final state, or its id is of another topic or message."""
+
+
+class TransactionNotFound(RequestError):
+    """The transaction is unknown: its id is wrong, its topic was deleted, or it ended long ago."""
+
+
 class MessageTypeConflict(RequestError):
     """The type of the message does not fit the topic or the message's own properties."""
 
@@ -333,6 +341,8 @@ CODES: dict[type[ServiceError], Codes] = {
     IllegalKey: Codes(40005, HTTPStatus.BAD_REQUEST),
     IllegalMessageGroup: Codes(40006, HTTPStatus.BAD_REQUEST),
     IllegalPropertyKey: Codes(40007, HTTPStatus.BAD_REQUEST),
+    InvalidTransactionId: Codes(40008, HTTPStatus.CONFLICT),
+    TransactionNotFound: Codes(40008, HTTPStatus.NOT_FOUND),
     IllegalMessageId: Codes(40009, HTTPStatus.BAD_REQUEST),
     IllegalFilter: Codes(40010, HTTPStatus.BAD_REQUEST),
     IllegalInvisibleDuration: Codes(40011, HTTPStatus.BAD_REQUEST),

@@ -17,7 +17,14 @@ RETRY_TOPIC_PREFIX = "%RETRY%"
 DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
 # Internal topics of the broker; clients do not see them.
 TIMER_DEAD_LETTER_TOPIC = f"{DEAD_LETTER_TOPIC_PREFIX}TIMER"  # of delayed messages
+HALF_DEAD_LETTER_TOPIC = f"{DEAD_LETTER_TOPIC_PREFIX}HALF"  # of expired half messages
 HIDDEN_TOPIC_PREFIX = "%SYS%"
+TIMER_TOPIC = f"{HIDDEN_TOPIC_PREFIX}TIMER"  # pending delayed messages
+HALF_TOPIC = f"{HIDDEN_TOPIC_PREFIX}HALF"  # open half messages
+# Hidden topics, whose messages the engine itself keeps as long as it needs them.
+HIDDEN_TOPICS = frozenset({TIMER_TOPIC, HALF_TOPIC})
+# Dead-letter topics of the broker itself: their messages belong to many topics.
+BROKER_DEAD_LETTER_TOPICS = frozenset({TIMER_DEAD_LETTER_TOPIC, HALF_DEAD_LETTER_TOPIC})
 
 _RESOURCE_NAME = re.compile(r"[A-Za-z0-9_\-%|]+")
 NAMESPACE_SEPARATOR = "%"
@@ -52,7 +59,8 @@ _SYSTEM_GROUPS = frozenset(
         "CID_ONSAPI_OWNER",
         "CID_ONSAPI_PULL",
         "CID_RMQ_SYS_TRANS",
-        "TIMER",  # Its dead-letter topic belongs to the timers.
+        "TIMER",  # Its dead-letter topic belongs to the timers,
+        "HALF",  # and this one's to the half messages.
     ]
 )
 

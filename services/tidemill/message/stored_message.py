@@ -41,7 +41,10 @@ assert FIXED.size == FIXED_SIZE, "the stored message is part of the disk format"
 KEY_HASH_SIZE = 8  # bytes
 SYSTEM_WIRE_SIZE_MAX = 65_535  # bytes; positions in it are 16 bits wide
 MESSAGE_TYPE_AT = 1  # position of message_type in the fixed fields
-TYPE_DELAY = 3  # MessageType.DELAY of the protocol; the message waits until it is due
+# Values of MessageType of the protocol.
+TYPE_FIFO = 2
+TYPE_DELAY = 3  # the message waits until it is due
+TYPE_TRANSACTION = 4  # the message waits until its producer has decided
 BODY_SIZE_AT = 28  # position of body_size
 TAG_HASH_AT = 32  # position of tag_hash
 KEY_COUNT_AT = 4  # position of key_count

@@ -22,6 +22,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import record, timer_entry
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.layout.transaction import TransactionState
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, UNPROVEN, DeliveryTable
 from tidemill.broker.engine.pop.linked_lists import NIL
@@ -104,6 +105,7 @@ class Follower:
         _compare_queues(master, follower)
         _compare_pops(master, follower, latest_ms, has_restarted=has_restarted)
         _compare_timers(master, follower)
+        assert _open_halves(follower) == _open_halves(master)
         if not has_restarted:
             frontiers = [one.timers.index.frontier_ms for one in (follower, master)]
             # The last FRONTIER record may be before the state floor. No pending timer needs it.
@@ -130,6 +132,16 @@ class Follower:
         oldest_end = max(master.log.segments[0].end, state_floor)
         assert all(log_offset < oldest_end for _, log_offset in found - known)
         _check_links(self.engine)
+
+
+def _open_halves(engine: Engine) -> list[tuple[int, ...]]:
+    # Each engine forgets results in its own time.
+    return [
+        row
+        for rows in engine.transaction_table.walk()
+        for row in rows.tolist()
+        if row[-1] == TransactionState.HALF
+    ]
 
 
 def _catalog(engine: Engine) -> dict[str, Any]:

@@ -35,11 +35,11 @@ from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.metadata import audit_log
 from tidemill.broker.engine.metadata.audit_log import STATE_BYTES_MAX, AuditedChange, AuditLog
-from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep import checkpoint, restatement
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy
 from tidemill.common.errors import Conflict
+from tidemill.message.resource_names import TIMER_TOPIC
 
 # ---------------------------------------------------------------- one record per change
 

@@ -24,6 +24,7 @@ from tests.support.security_items import MODE_ON, change, delete, put, table_of
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
 from tests.support.worlds.packed_worlds import move_floor, pack_all
 from tests.support.worlds.timer_world import TIMERS, TimerWorld
+from tests.support.worlds.transaction_world import TransactionWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout import (
     message,
@@ -35,9 +36,11 @@ from tidemill.broker.engine.layout import (
     timer_record,
 )
 from tidemill.broker.engine.layout.message import Reason
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
+from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
+from tidemill.broker.engine.layout.transaction import TransactionState
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
+from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.status import TimerState
@@ -355,6 +358,38 @@ def audited_history() -> dict[str, bytes]:
     }
 
 
+def transacted_history() -> dict[str, bytes]:
+    """Write a log of feature level 4 with transactions in each state, and a snapshot with them."""
+    world = TransactionWorld(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=4, segment_bytes=SECURED_SEGMENT
+    )
+    world.set_policy(PolicyChange(first_check_ms=1_000, period_ms=2_000, attempts=1))
+    for text in ("committed", "rolled back", "delayed", "expired", "recovered"):
+        due_at_ms = START_MS + 3_600_000 if text == "delayed" else 0
+        half_id = world.half(text, due_at_ms=due_at_ms)
+        if text == "rolled back":
+            world.roll_back(half_id)
+        elif text in {"committed", "delayed"}:
+            world.commit_half(half_id)
+        else:
+            world.advance(1_100)
+            world.write_checks()
+            world.advance(2_100)
+        if text == "recovered":
+            world.recover(half_id)
+    world.half("open", first_check_ms=3_600_000)
+    for _ in world.engine.transactions.restate(world.engine.log.log_end, world.now_ms):
+        pass
+    world.commit()
+    world.checkpoint()
+    disk = world.disk
+    [snapshot] = disk.names("snapshots")
+    return {
+        "transacted_log.bin": disk.read(disk.names("log")[0]) or b"",
+        "transacted_snapshot.bin": disk.read(snapshot) or b"",
+    }
+
+
 def packed_history() -> dict[str, bytes]:
     """Write a log with a pack: three stubs, a kept message between them, and deliveries."""
     world = World(
@@ -654,6 +689,33 @@ def test_an_engine_continues_with_the_golden_audit_log() -> None:
     assert (records[1]["before"], records[1]["after"]) == ({"queues": 4}, {"queues": 8})
 
 
+def test_the_encoders_write_the_golden_bytes_of_transactions() -> None:
+    names = "transacted_log.bin", "transacted_snapshot.bin"
+    assert transacted_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_log_of_transactions() -> None:
+    disk = golden_log_disk("transacted_log.bin")
+    world = TransactionWorld(disk, segment_bytes=SECURED_SEGMENT, now_ms=START_MS + 10_000)
+    rows = [row for rows in world.engine.transaction_table.walk() for row in rows.tolist()]
+    assert [TransactionState(row[-1]).name for row in rows] == [
+        "COMMITTED",
+        "ROLLED_BACK",
+        "COMMITTED",
+        "EXPIRED",
+        "RECOVERED",
+        "HALF",
+        "HALF",
+    ]
+    open_rows = [row for row in rows if row[-1] == TransactionState.HALF]
+    assert all(row[0] < row[1] for row in open_rows), "both have been appended again"
+    recovered, last = [world.engine.transactions.status(HalfId(row[0])) for row in open_rows]
+    assert (recovered.message_id, last.message_id) == ("id-recovered", "id-open")
+    assert last.time_ms == last.sent_at_ms + 3_600_000
+    world.commit_half(recovered.half_id)
+    assert world.drain() == ["committed", "recovered"]
+
+
 def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
     names = "packed_segment.bin", "packed_rest.bin"
     assert packed_history() == {name: golden(name) for name in names}
@@ -745,7 +807,15 @@ def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> No
     renewed_checker = check_log(golden_log_disk("renewed_log.bin"))
     purged_checker = check_log(golden_log_disk("purged_log.bin"))
     audited_checker = check_log(golden_log_disk("audited_log.bin"))
-    checkers = checker, timer_checker, renewed_checker, purged_checker, audited_checker
+    transacted_checker = check_log(golden_log_disk("transacted_log.bin"))
+    checkers = (
+        checker,
+        timer_checker,
+        renewed_checker,
+        purged_checker,
+        audited_checker,
+        transacted_checker,
+    )
     assert {kind for one in checkers for kind in one.kinds} == set(RecordKind) - {RecordKind.FLOOR}
     assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
         300_000,
@@ -833,6 +903,7 @@ def make_missing() -> None:
     made |= renewed_history() | pulled_history() | forgotten_history() | purged_history()
     made |= packed_history() | floored_history() | secured_history()
     made |= audited_history()
+    made |= transacted_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

@@ -20,8 +20,9 @@ from tidemill.broker.engine.layout.record import is_gap
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome
 from tidemill.broker.engine.store.segment import CorruptStore, Hole
-from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TIMER_TOPIC
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
 from tidemill.broker.engine.upkeep import dead_entries
+from tidemill.message.resource_names import TIMER_TOPIC
 
 SEGMENT = 16 << 10
 CONFIG = replace(SMALL, segment_bytes=SEGMENT, checkpoint_log_bytes=SEGMENT)

@@ -51,10 +51,13 @@ UNKNOWN = {
         f"message flag {bit}": Unknown(
             RecordKind.MESSAGE, PLACE + bytes(64), bit, f"MESSAGE record with flags {bit}"
         )
-        for bit in (16, 32, 128, 1 << 14)
+        for bit in (64, 128, 256, 1 << 14)
     },
-    "message with a known and an unknown flag": Unknown(
+    "message with flags that exclude each other": Unknown(
         RecordKind.MESSAGE, PLACE + bytes(64), 16 | 4, "MESSAGE record with flags 20"
+    ),
+    "message with a known and an unknown flag": Unknown(
+        RecordKind.MESSAGE, PLACE + bytes(64), 64 | 4, "MESSAGE record with flags 68"
     ),
     **{
         f"checkpoint flag {bit}": Unknown(RecordKind.CK, ck(bit), 0, f"CK record with flags {bit}")

@@ -18,7 +18,7 @@ from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
-from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.pop.consumption import AckResult, Consumption, Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
 from tidemill.broker.engine.pop.repeated_requests import RepeatedRequests
@@ -27,7 +27,8 @@ from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
-from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.engine.timer.patch import due_time, with_due_time
+from tidemill.broker.engine.transaction.transactions import HalfSender, Transactions
 from tidemill.common.errors import (
     BadRequest,
     Forbidden,
@@ -46,7 +47,9 @@ CLIENT_ID_CHARS_SURE: Final = pop_checkpoint.HOLDER_BYTES_MAX // 4
 # A plain tuple, since every send makes one.
 Sent: TypeAlias = tuple[int, int]
 _TYPE_AT, _DELAY = stored_message.MESSAGE_TYPE_AT, stored_message.TYPE_DELAY
+_TRANSACTION = stored_message.TYPE_TRANSACTION
 _is_well_formed = stored_message.is_well_formed
+_FIFO = stored_message.TYPE_FIFO  # the higher types are those with more than one record
 # Makes a named tuple of a tuple without a call of Python code: every message makes one.
 _tuple = tuple.__new__
 
@@ -63,6 +66,7 @@ class Commands:
         fold: Fold,
         consumption: Consumption,
         timers: DelayedMessages,
+        transactions: Transactions,
         room: DiskRoom,
         *,
         segment_bytes: int,
@@ -75,6 +79,7 @@ class Commands:
         self._settlement = consumption.settlement
         self._repeated = RepeatedRequests(state, log)
         self._timers = timers
+        self._transactions = transactions
         self._room = room
         # The copy for a retry must fit into a segment, too. Otherwise no revive could make it.
         self._blob_bytes_max = segment_bytes - HEADER_SIZE - HEAD_BYTES_MAX
@@ -93,11 +98,13 @@ class Commands:
         now_ms: int,
         firing_ms: int,
         delay_ms: int | None = None,
+        sender: HalfSender | None = None,
     ) -> Sent:
         """Store a message. Keep a message of type DELAY until its due time.
 
         The due time is `delay_ms` from now, or the one in the message. A message that is already
-        due is stored at once.
+        due is stored at once. A message of type TRANSACTION needs its `sender`, and becomes a half
+        message; the result is its half id and 0.
 
         Raises TopicNotFound, Forbidden, BadRequest, MessageCorrupted, MessageBodyTooLarge,
         DiskFull, TooFewInSync, GroupDraining; for a delayed message also IllegalDeliveryTime and
@@ -116,7 +123,11 @@ class Commands:
             raise self._too_large(blob)
         if crc32(blob) != blob_crc or not _is_well_formed(blob):
             raise _damaged()
-        if blob[_TYPE_AT] == _DELAY:
+        kind = blob[_TYPE_AT]
+        if kind > _FIFO and kind == _TRANSACTION:
+            topic = self._catalog.topics[topic_id]
+            return self._send_half(topic, queue_id, blob, blob_crc, sender, now_ms, firing_ms)
+        if kind == _DELAY:
             timers = self._timers
             due_at_ms = timers.commands.due_of(blob, delay_ms, firing_ms)
             if due_at_ms > firing_ms:
@@ -138,6 +149,25 @@ class Commands:
         self._state.ready_topics.add(topic_id)
         return queue_offset, 0
 
+    def _send_half(
+        self,
+        topic: Topic,
+        queue_id: QueueId,
+        blob: bytes,
+        blob_crc: int,
+        sender: HalfSender | None,
+        now_ms: int,
+        firing_ms: int,
+    ) -> Sent:
+        if sender is None:
+            raise BadRequest("a transactional message is sent as a half message")
+        if due_time(blob):
+            self._timers.commands.due_of(blob, None, firing_ms)
+        half_id = self._transactions.send_half(
+            topic, queue_id, blob, blob_crc, sender, now_ms=now_ms
+        )
+        return half_id, 0
+
     def check_first(
         self, blob: bytes, blob_crc: int, *, firing_ms: int, delay_ms: int | None
     ) -> None:
@@ -147,7 +177,7 @@ class Commands:
             raise self._too_large(blob)
         if crc32(blob) != blob_crc or not _is_well_formed(blob):
             raise _damaged()
-        if blob[_TYPE_AT] == _DELAY:
+        if blob[_TYPE_AT] == _DELAY or (blob[_TYPE_AT] == _TRANSACTION and due_time(blob)):
             self._timers.commands.due_of(blob, delay_ms, firing_ms)
 
     def _too_large(self, blob: bytes) -> MessageBodyTooLarge:

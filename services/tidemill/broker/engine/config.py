@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.transaction.config import TransactionConfig
 from tidemill.common.feature_level import FEATURE_LEVEL
 
 DiskFullPolicy: TypeAlias = Literal["reject", "trim_oldest"]
@@ -45,3 +46,4 @@ class EngineConfig:
     # Highest feature level that this broker raises its log to by itself (ADR 0065).
     feature_level: int = FEATURE_LEVEL
     timer: TimerConfig = field(default_factory=TimerConfig)
+    transaction: TransactionConfig = field(default_factory=TransactionConfig)

@@ -48,6 +48,8 @@ from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex, open_index
+from tidemill.broker.engine.transaction.table import TransactionTable
+from tidemill.broker.engine.transaction.transactions import Transactions
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.background import BackgroundJobs
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints, SnapshotSize
@@ -80,7 +82,8 @@ class Engine:
         self.log = CommitLog(disk, self.mappings, segment_bytes=config.segment_bytes)
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog, self.tally)
-        snapshot_size = SnapshotSize(self.catalog, self.state)
+        self.transaction_table = TransactionTable(config.transaction)
+        snapshot_size = SnapshotSize(self.catalog, self.state, self.transaction_table)
         self.room = DiskRoom(
             disk,
             self.log,
@@ -89,7 +92,9 @@ class Engine:
             segment_bytes=config.segment_bytes,
         )
         timer_index = open_index(disk, self.mappings, config.timer, self.log)
-        self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
+        self.fold = Fold(
+            self.log, self.catalog, self.store, self.state, timer_index, self.transaction_table
+        )
         self.consumption = Consumption(
             self.state,
             self.store,
@@ -109,6 +114,7 @@ class Engine:
             self.fold,
             self.consumption,
             self.timers,
+            self.transactions,
             self.room,
             segment_bytes=config.segment_bytes,
         )
@@ -145,7 +151,7 @@ class Engine:
         self.is_last_time_known = True  # False: it is that of an older record
 
     def _open_upkeep(self, timer_index: TimerIndex, snapshot_size: SnapshotSize) -> None:
-        """Make the timers and the background jobs."""
+        """Make the timers, the transactions and the background jobs."""
         config = self.config
         self.quiet = QuietMoment(self.log, self._acks)
         parts = UpkeepParts(
@@ -162,19 +168,7 @@ class Engine:
         self.live_bytes = LiveBytes(self.store, self.catalog)
         self.packing = Packing(parts, self.live_bytes)
         held_segments = HeldSegments(timer_index, self.log, self.catalog)
-        self.checkpoints = Checkpoints(parts, snapshot_size)
-        self.retention = Retention(
-            parts,
-            self._acks,
-            timer_index,
-            held_segments,
-            self.fold,
-            self.trims,
-            self.checkpoints,
-            ArchiveGate(self.catalog, self.room, config),
-            LogAges(),
-            self.live_bytes,
-        )
+        self.checkpoints = Checkpoints(parts, snapshot_size, self.transaction_table)
         self.timers = DelayedMessages(
             self.disk,
             config.timer,
@@ -186,10 +180,39 @@ class Engine:
             self.tally,
             self.room,
             ready=self.state.mark_topic_ready,
-            is_retirement_near=self.retention.is_near,
+            is_retirement_near=self._is_retirement_near,
+        )
+        self.transactions = Transactions(
+            self.transaction_table,
+            self.store,
+            self.catalog,
+            self.fold,
+            self.tally,
+            self.room,
+            schedule_timer=self.timers.commands.schedule,
+            ready=self.state.mark_topic_ready,
+            open_max=config.transaction.open_max,
+        )
+        self.retention = Retention(
+            parts,
+            self._acks,
+            timer_index,
+            held_segments,
+            self.fold,
+            self.trims,
+            self.checkpoints,
+            ArchiveGate(self.catalog, self.room, config),
+            LogAges(),
+            self.live_bytes,
+            self.transactions,
         )
         self.log_space = LogSpace(
-            self.store, self.catalog, self.live_bytes, timer_index, self.retention
+            self.store,
+            self.catalog,
+            self.live_bytes,
+            timer_index,
+            self.retention,
+            self.transaction_table,
         )
         self.retention.rules.may_free_space = self._may_free_space
         self.retention.rules.may_pack = self.packing.may_pack
@@ -206,6 +229,10 @@ class Engine:
             self.quiet,
             self.room,
         )
+
+    def _is_retirement_near(self, now_ms: int, lead_ms: int) -> bool:
+        """Return whether the retention of the segment at the state floor ends soon."""
+        return self.retention.is_near(now_ms, lead_ms)
 
     def _groups_below(self, level: int) -> list[str]:
         """Return the broker groups of the cluster below a feature level."""
@@ -313,6 +340,7 @@ class Engine:
                 yield
                 if not has_more:
                     break
+        yield from self.transactions.due_slices(now_ms, due_ms=expiry_ms)
         has_timers = yield from self.timers.due_slices(now_ms, firing_ms=firing_ms)
         return has_timers or has_more
 
@@ -332,7 +360,10 @@ class Engine:
             revive_ms += now_ms - expiry_ms
             if not self.room.may_copy:
                 revive_ms = max(revive_ms, now_ms + ROOM_PERIOD_MS)
-        dues = (revive_ms, self.timers.next_due_ms(now_ms, firing_ms=firing_ms))
+        check_ms = self.transactions.next_due_ms()
+        if check_ms is not None:
+            check_ms += now_ms - expiry_ms
+        dues = (revive_ms, check_ms, self.timers.next_due_ms(now_ms, firing_ms=firing_ms))
         return min((due for due in dues if due is not None), default=None)
 
     def take_ready(self) -> tuple[set[TopicId], set[tuple[GroupId, TopicId]]]:
@@ -382,6 +413,7 @@ class Engine:
         for _ in self.consumption.renewals.suspend_unproven(now_ms):
             self.commit(now_ms)
         self.consumption.reviver.take_over()
+        self.transactions.take_over(now_ms)
         if not self.catalog.handle_secret:
             item = {"op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()}
             self.fold.append(ConfigItem(item), now_ms)

@@ -9,10 +9,12 @@ Both call the same function with the same entry. The kinds of records change thi
     FLOOR                the state floor of the log
     AUDIT                the audit log; the next record is the first one of the audited change
     TRIM                 queues: they begin later
-    MESSAGE              queue and index; the delivery or timer that it settles; a new timer
+    MESSAGE              queue and index; the delivery, timer or transaction that it settles; a new
+                         timer or half message
     CK, ACK, RENEW       deliveries and progress
     CONFIG               topics and groups; resets and deletions void deliveries
     TIMER, FRONTIER      timers
+    TRANSACTION          transactions
     STATE                items that are unknown here; the offset of the record that states an item
 
 To add a record kind, add a row to `_BODIES`, `_DECODERS` and `_appliers`.
@@ -39,6 +41,7 @@ from tidemill.broker.engine.layout import (
     renewal,
     state,
     timer_control,
+    transaction,
     trim,
 )
 from tidemill.broker.engine.layout.ack import Acks
@@ -49,12 +52,17 @@ from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.floor import Floor, Gap, decode_gap
 from tidemill.broker.engine.layout.message import (
     Cause,
+    CommittedTimer,
+    HalfMessage,
+    HalfOutcome,
     MessageEntry,
+    OutcomeReason,
+    RecoveredHalf,
     SalvagedTimer,
     TimerCause,
     TimerTarget,
 )
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueOffset
+from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueOffset, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord, is_gap
 from tidemill.broker.engine.layout.renewal import Renewal
@@ -67,6 +75,7 @@ from tidemill.broker.engine.layout.state import (
     StatedQueues,
 )
 from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
+from tidemill.broker.engine.layout.transaction import CheckWritten, RolledBack
 from tidemill.broker.engine.layout.trim import Trim
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.audit_log import AUDIT_LEVEL, AuditedChange
@@ -82,6 +91,7 @@ from tidemill.broker.engine.pop.stated_rows import (
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.transaction.table import TransactionEvent, TransactionTable
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
 _pack_place = message.PLACE.pack
@@ -94,6 +104,8 @@ _BODIES: Final[dict[type, tuple[RecordKind, Callable[[Any], bytes]]]] = {
     ConfigItem: (RecordKind.CONFIG, lambda entry: config.encode_item(entry.item)),
     TimerControl: (RecordKind.TIMER, timer_control.encode),
     Frontier: (RecordKind.FRONTIER, timer_control.encode_frontier),
+    CheckWritten: (RecordKind.TRANSACTION, transaction.encode),
+    RolledBack: (RecordKind.TRANSACTION, transaction.encode),
     EpochStart: (RecordKind.EPOCH_START, lambda _: b""),
 }
 
@@ -111,10 +123,17 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     RecordKind.TIMER: lambda body, _: timer_control.decode(body),
     RecordKind.FRONTIER: lambda body, _: timer_control.decode_frontier(body),
     RecordKind.AUDIT: audit.decode,
+    RecordKind.TRANSACTION: lambda body, _: transaction.decode(body),
     RecordKind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
 _MESSAGE = int(RecordKind.MESSAGE)
 _EPOCH_START = int(RecordKind.EPOCH_START)
+_OUTCOME_EVENTS: Final[dict[int, TransactionEvent]] = {
+    OutcomeReason.COMMITTED: TransactionEvent.COMMITTED,
+    OutcomeReason.EXPIRED: TransactionEvent.EXPIRED,
+    OutcomeReason.RECOVERED: TransactionEvent.RECOVERED,
+}
+_UNKNOWN_TOPIC: Final = TopicId(0)  # of a result whose half message is before the state floor
 NEXT_ID: Final = "nextId"  # a configuration item that keeps ids unique
 # Flags in the header of a record, by kind; others have none. `message.decode` checks its own.
 _FLAGS_KNOWN: Final[dict[int, int]] = {
@@ -142,12 +161,14 @@ class Fold:
         store: MessageStore,
         pops: PopState,
         timers: TimerIndex,
+        transactions: TransactionTable,
     ) -> None:
         self._log = log
         self._catalog = catalog
         self._store = store
         self._pops = pops
         self._timers = timers
+        self._transactions = transactions
         # A change that is recorded in the audit log in front of its first record.
         self._audited: AuditedChange | None = None
         self._audit_log = catalog.audit
@@ -169,6 +190,8 @@ class Fold:
             ConfigItem: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
+            CheckWritten: self._check_written,
+            RolledBack: self._rolled_back,
             EpochStart: self._epoch_start,
             StatedConfig: self._stated_config,
             StatedQueues: self._stated_queues,
@@ -321,9 +344,13 @@ class Fold:
         cause = entry.cause
         if isinstance(cause, Cause):
             self._pops.settle_copied(cause, log_offset, stored_at_ms)
-        elif log_offset < self.timers_from:
             return
-        elif isinstance(cause, TimerTarget):
+        if isinstance(cause, (HalfMessage, HalfOutcome, CommittedTimer, RecoveredHalf)):
+            self._transaction(cause, entry.topic_id, log_offset, stored_at_ms)
+            cause = cause.target if isinstance(cause, CommittedTimer) else None
+        if cause is None or log_offset < self.timers_from:
+            return
+        if isinstance(cause, TimerTarget):
             self._timers.apply_schedule(
                 cause, log_offset, size, stored_at_ms, queue_id=entry.queue_id
             )
@@ -332,6 +359,44 @@ class Fold:
         elif isinstance(cause, SalvagedTimer):
             self._timers.apply_schedule(
                 cause.target, log_offset, size, stored_at_ms, queue_id=entry.queue_id
+            )
+
+    def _transaction(
+        self,
+        cause: HalfMessage | HalfOutcome | CommittedTimer | RecoveredHalf,
+        topic_id: TopicId,
+        log_offset: LogOffset,
+        stored_at_ms: int,
+    ) -> None:
+        # The snapshot has the table as of the moment of the catalog.
+        if log_offset < self.catalog_from:
+            return
+        if not isinstance(cause, HalfMessage):
+            outcome = cause if isinstance(cause, HalfOutcome) else cause.outcome
+            topic_id = cause.target.topic_id if isinstance(cause, CommittedTimer) else topic_id
+            event = _OUTCOME_EVENTS[outcome.reason]
+            self._transactions.apply_result(
+                outcome.half_id, event, topic_id, log_offset, stored_at_ms
+            )
+        if isinstance(cause, (HalfMessage, RecoveredHalf)):
+            half = cause.half if isinstance(cause, RecoveredHalf) else cause
+            half_id = half.half_id or HalfId(log_offset)
+            self._transactions.apply_half(half_id, half, log_offset)
+
+    def _check_written(
+        self, entry: CheckWritten, log_offset: LogOffset, _stored_at_ms: int
+    ) -> None:
+        if log_offset >= self.catalog_from:
+            self._transactions.apply_check(*entry)
+
+    def _rolled_back(self, entry: RolledBack, log_offset: LogOffset, stored_at_ms: int) -> None:
+        if log_offset >= self.catalog_from:
+            self._transactions.apply_result(
+                entry.half_id,
+                TransactionEvent.ROLLED_BACK,
+                _UNKNOWN_TOPIC,
+                log_offset,
+                stored_at_ms,
             )
 
     def _config(self, entry: ConfigItem, log_offset: LogOffset, _stored_at_ms: int) -> None:
@@ -345,6 +410,8 @@ class Fold:
             case "deleteTopic":
                 self._catalog.deaths += 1
                 forget_topic(self._pops, item["id"])
+                if log_offset >= self.catalog_from:
+                    self._transactions.forget_topic(item["id"])
             case "deleteGroup":
                 forget_group(self._pops, item["id"])
             case "endHandles" if self._pops.catch_up is None:

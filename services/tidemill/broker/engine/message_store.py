@@ -10,6 +10,7 @@ from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
+    FLAG_OUTCOME,
     FLAG_STUB,
     FLAG_TIMER,
     Cause,
@@ -174,6 +175,8 @@ class MessageStore:
                         origin = cause.origin
                 elif flags & FLAG_TIMER:
                     origin = message.decode_timer_cause(head[record.HEADER_SIZE :]).origin
+                elif flags & FLAG_OUTCOME:
+                    origin = message.decode_outcome(head[record.HEADER_SIZE :]).origin
             return _tuple(MessageRecord, (stored_at_ms, blob, origin))
         except _UNREADABLE as error:
             if self._is_removed(topic_id, queue_id, queue_offset):

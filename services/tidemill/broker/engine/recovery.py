@@ -45,7 +45,6 @@ from tidemill.broker.engine.store.log_opening import DurabilityProofs, LogOpenin
 from tidemill.broker.engine.store.log_times import NEVER_MS, first_stored_at_ms
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.segment import MEND_REMEDY, CorruptStore
-from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep.checkpoint import (
     CHECKPOINT_FILE,
     INDEX_FOLDER,
@@ -53,6 +52,7 @@ from tidemill.broker.engine.upkeep.checkpoint import (
     SNAPSHOTS_FOLDER,
     add_runs,
 )
+from tidemill.message.resource_names import HIDDEN_TOPICS, TIMER_TOPIC
 
 SECRET_SIZE = 32  # bytes
 NEVER = 1 << 62  # a log offset that no record has
@@ -288,7 +288,7 @@ class _Recovery:
         if is_caught_up:
             # Not earlier: queue files may contain topics that the snapshot does not.
             engine.catalog.forget_unknown_queues()
-        self._drop_timers_before_floor()
+        self._drop_hidden_before_floor()
         # The snapshot may be older than the last drop of a segment, which has no record.
         engine.catalog.deleted_names.drop_before(
             engine.log.state_floor, now_ms - engine.config.recreate_block_ms
@@ -336,11 +336,11 @@ class _Recovery:
         if stored_at_ms < NEVER_MS:
             self._engine.last_stored_at_ms = max(self._engine.last_stored_at_ms, stored_at_ms)
 
-    def _drop_timers_before_floor(self) -> None:
-        """Let the queues of timers begin at the state floor: no timer needs an earlier message."""
+    def _drop_hidden_before_floor(self) -> None:
+        """Let the queues of hidden topics begin at the state floor: earlier ones are not needed."""
         catalog, floor = self._engine.catalog, LogOffset(self._engine.log.state_floor)
-        topic_id = catalog.topic_ids.get(TIMER_TOPIC)
-        for queue in [one for key, one in catalog.queues.items() if key[0] == topic_id]:
+        topic_ids = {catalog.topic_ids.get(name) for name in HIDDEN_TOPICS}
+        for queue in [one for key, one in catalog.queues.items() if key[0] in topic_ids]:
             try:
                 queue.drop_before(floor)
             except BlockFileDamaged:
@@ -406,6 +406,7 @@ class _Recovery:
                 for row, data in zip(rows, blocks, strict=True):
                     self._load_section(catch_up, row, data)
                 catch_up.end_deliveries()
+                self._engine.transaction_table.end_load()
                 mappings.forget(name)
                 return name, file.from_offset, max(row.first for row in rows)
         return "", 0, NEVER
@@ -427,6 +428,8 @@ class _Recovery:
                 for kept in audit.decode_rows(data):
                     # As for the catalog: the next retirement restates it.
                     engine.catalog.audit.add(kept, LogOffset(0))
+            case SnapshotSection.TRANSACTIONS:
+                engine.transaction_table.load(data)
             case SnapshotSection.QUEUES:
                 for end in snapshot.decode_ends(data):
                     queue = engine.catalog.queue(end.topic_id, end.queue_id)

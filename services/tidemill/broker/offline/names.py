@@ -8,8 +8,8 @@ from typing import Any, final
 from tidemill.broker.engine.layout import config, state
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE
-from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.offline.log_scan import IntactRecord
+from tidemill.message.resource_names import TIMER_TOPIC
 
 
 @final

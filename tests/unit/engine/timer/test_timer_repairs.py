@@ -7,8 +7,9 @@ import pytest
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout.numbers import TimerId
-from tidemill.broker.engine.timer.status import TIMER_TOPIC, TimerState
+from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import Conflict
+from tidemill.message.resource_names import TIMER_TOPIC
 
 OLDEST_TABLE_FILE = "timer/state/00000000000000000000"
 PAGE_BYTES = 4096

@@ -39,11 +39,16 @@ from tidemill.broker.engine.metadata.topic_retention import (
     RETENTION_LEVEL,
     RetentionChange,
 )
+from tidemill.broker.engine.metadata.transaction_policy import (
+    DEFAULT_POLICY,
+    NO_POLICY_CHANGE,
+    TRANSACTION_LEVEL,
+    PolicyChange,
+)
 from tidemill.broker.engine.pop.consumption import Consumption
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
-from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.common.errors import (
     BadRequest,
     Conflict,
@@ -53,7 +58,12 @@ from tidemill.common.errors import (
     Overloaded,
     TopicNotFound,
 )
-from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, TIMER_DEAD_LETTER_TOPIC
+from tidemill.message.resource_names import (
+    BROKER_DEAD_LETTER_TOPICS,
+    DEAD_LETTER_TOPIC_PREFIX,
+    HALF_TOPIC,
+    TIMER_TOPIC,
+)
 
 TYPES_WITH_ORDER = {TopicType.FIFO, TopicType.MIXED}
 MAX_ATTEMPTS_MAX = 1000
@@ -121,7 +131,7 @@ class Administration:
             # A consumer may read a group's dead-letter topic before it has a message.
             group_name = topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
             is_known = self._catalog.find_group(group_name) is not None
-            if not is_known and topic != TIMER_DEAD_LETTER_TOPIC:
+            if not is_known and topic not in BROKER_DEAD_LETTER_TOPICS:
                 raise TopicNotFound(f"there is no consumer group to the topic {topic!r}")
             ensure_system_topic(self._catalog, self._fold, topic, now_ms)
         is_new_topic = bool(topic) and self._catalog.find_topic(topic) is None
@@ -171,6 +181,7 @@ class Administration:
         queues: int,
         delivery_spread_ms: int | None = None,
         retention: RetentionChange = NO_CHANGE,
+        transaction: PolicyChange = NO_POLICY_CHANGE,
         is_forced: bool = False,
         is_dry: bool = False,
         now_ms: int,
@@ -201,6 +212,7 @@ class Administration:
                 placements=self._catalog.membership.placements(queues or self._default_queues),
                 created_at_ms=self._created_at_ms(now_ms),
                 retention=retention.apply_to(BROKER_DEFAULT),
+                transaction=transaction.apply_to(DEFAULT_POLICY),
             )
         else:
             if old.is_system:
@@ -210,7 +222,11 @@ class Administration:
             )
             if delivery_spread_ms is not None:
                 topic = replace(topic, delivery_spread_ms=delivery_spread_ms)
-            topic = replace(topic, retention=retention.apply_to(old.retention))
+            topic = replace(
+                topic,
+                retention=retention.apply_to(old.retention),
+                transaction=transaction.apply_to(old.transaction),
+            )
             if topic.queues < old.queues:
                 raise Conflict(
                     f"topic {name!r} has {old.queues} queues, and their number can only grow; to"
@@ -229,21 +245,24 @@ class Administration:
                 topic = replace(topic, placements=tuple([(name, topic.queues) for name in names]))
             if topic.type is not old.type and not is_forced:
                 self._check_empty(old, topic.type)
-        self._check_retention_level(topic)
+        self._check_levels(topic)
         if not is_dry:
             self._put(topic_item(topic), now_ms)
         return topic
 
-    def _check_retention_level(self, topic: Topic) -> None:
-        """Raise Conflict if a topic has a retention that a broker group cannot know yet."""
-        if topic.retention == BROKER_DEFAULT:
-            return
-        behind = self._groups_below(RETENTION_LEVEL)
+    def _check_levels(self, topic: Topic) -> None:
+        """Raise Conflict if a topic has a setting that a broker group cannot know yet."""
+        if topic.retention != BROKER_DEFAULT:
+            self._check_level("a retention of a topic", RETENTION_LEVEL)
+        if topic.transaction != DEFAULT_POLICY:
+            self._check_level("a transaction policy of a topic", TRANSACTION_LEVEL)
+
+    def _check_level(self, setting: str, level: int) -> None:
+        behind = self._groups_below(level)
         if behind:
             raise Conflict(
-                f"a retention of a topic needs feature level {RETENTION_LEVEL}, and these broker"
-                f" groups are below it: {', '.join(behind)}; upgrade all their replicas, and remove"
-                f" feature_level_max"
+                f"{setting} needs feature level {level}, and these broker"
+                f" groups are below it: {', '.join(behind)}; upgrade all of their replicas"
             )
 
     def put_dead_letter_topic(
@@ -255,7 +274,7 @@ class Administration:
         """
         group = name.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
         old = self._catalog.find_topic(name)
-        is_known = self._catalog.find_group(group) is not None or name == TIMER_DEAD_LETTER_TOPIC
+        is_known = self._catalog.find_group(group) is not None or name in BROKER_DEAD_LETTER_TOPICS
         if old is None and not is_known:
             raise TopicNotFound(f"there is no consumer group to the topic {name!r}")
         new = retention.apply_to(BROKER_DEFAULT if old is None else old.retention)
@@ -334,6 +353,8 @@ class Administration:
             raise Conflict("a retry topic lives as long as its group and topic")
         if topic.name == TIMER_TOPIC:
             raise Conflict("delayed messages wait on this topic; cancel them one by one")
+        if topic.name == HALF_TOPIC:
+            raise Conflict("half messages wait on this topic; roll them back one by one")
         return topic
 
     def _keep_next_id(self, now_ms: int) -> None:

@@ -25,6 +25,7 @@ from tidemill.broker.engine.metadata.catalog import (
 )
 from tidemill.broker.engine.metadata.membership import Home, home_item
 from tidemill.broker.engine.metadata.topic_retention import BROKER_DEFAULT, RETENTION_LEVEL
+from tidemill.broker.engine.metadata.transaction_policy import DEFAULT_POLICY, TRANSACTION_LEVEL
 from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.broker.engine.queries.removal_check import Readers, RemovalBacklog, RemovalCount
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -160,6 +161,8 @@ class Following:
         if catalog.feature_level < RETENTION_LEVEL:
             # It joined after the setting was made. The log may not have the setting yet.
             topic = replace(topic, retention=BROKER_DEFAULT)
+        if catalog.feature_level < TRANSACTION_LEVEL:
+            topic = replace(topic, transaction=DEFAULT_POLICY)
         if self._catalog.topics.get(own_id) != topic:
             self._administration.record(topic_item(topic), now_ms)
 

@@ -26,9 +26,9 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TIMER_TOPIC
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
 from tidemill.message import stored_message
-from tidemill.message.resource_names import RETRY_TOPIC_PREFIX
+from tidemill.message.resource_names import RETRY_TOPIC_PREFIX, TIMER_TOPIC
 
 MESSAGES_KEPT: Final = 16_384  # about 6 MiB
 DELIVERIES_KEPT: Final = 4_096  # of up to 32 messages, most of them in the cache above

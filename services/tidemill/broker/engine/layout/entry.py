@@ -21,6 +21,7 @@ from tidemill.broker.engine.layout.state import (
     StatedQueues,
 )
 from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
+from tidemill.broker.engine.layout.transaction import CheckWritten, RolledBack
 from tidemill.broker.engine.layout.trim import Trim
 
 
@@ -44,6 +45,8 @@ Entry: TypeAlias = (
     | Trim
     | Floor
     | Audit
+    | CheckWritten
+    | RolledBack
     | StatedConfig
     | StatedQueues
     | StatedProgress

@@ -31,6 +31,21 @@
     │ timer_id i64 │ due_at_ms i64│ reason u8 │ origin_size u8 │ origin │
     └──────────────┴──────────────┴───────────┴────────────────┴────────┘
 
+    with flag HALF (a half message, on the hidden topic; ADR 0085):
+     16           24           28           30           32                 40            44
+    ┌────────────┬────────────┬────────────┬────────────┬──────────────────┬─────────────┬───────┐
+    │ half_id i64│ topic u32  │ queue u16  │ checks u16 │ next_check_ms i64│ period u32  │ ...   │
+    └────────────┴────────────┴────────────┴────────────┴──────────────────┴─────────────┴───────┘
+     44               46          50                51
+    ┌────────────────┬───────────┬─────────────────┬───────────┐
+    │ checks_max u16 │ owner u32 │ client_size u8  │ client id │
+    └────────────────┴───────────┴─────────────────┴───────────┘
+
+    with flag OUTCOME (the message settles a half message), after the other parts:
+    ┌──────────────┬───────────┬────────────┬────────────────┬────────┐
+    │ half_id i64  │ reason u8 │ checks u16 │ origin_size u8 │ origin │
+    └──────────────┴───────────┴────────────┴────────────────┴────────┘
+
     with flag STUB (a dead message without its content), after all other parts:
     ┌───────────────┐  bytes of the tail: the fixed fields, the key hashes and the message id
     │ tail_size u32 │
@@ -46,19 +61,26 @@ of its topic, which may be deleted later.
 A delayed message contains its target and its due time. A later record with the same timer id and
 flag SCHEDULE is its evacuated copy (on queue 1) or its intact parts (on queue 2). The delivered or
 dead-lettered message names the timer that it settles.
+
+A half message has the half id 0 in its first record: the log offset of this record is the id. Its
+copies (on queue 1) name it. OUTCOME stands alone (a committed message, or an expired one on the
+dead-letter topic of half messages), beside SCHEDULE (a commit with a future due time), or beside
+HALF (an expired half message that is open again, under a new id).
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import (
     DeliverySlot,
     GroupId,
+    HalfId,
     LogOffset,
     QueueId,
     QueueOffset,
@@ -72,8 +94,11 @@ FLAG_CAUSE = 1
 FLAG_SCHEDULE = 2
 FLAG_TIMER = 4
 FLAG_REMAINS = 8  # beside SCHEDULE
+FLAG_HALF = 16  # feature level 4, as OUTCOME
+FLAG_OUTCOME = 32  # also beside SCHEDULE or HALF
 FLAG_STUB = record.STUB
-FLAGS_KNOWN = FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS | FLAG_STUB
+_FLAGS_OF_CAUSE = FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS | FLAG_HALF | FLAG_OUTCOME
+FLAGS_KNOWN = _FLAGS_OF_CAUSE | FLAG_STUB
 PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
 CAUSE = struct.Struct(">IIqBBqIHqB")
@@ -84,13 +109,19 @@ TARGET_SIZE = 23
 TIMER_CAUSE = struct.Struct(">qqBB")
 TIMER_CAUSE_SIZE = 18
 _ORIGINAL = struct.Struct(">q")
+_HALF = struct.Struct(">qIHHqIHIB")
+_HALF_SIZE = 35
+_OUTCOME = struct.Struct(">qBHB")
+_OUTCOME_SIZE = 12
+assert _HALF.size == _HALF_SIZE, "part of the disk format"
+assert _OUTCOME.size == _OUTCOME_SIZE, "part of the disk format"
 assert CAUSE.size == CAUSE_SIZE, "part of the disk format"
 assert TARGET.size == TARGET_SIZE, "part of the disk format"
 assert TIMER_CAUSE.size == TIMER_CAUSE_SIZE, "part of the disk format"
 
 
-# Maximum head of a record before its blob; the origin's size is a u8.
-HEAD_BYTES_MAX = PLACE_SIZE + CAUSE_SIZE + 255
+# Maximum head of a record before its blob; the sizes of origins and client ids are a u8.
+HEAD_BYTES_MAX = PLACE_SIZE + _HALF_SIZE + 255 + _OUTCOME_SIZE + 255
 # Make a named tuple without a call of Python code: a start decodes millions of records.
 _tuple = tuple.__new__
 
@@ -113,6 +144,14 @@ class TimerReason(IntEnum):
     EXPIRED = 2
     # The message is damaged. The copy has no body.
     DAMAGED = 3
+
+
+class OutcomeReason(IntEnum):
+    """The result of a half message."""
+
+    COMMITTED = 0
+    EXPIRED = 1
+    RECOVERED = 2  # of an expired one
 
 
 class MessagePosition(NamedTuple):
@@ -165,6 +204,55 @@ class TimerCause(NamedTuple):
     origin: str  # "" for a delivered message
 
 
+class HalfMessage(NamedTuple):
+    """A half message: its target, its checks, and the client that sent it."""
+
+    half_id: HalfId  # 0 in its first record
+    topic_id: TopicId
+    queue_id: QueueId
+    checks: int  # that were written to a producer
+    next_check_ms: int
+    period_ms: int  # between two checks
+    checks_max: int
+    owner: int  # owner id of the client (`message.client_key`)
+    client_id: str
+
+
+class HalfOutcome(NamedTuple):
+    """The half message that a message settles."""
+
+    half_id: HalfId
+    reason: int
+    checks: int
+    origin: str  # the target topic of an expired message; otherwise ""
+
+
+class CommittedTimer(NamedTuple):
+    """A committed half message that waits for its due time."""
+
+    target: TimerTarget
+    outcome: HalfOutcome
+
+
+class RecoveredHalf(NamedTuple):
+    """An expired half message that is open again."""
+
+    half: HalfMessage
+    outcome: HalfOutcome
+
+
+MessageCause: TypeAlias = (
+    Cause
+    | TimerTarget
+    | SalvagedTimer
+    | TimerCause
+    | HalfMessage
+    | HalfOutcome
+    | CommittedTimer
+    | RecoveredHalf
+)
+
+
 class MessageEntry(NamedTuple):
     """A MESSAGE record: a stored message, its position, and its cause."""
 
@@ -172,8 +260,8 @@ class MessageEntry(NamedTuple):
     queue_id: QueueId
     attempts: int
     queue_offset: QueueOffset
-    flags: int  # 0, or the flag that tells the type of `cause`
-    cause: Cause | TimerTarget | SalvagedTimer | TimerCause | None
+    flags: int  # 0, or the flags that tell the type of `cause`
+    cause: MessageCause | None
     blob: bytes | memoryview
     blob_crc: int
 
@@ -182,32 +270,39 @@ def encode(message: MessageEntry) -> bytes:
     """Encode the body of a MESSAGE record; its tail is the blob as it is."""
     place = PLACE.pack(*message[:4])
     cause = message.cause
-    if cause is None:
-        return place
-    if isinstance(cause, TimerTarget):
-        return place + encode_target(cause)
-    if isinstance(cause, SalvagedTimer):
-        return place + encode_target(cause.target) + _ORIGINAL.pack(cause.log_offset)
-    if isinstance(cause, TimerCause):
-        return place + encode_timer_cause(cause)
-    return place + encode_cause(cause)
+    match cause:
+        case None:
+            return place
+        case Cause():
+            return place + encode_cause(cause)
+        case TimerTarget():
+            return place + encode_target(cause)
+        case TimerCause():
+            return place + encode_timer_cause(cause)
+        case HalfMessage():
+            return place + _encode_half(cause)
+        case HalfOutcome():
+            return place + _encode_outcome(cause)
+        case CommittedTimer(target, outcome):
+            return place + encode_target(target) + _encode_outcome(outcome)
+        case RecoveredHalf(half, outcome):
+            return place + _encode_half(half) + _encode_outcome(outcome)
+        case SalvagedTimer(target, log_offset):
+            return place + encode_target(target) + _ORIGINAL.pack(log_offset)
 
 
 def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> MessageEntry:
     """Decode a MESSAGE record without copying the blob. Raises UnknownRecord."""
-    cause: Cause | TimerTarget | SalvagedTimer | TimerCause | None = None
     if not flags:
         return _tuple(MessageEntry, (*PLACE.unpack_from(body), 0, None, blob, blob_crc))
     if flags & ~FLAGS_KNOWN:
         raise UnknownRecord(f"MESSAGE record with flags {flags}")
     if flags & FLAG_STUB:
         body = body[: -record.STUB_TAIL.size]
-    if flags & FLAG_CAUSE:
-        cause = decode_cause(body)
-    elif flags & FLAG_SCHEDULE:
-        cause = decode_remains(body) if flags & FLAG_REMAINS else decode_target(body)
-    elif flags & FLAG_TIMER:
-        cause = decode_timer_cause(body)
+    decode_part = _DECODERS.get(flags & _FLAGS_OF_CAUSE)
+    if decode_part is None:
+        raise UnknownRecord(f"MESSAGE record with flags {flags}")
+    cause = decode_part(body)
     return MessageEntry._make((*PLACE.unpack_from(body), flags, cause, blob, blob_crc))
 
 
@@ -254,6 +349,56 @@ def decode_timer_cause(body: bytes | memoryview) -> TimerCause:
     *fields, origin_size = TIMER_CAUSE.unpack_from(body, PLACE_SIZE)
     begin = PLACE_SIZE + TIMER_CAUSE_SIZE
     return TimerCause._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
+
+
+def _encode_half(half: HalfMessage) -> bytes:
+    client_id = half.client_id.encode()
+    return _HALF.pack(*half[:-1], len(client_id)) + client_id
+
+
+def decode_half(body: bytes | memoryview) -> HalfMessage:
+    """Decode the target, the checks and the client of a half message."""
+    *fields, size = _HALF.unpack_from(body, PLACE_SIZE)
+    begin = PLACE_SIZE + _HALF_SIZE
+    return HalfMessage._make((*fields, str(body[begin : begin + size], "utf-8")))
+
+
+def _encode_outcome(outcome: HalfOutcome) -> bytes:
+    origin = outcome.origin.encode()
+    return _OUTCOME.pack(*outcome[:-1], len(origin)) + origin
+
+
+def decode_outcome(body: bytes | memoryview, at: int = PLACE_SIZE) -> HalfOutcome:
+    """Decode the half message that a message settles."""
+    *fields, size = _OUTCOME.unpack_from(body, at)
+    begin = at + _OUTCOME_SIZE
+    return HalfOutcome._make((*fields, str(body[begin : begin + size], "utf-8")))
+
+
+def _decode_committed_timer(body: bytes | memoryview) -> CommittedTimer:
+    target = decode_target(body)
+    at = PLACE_SIZE + TARGET_SIZE + len(target.origin.encode())
+    return CommittedTimer(target, decode_outcome(body, at))
+
+
+def _decode_recovered(body: bytes | memoryview) -> RecoveredHalf:
+    half = decode_half(body)
+    at = PLACE_SIZE + _HALF_SIZE + len(half.client_id.encode())
+    return RecoveredHalf(half, decode_outcome(body, at))
+
+
+# By the flags of a record, without STUB. 0: the stub of a message without a cause.
+_DECODERS: Final[dict[int, Callable[[bytes | memoryview], MessageCause | None]]] = {
+    0: lambda _: None,
+    FLAG_CAUSE: decode_cause,
+    FLAG_SCHEDULE: decode_target,
+    FLAG_SCHEDULE | FLAG_REMAINS: decode_remains,
+    FLAG_TIMER: decode_timer_cause,
+    FLAG_HALF: decode_half,
+    FLAG_OUTCOME: decode_outcome,
+    FLAG_SCHEDULE | FLAG_OUTCOME: _decode_committed_timer,
+    FLAG_HALF | FLAG_OUTCOME: _decode_recovered,
+}
 
 
 def encode_stub(whole: bytes | memoryview) -> bytes:

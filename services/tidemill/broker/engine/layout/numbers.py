@@ -16,4 +16,5 @@ GroupId = NewType("GroupId", int)  # of one incarnation of a consumer group
 QueueId = NewType("QueueId", int)  # number of a queue of a topic, from 0
 # Of a delayed message: its queue offset on the hidden timer topic.
 TimerId = NewType("TimerId", int)
+HalfId = NewType("HalfId", int)  # of a half message: the log offset of its first record
 DeliverySlot = NewType("DeliverySlot", int)  # row of the delivery table

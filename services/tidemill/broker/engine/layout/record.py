@@ -69,6 +69,7 @@ class RecordKind(IntEnum):
     FRONTIER = 8
     RENEW = 9
     EXPIRE = 10
+    TRANSACTION = 11
     TRIM = 12
     FLOOR = 13
     AUDIT = 16

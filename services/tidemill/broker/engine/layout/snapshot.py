@@ -19,6 +19,9 @@ kind of the section and key_2 its number. The section contains everything before
     5 DELIVERIES  the used slots among SLOTS_A_SLICE of the delivery table (`layout.delivery_rows`),
                   without live ordered deliveries; the number is that of the slice
     7 AUDIT       records of the audit log (`layout.audit`), of the moment of the catalog (level 3)
+    8 TRANSACTIONS
+                  rows of the table of transactions (`layout.transaction`), of the moment of the
+                  catalog (level 4)
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class SnapshotSection(IntEnum):
     ORDERED = 4
     DELIVERIES = 5
     AUDIT = 7
+    TRANSACTIONS = 8
 
 
 class QueueEnd(NamedTuple):

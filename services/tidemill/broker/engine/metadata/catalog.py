@@ -51,6 +51,11 @@ from tidemill.broker.engine.metadata.topic_retention import (
     decode_retention,
     retention_item,
 )
+from tidemill.broker.engine.metadata.transaction_policy import (
+    DEFAULT_POLICY,
+    TransactionPolicy,
+    decode_policy,
+)
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.common.feature_level import FEATURE_LEVEL, FIRST_LEVEL
 
@@ -107,6 +112,7 @@ class Topic:
     # restored from a backup assigns ids a second time; this time tells the incarnations apart.
     created_at_ms: int = 0
     retention: TopicRetention = BROKER_DEFAULT
+    transaction: TransactionPolicy = DEFAULT_POLICY
 
 
 # (id of a topic at the home, time in ms), in order of the ids.
@@ -592,6 +598,10 @@ def topic_item(topic: Topic) -> dict[str, Any]:
         del values["retention"]
     else:
         values["retention"] = retention_item(topic.retention)
+    if topic.transaction == DEFAULT_POLICY:
+        del values["transaction"]
+    else:
+        values["transaction"] = topic.transaction.as_item()
     return {"op": "topic", "topic": values}
 
 
@@ -617,6 +627,7 @@ def decode_topic(values: dict[str, Any]) -> Topic:
         retry_of=retry_of,
         placements=placements,
         retention=decode_retention(values.get("retention", {})),
+        transaction=decode_policy(values.get("transaction", {})),
     )
 
 

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from typing import final
 
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, MessageEntry, TimerTarget
+from tidemill.broker.engine.layout.message import (
+    FLAG_OUTCOME,
+    FLAG_SCHEDULE,
+    CommittedTimer,
+    HalfOutcome,
+    MessageCause,
+    MessageEntry,
+    TimerTarget,
+)
 from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_control import TimerControl, TimerOperation
 from tidemill.broker.engine.layout.timer_entry import TimerEntry, TimerEntryDamaged
@@ -30,7 +38,6 @@ from tidemill.broker.engine.timer.recovery import TimerRecovery
 from tidemill.broker.engine.timer.search import TimerSearch
 from tidemill.broker.engine.timer.status import (
     SCHEDULE_QUEUE,
-    TIMER_TOPIC,
     ScheduleResult,
     TimerQuery,
     TimerState,
@@ -39,6 +46,7 @@ from tidemill.broker.engine.timer.status import (
 from tidemill.common.errors import Conflict, IllegalDeliveryTime, MessageNotFound
 from tidemill.common.histogram import Histogram
 from tidemill.message import stored_message
+from tidemill.message.resource_names import TIMER_TOPIC
 
 # RocketMQ's buckets for the requested delay, and three more: a week, a month, a year.
 DELAY_BUCKETS_S = (60, 600, 3600, 43_200, 86_400, 259_200, 604_800, 2_592_000, 31_536_000)
@@ -88,14 +96,18 @@ class TimerCommands:
         self,
         topic: Topic,
         queue_id: QueueId,
-        blob: bytes,
+        blob: bytes | memoryview,
         crc: int,
         *,
         due_at_ms: int,
         now_ms: int,
         firing_ms: int,
+        outcome: HalfOutcome | None = None,
     ) -> ScheduleResult:
-        """Store a message until it is due, later than `firing_ms`. Raises Overloaded."""
+        """Store a message until it is due, later than `firing_ms`. Raises Overloaded.
+
+        With `outcome`, the message is a committed half message.
+        """
         if not self._index.pending_count:
             self._recovery.start_loading(firing_ms)
         due_at_ms = self._admission.admit(due_at_ms, topic, len(blob), crc, firing_ms)
@@ -109,7 +121,11 @@ class TimerCommands:
             ).id
         timer_id = self._catalog.queues[timer_topic_id, SCHEDULE_QUEUE].max_offset
         target = _tuple(TimerTarget, (timer_id, due_at_ms, topic.id, queue_id, topic.name))
-        entry = timer_topic_id, SCHEDULE_QUEUE, 0, timer_id, FLAG_SCHEDULE, target, data, crc
+        flags = FLAG_SCHEDULE
+        cause: MessageCause = target
+        if outcome is not None:
+            flags, cause = FLAG_SCHEDULE | FLAG_OUTCOME, CommittedTimer(target, outcome)
+        entry = timer_topic_id, SCHEDULE_QUEUE, 0, timer_id, flags, cause, data, crc
         self._recorder.append(_tuple(MessageEntry, entry), now_ms)
         self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
         # Export the series from 0 on, so that a rate includes the first delivery.

@@ -39,8 +39,9 @@ from tidemill.broker.engine.store.segment import CorruptStore, Segment
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.timer.body import BodyDamaged, TimerBodies, TimerBody
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import COPY_QUEUE, REMAINS_QUEUE, TIMER_TOPIC, TimerState
+from tidemill.broker.engine.timer.status import COPY_QUEUE, REMAINS_QUEUE, TimerState
 from tidemill.common.errors import MessageBodyTooLarge
+from tidemill.message.resource_names import TIMER_TOPIC
 
 RECORDS_A_PAGE = 16  # one page of the table (512 entries) costs as much as 16 records
 RECORDS_A_SLICE = 64  # of any kind; most are skipped after their header

@@ -27,7 +27,8 @@ from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.segment import CorruptStore, Hole, Record, Segment
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import REMAINS_QUEUE, TIMER_TOPIC, TimerState
+from tidemill.broker.engine.timer.status import REMAINS_QUEUE, TimerState
+from tidemill.message.resource_names import TIMER_TOPIC
 
 LOOK_PERIOD_MS = 600_000  # between two checks for files to delete; files are kept for days
 ENTRIES_A_SLICE = 128  # entries of the queue; each needs a record, which may be cold

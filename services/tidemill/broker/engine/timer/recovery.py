@@ -25,9 +25,10 @@ from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT
 from tidemill.broker.engine.timer.load import SlotLoader
-from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TIMER_TOPIC, TimerState
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TimerState
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 from tidemill.broker.engine.timer.wheel import WheelDamaged
+from tidemill.message.resource_names import TIMER_TOPIC
 
 
 @final

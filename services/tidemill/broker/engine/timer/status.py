@@ -8,9 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TimerId, TopicId
-from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
-TIMER_TOPIC = f"{HIDDEN_TOPIC_PREFIX}TIMER"  # the hidden topic of pending delayed messages
 SCHEDULE_QUEUE = QueueId(0)  # schedules: the id of a timer is its queue offset here
 COPY_QUEUE = QueueId(1)  # evacuated messages
 REMAINS_QUEUE = QueueId(2)  # the intact properties of damaged messages

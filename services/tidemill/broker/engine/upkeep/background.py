@@ -163,7 +163,7 @@ class BackgroundJobs:
         if self._log.applied_offset is not None:
             is_due = self._checkpoints.may_begin and retention.is_due_at_replica(self._timers)
             return retention.give_up_oldest(now_ms) if is_due else None
-        steps = retention.find_work(now_ms, self._timers) or retention.find_passed_timers()
+        steps = retention.find_work(now_ms, self._timers) or retention.find_passed_hidden()
         steps = steps or retention.find_look(now_ms) or self._packing.find_work(now_ms)
         steps = steps or self._merges.find_dead_entries(now_ms)
         if steps is not None:
@@ -179,7 +179,7 @@ class BackgroundJobs:
             return steps
         if self._checkpoints.is_due or self._retention.wants_checkpoint_at_replica():
             return self._checkpoints.write()
-        steps = self._retention.find_passed_timers() or self._find_look(now_ms, is_master=False)
+        steps = self._retention.find_passed_hidden() or self._find_look(now_ms, is_master=False)
         if steps is not None:
             return steps
         if self._retention.is_due_at_replica(self._timers):
@@ -193,7 +193,7 @@ class BackgroundJobs:
         if steps is None:
             steps = self._retention.find_work(now_ms, self._timers)
         if steps is None:
-            steps = self._retention.find_passed_timers() or self._find_look(now_ms)
+            steps = self._retention.find_passed_hidden() or self._find_look(now_ms)
         if steps is None and self._retention.wants_checkpoint(now_ms, self._timers):
             return None if self._checkpoints.waits_for_room else self._checkpoints.write()
         if steps is None and self._merges.is_due:

@@ -51,6 +51,7 @@ from tidemill.broker.engine.store.block_file import BlockFile, EncodedBlock
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, QueueRun
 from tidemill.broker.engine.store.disk import CachedFolder, DiskHasNoSpace, File, ReadFailed
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX, PAIR_SIZE
+from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
 QUEUES_FOLDER = "queues"
@@ -64,6 +65,7 @@ BLOCKS_A_SLICE = 128  # blocks of different queues; each is copied, summed and l
 CATALOG_ITEMS_A_SECTION = 128  # a group's JSON takes up to ten microseconds
 AUDIT_ROWS_A_SECTION = 128  # of at most 9 KiB each, mostly 500 bytes
 SECURITY_BYTES_A_SECTION = 256 << 10  # of encoded items, which are only copied and summed
+TRANSACTION_BYTES_AN_ITEM = 1 << 10  # copied and summed as fast as one item of another section
 ENDS_A_SECTION = 1024
 # Each ordered queue has its own section, which takes 20 microseconds.
 PROGRESS_A_SECTION = 64
@@ -115,8 +117,9 @@ class _Extents:
 class SnapshotSize:
     """The expected size of the next snapshot."""
 
-    def __init__(self, catalog: Catalog, pops: PopState) -> None:
+    def __init__(self, catalog: Catalog, pops: PopState, transactions: TransactionTable) -> None:
         self._catalog = catalog
+        self._transactions = transactions
         self._pops = pops
         self.last_bytes = 0  # the size of the last snapshot of this process
 
@@ -129,6 +132,7 @@ class SnapshotSize:
             + self._catalog.item_count * CATALOG_ITEM_BYTES
             + self._catalog.security.size_bytes
             + self._catalog.audit.size_bytes
+            + self._transactions.size_bytes
         )
         return max(known, self.last_bytes)
 
@@ -137,7 +141,10 @@ class SnapshotSize:
 class Checkpoints:
     """Writer of checkpoints, with the conditions for the next one."""
 
-    def __init__(self, parts: UpkeepParts, snapshot_size: SnapshotSize) -> None:
+    def __init__(
+        self, parts: UpkeepParts, snapshot_size: SnapshotSize, transactions: TransactionTable
+    ) -> None:
+        self._transactions = transactions
         self._config = parts.config
         self._disk = parts.disk
         self._mappings = parts.mappings
@@ -280,6 +287,7 @@ class Checkpoints:
         items, item_count = self._catalog.items(), self._catalog.item_count
         if self._log.state_floor > self._log.min_offset:
             items, item_count = chain([floor_item(self._log.state_floor)], items), item_count + 1
+        transactions = self._transactions.freeze()
         audit_count, audited = len(self._catalog.audit), self._catalog.audit.all_rows()
         covered = self._log.committed_offset
         # The log after `begin` states everything that is created from here on.
@@ -294,6 +302,7 @@ class Checkpoints:
             -(-item_count // CATALOG_ITEMS_A_SECTION)
             + self._catalog.security.size_bytes // SECURITY_BYTES_A_SECTION
             + -(-audit_count // AUDIT_ROWS_A_SECTION)
+            + len(transactions)
             + (-(-len(ends) // ENDS_A_SECTION) or 1)
             + len(progresses)
             + slices_max
@@ -309,6 +318,7 @@ class Checkpoints:
         def slices() -> Iterator[list[EncodedBlock]]:
             yield from self._catalog_sections(items, covered)
             yield from self._audit_sections(audited, covered)
+            yield from self._transaction_sections(transactions, covered)
             yield from self._end_sections(ends, begin)
             yield from self._progress_sections(progresses)
             yield from self._delivery_sections()
@@ -363,6 +373,15 @@ class Checkpoints:
             data = audit.encode_rows(chunk)
             yield [EncodedBlock(SnapshotSection.AUDIT, number, covered, len(data), data)]
             number += 1
+
+    def _transaction_sections(
+        self, blocks: list[bytearray], covered: int
+    ) -> Iterator[list[EncodedBlock]]:
+        for number, rows in enumerate(blocks):
+            self._tally.add(len(rows) // TRANSACTION_BYTES_AN_ITEM)
+            yield [
+                EncodedBlock(SnapshotSection.TRANSACTIONS, number, covered, len(rows), bytes(rows))
+            ]
 
     def _end_sections(
         self, ends: list[tuple[int, ...]], begin: int

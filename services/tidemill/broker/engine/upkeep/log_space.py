@@ -19,9 +19,10 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.log_times import NEVER_MS, first_stored_at_ms
 from tidemill.broker.engine.store.segment import Segment
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import TIMER_TOPIC
+from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
 from tidemill.broker.engine.upkeep.retention import Retention
+from tidemill.message.resource_names import HALF_TOPIC, HIDDEN_TOPICS, TIMER_TOPIC
 
 STUB_BYTES: Final = 170  # of a removed message in a pack, on average
 # A slice of topics takes about a millisecond, whichever comes first.
@@ -76,7 +77,9 @@ class LogSpace:
         live_bytes: LiveBytes,
         timer_index: TimerIndex,
         retention: Retention,
+        transactions: TransactionTable,
     ) -> None:
+        self._transactions = transactions
         self._store = store
         self._log = store.log
         self._catalog = catalog
@@ -101,14 +104,28 @@ class LogSpace:
             dead += min(dead_here, size - live_here - stub_here)
             total, live, stub = total + size, live + live_here, stub + stub_here
         control = total - live - dead - stub
-        # Messages of the hidden topic are counted as live. Those of settled timers are dead.
-        topic_id = self._catalog.topic_ids.get(TIMER_TOPIC)
-        known = 0 if topic_id is None else self._live_bytes.bytes_of_topic(topic_id)
-        hidden = min(known, live)
-        pinned = min(self._timer_index.pinned_bytes, hidden)
-        live, dead = live - hidden, dead + hidden - pinned
+        # Messages of hidden topics are counted as live. Those of settled timers and half messages
+        # are dead.
+        timer_bytes = min(self._hidden_bytes(TIMER_TOPIC), live)
+        half_bytes = min(self._hidden_bytes(HALF_TOPIC), live - timer_bytes)
+        pinned = min(self._timer_index.pinned_bytes, timer_bytes)
+        pinned += self._open_half_bytes(half_bytes)
+        live -= timer_bytes + half_bytes
+        dead += timer_bytes + half_bytes - pinned
         pinned += sum(one.file_size for one in self._log.held)
         return LogBytes(live, dead, stub, control, pinned)
+
+    def _hidden_bytes(self, name: str) -> int:
+        topic_id = self._catalog.topic_ids.get(name)
+        return 0 if topic_id is None else self._live_bytes.bytes_of_topic(topic_id)
+
+    def _open_half_bytes(self, half_bytes: int) -> int:
+        """Estimate the bytes of open half messages from the mean size of all in the log."""
+        topic = self._catalog.find_topic(HALF_TOPIC)
+        queues = [] if topic is None else self._catalog.queues_of(topic)
+        count = sum(queue.max_offset - queue.min_offset for queue in queues)
+        open_count = min(self._transactions.open_count, count)
+        return half_bytes * open_count // count if count else 0
 
     @property
     def derived_bytes(self) -> DerivedBytes:
@@ -143,7 +160,7 @@ class LogSpace:
         """Return the names of all topics with messages of their own, in order."""
         alive = self._catalog.is_alive
         topics = self._catalog.topics.values()
-        return sorted(one.name for one in topics if one.name != TIMER_TOPIC and alive(one.id))
+        return sorted(one.name for one in topics if one.name not in HIDDEN_TOPICS and alive(one.id))
 
     def find_topics(self, names: Sequence[str], now_ms: int) -> tuple[list[TopicSpace], int]:
         """Return the space of the first topics, as many as a slice allows, and their number.

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout import floor, message, pack, record
 from tidemill.broker.engine.layout.floor import GAP_SIZE, Gap
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_STUB, PLACE
+from tidemill.broker.engine.layout.message import FLAG_HALF, FLAG_SCHEDULE, FLAG_STUB, PLACE
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.pack import EXTENT, PackHeader
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
@@ -46,7 +46,7 @@ STUBS_A_SAMPLE: Final = 17  # one of so many stubs is made to estimate the size 
 # An estimate may end after this part of a segment, if a pack seems to have 3/4 of the size allowed.
 ESTIMATED_PART: Final = 8
 _MESSAGE = int(RecordKind.MESSAGE)
-_NEVER_DEAD = FLAG_SCHEDULE | FLAG_STUB  # A timer may need its message.
+_NEVER_DEAD = FLAG_SCHEDULE | FLAG_HALF | FLAG_STUB  # A timer or a commit may need the message.
 _ALL_DEAD = 1 << 63
 
 

@@ -33,6 +33,7 @@ from tidemill.broker.engine.pop.stated_rows import (
 )
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.transaction.transactions import Transactions
 from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
@@ -50,7 +51,10 @@ Value = TypeVar("Value")
 class Restatement:
     """Records live state again that only old records state."""
 
-    def __init__(self, parts: UpkeepParts, acks: RoundAcks, fold: Fold) -> None:
+    def __init__(
+        self, parts: UpkeepParts, acks: RoundAcks, fold: Fold, transactions: Transactions
+    ) -> None:
+        self._transactions = transactions
         self._catalog = parts.catalog
         self._pops = parts.pops
         self._acks = acks
@@ -62,6 +66,8 @@ class Restatement:
         yield from self._restate_config(end, now_ms)
         yield from self._restate_audit(end, now_ms)
         yield from self._restate_queues(end, now_ms)
+        for _ in self._transactions.restate(end, now_ms):
+            yield []
         # Deliveries first: an ack in between then settles a stated one, also in a replay.
         yield from self._restate_deliveries(end, now_ms)
         yield from self._restate_progress(end, now_ms)

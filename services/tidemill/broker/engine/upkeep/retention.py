@@ -27,7 +27,7 @@ from tidemill.broker.engine.store.log_times import first_stored_at_ms
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import TIMER_TOPIC
+from tidemill.broker.engine.transaction.transactions import Transactions
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
@@ -36,6 +36,7 @@ from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 from tidemill.broker.engine.upkeep.restatement import Restatement
 from tidemill.broker.engine.upkeep.retention_rules import RetentionRules
 from tidemill.broker.engine.upkeep.segment_search import SegmentSearch
+from tidemill.message.resource_names import HIDDEN_TOPICS
 
 # Each of these takes about a millisecond per slice:
 QUEUES_CUT_A_SLICE = 16  # queues bisected, in files that may not be cached
@@ -64,6 +65,7 @@ class Retention:
         gate: ArchiveGate,
         ages: LogAges,
         live_bytes: LiveBytes,
+        transactions: Transactions,
     ) -> None:
         self._store = parts.store
         self._log = parts.store.log
@@ -73,7 +75,8 @@ class Retention:
         self._timer_index = timer_index
         self._held_segments = held_segments
         self._fold = fold
-        self._restatement = Restatement(parts, acks, fold)
+        self._transactions = transactions
+        self._restatement = Restatement(parts, acks, fold, transactions)
         self._trims = trims
         self._checkpoints = checkpoints
         self._quiet = parts.quiet
@@ -94,7 +97,7 @@ class Retention:
             parts, trims, ages, live_bytes, gate, default_ms=parts.config.retention_ms
         )
         self._was_count = False  # the last look
-        self._timers_begin = 0  # the state floor for which the queues of timers were searched
+        self._hidden_begin = 0  # the state floor for which the hidden queues were searched
         # Searches for a live message: in the oldest segment, and before the next state floor.
         self._oldest_search = SegmentSearch()
         self._floor_search = SegmentSearch()
@@ -178,6 +181,9 @@ class Retention:
         segment = self._log.segments[number]
         if not timers.may_drop(segment):
             return False
+        result = self._transactions.table.oldest_result(now_ms)
+        if result is not None and result < segment.end:
+            return False
         if self._is_old(number, now_ms):
             return True
         may_go = self._room.is_full or not self._event_retention_ms
@@ -226,8 +232,9 @@ class Retention:
     def _has_messages(self, queue: ConsumeQueue, end: int) -> bool:
         if self._catalog.queues.get((queue.topic_id, queue.queue_id)) is not queue:
             return False
-        if queue.topic_id == self._catalog.topic_ids.get(TIMER_TOPIC):
-            return False  # `DelayedMessages.may_drop` decides for timers.
+        topic = self._catalog.topics.get(queue.topic_id)
+        if topic is not None and topic.name in HIDDEN_TOPICS:
+            return False  # `_may_pass` decides for timers and transactions.
         if queue.min_offset == queue.max_offset:
             return False
         try:
@@ -319,25 +326,30 @@ class Retention:
         """Restate what only records before `floor` state, and record the new state floor."""
         yield from self._restatement.restate(floor, now_ms)
         yield from self._restatement.restate_lows(floor, now_ms)
+        if self._transactions.has_open_before(floor):
+            return  # A half message is damaged, and a replica may have it. The floor moves later.
         # Gathered acks are applied but not logged. They must precede the record below.
         self._acks.record(now_ms)
         self._fold.append(Floor(floor), now_ms)
         yield from self._quiet()
 
-    def find_passed_timers(self) -> Steps | None:
-        """Return the steps that drop the timers of one queue before the state floor, or None.
+    def find_passed_hidden(self) -> Steps | None:
+        """Return the steps that drop the messages of one hidden queue before the state floor.
 
-        No timer needs an earlier message, so the queues of timers begin at the floor.
+        No timer and no transaction needs an earlier message, so their queues begin at the floor.
+        None: nothing is left to drop.
         """
         floor = LogOffset(self._log.state_floor)
-        if floor == self._timers_begin:
+        if floor == self._hidden_begin:
             return None
-        timers = self._catalog.find_topic(TIMER_TOPIC)
-        for queue in () if timers is None else self._catalog.queues_of(timers):
-            with suppress(BlockFileDamaged):  # The file is rebuilt first; the next floor moves on.
-                if queue.min_offset < queue.offset_behind(floor):
-                    return self._drop_passed(queue, floor)
-        self._timers_begin = floor
+        topics = [self._catalog.find_topic(name) for name in sorted(HIDDEN_TOPICS)]
+        for topic in [one for one in topics if one is not None]:
+            for queue in self._catalog.queues_of(topic):
+                # A damaged file is rebuilt first; the next floor moves on.
+                with suppress(BlockFileDamaged):
+                    if queue.min_offset < queue.offset_behind(floor):
+                        return self._drop_passed(queue, floor)
+        self._hidden_begin = floor
         return None
 
     def _drop_passed(self, queue: ConsumeQueue, floor: LogOffset) -> Steps:

@@ -33,13 +33,13 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.segment import Segment
 from tidemill.broker.engine.time_search import TimeSearch
-from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.live_bytes import END_OF_LOG, LiveBytes
 from tidemill.broker.engine.upkeep.log_ages import LONG_AGO_MS, LogAges
 from tidemill.broker.engine.upkeep.packing import SEGMENTS_KEPT
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 from tidemill.common.errors import Repairing
+from tidemill.message.resource_names import HIDDEN_TOPICS
 
 LOOK_PERIOD_MS = 10_000  # between the begins of two looks
 FREES_WITHIN_MS = 60_000  # on a full disk, packing and other work that may free space
@@ -177,7 +177,7 @@ class RetentionRules:
             if self._is_spent(1):
                 yield []
             topic = self._catalog.topics.get(topic_id)
-            if topic is None or not self._catalog.is_alive(topic_id) or topic.name == TIMER_TOPIC:
+            if topic is None or not self._catalog.is_alive(topic_id) or topic.name in HIDDEN_TOPICS:
                 continue
             lows: _Lows = {}
             is_wanted = self._until_purged()
@@ -442,7 +442,7 @@ class RetentionRules:
         """Whether the limit of the broker applies to a topic."""
         retention = self._catalog.retention_of(topic)
         is_limited = retention.bytes is None and retention.ms != KEEP_FOREVER_MS
-        return is_limited and topic.name != TIMER_TOPIC and self._catalog.is_alive(topic.id)
+        return is_limited and topic.name not in HIDDEN_TOPICS and self._catalog.is_alive(topic.id)
 
     def _find_before(
         self, topic: Topic, end: int, reason: TrimReason
@@ -552,7 +552,7 @@ class RetentionRules:
         return number < len(segments) - SEGMENTS_KEPT and self.may_pack(segment, trimmable, now_ms)
 
     def _may_trim(self, topic: Topic) -> bool:
-        return topic.name != TIMER_TOPIC and self.ms_of(topic) is not None
+        return topic.name not in HIDDEN_TOPICS and self.ms_of(topic) is not None
 
     def _trim_before(
         self, topic: Topic, end: int, now_ms: int, is_wanted: Callable[[], bool]

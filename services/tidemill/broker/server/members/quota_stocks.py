@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from tidemill.broker.engine.timer.status import TIMER_TOPIC
+from tidemill.message.resource_names import TIMER_TOPIC
 from tidemill.security.quotas import (
     QUOTA,
     STOCK_LIMITS,
