@@ -51,7 +51,7 @@ KEPT, FUZZ = "kept", "fuzz"
 HOUR_MS = 3_600_000
 
 SERVICE = service.DESCRIPTOR.services_by_name["MessagingService"]
-UNSERVED = {"EndTransaction", "SyncLiteSubscription"}
+UNSERVED = {"SyncLiteSubscription"}
 ENDPOINTS = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="127.0.0.1", port=8081)])
 
 
@@ -278,6 +278,11 @@ def valid_requests() -> dict[str, list[Message]]:
             service.SendMessageRequest(messages=[delayed]),
         ],
         "RecallMessage": [recall_request(FUZZ, handle)],
+        "EndTransaction": [
+            service.EndTransactionRequest(
+                topic=fuzz, message_id="id", transaction_id=handle, resolution=v2.COMMIT
+            )
+        ],
         "QueryAssignment": [
             service.QueryAssignmentRequest(topic=fuzz, group=fuzz, endpoints=ENDPOINTS)
         ],
@@ -364,7 +369,8 @@ def test_the_unmutated_requests_are_valid(world: World) -> None:
     handles = ("AckMessage", "ForwardMessageToDeadLetterQueue", "ChangeInvisibleDuration")
     expected: dict[str, int] = dict.fromkeys(valid_requests(), v2.OK)
     expected |= dict.fromkeys(handles, v2.INVALID_RECEIPT_HANDLE)
-    assert by_method == expected | {"RecallMessage": v2.BAD_REQUEST}
+    expected |= {"RecallMessage": v2.BAD_REQUEST, "EndTransaction": v2.INVALID_TRANSACTION_ID}
+    assert by_method == expected
 
 
 def test_mutated_receipt_handles_are_refused_and_change_nothing(world: World) -> None:

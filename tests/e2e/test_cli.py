@@ -136,11 +136,11 @@ def test_create_prints_the_changes(running: Standalone) -> None:
 
     assert create("--type=normal", "--queues=3").stdout == "topic live: NORMAL, 3 queues\n"
     assert create().stdout == "topic live: is there, unchanged: NORMAL, 3 queues\n"
-    warned = create("--type=transaction", "--queues=4")
-    assert warned.stdout == "topic live: changed: NORMAL -> TRANSACTION, 3 -> 4 queues\n"
-    assert "TRANSACTION messages are not served yet" in warned.stderr
+    warned = create("--type=lite", "--queues=4")
+    assert warned.stdout == "topic live: changed: NORMAL -> LITE, 3 -> 4 queues\n"
+    assert "LITE messages are not served yet" in warned.stderr
     assert warned.returncode == 0
-    assert create("--type=fifo").stdout == "topic live: changed: TRANSACTION -> FIFO, 4 queues\n"
+    assert create("--type=fifo").stdout == "topic live: changed: LITE -> FIFO, 4 queues\n"
 
 
 def test_topics_of_the_broker_are_listed_when_asked_for(running: Standalone) -> None:

@@ -573,8 +573,8 @@ def test_a_proxy_at_its_limit_says_too_many_requests(tmp_path: Path) -> None:
 
 def test_a_method_that_is_not_served_answers_with_a_status(endpoint: str) -> None:
     async def scenario(client: Api) -> None:
-        answer = await client.stub.EndTransaction(
-            service.EndTransactionRequest(), metadata=METADATA
+        answer = await client.stub.SyncLiteSubscription(
+            service.SyncLiteSubscriptionRequest(), metadata=METADATA
         )
         assert answer.status.code == v2.NOT_IMPLEMENTED
         assert "not served yet" in answer.status.message

@@ -100,7 +100,7 @@ Force = Annotated[
     bool, typer.Option("--force", help="Change the type even of a topic with messages.")
 ]
 
-UNSERVED = {TopicTypeName.TRANSACTION, TopicTypeName.PRIORITY, TopicTypeName.LITE}
+UNSERVED = {TopicTypeName.PRIORITY, TopicTypeName.LITE}
 
 
 @app.command("list")

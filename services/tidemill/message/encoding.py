@@ -24,6 +24,8 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 TIMESTAMP_SECONDS_MIN = -62_135_596_800
 TIMESTAMP_SECONDS_MAX = 253_402_300_799
 
+# A committed half message may be delayed, too.
+_TYPES_WITH_DUE_TIME = frozenset({v2.DELAY, v2.TRANSACTION})
 _KEY_HASHES_MAX = 65_535  # the count is 16 bits
 
 # Field headers of Message.
@@ -145,7 +147,7 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
         len(body),
         _tag_hash(properties.tag) if tag else 0,
         born_seconds * 1000 + born_nanos // 1_000_000,
-        _due_at_ms(properties) if message_type == v2.DELAY else 0,
+        _due_at_ms(properties) if message_type in _TYPES_WITH_DUE_TIME else 0,
     )
     return b"".join((fixed, key_hashes, system_wire, user_wire, _BODY, varint(len(body)), body))
 

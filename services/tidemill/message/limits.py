@@ -23,6 +23,7 @@ from tidemill.common.errors import (
     IllegalMessageId,
     IllegalTag,
     InvalidReceiptHandle,
+    InvalidTransactionId,
     MessageBodyTooLarge,
     PropertiesTooLarge,
     RequestError,
@@ -231,6 +232,14 @@ RECALL_HANDLE: Final = FieldLimit(
     error=BadRequest,
     reason="handles contain a message id",
 )
+TRANSACTION_ID: Final = FieldLimit(
+    subject="a transaction id",
+    field="`EndTransactionRequest.transaction_id`",
+    limit=512,
+    unit="bytes",
+    error=InvalidTransactionId,
+    reason="ids have 26 bytes",
+)
 ACK_ENTRIES: Final = FieldLimit(
     subject="an ack",
     field="`AckMessageRequest.entries`",
@@ -312,6 +321,7 @@ FIELDS: Final = (
     SQL_FILTER,
     RECEIPT_HANDLE,
     RECALL_HANDLE,
+    TRANSACTION_ID,
     ACK_ENTRIES,
     SETTINGS_ENTRIES,
     USER_AGENT,

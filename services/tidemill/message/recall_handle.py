@@ -16,13 +16,12 @@ moved later. The state of the broker decides about every handle.
 from __future__ import annotations
 
 import struct
-from binascii import Error as Base64Error
-from binascii import a2b_base64, b2a_base64
 from hashlib import blake2b, blake2s
 from hmac import compare_digest
 from typing import NamedTuple
 
 from tidemill.common.errors import BadRequest
+from tidemill.message.url_text import decode, encode
 
 VERSION = 1
 SECRET_SIZE = 32  # bytes
@@ -33,10 +32,6 @@ _FIELDS = struct.Struct(">BHQqH")
 _FIELDS_SIZE = 21  # bytes
 assert _FIELDS.size == _FIELDS_SIZE, "recall handles outlive the process that made them"
 _MAC_SIZE = 16  # bytes
-
-_TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
-# Characters of the standard alphabet become illegal ones, which strict decoding rejects.
-_FROM_URL_SAFE = bytes.maketrans(b"-_+/=", b"+/!!!")
 
 _INVALID = "the recall handle was not issued by this cluster"
 
@@ -59,7 +54,7 @@ class RecallSigner:
         name_hash = blake2b(broker_name.encode(), digest_size=2, person=b"broker").digest()
         self._broker = int.from_bytes(name_hash, "big")
         # The first characters of its handles: version and broker.
-        self.mark = _encode(_FIELDS.pack(VERSION, self._broker, 0, 0, 0))[:MARK_CHARS]
+        self.mark = encode(_FIELDS.pack(VERSION, self._broker, 0, 0, 0))[:MARK_CHARS]
 
     def sign(self, topic: str, recall: RecallFields) -> str:
         """Return the handle of a delayed message of `topic`."""
@@ -68,11 +63,14 @@ class RecallSigner:
             _FIELDS.pack(VERSION, self._broker, recall.timer_id, recall.due_at_ms, len(message_id))
             + message_id
         )
-        return _encode(signed + self._mac(signed, topic))
+        return encode(signed + self._mac(signed, topic))
 
     def open(self, text: str, topic: str) -> RecallFields:
         """Return the fields of `text`; raise BadRequest unless every character is right."""
-        decoded = _decode(text)
+        try:
+            decoded = decode(text, chars_max=HANDLE_CHARS_MAX)
+        except ValueError:
+            raise BadRequest(_INVALID) from None
         signed, mac = decoded[:-_MAC_SIZE], decoded[-_MAC_SIZE:]
         if len(signed) < _FIELDS_SIZE or signed[0] != VERSION:
             raise BadRequest(_INVALID)
@@ -90,21 +88,3 @@ class RecallSigner:
         keyed = self._keyed.copy()
         keyed.update(signed + topic.encode())
         return keyed.digest()
-
-
-def _encode(data: bytes) -> str:
-    return b2a_base64(data, newline=False).rstrip(b"=").translate(_TO_URL_SAFE).decode("ascii")
-
-
-def _decode(text: str) -> bytes:
-    if not text.isascii() or len(text) > HANDLE_CHARS_MAX:
-        raise BadRequest(_INVALID)
-    padded = text.encode("ascii").translate(_FROM_URL_SAFE) + b"=" * (-len(text) % 4)
-    try:
-        decoded = a2b_base64(padded, strict_mode=True)
-    except Base64Error:
-        raise BadRequest(_INVALID) from None
-    # The last character has bits that no byte uses. They must be zero.
-    if _encode(decoded) != text:
-        raise BadRequest(_INVALID)
-    return decoded

@@ -47,6 +47,10 @@ RESERVED_PROPERTY_KEYS = _words(
     """
 )
 
+# Of the first check of a half message. A shorter duration counts as the minimum.
+FIRST_CHECK_MS_MIN = 1_000
+FIRST_CHECK_MS_MAX = 3_600_000
+
 _ACCEPTED_TYPES: dict[int, list[v2.MessageType.ValueType]] = {
     link_pb2.TOPIC_TYPE_UNSPECIFIED: [v2.NORMAL],
     link_pb2.TOPIC_TYPE_NORMAL: [v2.NORMAL],
@@ -57,7 +61,7 @@ _ACCEPTED_TYPES: dict[int, list[v2.MessageType.ValueType]] = {
     link_pb2.TOPIC_TYPE_PRIORITY: [v2.PRIORITY],
     link_pb2.TOPIC_TYPE_MIXED: [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION],
 }
-SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO, v2.DELAY})
+SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION})
 
 
 def check_message(message: v2.Message) -> None:
@@ -183,7 +187,8 @@ def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
     """
     declared = properties.message_type
     found: list[v2.MessageType.ValueType] = []
-    if properties.HasField("delivery_timestamp"):
+    # A transaction may have a delivery time: its message is scheduled by the commit.
+    if properties.HasField("delivery_timestamp") and declared != v2.TRANSACTION:
         found.append(v2.DELAY)
     if properties.HasField("message_group"):
         found.append(v2.FIFO)
@@ -212,6 +217,23 @@ def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
             f" {type_name(derived)}"
         )
     return derived
+
+
+def first_check_ms(properties: v2.SystemProperties) -> int:
+    """Return the time until the first check of a half message; 0 if the message has none.
+
+    Raises BadRequest.
+    """
+    if not properties.HasField("orphaned_transaction_recovery_duration"):
+        return 0
+    duration = properties.orphaned_transaction_recovery_duration
+    duration_ms = duration.seconds * 1_000 + duration.nanos // 1_000_000
+    if not 0 < duration_ms <= FIRST_CHECK_MS_MAX:
+        raise BadRequest(
+            f"orphaned_transaction_recovery_duration is {duration_ms} ms; it must be positive and"
+            f" at most {FIRST_CHECK_MS_MAX} ms"
+        )
+    return max(duration_ms, FIRST_CHECK_MS_MIN)
 
 
 def accepted_types(topic_type: link_pb2.TopicType.ValueType) -> list[v2.MessageType.ValueType]:

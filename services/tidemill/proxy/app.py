@@ -239,6 +239,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
                 age.version, cluster.security.mode, keys(), has_open_port=has_open_port(settings)
             ),
         ).answer,
+        publishers=clients.publishers,
         connect=connect,
     )
     return ProxyParts(
@@ -419,7 +420,11 @@ def wire(
     """Build the table of methods."""
     return methods(
         producer=Producer(
-            cluster, clock, item_bytes_max=settings.message_item_bytes_max, quotas=quotas
+            cluster,
+            clock,
+            item_bytes_max=settings.message_item_bytes_max,
+            publishers=clients.publishers,
+            quotas=quotas,
         ),
         receiver=Receiver(cluster, polling, clock, settings),
         settler=Settler(cluster),

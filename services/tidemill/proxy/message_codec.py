@@ -103,7 +103,7 @@ def encode_received(
                 varint(attempt),
             )
         )
-        if message_type == _DELAY:
+        if due_at_ms or message_type == _DELAY:
             of_delivery += bytes_field(11, milliseconds(due_at_ms))
         if origin:
             of_delivery += _dead_letter_queue(blob, without_namespace(topic.namespace, origin))
@@ -182,7 +182,7 @@ def join_pulled(
             provenance += _FIRED_AT_MS + varint(stored_at_ms)
         added = [of_queue, stored_at, _QUEUE_OFFSET, varint(queue_offset)]
         added += (_DELIVERY_ATTEMPT, varint(attempt))
-        if message_type == _DELAY:
+        if due_at_ms or message_type == _DELAY:
             added.append(bytes_field(11, milliseconds(due_at_ms)))
         if origin:
             added.append(_dead_letter_queue(blob, origin))

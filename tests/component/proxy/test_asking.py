@@ -16,6 +16,7 @@ from tests.support.worlds.proxy_world import eventually
 from tidemill.broker.server.admin import relay as broker_relay
 from tidemill.broker.server.admin.relay import Relay
 from tidemill.broker.server.round.rpc import ERROR_KEY
+from tidemill.broker.server.transactions.producers import Producers
 from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients.clients import EXPIRY_MS, Client, Clients
 from tidemill.proxy.clients.questions import CLIENTS_MAX, Questions
@@ -79,7 +80,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.relay = Relay()
+        self.relay = Relay(Producers())
         self.clients = Clients(clients_max=10_000, monotonic_ms=self.clock.monotonic_ms)
         self.addresses = ["broker:1"]
         self.is_there = True
@@ -91,7 +92,11 @@ class World:
             self.clients, self.clock.monotonic_ms, self.access_log, self.kick, lambda: self.security
         )
         self.relays = Relays(
-            "proxy-7", lambda: self.addresses, questions.answer, connect=self.connect
+            "proxy-7",
+            lambda: self.addresses,
+            questions.answer,
+            publishers=self.clients.publishers,
+            connect=self.connect,
         )
 
     def kick(self, asked: pb.KickClient) -> pb.KickedClient:
@@ -502,7 +507,7 @@ def test_anonymous_and_excess_streams_are_rejected(monkeypatch: pytest.MonkeyPat
         answers: asyncio.Queue[bytes | None] = asyncio.Queue()
         answers.put_nowait(first)
         with pytest.raises(RpcError) as refused:
-            await Relay().attach(BrokerEnd(answers, lambda _message: None))
+            await Relay(Producers()).attach(BrokerEnd(answers, lambda _message: None))
         return refused.value.code
 
     name = pb.ProxyAnswer(proxy=pb.ProxyName(process_id=b"id", name="p")).SerializeToString()

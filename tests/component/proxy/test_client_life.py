@@ -193,12 +193,11 @@ def test_a_heartbeat_without_a_type_has_the_type_of_the_known_client() -> None:
 @pytest.mark.parametrize(
     ("method", "request_type", "response_type"),
     [
-        ("EndTransaction", service.EndTransactionRequest, service.EndTransactionResponse),
         (
             "SyncLiteSubscription",
             service.SyncLiteSubscriptionRequest,
             service.SyncLiteSubscriptionResponse,
-        ),
+        )
     ],
 )
 def test_an_unserved_method_answers_with_a_status(

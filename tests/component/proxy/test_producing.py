@@ -20,6 +20,7 @@ from tests.support.worlds.proxy_world import (
 )
 from tidemill.common.clock import SystemClock
 from tidemill.common.errors import Overloaded
+from tidemill.proxy.clients.publishers import Publishers
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.producer import Producer
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -129,7 +130,20 @@ def test_a_message_group_shares_a_queue_and_other_messages_rotate() -> None:
         (message(delivery_timestamp=Timestamp(nanos=-1)), v2.ILLEGAL_DELIVERY_TIME),
         (message(delivery_timestamp=Timestamp(nanos=10**9)), v2.ILLEGAL_DELIVERY_TIME),
         (message(delivery_timestamp=Timestamp(seconds=253_402_300_800)), v2.ILLEGAL_DELIVERY_TIME),
-        (message(message_type=v2.TRANSACTION), v2.NOT_IMPLEMENTED),
+        (
+            message(message_type=v2.TRANSACTION, message_group="g"),
+            v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+        ),
+        *[
+            (
+                message(
+                    message_type=v2.TRANSACTION,
+                    orphaned_transaction_recovery_duration=milliseconds(duration_ms),
+                ),
+                v2.BAD_REQUEST,
+            )
+            for duration_ms in (-1, 0, 3_600_001)
+        ],
         (
             message(orphaned_transaction_recovery_duration=milliseconds(1_000)),
             v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
@@ -210,6 +224,7 @@ def test_a_first_message_over_a_quota_creates_no_topic() -> None:
             world.cluster,
             SystemClock(),
             item_bytes_max=ITEM_BYTES_MAX,
+            publishers=Publishers(),
             quotas=quotas,  # type: ignore[arg-type]  # only admits
         )
 

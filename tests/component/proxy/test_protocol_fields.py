@@ -49,6 +49,14 @@ STRANGE: Final = "strange"
 PROBE: Final = "probe"  # id of the message that follows the request on the link
 CLIENT_ID: Final = HEADERS["x-mq-client-id"]
 USED, REJECTED = "uses it", "rejects it"
+ANSWERED_ONE_BY_ONE: Final = (
+    "pops",
+    "changes",
+    "dead_letters",
+    "ensures",
+    "timer_cancels",
+    "transaction_ends",
+)
 GOOD: Final = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})  # statuses of valid requests
 TOPIC, GROUP = v2.Resource(name="topic"), v2.Resource(name="group")
 QUEUE = v2.MessageQueue(topic=TOPIC, id=1, permission=v2.READ_WRITE)
@@ -121,6 +129,13 @@ CASES: Final[dict[str, list[Case]]] = {
     ],
     "NotifyClientTermination": [Case(service.NotifyClientTerminationRequest(group=GROUP))],
     "RecallMessage": [Case(service.RecallMessageRequest(topic=TOPIC, recall_handle=HANDLE))],
+    "EndTransaction": [
+        Case(
+            service.EndTransactionRequest(
+                topic=TOPIC, message_id="id-1", transaction_id=HANDLE, resolution=v2.COMMIT
+            )
+        )
+    ],
     "PullMessage": [
         Case(
             service.PullMessageRequest(
@@ -349,6 +364,10 @@ async def with_handle(world: ProxyWorld, method: str, request: Message) -> Messa
     if method == "RecallMessage":
         delayed = message(born_timestamp=BORN, delivery_timestamp=NEXT_CENTURY)
         handle = (await world.send(delayed)).entries[0].recall_handle
+    elif method == "EndTransaction":
+        half = message(message_type=v2.TRANSACTION, born_timestamp=BORN)
+        half.system_properties.message_id = "id-1"
+        handle = (await world.send(half)).entries[0].transaction_id
     else:
         [received, *_] = await world.receive_messages()
         handle = received.system_properties.receipt_handle
@@ -416,7 +435,14 @@ async def effects_of(world: ProxyWorld) -> list[str]:
         effects += [f"append {row}" for row in rows if PROBE.encode() not in row[2]]
         acked = frame.acks
         effects += [f"ack {acked}"] if acked.request_ids else []
-        for name in ("pops", "changes", "dead_letters", "ensures", "timer_cancels"):
+        for name in (
+            "pops",
+            "changes",
+            "dead_letters",
+            "ensures",
+            "timer_cancels",
+            "transaction_ends",
+        ):
             effects += [f"{name} {each}" for each in getattr(frame, name)]
         effects += [f"ended {each}" for each in frame.ended_clients]
         effects += [f"subscribed {frame.subscribed}"] if frame.subscribed.topic_ids else []

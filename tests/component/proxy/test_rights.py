@@ -60,6 +60,7 @@ ROWS = [
     Row("QueryRoute", service.QueryRouteRequest(topic=TOPIC), [[PUB, SUB]]),
     Row("SendMessage", service.SendMessageRequest(messages=[message()]), [[PUB]]),
     Row("RecallMessage", service.RecallMessageRequest(topic=TOPIC), [[PUB]]),
+    Row("EndTransaction", service.EndTransactionRequest(topic=TOPIC), [[PUB]]),
     Row(
         "QueryAssignment",
         service.QueryAssignmentRequest(topic=TOPIC, group=GROUP),
@@ -411,7 +412,7 @@ def test_a_refusal_is_delayed_for_clients_that_repeat_it_at_once(
     monkeypatch.setattr(access, "REFUSAL_DELAY_S", 3_600)
 
     async def scenario(users: AccessWorld, client: Client) -> None:
-        telemetry, receive = ROWS[-1], ROWS[4]
+        telemetry, receive = ROWS[-1], ROWS[5]
         for row, language in ((telemetry, "CPP"), (receive, "GO")):
             task = asyncio.ensure_future(client.code(row, {}, language))
             for _ in range(100):

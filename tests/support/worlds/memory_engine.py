@@ -8,7 +8,7 @@ the test makes a message available again or delivers a delayed message.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,15 +29,18 @@ from tidemill.broker.engine.metadata.security_items import SecurityItems, key_of
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, ReadyMessages
 from tidemill.broker.engine.tally import Tally
+from tidemill.broker.engine.transaction.transactions import HalfSender
 from tidemill.common.errors import (
     BadRequest,
     Forbidden,
     GroupNotFound,
     InvalidReceiptHandle,
+    InvalidTransactionId,
     MessageCorrupted,
     MessageNotFound,
     Overloaded,
     TopicNotFound,
+    TransactionNotFound,
 )
 from tidemill.message import stored_message
 from tidemill.message.client_key import UNKNOWN_CLIENT, ClientKey
@@ -112,6 +115,46 @@ class MemoryTimers:
         self.cancelled.add(timer_id)
 
 
+class MemoryTransactions:
+    """Half messages by half id."""
+
+    def __init__(self, store: Callable[[int, int, bytes], int]) -> None:
+        self._store = store
+        self.halves: dict[int, Message] = {}
+        self.senders: list[HalfSender] = []
+        self.states: dict[int, str] = {}
+
+    def open(self, message: Message, sender: HalfSender) -> int:
+        half_id = 1_000 + len(self.states)
+        self.halves[half_id], self.states[half_id] = message, "half"
+        self.senders.append(sender)
+        return half_id
+
+    def commit(self, half_id: int, *, topic_id: int, now_ms: int, firing_ms: int) -> None:
+        half = self._find(half_id, topic_id)
+        if self._end(half_id, "committed"):
+            self._store(half.topic_id, half.queue_id, half.blob)
+
+    def roll_back(self, half_id: int, *, topic_id: int, now_ms: int) -> None:
+        self._find(half_id, topic_id)
+        self._end(half_id, "rolled back")
+
+    def note_unsure(self, half_id: int, *, topic_id: int) -> None:
+        self._find(half_id, topic_id)
+
+    def _find(self, half_id: int, topic_id: int) -> Message:
+        half = self.halves.get(half_id)
+        if half is None or half.topic_id != topic_id:
+            raise TransactionNotFound("no such transaction")
+        return half
+
+    def _end(self, half_id: int, state: str) -> bool:
+        if self.states[half_id] not in {"half", state}:
+            raise InvalidTransactionId(f"the transaction was {self.states[half_id]}")
+        is_first, self.states[half_id] = self.states[half_id] == "half", state
+        return is_first
+
+
 class MemoryEngine:
     """The state and the commands that change it."""
 
@@ -122,6 +165,7 @@ class MemoryEngine:
         self.state = self.index = self.reported_subscriptions = self
         self.catalog = MemoryCatalog()
         self.timers = MemoryTimers()
+        self.transactions = MemoryTransactions(self.store_message)
         self.tally = Tally()
         self.log: list[Message] = []
         self.refused_queues: set[int] = set()  # reject appends with Overloaded
@@ -207,7 +251,15 @@ class MemoryEngine:
     # ------------------------------------------------------------ messages
 
     def send(
-        self, topic_id: int, queue_id: int, blob: bytes, crc: int, *, now_ms: int, firing_ms: int
+        self,
+        topic_id: int,
+        queue_id: int,
+        blob: bytes,
+        crc: int,
+        *,
+        now_ms: int,
+        firing_ms: int,
+        sender: HalfSender | None = None,
     ) -> Sent:
         topic = self._topic(topic_id)
         if topic.is_system:
@@ -218,6 +270,8 @@ class MemoryEngine:
             raise Overloaded("full")
         if zlib.crc32(blob) != crc or not stored_message.is_well_formed(blob):
             raise MessageCorrupted("damaged on its way")
+        if sender is not None:
+            return self.transactions.open(Message(topic_id, queue_id, 0, blob), sender), 0
         due_at_ms = stored_message.decode(blob).due_at_ms
         if due_at_ms <= firing_ms:
             return self.store_message(topic_id, queue_id, blob), 0

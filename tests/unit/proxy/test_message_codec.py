@@ -158,7 +158,7 @@ def test_a_delivered_message_is_the_sent_one_with_fields_of_the_delivery(
     properties.queue_offset = queue_offset
     properties.invisible_duration.FromMilliseconds(invisible_ms)
     properties.delivery_attempt = attempt
-    if kind == v2.DELAY:
+    if kind in {v2.DELAY, v2.TRANSACTION}:
         properties.delivery_timestamp.CopyFrom(source.delivery_timestamp)
     assert received == expected
     opened = SIGNER.open(received.system_properties.receipt_handle, "group", "topic")

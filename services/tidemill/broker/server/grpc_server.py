@@ -25,6 +25,8 @@ from tidemill.broker.server.reader.pulls import PullReader
 from tidemill.broker.server.replicas.mending import FETCH_RANGE
 from tidemill.broker.server.replicas.probes import PROBE
 from tidemill.broker.server.replicas.streams import STREAM
+from tidemill.broker.server.transactions.check_back import CheckBack
+from tidemill.broker.server.transactions.producers import Producers
 from tidemill.common.clock import SystemClock
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.transport.aio import health, metrics
@@ -130,7 +132,14 @@ async def broker_server(
     messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
     broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)
     deliveries, storage = DeliveryAdmin(rounds), StorageAdmin(rounds)
-    relay = Relay()
+    producers = Producers()
+    relay = Relay(producers)
+    checks = CheckBack(
+        rounds,
+        producers,
+        per_s=settings.transaction_checks_per_second,
+        monotonic_ms=SystemClock().monotonic_ms,
+    )
     quotas = QuotaService(rounds, relay.count_proxies, SystemClock().monotonic_ms)
     members.on_stocks = quotas.note_stocks
     serving = health.HealthService(SERVICES)
@@ -165,5 +174,5 @@ async def broker_server(
         tls_context=tls,
     )
     server = RpcServer(methods, LIMITS, listen, message_bytes_max=REQUEST_BYTES_MAX)
-    async with server.serving(), quotas.running():
+    async with server.serving(), quotas.running(), checks.running():
         yield BrokerServer(server, serving, quotas)

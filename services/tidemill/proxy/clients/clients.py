@@ -19,6 +19,7 @@ from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.message.namespaces import namespace_of
 from tidemill.message.resource_names import NAMESPACE_SEPARATOR
 from tidemill.message.resources import resource_name
+from tidemill.proxy.clients.publishers import Publishers
 from tidemill.proxy.clients.telemetry_streams import TelemetryStreams
 from tidemill.proxy.shares import sharer_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -117,6 +118,7 @@ class Clients:
         self._losses = 0
         self._producers, self._consumers = ClientGauge(), ClientGauge()
         self.streams = TelemetryStreams()
+        self.publishers = Publishers()
 
     def __len__(self) -> int:
         return len(self._clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
@@ -9,11 +10,18 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 from google.protobuf.message import DecodeError
 
-from tidemill.common.errors import BadRequest, ClientCannot, ClientNotFound, ServiceError
+from tidemill.common.errors import (
+    BadRequest,
+    ClientCannot,
+    ClientMute,
+    ClientNotFound,
+    Overloaded,
+    ServiceError,
+)
 from tidemill.common.questions import ANSWER_TIMEOUT_MS_MAX
 from tidemill.common.slices import run_slices
 from tidemill.message import stored_message
-from tidemill.message.client_key import NO_OWNER
+from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.message.resources import resource_name
 from tidemill.proxy.clients.settings import resources_of
 from tidemill.security.access_log import RecordFilter
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+CHECK_TIMEOUT_S: Final = 1.0  # for a producer to read the check of a half message
 CLIENTS_MAX: Final = 1_000  # per page
 AUDIT_RECORDS_MAX: Final = 1_000  # per page; each has at most 3 KB, mostly 400 bytes
 PAGE_BYTES_MAX: Final = 1 << 20  # settings per page; a page ends with the client that exceeds it
@@ -69,6 +78,9 @@ class Questions:
                     answer.kicked.CopyFrom(self._kick(question.kick))
                 case "get_security":
                     answer.security.CopyFrom(self._security())
+                case "check":
+                    result = await self._check(question.check)
+                    answer.checked.CopyFrom(pb.CheckedTransaction(result=result))
                 case _:
                     raise BadRequest("this proxy is older than the question; upgrade it")
         except ServiceError as error:
@@ -136,6 +148,31 @@ class Questions:
             user=client.user,
         )
 
+    async def _check(self, asked: pb.CheckTransaction) -> pb.CheckResult.ValueType:
+        """Ask a producer for the decision about a half message."""
+        key = ClientKey(asked.client_id, asked.owner)
+        if not self._clients.publishers.may_publish(key, asked.topic):
+            return pb.CHECK_RESULT_GONE
+        listed = self._clients.find(key)
+        topic = (
+            v2.Resource(name=asked.topic) if listed is None else _resource_of(listed, asked.topic)
+        )
+        message = _decode_stored(asked.blob, topic)
+        message.system_properties.store_timestamp.FromMilliseconds(asked.stored_at_ms)
+        message.system_properties.queue_id = asked.queue_id
+        check = service.RecoverOrphanedTransactionCommand(
+            message=message, transaction_id=asked.transaction_id
+        )
+        command = service.TelemetryCommand(recover_orphaned_transaction_command=check)
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                await self._clients.streams.write(key, command.SerializeToString())
+        except (TimeoutError, Overloaded):
+            return pb.CHECK_RESULT_BUSY
+        except ClientMute:
+            return pb.CHECK_RESULT_GONE
+        return pb.CHECK_RESULT_WRITTEN
+
     async def _command(self, asked: pb.ClientCommand) -> pb.ClientAnswer:
         streams, found = self._clients.streams, self._clients.find_all(asked.client_id)
         client = next((one for one in found if one.key in streams), next(iter(found), None))
@@ -194,20 +231,27 @@ def _resource_of(listed: ClientListing, topic: str) -> v2.Resource:
     return v2.Resource(name=topic)
 
 
-def _message(verified: pb.VerifiedMessage, topic: v2.Resource) -> v2.Message:
-    """Return a stored message as consumers get it, without a receipt handle."""
-    found = verified.message
+def _decode_stored(blob: bytes, topic: v2.Resource) -> v2.Message:
+    """Return a stored message with the fields that do not depend on its place."""
     try:
-        fields = stored_message.decode(found.blob)
-        message = v2.Message.FromString(found.blob[fields.user_at :])
+        fields = stored_message.decode(blob)
+        message = v2.Message.FromString(blob[fields.user_at :])
         system = message.system_properties
-        system.MergeFromString(found.blob[fields.system_at : fields.user_at])
+        system.MergeFromString(blob[fields.system_at : fields.user_at])
     except (DecodeError, ValueError) as error:
         raise BadRequest(f"failed to decode the stored message: {error}") from None
     message.topic.CopyFrom(topic)
+    if fields.due_at_ms:
+        system.delivery_timestamp.FromMilliseconds(fields.due_at_ms)
+    return message
+
+
+def _message(verified: pb.VerifiedMessage, topic: v2.Resource) -> v2.Message:
+    """Return a stored message as consumers get it, without a receipt handle."""
+    found = verified.message
+    message = _decode_stored(found.blob, topic)
+    system = message.system_properties
     system.store_timestamp.FromMilliseconds(found.stored_at_ms)
     system.queue_id, system.queue_offset = found.queue_id, found.queue_offset
     system.delivery_attempt = found.delivery_attempt
-    if fields.due_at_ms:
-        system.delivery_timestamp.FromMilliseconds(fields.due_at_ms)
     return message

@@ -1,6 +1,7 @@
-"""The streams that carry questions of operators: one to each broker, beside the link (ADR 0032).
+"""The streams that carry questions to this proxy: one to each broker, beside the link (ADR 0032).
 
-The admin process sends each question through one broker, which it chooses.
+The admin process sends each question of an operator through one broker, which it chooses. Brokers
+ask producers for decisions about half messages, and learn here which topics the producers publish.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import ProxyUnreachable
-from tidemill.common.questions import QUESTIONS_MAX
+from tidemill.common.questions import CHECKS_MAX, QUESTIONS_MAX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
+    from tidemill.proxy.clients.publishers import Publishers
     from tidemill.transport.aio.connect import Connector, OpenStream
 
 log = structlog.get_logger()
@@ -51,6 +53,7 @@ class Relays:
         addresses: Callable[[], Iterable[str]],
         answer: Callable[[pb.ProxyQuestion], Awaitable[pb.ProxyAnswer]],
         *,
+        publishers: Publishers,
         connect: Connector = connected,
     ) -> None:
         """Register this proxy, by its name, at the brokers that `addresses` returns.
@@ -60,6 +63,7 @@ class Relays:
         self._name = pb.ProxyName(process_id=os.urandom(PROCESS_ID_BYTES), name=name)
         self._addresses = addresses
         self._answer = answer
+        self._publishers = publishers
         self._connect = connect
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -106,10 +110,15 @@ class Relays:
         ):
             stream = questions.stream = channel.open(ATTACH, questions.on_message)
             stream.write(pb.ProxyAnswer(proxy=self._name).SerializeToString())
-            try:
-                await stream.wait_ended()
-            finally:
-                stream.cancel()
+
+            def report(producers: pb.ProducerReport) -> None:
+                stream.write(pb.ProxyAnswer(producers=producers).SerializeToString())
+
+            with self._publishers.followed(report):
+                try:
+                    await stream.wait_ended()
+                finally:
+                    stream.cancel()
 
 
 @final
@@ -139,8 +148,8 @@ class _QuestionTasks:
             reason = "the broker sent an invalid question"
             self.stream.fail(RpcError(RpcCode.INTERNAL, reason))
             return
-        if len(self._tasks) >= QUESTIONS_MAX:
-            # The broker respects this limit. If not, its question times out.
+        if len(self._tasks) >= QUESTIONS_MAX + CHECKS_MAX:
+            # The broker respects these limits. If not, its question times out.
             return
         task = asyncio.create_task(self._reply(question), name="question")
         self._tasks.add(task)

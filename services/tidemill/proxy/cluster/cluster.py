@@ -40,6 +40,7 @@ from tidemill.proxy.cluster.linked_group import (
     LocalIds,
     ReceiptHandles,
     open_recall,
+    open_transaction,
 )
 from tidemill.proxy.cluster.members import MemberLinks
 from tidemill.proxy.link.commands import ENSURE
@@ -351,6 +352,12 @@ class BrokerCluster:
     def open_recall(self, handle: str, topic: str) -> tuple[LinkedGroup, RecallFields]:
         """Return the broker group and the timer of a recall handle. Raises BadRequest."""
         return open_recall(self.brokers, handle, topic)
+
+    def open_transaction(
+        self, transaction_id: str, topic: str, message_id: str
+    ) -> tuple[LinkedGroup, int]:
+        """Return the broker group and the half id of a transaction. Raises TransactionNotFound."""
+        return open_transaction(self.brokers, transaction_id, topic, message_id)
 
     # ------------------------------------------------------------ topics and groups
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from tidemill.common.errors import BadRequest, InvalidReceiptHandle
-from tidemill.message import limits, recall_handle, receipt_handle
+from tidemill.common.errors import BadRequest, InvalidReceiptHandle, TransactionNotFound
+from tidemill.message import limits, recall_handle, receipt_handle, transaction_id
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.message.recall_handle import RecallFields, RecallSigner
     from tidemill.message.receipt_handle import HandleFields, HandleOpener, HandleSigner
+    from tidemill.message.transaction_id import TransactionSigner
     from tidemill.proxy.link import BrokerLink
 
 
@@ -48,6 +49,11 @@ class LinkedGroup:
     def recall_signer(self) -> RecallSigner:
         """The signer of its recall handles."""
         return self.link.configuration.recall_signer
+
+    @property
+    def transaction_signer(self) -> TransactionSigner:
+        """The signer of its transaction ids."""
+        return self.link.configuration.transaction_signer
 
     def find_topic(self, topic: link_pb2.TopicConfig) -> link_pb2.TopicConfig | None:
         """Return its configuration of a topic of the home; None if it lacks this incarnation."""
@@ -154,4 +160,19 @@ def open_recall(
             return broker, broker.recall_signer.open(handle, topic)
         except BadRequest as error:
             failure = error
+    raise failure
+
+
+def open_transaction(
+    brokers: Sequence[LinkedGroup], text: str, topic: str, message_id: str
+) -> tuple[LinkedGroup, int]:
+    """Return the broker group and the half id of a transaction id. Raises TransactionNotFound."""
+    failure = TransactionNotFound("no broker group of this cluster issued the transaction id")
+    mark = text[: transaction_id.MARK_CHARS]
+    for broker in brokers:
+        if broker.transaction_signer.mark == mark:
+            try:
+                return broker, broker.transaction_signer.open(text, topic, message_id)
+            except TransactionNotFound as error:
+                failure = error
     raise failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tidemill.message.recall_handle import RecallSigner
 from tidemill.message.receipt_handle import HandleSigner
+from tidemill.message.transaction_id import TransactionSigner
 from tidemill.proxy.link.security_copy import SecurityCopy
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -23,6 +24,7 @@ class BrokerConfiguration:
         self.security = SecurityCopy()
         self._signer: HandleSigner | None = None
         self._recall_signer: RecallSigner | None = None
+        self._transaction_signer: TransactionSigner | None = None
 
     @property
     def signer(self) -> HandleSigner:
@@ -35,6 +37,12 @@ class BrokerConfiguration:
         """Signer of this broker's recall handles."""
         assert self._recall_signer is not None, "nothing is served before the first configuration"
         return self._recall_signer
+
+    @property
+    def transaction_signer(self) -> TransactionSigner:
+        """Signer of this broker's transaction ids."""
+        assert self._transaction_signer is not None, "as above"
+        return self._transaction_signer
 
     def apply(self, update: link_pb2.ConfigUpdate) -> None:
         """Fold one update."""
@@ -50,6 +58,7 @@ class BrokerConfiguration:
             self.handle_secret = update.handle_secret
             self._signer = HandleSigner(update.handle_secret, update.broker_name)
             self._recall_signer = RecallSigner(update.handle_secret, update.broker_name)
+            self._transaction_signer = TransactionSigner(update.handle_secret, update.broker_name)
         # Copies: a part of a frame keeps the whole frame in memory, with megabytes of replies.
         if update.HasField("membership"):
             self.membership = link_pb2.Membership()

@@ -251,6 +251,23 @@ CANCEL_TIMER: Final = _message_command(
     when_lost=_HARMLESS,
     may_repeat=True,
 )
+HALF: Final = _message_command(
+    "half",
+    "halves",
+    "halves",
+    pb.HalfRequest,
+    _messages(pb.HalfReply),
+    when_lost=f"{_UNKNOWN}; a half message without a decision expires after its last check",
+)
+END_TRANSACTION: Final = _message_command(
+    "end_transaction",
+    "transaction_ends",
+    "ended_transactions",
+    pb.EndTransactionRequest,
+    _ids,
+    when_lost=_HARMLESS,
+    may_repeat=True,
+)
 FOUND: Final = _message_command(
     "found", "founds", "founded", pb.FoundClusterRequest, _ids, when_lost=_HARMLESS, may_repeat=True
 )
@@ -272,6 +289,8 @@ COMMANDS: Final[Collection[LinkCommand[Any, Any]]] = (
     DEAD_LETTER,
     ENSURE,
     CANCEL_TIMER,
+    HALF,
+    END_TRANSACTION,
     FOUND,
     NOTIFICATION,
 )

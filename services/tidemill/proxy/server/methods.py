@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 SERVICE = "apache.rocketmq.v2.MessagingService"
 
 # Method -> error message. They end with a status in the response, which clients handle.
-UNSERVED_UNARY = {
-    "EndTransaction": "transactional messages are not served yet",
-    "SyncLiteSubscription": "lite topics are not served yet",
-}
+UNSERVED_UNARY = {"SyncLiteSubscription": "lite topics are not served yet"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +51,7 @@ def methods(
             "Heartbeat": client_life.heartbeat,
             "SendMessage": producer.send_message,
             "RecallMessage": producer.recall_message,
+            "EndTransaction": producer.end_transaction,
             "QueryAssignment": routes.query_assignment,
             "AckMessage": settler.ack_message,
             "ForwardMessageToDeadLetterQueue": settler.forward_to_dead_letter_queue,

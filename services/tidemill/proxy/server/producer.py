@@ -1,19 +1,22 @@
-"""SendMessage and RecallMessage: the methods of producers."""
+"""SendMessage, RecallMessage and EndTransaction: the methods of producers."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from zlib import crc32
 
 from tidemill.common.errors import (
     BadRequest,
     BrokerTimeout,
     BrokerUnreachable,
     Forbidden,
+    InvalidTransactionId,
     MessageCorrupted,
     MessageNotFound,
     Overloaded,
     ServiceError,
+    TransactionNotFound,
     UnavailableError,
 )
 from tidemill.message import limits
@@ -25,11 +28,13 @@ from tidemill.message.rules import (
     accepted_types,
     check_item,
     check_message,
+    check_message_id,
     check_type,
+    first_check_ms,
     message_type,
 )
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
-from tidemill.proxy.link.commands import CANCEL_TIMER
+from tidemill.proxy.link.commands import CANCEL_TIMER, END_TRANSACTION, HALF
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import CallStatus, status_of
 from tidemill.security.acl import Action
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from tidemill.common.clock import Clock
+    from tidemill.proxy.clients.publishers import Publishers
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, SendTarget
     from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.quotas.sends import SendQuotas
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
 
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
 _OK = CallStatus(v2.OK, "OK")
+_RESOLUTIONS = {v2.COMMIT: link_pb2.RESOLUTION_COMMIT, v2.ROLLBACK: link_pb2.RESOLUTION_ROLLBACK}
 # Headers of SendMessageResponse.entries and SendResultEntry.message_id.
 _ENTRY = bytes_header(2)
 _ENTRY_MESSAGE_ID = bytes_header(2)
@@ -67,6 +74,7 @@ class _Send(NamedTuple):
     target: SendTarget
     may_repeat: bool  # whether to send it again to a broker that may have stored it
     is_delayed: bool
+    first_check_ms: int | None = None  # of a half message; 0: the policy of the topic decides
 
 
 # What a quota counts of a message: its bytes, its message group, and whether it is delayed.
@@ -91,6 +99,7 @@ class Producer:
         clock: Clock,
         *,
         item_bytes_max: int,
+        publishers: Publishers,
         quotas: SendQuotas | None = None,
     ) -> None:
         """Reject messages that clients would receive as more than `item_bytes_max`.
@@ -98,6 +107,7 @@ class Producer:
         Without `quotas`, sends have none.
         """
         self._quotas = quotas
+        self._publishers = publishers
         self._cluster = cluster
         self._item_bytes_max = item_bytes_max
         self._clock = clock
@@ -223,14 +233,16 @@ class Producer:
         blob = self._encode(topic, message, now_ms)
         message_group = properties.message_group
         target = self._cluster.choose_target(topic, message_group)
-        is_transactional = properties.message_type == v2.TRANSACTION
-        if is_transactional and target.may_move:
-            target = target._replace(may_move=False)
+        is_delayed = properties.HasField("delivery_timestamp")
+        if properties.message_type == v2.TRANSACTION:
+            # It has one transaction id, so it is stored at one broker group, and once.
+            target, check_ms = target._replace(may_move=False), first_check_ms(properties)
+            return _Send(
+                properties.message_id, message_group, blob, target, False, is_delayed, check_ms
+            )
         # A broker looks for a repeated message in the log, and not among its timers: a second
         # timer would be one that no recall handle cancels.
-        is_delayed = properties.HasField("delivery_timestamp")
-        may_repeat = not is_transactional and not is_delayed
-        return _Send(properties.message_id, message_group, blob, target, may_repeat, is_delayed)
+        return _Send(properties.message_id, message_group, blob, target, not is_delayed, is_delayed)
 
     async def _wait_for_topic(self, call: Call, name: str, send: _Send) -> _Send:
         """Wait until the broker group of a message group knows the topic."""
@@ -261,7 +273,9 @@ class Producer:
 
         `rejected_groups` are the message groups of this request with a rejected message.
         """
-        message_id, message_group, blob, target, may_repeat, _ = send
+        if send.first_check_ms is not None:
+            return await self._store_half(call, topic, send)
+        message_id, message_group, blob, target, may_repeat, _, _ = send
         del send
         try:
             if message_group in rejected_groups:
@@ -294,6 +308,54 @@ class Producer:
             fields = RecallFields(queue_offset, due_at_ms, message_id)
             handle = broker.recall_signer.sign(topic.name, fields)
         return _OK, _encode_entry(_OK, message_id, recall_handle=handle)
+
+    async def _store_half(self, call: Call, topic: link_pb2.TopicConfig, send: _Send) -> Outcome:
+        """Store one half message at the broker group of its target."""
+        broker, topic_id, queue_id, _ = send.target
+        half = link_pb2.HalfRequest(
+            topic_id=topic_id,
+            queue_id=queue_id,
+            crc=crc32(send.blob),
+            blob=send.blob,
+            first_check_ms=send.first_check_ms or 0,
+            client_id=call.client.client_id,
+            owner=call.client.owner,
+        )
+        try:
+            reply = await broker.link.ask(HALF, half, timeout_ms=self._cluster.timeout_ms(call))
+        except ServiceError as error:
+            status = status_of(error)
+            return status, _encode_entry(status, send.message_id)
+        self._publishers.note_sent(call.client, topic.name)
+        transaction_id = broker.transaction_signer.sign(reply.half_id, topic.name, send.message_id)
+        return _OK, _encode_entry(_OK, send.message_id, transaction_id=transaction_id)
+
+    async def end_transaction(self, call: Call, request: bytes) -> bytes:
+        """Commit a half message or roll it back; OK means that the decision is durable."""
+        ending = service.EndTransactionRequest.FromString(request)
+        name = call.name_of(ending.topic)
+        call.require_topic(name, Action.PUB)
+        check_message_id(ending.message_id)
+        limits.TRANSACTION_ID.check_text(ending.transaction_id)
+        if not ending.transaction_id.strip():
+            raise InvalidTransactionId("the transaction id is blank")
+        topic = self._cluster.find_topic(name)
+        broker, half_id = self._cluster.open_transaction(
+            ending.transaction_id, topic.name, ending.message_id
+        )
+        own_topic = broker.find_topic(topic)
+        if own_topic is None:
+            raise TransactionNotFound("the topic of the transaction was deleted")
+        resolution = _RESOLUTIONS.get(ending.resolution, link_pb2.RESOLUTION_UNSPECIFIED)
+        await broker.link.ask(
+            END_TRANSACTION,
+            link_pb2.EndTransactionRequest(
+                half_id=half_id, topic_id=own_topic.id, resolution=resolution
+            ),
+            timeout_ms=self._cluster.timeout_ms(call),
+        )
+        status = v2.Status(code=v2.OK, message="OK")
+        return service.EndTransactionResponse(status=status).SerializeToString()
 
     async def _store_anywhere(
         self, call: Call, topic: link_pb2.TopicConfig, target: SendTarget, blob: bytes
@@ -370,7 +432,11 @@ def _overall_status(statuses: Sequence[CallStatus]) -> CallStatus:
 
 
 def _encode_entry(
-    status: CallStatus, message_id: str, queue_offset: int = 0, recall_handle: str = ""
+    status: CallStatus,
+    message_id: str,
+    queue_offset: int = 0,
+    recall_handle: str = "",
+    transaction_id: str = "",
 ) -> bytes:
     """Join the SendResultEntry of one message, with its header."""
     encoded_id = message_id.encode()
@@ -385,6 +451,8 @@ def _encode_entry(
     )
     if recall_handle:
         entry += bytes_field(5, recall_handle.encode())
+    if transaction_id:
+        entry += bytes_field(3, transaction_id.encode())
     return b"".join((_ENTRY, varint(len(entry)), entry))
 
 

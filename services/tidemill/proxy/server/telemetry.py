@@ -103,6 +103,7 @@ class Telemetry:
         streams = contextlib.ExitStack()
         try:
             streams.enter_context(self._clients.streams.open(call.client, responses))
+            streams.enter_context(self._clients.publishers.open(call.client, responses))
             while (request := await self._next(call, requests)) is not None:
                 if not allowance.take(self._now_s()):
                     sentence = (
@@ -144,7 +145,7 @@ class Telemetry:
         The command is parsed twice, because only its bytes count as memory of the connection while
         the broker is asked.
         """
-        announcement = self._record(call, request)
+        announcement = self._record(call, request, responses)
         if announcement is None:
             return
         group = None
@@ -156,7 +157,7 @@ class Telemetry:
         if announcement.is_node_js:
             repeat.schedule(answer)
 
-    def _record(self, call: Call, request: bytes) -> _Announcement | None:
+    def _record(self, call: Call, request: bytes, responses: Responses) -> _Announcement | None:
         """Check and record the settings in a command; return None if it has none."""
         try:
             is_asked = self._clients.streams.is_asked(call.client)
@@ -176,7 +177,12 @@ class Telemetry:
         group_name = call.name_of(settings.subscription.group)
         call.check_while_open(_rights_check(call, settings, group_name))
         now_ms = self._clock.monotonic_ms()
-        if not settings.HasField("publishing"):
+        if settings.HasField("publishing"):
+            topics = [call.name_of(topic) for topic in settings.publishing.topics]
+            self._clients.publishers.announce(
+                call.client, responses, topics, lambda topic: call.require_topic(topic, Action.PUB)
+            )
+        else:
             self._cluster.report_alive(call.client, now_ms)
             entries = settings.subscription.subscriptions
             topics = [call.name_of(entry.topic) for entry in entries]

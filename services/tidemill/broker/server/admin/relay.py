@@ -13,8 +13,9 @@ from typing import Final, Protocol, final
 from google.protobuf.message import DecodeError
 
 from tidemill.broker.server.round.rpc import rpc_error
+from tidemill.broker.server.transactions.producers import Producers
 from tidemill.common.errors import Overloaded, ProxyNotFound, ProxyUnreachable, ServiceError
-from tidemill.common.questions import ANSWER_TIMEOUT_MS_MAX, QUESTIONS_MAX
+from tidemill.common.questions import ANSWER_TIMEOUT_MS_MAX, CHECKS_MAX, QUESTIONS_MAX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
@@ -47,12 +48,16 @@ class AttachedProxy:
         self._stream = stream
         self._answers: dict[int, asyncio.Future[pb.ProxyAnswer]] = {}  # by question id
         self._command_count = 0
+        self._check_count = 0
         self._last_id = 0
 
     async def ask(self, question: pb.ProxyQuestion, timeout_ms: int) -> pb.ProxyAnswer:
         """Return the proxy's answer. Raises ProxyUnreachable, Overloaded."""
         name = self.name.name
-        if len(self._answers) >= QUESTIONS_MAX:
+        is_check = question.HasField("check")
+        if is_check and self._check_count >= CHECKS_MAX:
+            raise Overloaded(f"{CHECKS_MAX} checks wait for proxy {name}")
+        if not is_check and len(self._answers) - self._check_count >= QUESTIONS_MAX:
             raise Overloaded(f"{QUESTIONS_MAX} questions wait for proxy {name}; try again later")
         is_command = question.HasField("command")
         if is_command and self._command_count >= COMMANDS_MAX:
@@ -64,6 +69,7 @@ class AttachedProxy:
         answer: asyncio.Future[pb.ProxyAnswer] = asyncio.get_running_loop().create_future()
         self._answers[question.id] = answer
         self._command_count += is_command
+        self._check_count += is_check
         try:
             self._stream.write(question.SerializeToString())
             async with asyncio.timeout(timeout_ms / 1000):
@@ -74,6 +80,7 @@ class AttachedProxy:
         finally:
             del self._answers[question.id]
             self._command_count -= is_command
+            self._check_count -= is_check
 
     def deliver(self, answer: pb.ProxyAnswer) -> None:
         """Return an answer to its caller, unless the caller was cancelled."""
@@ -93,7 +100,8 @@ class AttachedProxy:
 class Relay:
     """The proxies that are attached to this broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, producers: Producers) -> None:
+        self._producers = producers
         self._attached: dict[bytes, AttachedProxy] = {}  # by process id
 
     async def attach(self, stream: RelayStream) -> None:
@@ -104,11 +112,14 @@ class Relay:
                 answer = _parse(message)
                 if attached is None:
                     attached = self._attach(answer.proxy, stream)
+                elif answer.HasField("producers"):
+                    self._producers.note(attached, answer.producers)
                 else:
                     attached.deliver(answer)
         finally:
             if attached is not None:
                 attached.fail()
+                self._producers.forget(attached)
                 if self._attached.get(attached.name.process_id) is attached:
                     del self._attached[attached.name.process_id]
 

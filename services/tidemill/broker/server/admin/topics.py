@@ -75,6 +75,7 @@ class TopicAdmin:
                     queues=request.queues,
                     delivery_spread_ms=config_frames.delivery_spread_ms(request),
                     retention=retention,
+                    transaction=config_frames.policy_change(request),
                     is_forced=request.force,
                     is_dry=is_dry,
                     now_ms=turn.now_ms,

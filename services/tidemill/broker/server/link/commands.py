@@ -15,9 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, TimerId, TopicId
+from tidemill.broker.engine.layout.numbers import (
+    DeliverySlot,
+    GroupId,
+    HalfId,
+    LogOffset,
+    QueueId,
+    TimerId,
+    TopicId,
+)
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
+from tidemill.broker.engine.transaction.transactions import HalfSender
 from tidemill.broker.server.link.pops import NOTIFICATION, POP
 from tidemill.broker.server.round.long_polling import NotificationPoll, PopPoll
 from tidemill.broker.server.wire import config_log
@@ -437,6 +446,37 @@ def _cancel_timer(request: pb.RecallRequest, turn: Turn) -> None:
     )
 
 
+# ---------------------------------------------------------------- transactions
+
+
+def _send_half(request: pb.HalfRequest, turn: Turn) -> int:
+    sender = HalfSender(ClientKey(request.client_id, request.owner), request.first_check_ms or None)
+    half_id, _ = turn.engine.commands.send(
+        TopicId(request.topic_id),
+        QueueId(request.queue_id),
+        request.blob,
+        request.crc,
+        now_ms=turn.now_ms,
+        firing_ms=turn.firing_ms,
+        sender=sender,
+    )
+    return half_id
+
+
+def _end_transaction(request: pb.EndTransactionRequest, turn: Turn) -> None:
+    transactions = turn.engine.transactions
+    half_id, topic_id = HalfId(request.half_id), TopicId(request.topic_id)
+    match request.resolution:
+        case pb.RESOLUTION_COMMIT:
+            transactions.commit(
+                half_id, topic_id=topic_id, now_ms=turn.now_ms, firing_ms=turn.firing_ms
+            )
+        case pb.RESOLUTION_ROLLBACK:
+            transactions.roll_back(half_id, topic_id=topic_id, now_ms=turn.now_ms)
+        case _:
+            transactions.note_unsure(half_id, topic_id=topic_id)
+
+
 # ---------------------------------------------------------------- the table
 
 APPEND: Final = BrokerCommand(
@@ -492,6 +532,20 @@ FOUND: Final = _one_by_one(
     _found,
     lambda frame, request_id, _: frame.founded.append(request_id),
 )
+HALF: Final = _one_by_one(
+    "half",
+    "halves",
+    "halves",
+    _send_half,
+    lambda frame, request_id, half_id: frame.halves.add(request_id=request_id, half_id=half_id),
+)
+END_TRANSACTION: Final = _one_by_one(
+    "end_transaction",
+    "transaction_ends",
+    "ended_transactions",
+    _end_transaction,
+    lambda frame, request_id, _: frame.ended_transactions.append(request_id),
+)
 _POP_ROW: Final = BrokerCommand(
     name=POP,
     request_field="pops",
@@ -519,6 +573,8 @@ COMMANDS: Final = (
     DEAD_LETTER,
     ENSURE,
     CANCEL_TIMER,
+    HALF,
+    END_TRANSACTION,
     FOUND,
     _POP_ROW,
     _NOTIFICATION_ROW,

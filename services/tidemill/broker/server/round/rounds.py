@@ -126,6 +126,8 @@ class Rounds:
         self._written_offset = engine.log.log_end
         self.count = 0
         self._round_log = RoundLog(engine) if is_debug() else None
+        # Called when half messages are due for a check.
+        self.on_checks_due: Callable[[], None] | None = None
 
     # ------------------------------------------------------------ state, for metrics and readers
 
@@ -360,6 +362,8 @@ class Rounds:
         begin_s = time.monotonic()
         await run_in_turns(self._do_due(turn))
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
+        if engine.transactions.due and self.on_checks_due is not None:
+            self.on_checks_due()
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
             await run_in_turns(polls.wake(topic_ids, keys))

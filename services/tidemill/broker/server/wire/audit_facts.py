@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidemill.broker.engine.metadata.audit_log import AuditedChange
 from tidemill.broker.engine.metadata.topic_retention import BROKER_DEFAULT
+from tidemill.broker.engine.metadata.transaction_policy import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,6 +109,13 @@ def topic_facts(topic: Topic | None) -> dict[str, Any]:
             "ms": retention.ms,
             "bytes": retention.bytes,
             "acked": "free" if retention.frees_acked else "keep",
+        }
+    if topic.transaction != DEFAULT_POLICY:
+        policy = topic.transaction
+        facts["transaction"] = {
+            "firstCheckMs": policy.first_check_ms,
+            "periodMs": policy.period_ms,
+            "attempts": policy.attempts,
         }
     return facts
 

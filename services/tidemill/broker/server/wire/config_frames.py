@@ -22,6 +22,11 @@ from tidemill.broker.engine.metadata.topic_retention import (
     RetentionChange,
     TopicRetention,
 )
+from tidemill.broker.engine.metadata.transaction_policy import (
+    DEFAULT_POLICY,
+    PolicyChange,
+    TransactionPolicy,
+)
 from tidemill.broker.engine.queries.inspection import QueueLock, QueueProgress, QueueStatus
 from tidemill.broker.engine.queries.queue_reader import FoundMessage
 from tidemill.broker.engine.queries.removal_check import Readers, RemovalBacklog
@@ -46,6 +51,22 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
             pb.Placement(broker_group=name, queues=queues) for name, queues in topic.placements
         ],
         retention=_retention(topic.retention) if topic.retention != BROKER_DEFAULT else None,
+        transaction=_policy(topic.transaction) if topic.transaction != DEFAULT_POLICY else None,
+    )
+
+
+def _policy(policy: TransactionPolicy) -> pb.TransactionPolicy:
+    return pb.TransactionPolicy(
+        first_check_ms=policy.first_check_ms, period_ms=policy.period_ms, attempts=policy.attempts
+    )
+
+
+def _read_policy(config: pb.TopicConfig) -> TransactionPolicy:
+    if not config.HasField("transaction"):
+        return DEFAULT_POLICY
+    policy = config.transaction
+    return TransactionPolicy(
+        first_check_ms=policy.first_check_ms, period_ms=policy.period_ms, attempts=policy.attempts
     )
 
 
@@ -164,6 +185,7 @@ def read_topic(config: pb.TopicConfig) -> Topic:
         created_at_ms=config.created_at_ms,
         placements=tuple([(place.broker_group, place.queues) for place in config.placements]),
         retention=_read_retention(config.retention),
+        transaction=_read_policy(config),
     )
 
 
@@ -260,6 +282,16 @@ def retention_change(request: pb.PutTopicRequest) -> RetentionChange:
         ms=change.ms if change.HasField("ms") else None,
         bytes=change.bytes if change.HasField("bytes") else None,
         frees_acked=change.frees_acked if change.HasField("frees_acked") else None,
+    )
+
+
+def policy_change(request: pb.PutTopicRequest) -> PolicyChange:
+    """Read the change of the checks of half messages."""
+    change = request.transaction
+    return PolicyChange(
+        first_check_ms=change.first_check_ms if change.HasField("first_check_ms") else None,
+        period_ms=change.period_ms if change.HasField("period_ms") else None,
+        attempts=change.attempts if change.HasField("attempts") else None,
     )
 
 

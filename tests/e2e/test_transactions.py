@@ -1,0 +1,96 @@
+"""Transactions through the real processes: half messages, decisions, checks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.clients.api import api
+from tests.support.clients.transactions import (
+    checking_producer,
+    end_transaction,
+    half_message,
+    send_half,
+)
+from tests.support.processes.processes import Standalone, standalone
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+POLL_MS = 5_000
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("transactions") / "data") as started:
+        yield started
+
+
+def test_a_committed_message_is_delivered_once_and_a_rolled_back_one_never(
+    running: Standalone,
+) -> None:
+    async def run() -> None:
+        async with api(running.grpc) as client:
+            topic, group = "decided", "decided"
+            assert await client.receive(topic, group) == []
+            halves = [half_message(topic, body) for body in (b"yes", b"no", b"open")]
+            ids = [await send_half(client, half) for half in halves]
+            assert await client.receive(topic, group) == []
+            for n, resolution in ((1, v2.ROLLBACK), (0, v2.COMMIT)):
+                status = await end_transaction(client, halves[n], ids[n], resolution)
+                assert status.code == v2.OK, status
+                again = await end_transaction(client, halves[n], ids[n], resolution)
+                assert again.code == v2.OK, again
+            (received,) = await client.receive(topic, group, poll_ms=POLL_MS)
+            assert received.body == b"yes"
+            assert received.system_properties.message_type == v2.TRANSACTION
+            assert await client.receive(topic, group) == []
+            for n, resolution in ((1, v2.COMMIT), (0, v2.ROLLBACK)):
+                status = await end_transaction(client, halves[n], ids[n], resolution)
+                assert status.code == v2.INVALID_TRANSACTION_ID, status
+            forged = await end_transaction(client, halves[2], ids[1], v2.COMMIT)
+            assert forged.code == v2.INVALID_TRANSACTION_ID, forged
+
+    asyncio.run(run())
+
+
+def test_a_producer_of_the_topic_gets_the_check_and_commits(running: Standalone) -> None:
+    async def run() -> None:
+        async with api(running.grpc) as client:
+            topic, group = "checked", "checked"
+            assert await client.receive(topic, group) == []
+            half = half_message(topic, b"forgotten", first_check_ms=1_000)
+            half.user_properties["order"] = "7"
+            transaction_id = await send_half(client, half)
+            # The sender had no stream. Another producer of the topic connects later.
+            async with checking_producer(client, [topic], client_id="another") as producer:
+                check = await producer.next_check()
+                assert check.transaction_id == transaction_id
+                assert check.message.body == b"forgotten"
+                assert check.message.topic.name == topic
+                assert check.message.user_properties == {"order": "7"}
+                assert check.message.system_properties.message_id == b"forgotten".hex()
+            status = await end_transaction(client, check.message, transaction_id, v2.COMMIT)
+            assert status.code == v2.OK, status
+            (received,) = await client.receive(topic, group, poll_ms=POLL_MS)
+            assert received.body == b"forgotten"
+
+    asyncio.run(run())
+
+
+def test_a_check_never_goes_to_a_producer_of_another_topic(running: Standalone) -> None:
+    async def run() -> None:
+        async with api(running.grpc) as client:
+            half = half_message("mine", b"half", first_check_ms=1_000)
+            transaction_id = await send_half(client, half)
+            async with (
+                checking_producer(client, ["theirs"], client_id="other") as other,
+                checking_producer(client, ["mine"], client_id="right") as right,
+            ):
+                check = await right.next_check()
+                assert check.transaction_id == transaction_id
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await other.next_check()
+
+    asyncio.run(run())
