@@ -9,7 +9,7 @@ import gc
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,6 +30,7 @@ from tidemill.admin.cluster.first_admin import (
     read_first_admin,
 )
 from tidemill.admin.cluster.item_copy import ItemCopy
+from tidemill.admin.cluster.job_users import JobUserUpkeep
 from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
     import grpc
     from fastapi import FastAPI
     from starlette.types import ASGIApp
+
+    from tidemill.security.secret_keys import SecretKeys
 
 BACKLOG = 128  # connections not accepted yet
 
@@ -136,16 +139,7 @@ async def serve(settings: AdminSettings) -> None:
             floor = parse_mode(settings.security_floor)
             copy = AdminSecurityCopy(SecurityClient(brokers).find, clock.monotonic_ms, floor=floor)
             await enter(copy.running())
-            if first_admin is not None:
-                creation = FirstAdminCreation(
-                    SecurityClient(brokers),
-                    keys,
-                    clock.wall_ms,
-                    admin=first_admin,
-                    policy=BootstrapPolicy(settings.security_bootstrap_policy),
-                    process=settings.name or "admin",
-                )
-                await enter(creation.running())
+            await enter(creating_users(settings, SecurityClient(brokers), keys, first_admin))
             metrics = await enter(
                 MetricsServer(registry, readiness).serving(
                     settings.metrics_host, settings.metrics_port
@@ -254,6 +248,39 @@ def first_admin_of(settings: AdminSettings) -> FirstAdmin | None:
             "security_bootstrap_file needs security_key_file, which encrypts the secret; set both"
         )
     return read_first_admin(settings.security_bootstrap_file)
+
+
+@contextlib.asynccontextmanager
+async def creating_users(
+    settings: AdminSettings,
+    items: SecurityClient,
+    keys: Callable[[], SecretKeys | None],
+    first_admin: FirstAdmin | None,
+) -> AsyncIterator[None]:
+    """Create the users of the settings until the block ends. Raises StartError."""
+    clock, process = SystemClock(), settings.name or "admin"
+    async with contextlib.AsyncExitStack() as running:
+        if settings.security_job_users_dir:
+            if not settings.security_key_file:
+                raise StartError(
+                    "security_job_users_dir needs security_key_file, which encrypts the secrets;"
+                    " set both"
+                )
+            upkeep = JobUserUpkeep(
+                items, keys, clock.wall_ms, folder=settings.security_job_users_dir, process=process
+            )
+            await running.enter_async_context(upkeep.running())
+        if first_admin is not None:
+            creation = FirstAdminCreation(
+                items,
+                keys,
+                clock.wall_ms,
+                admin=first_admin,
+                policy=BootstrapPolicy(settings.security_bootstrap_policy),
+                process=process,
+            )
+            await running.enter_async_context(creation.running())
+        yield
 
 
 def with_access_control(

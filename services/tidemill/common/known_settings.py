@@ -118,6 +118,7 @@ KNOWN_KEYS = frozenset(
         "security_bootstrap_file",
         "security_bootstrap_policy",
         "security_floor",
+        "security_job_users_dir",
         "security_key_file",
         "security_stale_max_ms",
         "stall_limit_ms",

@@ -139,6 +139,12 @@ class AdminFrontSettings(ProcessSettings):
         " user. always: set its secret, its type and its enabled flag, and delete its ban and its"
         " certificates at each start, against a lock-out.",
     )
+    security_job_users_dir: str = Field(
+        "",
+        description="Folder with one secret per release job, in the files check, provision, roll,"
+        " volumes and trial. The admin process keeps the users of these jobs up to date. No other"
+        " user of the machine may read the files. Default: none.",
+    )
 
     @model_validator(mode="after")
     def check_admin_tls(self) -> Self:

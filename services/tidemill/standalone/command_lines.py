@@ -122,6 +122,7 @@ class CommandLines:
             *self._security_flags(),
             f"--security-bootstrap-file={settings.security_bootstrap_file}",
             f"--security-bootstrap-policy={settings.security_bootstrap_policy}",
+            f"--security-job-users-dir={settings.security_job_users_dir}",
         ]
 
     def _security_flags(self) -> list[str]:

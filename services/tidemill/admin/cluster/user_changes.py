@@ -143,13 +143,52 @@ class UserChanges:
         user = replace(user, type=UserType.SUPER, is_enabled=True, certificates=())
         return user if user == old else self._signed(user)
 
+    def set_job_user(
+        self,
+        name: str,
+        old: User | None,
+        *,
+        entries: tuple[AccessEntry, ...],
+        secret: str,
+        retire_after_ms: int,
+        table_version: int,
+    ) -> User:
+        """Return a user with these rights alone and this secret; `old` if it has both already.
+
+        The former secret stays valid for a time. A disabled user stays disabled. Raises Conflict.
+        """
+        user = old or User(name=name, id=table_version + 1, created_at_ms=self._now_ms)
+        newest = max(user.secrets, key=lambda each: each.id, default=None)
+        if newest is None or newest.not_after_ms or not self._is_secret(user, newest, secret):
+            next_id = user.next_secret_id
+            kept = () if newest is None or newest.is_over(self._now_ms) else (newest,)
+            ending = [_ending(each, self._now_ms + retire_after_ms) for each in kept]
+            user = self._with_secret(
+                replace(user, secrets=tuple(ending)), secret, secret_id=next_id
+            )
+        user = replace(
+            user,
+            type=UserType.NORMAL,
+            entries=entries,
+            roles=(),
+            service_accounts=(),
+            certificates=(),
+        )
+        return user if user == old else self._signed(user)
+
     def _has_only(self, user: User, secret: str) -> bool:
         """Whether a user has this secret without an end, and no other one."""
+        if len(user.secrets) != 1 or user.secrets[0].not_after_ms:
+            return False
+        return self._is_secret(user, user.secrets[0], secret)
+
+    def _is_secret(self, user: User, sealed: SealedSecret, secret: str) -> bool:
+        """Whether a secret of a user is this one; False if its key is unknown."""
         keys = self._keys()
-        if keys is None or len(user.secrets) != 1 or user.secrets[0].not_after_ms:
+        if keys is None:
             return False
         try:
-            opened = keys.open(user.secrets[0], user_id=user.id)
+            opened = keys.open(sealed, user_id=user.id)
         except UnknownKey:
             return False
         return hmac.compare_digest(opened, secret.encode())
