@@ -26,6 +26,7 @@ from tidemill.common.known_settings import KNOWN_KEYS
 from tidemill.common.settings import ProcessSettings
 from tidemill.controller.settings import ControllerSettings
 from tidemill.proxy.settings import ProxySettings
+from tidemill.security.job_users import Job
 
 CLUSTER_WIDE = {"PriorityClass", "ClusterRole", "ClusterRoleBinding"}
 # The verbs `create`, `list` and `watch` cannot be limited by name.
@@ -128,7 +129,8 @@ def test_roles_grant_access_to_named_objects_only(found: list[Object]) -> None:
 
 def test_every_variable_of_ours_is_a_setting(found: list[Object]) -> None:
     """A process refuses to start with an unknown variable."""
-    others = {"admin", "admin_token_file", "admin_ca_file"}
+    others = {"admin", "admin_token_file", "admin_ca_file", "admin_plain_token"}
+    others |= {"user", "secret_file"}  # of the command line
     for one in [each for each in found if each["kind"] in WORKLOADS]:
         for container in pod_of(one)["containers"]:
             for variable in container.get("env", []):
@@ -593,19 +595,64 @@ def test_calls_need_users_by_default() -> None:
     plan = json.loads(job[-1].removeprefix("--plan="))
     assert plan["keyFiles"] == {"tidemill-security-key": 1}
     assert plan["administrators"] == ["tidemill-admin-user"]
+    assert plan["jobUsers"] == {"tidemill-job-users": [job.value for job in sorted(Job)]}
     role = find(found, "Role", "tidemill-certificates-setup")
-    assert {"tidemill-security-key", "tidemill-admin-user"} <= set(
-        role["rules"][0]["resourceNames"]
-    )
+    users = {"tidemill-security-key", "tidemill-admin-user", "tidemill-job-users"}
+    assert users <= set(role["rules"][0]["resourceNames"])
 
 
 def test_existing_secrets_of_users_are_mounted_and_not_made() -> None:
-    found = objects("--set", "security.existingKeySecret=a,security.existingAdminSecret=b")
+    secrets = {"Key": "a", "Admin": "b", "JobUsers": "c"}
+    values = [f"security.existing{kind}Secret={name}" for kind, name in secrets.items()]
+    found = objects("--set", ",".join(values))
     assert secrets_of_pod(found, "proxy")["security-key"][0] == "a"
     assert secrets_of_pod(found, "admin")["admin-user"][0] == "b"
     job = pod_of(find(found, "Job", "tidemill-certificates-setup"))["containers"][0]["args"]
     plan = json.loads(job[-1].removeprefix("--plan="))
-    assert (plan["keyFiles"], plan["administrators"]) == ({}, [])
+    assert (plan["keyFiles"], plan["administrators"], plan["jobUsers"]) == ({}, [], {})
+    assert secrets_of_pod(found, "admin")["job-users"][0] == "c"
+    check = pod_of(find(found, "Job", "tidemill-check"))
+    assert [one["secret"]["secretName"] for one in check["volumes"] if "secret" in one] == ["c"]
+
+
+# The pods that call the REST API, with the jobs of their users.
+CALLING_PODS = {
+    ("Job", "tidemill-check"): "check",
+    ("Job", "tidemill-provision"): "provision",
+    ("Job", "tidemill-roll"): "roll",
+    ("Pod", "tidemill-test"): "trial",
+}
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_a_job_mounts_the_secret_of_its_user_alone(*, has_tls: bool) -> None:
+    tls = ("--set", f"admin.tls.enabled={str(has_tls).lower()}")
+    found = objects("--set-json", 'brokerGroups=[{"name":"broker-0"},{"name":"broker-1"}]', *tls)
+    for (kind, name), job in CALLING_PODS.items():
+        one = find(found, kind, name)
+        pod = one["spec"] if kind == "Pod" else pod_of(one)
+        secrets = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+        [secret] = [each for each in secrets if each["secretName"] != "tidemill-admin-tls"]
+        assert secret["secretName"] == "tidemill-job-users"
+        assert secret["items"] == [{"key": job, "path": "secret"}]
+        [container] = pod["containers"]
+        values = {each["name"]: each["value"] for each in container["env"]}
+        assert values["TIDEMILL_USER"] == Job(job).user
+        assert values["TIDEMILL_SECRET_FILE"] == "/etc/tidemill-user/secret"
+        assert ("TIDEMILL_ADMIN_PLAIN_TOKEN" in values) is not has_tls
+        assert "TIDEMILL_ADMIN_TOKEN_FILE" not in values
+    assert settings_of(found, "admin")["security_job_users_dir"] == "/etc/tidemill-job-users"
+
+
+@pytest.mark.parametrize("mode", ["off", "permissive"])
+def test_jobs_have_the_token_where_the_api_accepts_nothing_else(mode: str) -> None:
+    found = objects("--set", f"security.mode={mode}")
+    for name in ("tidemill-check", "tidemill-provision"):
+        pod = pod_of(find(found, "Job", name))
+        names = [one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one]
+        assert names == ["tidemill-admin-token"]
+    assert "security_job_users_dir" not in settings_of(found, "admin")
+    assert "job-users" not in secrets_of_pod(found, "admin")
 
 
 def test_the_mode_off_has_no_users() -> None:

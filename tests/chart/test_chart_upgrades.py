@@ -66,7 +66,7 @@ def secrets_of(release: list[Object]) -> list[Object]:
     [plan] = [arg for arg in pod_of(job)["containers"][0]["args"] if arg.startswith("--plan=")]
     wanted = json.loads(plan.removeprefix("--plan="))
     names = [wanted["authority"], *wanted["certificates"], *wanted["tokens"]]
-    names += [*wanted["keyFiles"], *wanted["administrators"]]
+    names += [*wanted["keyFiles"], *wanted["administrators"], *wanted["jobUsers"]]
     return [
         {
             "apiVersion": "v1",
@@ -136,6 +136,27 @@ def test_an_upgrade_of_an_unknown_state_runs_all_jobs(tmp_path: Path) -> None:
     del find(standing, "ConfigMap", "tidemill-claims-stay")["data"]["secrets"]
     del find(standing, "ConfigMap", "tidemill-claims-stay")["data"]["broker-groups"]
     assert jobs_of(rendered_beside(standing, tmp_path).stdout, "pre-upgrade") == expected
+
+
+def test_the_check_has_the_token_in_an_upgrade_from_a_release_without_users_of_jobs(
+    tmp_path: Path,
+) -> None:
+    """It runs before the new admin process, which creates these users."""
+
+    def secrets_of_check(standing: list[Object], *values: str) -> list[str]:
+        done = rendered_beside(standing, tmp_path, *values)
+        found = [one for one in yaml.safe_load_all(done.stdout) if one]
+        volumes = pod_of(find(found, "Job", "tidemill-check"))["volumes"]
+        provision = pod_of(find(found, "Job", "tidemill-provision"))["volumes"]
+        assert "tidemill-job-users" in str(provision)
+        return [one["secret"]["secretName"] for one in volumes if "secret" in one]
+
+    standing = objects()
+    assert secrets_of_check(standing) == ["tidemill-job-users"]
+    del find(standing, "ConfigMap", "tidemill-claims-stay")["data"]["job-users"]
+    assert secrets_of_check(standing) == ["tidemill-admin-token"]
+    standing = objects("--set", "security.mode=permissive")
+    assert secrets_of_check(standing, "--set", "security.mode=on") == ["tidemill-admin-token"]
 
 
 def test_a_release_of_another_name_is_refused(tmp_path: Path) -> None:

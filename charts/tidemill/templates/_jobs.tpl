@@ -24,7 +24,29 @@
 {{- if and .Values.admin.replicas .Values.admin.auth.enabled (not .Values.admin.auth.existingSecret) -}}yes{{- end -}}
 {{- end -}}
 {{- define "tidemill.makesUsers" -}}
-{{- if and (include "tidemill.hasUsers" .) (not (and .Values.security.existingKeySecret .Values.security.existingAdminSecret)) -}}yes{{- end -}}
+{{- if and (include "tidemill.hasUsers" .) (not (and .Values.security.existingKeySecret .Values.security.existingAdminSecret (or .Values.security.existingJobUsersSecret (not (include "tidemill.hasJobUsers" .))))) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Whether jobs have users with few rights. In the other modes, the REST API accepts its token alone. */}}
+{{- define "tidemill.hasJobUsers" -}}
+{{- if and .Values.admin.replicas (eq (include "tidemill.securityMode" .) "on") -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Whether the admin process of the installed release has users of jobs. Before an upgrade from a
+release without them, a job has the token. Without a cluster, they count as present. */}}
+{{- define "tidemill.jobUsersStand" -}}
+{{- $recorded := include "tidemill.installed" . | fromJson -}}
+{{- if and (include "tidemill.hasJobUsers" .) (or (not $recorded) (eq (dig "job-users" "" $recorded) "yes")) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The Secret with the secrets of the users of jobs, one key for each job. */}}
+{{- define "tidemill.jobUsersSecret" -}}
+{{- default (include "tidemill.name" (list . "job-users")) .Values.security.existingJobUsersSecret -}}
+{{- end -}}
+
+{{/* The jobs that call the REST API, as their users are named. */}}
+{{- define "tidemill.jobsWithUsers" -}}
+["check", "provision", "roll", "trial", "volumes"]
 {{- end -}}
 {{- define "tidemill.makesSecrets" -}}
 {{- include "tidemill.makesCertificates" . }}{{ include "tidemill.makesToken" . }}{{ include "tidemill.makesUsers" . -}}
@@ -47,7 +69,7 @@ because an operator deletes them to replace a key that has leaked. */}}
 {{- $plan := include "tidemill.certificatesPlan" . -}}
 {{- $isNeeded := ne ($plan | sha256sum) (include "tidemill.installed" . | fromJson | dig "secrets" "") -}}
 {{- $wanted := fromJson $plan -}}
-{{- range concat (list $wanted.authority) (keys $wanted.certificates) (keys $wanted.tokens) (keys $wanted.keyFiles) $wanted.administrators -}}
+{{- range concat (list $wanted.authority) (keys $wanted.certificates) (keys $wanted.tokens) (keys $wanted.keyFiles) $wanted.administrators (keys $wanted.jobUsers) -}}
 {{- if not $isNeeded -}}
 {{- $isNeeded = not (lookup "v1" "Secret" $.Release.Namespace .) -}}
 {{- end -}}
@@ -134,6 +156,10 @@ because an operator deletes them to replace a key that has leaked. */}}
 {{- $administrators = append $administrators (include "tidemill.adminUserSecret" .) -}}
 {{- end -}}
 {{- end -}}
+{{- $jobUsers := dict -}}
+{{- if and (include "tidemill.hasJobUsers" .) (not .Values.security.existingJobUsersSecret) -}}
+{{- $_ := set $jobUsers (include "tidemill.jobUsersSecret" .) (include "tidemill.jobsWithUsers" . | fromJsonArray) -}}
+{{- end -}}
 {{- $labels := omit (include "tidemill.labels" (dict "root" . "component" "certificates") | fromYaml) "helm.sh/chart" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
 {{- dict
     "authority" (include "tidemill.name" (list . "ca"))
@@ -141,6 +167,7 @@ because an operator deletes them to replace a key that has leaked. */}}
     "tokens" $tokens
     "keyFiles" $keyFiles
     "administrators" $administrators
+    "jobUsers" $jobUsers
     "labels" $labels
     "days" .Values.internalTls.job.days
     "authorityDays" .Values.internalTls.job.authorityDays | toJson -}}
@@ -154,9 +181,12 @@ because an operator deletes them to replace a key that has leaked. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* The pod of a job: (dict "root" $ "name" "provision" "args" list "admin" bool "account" name "token" bool ...). */}}
+{{/* The pod of a job: (dict "root" $ "name" "provision" "args" list "admin" bool "user" job "account" name "token" bool ...).
+With `admin` it calls the REST API: as the user of `user`, or else with the token. */}}
 {{- define "tidemill.jobPod" -}}
 {{- $root := .root -}}
+{{- $user := default "" .user -}}
+{{- $hasToken := and .admin $root.Values.admin.auth.enabled (not $user) -}}
 {{- $of := merge (dict "image" $root.Values.admin.image "serviceAccount" (dict "name" .account)) $root.Values.jobs -}}
 {{- $with := dict "root" $root "of" $of "component" .name "process" "admin" "token" .token -}}
 metadata:
@@ -177,7 +207,17 @@ spec:
       env:
         - name: TIDEMILL_ADMIN
           value: {{ include "tidemill.adminUrl" $root }}
-{{- if $root.Values.admin.auth.enabled }}
+{{- if $user }}
+        - name: TIDEMILL_USER
+          value: tidemill-job-{{ $user }}
+        - name: TIDEMILL_SECRET_FILE
+          value: /etc/tidemill-user/secret
+{{- if not $root.Values.admin.tls.enabled }}
+        # The REST API of this release has no TLS (admin.tls), and the secret stays in the cluster.
+        - name: TIDEMILL_ADMIN_PLAIN_TOKEN
+          value: "true"
+{{- end }}
+{{- else if $hasToken }}
         - name: TIDEMILL_ADMIN_TOKEN_FILE
           value: /etc/tidemill-admin-token/{{ $root.Values.admin.auth.key }}
 {{- end }}
@@ -188,7 +228,11 @@ spec:
 {{- end }}
 {{- $mounts := default list .mounts }}
 {{- $volumes := default list .volumes }}
-{{- if and .admin $root.Values.admin.auth.enabled }}
+{{- if $user }}
+{{- $mounts = append $mounts (dict "name" "user" "mountPath" "/etc/tidemill-user" "readOnly" true) }}
+{{- $volumes = append $volumes (dict "name" "user" "secret" (dict "secretName" (include "tidemill.jobUsersSecret" $root) "defaultMode" 288 "items" (list (dict "key" $user "path" "secret")))) }}
+{{- end }}
+{{- if $hasToken }}
 {{- $mounts = append $mounts (dict "name" "token" "mountPath" "/etc/tidemill-admin-token" "readOnly" true) }}
 {{- $secret := default (include "tidemill.name" (list $root "admin-token")) $root.Values.admin.auth.existingSecret }}
 {{- $volumes = append $volumes (dict "name" "token" "secret" (dict "secretName" $secret "defaultMode" 288)) }}

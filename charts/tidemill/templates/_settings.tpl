@@ -72,6 +72,9 @@
 {{- if include "tidemill.hasUsers" . -}}
 {{- $_ := set $own "security_bootstrap_file" "/etc/tidemill-user/tidemill/credentials" -}}
 {{- end -}}
+{{- if include "tidemill.hasJobUsers" . -}}
+{{- $_ := set $own "security_job_users_dir" "/etc/tidemill-job-users" -}}
+{{- end -}}
 {{- if .Values.admin.auth.enabled -}}
 {{- $_ := set $own "admin_token_file" (printf "/etc/tidemill-admin-token/%s" .Values.admin.auth.key) -}}
 {{- else if ne (include "tidemill.securityMode" .) "on" -}}

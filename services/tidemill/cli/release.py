@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tidemill.release.certificates import CertificatePlan
     from tidemill.release.kubernetes_secrets import Secrets
+    from tidemill.release.trial import TrialUser
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,7 +62,7 @@ def make_certificates(
     """Make and renew the Secrets of a release, in the namespace of this pod.
 
     These are certificates, the token of the REST API, the key that encrypts the secrets of users,
-    and the first administrator.
+    the first administrator, and the secrets of the users of jobs.
     """
     from tidemill.release.certificates import CertificatePlan
     from tidemill.release.kubernetes_secrets import Secrets
@@ -75,6 +76,7 @@ def make_certificates(
             tokens=given["tokens"],
             key_files={name: int(newest) for name, newest in given["keyFiles"].items()},
             administrators=given["administrators"],
+            job_users={name: tuple(jobs) for name, jobs in given["jobUsers"].items()},
             days=given["days"],
             authority_days=given["authorityDays"],
         )
@@ -93,7 +95,7 @@ def _write_secrets(secrets: Secrets, wanted: CertificatePlan, labels: dict[str, 
     from tidemill.release.kubernetes_secrets import SecretChanged
 
     names = [wanted.authority, *wanted.certificates, *wanted.tokens]
-    names += [*wanted.key_files, *wanted.administrators]
+    names += [*wanted.key_files, *wanted.administrators, *wanted.job_users]
     for _ in range(WRITES_MAX):
         found = {name: data for name in names if (data := secrets.find(name)) is not None}
         try:
@@ -334,7 +336,8 @@ def try_it(
 ) -> None:
     """Send, delay, pop and ack through the proxies, with a topic of its own.
 
-    Unless the security mode is off, the trial has a user of its own, and deletes it at the end.
+    The calls are signed by the user of the command line. Without a secret of a user, the trial
+    creates its own user and deletes it at the end, unless the security mode is off.
     """
     from tidemill.release import trial
 
@@ -343,8 +346,22 @@ def try_it(
         rest = _rest(context, patience_s)
         rest.call("PUT", "/topics", trial.TOPIC, body={"messageType": "MIXED", "queues": 1})
         rest.call("PUT", "/groups", trial.GROUP, body={})
-        with trial.own_user(rest) as user, _proxies(endpoint, credentials) as channel:
+        with _trial_user(context, rest) as user, _proxies(endpoint, credentials) as channel:
             trial.run(channel, user, typer.echo)
+
+
+@contextmanager
+def _trial_user(context: typer.Context, rest: PatientRestClient) -> Iterator[TrialUser]:
+    """Return the user of the command line, or a new one."""
+    from tidemill.release.trial import TrialUser, own_user
+
+    options = options_of(context)
+    known = None if options.token else find_sendable(options)
+    if known is not None and not known.is_token:
+        yield TrialUser(*known.pair)
+    else:
+        with own_user(rest) as user:
+            yield user
 
 
 @app.command("receive")

@@ -7,6 +7,7 @@
                 ca.crt                 all authorities above, which the process trusts
     key file    keys                   the keys that encrypt the secrets of users, the newest first
     administrator   credentials        name and secret of the first user, a line each
+    users of jobs   check, roll, ...   the secret of the user of each job
 
 Each run returns the Secrets to write, on most days none. A certificate is renewed when a third of
 its lifetime is left, or when it lacks a name. A new authority signs nothing before TRUSTED_AFTER,
@@ -36,7 +37,7 @@ TRUSTED_AFTER: Final = timedelta(hours=1)
 BACKDATED: Final = timedelta(minutes=5)  # for machines whose clock is behind
 KEPT_AT_LEAST: Final = timedelta(days=2)  # The job runs each night: once more before that.
 RENEWED_IN_LAST: Final = 3  # renewal when one third of the lifetime is left
-SECRET_BYTES: Final = 32  # of tokens and of the secret of the first user
+SECRET_BYTES: Final = 32  # of tokens and of the secrets of users
 KEY_FILE: Final = "keys"  # keys in the data of the Secrets
 CREDENTIALS: Final = "credentials"
 FIRST_ADMIN: Final = "admin"
@@ -57,6 +58,7 @@ class CertificatePlan:
     tokens: Mapping[str, str]  # key in the data by Secret; a token never changes
     key_files: Mapping[str, int]  # number of the newest key by Secret
     administrators: Sequence[str]
+    job_users: Mapping[str, Sequence[str]]  # names of jobs by Secret
     days: int
     authority_days: int
 
@@ -99,7 +101,8 @@ def secrets_to_write(
     # The administrators come after the keys: a job that was killed leaves none without keys.
     for name, key, content in _made_once(plan):
         if key not in existing.get(name, {}):
-            changed[name] = {**existing.get(name, {}), key: content.encode()}
+            data = changed.get(name) or dict(existing.get(name, {}))
+            changed[name] = {**data, key: content.encode()}
     return changed
 
 
@@ -142,6 +145,9 @@ def _made_once(plan: CertificatePlan) -> Iterator[tuple[str, str, str]]:
         yield name, key, secrets.token_urlsafe(SECRET_BYTES)
     for name in plan.administrators:
         yield name, CREDENTIALS, f"{FIRST_ADMIN}\n{secrets.token_urlsafe(SECRET_BYTES)}\n"
+    for name, jobs in plan.job_users.items():
+        for job in jobs:
+            yield name, job, secrets.token_urlsafe(SECRET_BYTES)
 
 
 def _update_authority(

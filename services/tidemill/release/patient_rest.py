@@ -11,8 +11,9 @@ from urllib.parse import quote
 from tidemill.common.rest_client import Json, RestClient, RestRejection, RestUnreachable
 
 TIMEOUT_S: Final = 10.0  # of one call; the admin process gives up on a broker sooner
-# After a change of the token's Secret, the admin process has the old token until its node reads the
-# Secret, at most a minute and a half later. A job starts with the new token.
+# After a change of a Secret, the admin process has the old token, or the old secret of a user. Its
+# node reads the Secret at most a minute and a half later. A job starts with the new one. A new user
+# is known when the home has stored it.
 TOKEN_EXCHANGE_S: Final = 120.0
 PAUSE_S: Final = 0.5  # between two tries: a process starts within a second or two
 # Answers of a load balancer, or of an admin process that has not found its brokers yet.
@@ -38,7 +39,7 @@ class PatientRestClient:
         self._pause_s = pause_s
         now_s = time.monotonic()
         self._until_s = now_s + patience_s
-        # A wrong token fails sooner than the patience, which may be long.
+        # A wrong credential fails sooner than the patience, which may be long.
         self._token_until_s = now_s + min(patience_s, TOKEN_EXCHANGE_S)
 
     def call(self, method: str, path: str, *parts: str, body: Json = None) -> Json:
@@ -98,6 +99,8 @@ class PatientRestClient:
             self.pause(obstacle)
 
     def _may_succeed_later(self, status: int) -> bool:
-        if status == HTTPStatus.UNAUTHORIZED:
-            return bool(self._client.token) and time.monotonic() < self._token_until_s
+        is_login = bool(self._client.token or self._client.credentials)
+        # After ten failed logins, the admin process answers 429 for some seconds.
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS}:
+            return is_login and time.monotonic() < self._token_until_s
         return status in RETRIED

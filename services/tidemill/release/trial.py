@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import grpc
 
+from tidemill.security.job_users import TRIAL
 from tidemill.security.signatures import signed_headers
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -19,8 +20,8 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 if TYPE_CHECKING:
     from tidemill.release.patient_rest import PatientRestClient
 
-TOPIC: Final = "tidemill-trial"
-GROUP: Final = "tidemill-trial"
+TOPIC: Final = TRIAL
+GROUP: Final = TRIAL
 DELAY_MS: Final = 2_000  # long enough to notice an early delivery
 CALL_S: Final = 10.0
 POLL_MS: Final = 5_000  # the shortest long poll that a proxy does not extend

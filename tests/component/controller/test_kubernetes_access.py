@@ -69,6 +69,7 @@ def test_a_pod_sends_its_renewed_token_after_a_minute(
         tokens={},
         key_files={},
         administrators=(),
+        job_users={},
         days=1,
         authority_days=2,
     )

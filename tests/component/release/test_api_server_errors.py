@@ -21,6 +21,7 @@ PLAN = {
     "tokens": {},
     "keyFiles": {},
     "administrators": [],
+    "jobUsers": {},
     "labels": {},
     "days": 90,
     "authorityDays": 3650,

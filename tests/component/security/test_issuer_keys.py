@@ -36,6 +36,7 @@ PLAN = CertificatePlan(
     tokens={},
     key_files={},
     administrators=(),
+    job_users={},
     days=2,
     authority_days=4,
 )

@@ -48,11 +48,18 @@ class Api:
             self.items[name] = {**OTHER, "name": name, **body}
         return httpx.Response(200, json={})
 
-    def rest(self, patience_s: float = 10.0, *, token: str = "") -> PatientRestClient:
+    def rest(
+        self,
+        patience_s: float = 10.0,
+        *,
+        token: str = "",
+        credentials: tuple[str, str] | None = None,
+    ) -> PatientRestClient:
         client = RestClient(
             url="http://admin",
             user="helm",
             token=token,
+            credentials=credentials,
             timeout_s=10.0,
             transport=httpx.MockTransport(self),
         )
@@ -105,6 +112,16 @@ def test_a_call_is_repeated_until_the_api_reads_the_new_token() -> None:
     provide(api.rest(token="new"), VALUES, lambda _: None)
     paths = [path for _, path, _ in api.requests]
     assert paths == ["/topics/a%7Cb", "/topics/a%7Cb", "/groups/g"]
+
+
+@pytest.mark.parametrize("status", [401, 429])
+def test_a_call_is_repeated_until_the_api_knows_the_user(status: int) -> None:
+    api = Api(HOME, OTHER, rejected={"/topics/a%7Cb": status})
+    provide(api.rest(credentials=("tidemill-job-provision", "new")), VALUES, lambda _: None)
+    paths = [path for _, path, _ in api.requests]
+    assert paths == ["/topics/a%7Cb", "/topics/a%7Cb", "/groups/g"]
+    with pytest.raises(RestRejection, match=str(status)):
+        provide(Api(HOME, OTHER, rejected={"/topics/a%7Cb": status}).rest(), VALUES, lambda _: None)
 
 
 def test_a_missing_or_wrong_token_ends_the_job() -> None:

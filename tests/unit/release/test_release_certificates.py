@@ -27,6 +27,7 @@ PLAN = CertificatePlan(
     tokens={"token": "key"},
     key_files={"security-key": 1},
     administrators=("admin-user",),
+    job_users={"job-users": ("check", "roll")},
     days=90,
     authority_days=3650,
 )
@@ -69,8 +70,20 @@ def is_trusted(world: World, name: str, *, by: Data) -> bool:
 
 def test_the_first_run_creates_all_secrets_and_the_next_run_none() -> None:
     world = first_world()
-    assert set(world) == {"ca", "broker-tls", "proxy-tls", "token", "security-key", "admin-user"}
+    users = {"security-key", "admin-user", "job-users"}
+    assert set(world) == {"ca", "broker-tls", "proxy-tls", "token", *users}
     assert run(world, NOW + DAY) == set()
+
+
+def test_each_job_has_a_secret_of_its_own_that_stays() -> None:
+    world = first_world()
+    made = dict(world["job-users"])
+    assert made.keys() == {"check", "roll"}
+    assert len(set(made.values())) == 2
+    plan = replace(PLAN, job_users={"job-users": ("check", "roll", "trial")})
+    assert run(world, NOW + DAY, plan) == {"job-users"}
+    assert made.items() < world["job-users"].items()
+    assert world["job-users"].keys() == {"check", "roll", "trial"}
 
 
 def test_a_certificate_has_the_names_of_its_process_for_both_ends(tmp_path: Path) -> None:
@@ -154,7 +167,8 @@ def test_lost_keys_are_not_replaced() -> None:
     del world["admin-user"]
     assert run(world, NOW) == {"security-key", "admin-user"}
     assert world["security-key"] != copy
-    assert list(secrets_to_write(PLAN, {}, NOW))[-2:] == ["token", "admin-user"], "keys come first"
+    order = list(secrets_to_write(PLAN, {}, NOW))
+    assert order[-3:] == ["token", "admin-user", "job-users"], "keys come first"
 
 
 def test_keys_of_an_operator_stay() -> None:
