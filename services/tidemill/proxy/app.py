@@ -207,7 +207,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         ),
         Boundary(metrics, clock),
         MetricsReceiver(measures) if settings.client_metrics else None,
-        pipeline_methods(pipeline_table(cluster, calls, pages), metrics, gate)
+        pipeline_methods(pipeline_table(cluster, calls, pages, deliveries), metrics, gate)
         if settings.pipeline_source
         else None,
         kept.listening,

@@ -435,6 +435,11 @@ PIPELINE_ROWS: list[tuple[str, Message, list[tuple[str, str]]]] = [
     ("GetQueues", pipeline.GetQueuesRequest(topics=["topic"], with_groups=True), [GET, ALL_GROUPS]),
     ("GetQueues", pipeline.GetQueuesRequest(topic_pattern="to*"), [ALL_TOPICS, ALL_GROUPS]),
     ("ReadMessages", pipeline.ReadMessagesRequest(topic="topic"), [GET, SUB]),
+    (
+        "ReadMessages",
+        pipeline.ReadMessagesRequest(topic="topic", quota_group="group"),
+        [GET, SUB, GROUP_SUB],
+    ),
     ("ListPending", pipeline.ListPendingRequest(), [ALL_TOPICS, ALL_GROUPS]),
     ("ListPending", pipeline.ListPendingRequest(topics=["topic"]), [GET]),
     ("ListInFlight", pipeline.ListInFlightRequest(), [ALL_GROUPS]),

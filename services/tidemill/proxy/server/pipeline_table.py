@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
     from tidemill.proxy.cluster.cluster import BrokerCluster
     from tidemill.proxy.cluster.linked_group import LinkedGroup
+    from tidemill.proxy.quotas.deliveries import DeliveryQuotas
     from tidemill.proxy.server.call import Call
     from tidemill.proxy.server.pull_pages import PullPages
 
@@ -33,9 +34,12 @@ QUEUES_ANSWER_MS: Final = 10_000
 
 
 def pipeline_table(
-    cluster: BrokerCluster, calls: BrokerCalls, pull_pages: PullPages
+    cluster: BrokerCluster,
+    calls: BrokerCalls,
+    pull_pages: PullPages,
+    quotas: DeliveryQuotas | None = None,
 ) -> Mapping[str, PipelineMethod]:
-    """Return the methods by name."""
+    """Return the methods by name. Without `quotas`, reads have none."""
     pages = ListingPages(cluster, calls)
     queues = ClusterQueues(cluster, calls)
     events = EventPageRelay(cluster, calls)
@@ -45,7 +49,9 @@ def pipeline_table(
         ),
         "GetQueues": PipelineMethod(pb.GetQueuesRequest, queues.get_queues, _check_queues),
         "ReadMessages": PipelineMethod(
-            pb.ReadMessagesRequest, RangeReader(cluster, pull_pages).read_messages, _check_messages
+            pb.ReadMessagesRequest,
+            RangeReader(cluster, pull_pages, quotas).read_messages,
+            _check_messages,
         ),
         "ListPending": PipelineMethod(
             pb.ListPendingRequest,
@@ -104,6 +110,9 @@ def _check_messages(call: Call, request: pb.ReadMessagesRequest) -> None:
     topic = full_name(request.namespace, request.topic)
     call.require_topic(topic, Action.GET)
     call.require_topic(topic, Action.SUB)
+    if request.quota_group:
+        group = full_name(request.namespace, request.quota_group)
+        call.require(group_resource(group), Action.SUB)
 
 
 class ListingPages:

@@ -1,12 +1,17 @@
-"""PipelineSource's ReadMessages: a range of a queue, page by page (ADR 0046)."""
+"""PipelineSource's ReadMessages: a range of a queue, page by page (ADR 0046).
+
+If a read names a consumer group, each page waits for the tokens of the group's dispatch quotas
+(ADR 0084). Meanwhile, the client gets replies without messages, so that it does not take the wait
+for an outage.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidemill.common.errors import BadRequest, IllegalOffset
+from tidemill.common.errors import BadRequest, IllegalOffset, Overloaded
 from tidemill.message.namespaces import full_name
 from tidemill.message.resource_names import check_topic
 from tidemill.message.resources import ResourceName
@@ -19,20 +24,40 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.cluster import BrokerCluster
+    from tidemill.proxy.quotas.deliveries import DeliveryQuotas, DeliveryTokens
     from tidemill.proxy.server.pull_pages import PullPage, PullPages
 
 PAGE_TIMEOUT_MS: Final = 10_000
 # Log bytes. Other calls wait at most for one page. Pages of a megabyte were not faster for the
 # reader, but raised the P99 of others by half.
 PAGE_BYTES: Final = 128 << 10
+# Between two replies to a read that a quota holds: shorter than the deadlines of clients.
+HELD_REPLY_MS: Final = 500
+
+
+class _Page(NamedTuple):
+    """A page that the broker has sent, and the tokens of its messages."""
+
+    page: PullPage
+    tokens: DeliveryTokens | None  # None: no quota limits the read
 
 
 class RangeReader:
     """The method ReadMessages."""
 
-    def __init__(self, cluster: BrokerCluster, pages: PullPages) -> None:
+    def __init__(
+        self,
+        cluster: BrokerCluster,
+        pages: PullPages,
+        quotas: DeliveryQuotas | None = None,
+        *,
+        held_reply_ms: int = HELD_REPLY_MS,
+    ) -> None:
+        """Without `quotas`, reads have none."""
         self._cluster = cluster
         self._pages = pages
+        self._quotas = quotas
+        self._held_reply_ms = held_reply_ms
 
     async def read_messages(
         self, request: pb.ReadMessagesRequest, address: str
@@ -57,10 +82,21 @@ class RangeReader:
             log_id=request.log_id,
             topic=topic.full if request.topic_id else "",
         )
-        asking = asyncio.create_task(self._ask(queue, pull, address, topic), name="range")
+        group = request.quota_group and self._find_group(request)
+
+        def ask(wait_ms: int) -> asyncio.Task[_Page | None]:
+            reading = self._ask(queue, pull, address, topic, group, wait_ms)
+            return asyncio.create_task(reading, name="range")
+
+        asking: asyncio.Task[_Page | None] | None = ask(0)
         try:
-            while True:
-                page = await asking
+            while asking is not None:
+                found, asking = await asking, None
+                if found is None:
+                    asking = ask(self._held_reply_ms)
+                    yield _held_at(pull.offset)
+                    continue
+                page = found.page
                 gone_from, next_offset = -1, page.next_offset
                 # min_offset is as of the end of the page: retention may have deleted messages that
                 # are on the page.
@@ -74,9 +110,7 @@ class RangeReader:
                 pull.offset = next_offset
                 is_last = (page.is_at_end and gone_from < 0) or next_offset >= pull.until_offset
                 if not is_last:
-                    asking = asyncio.create_task(
-                        self._ask(queue, pull, address, topic), name="range"
-                    )
+                    asking = ask(0)
                 yield encode_read(
                     page.items,
                     next_offset=next_offset,
@@ -84,20 +118,81 @@ class RangeReader:
                     end_offset=page.end_offset,
                     gone_from=gone_from,
                 )
-                del page
-                if is_last:
-                    return
+                del page, found
         finally:
-            asking.cancel()
-            if asking.done() and not asking.cancelled():
-                asking.exception()  # Mark it as retrieved: the next page is not needed.
+            if asking is not None:
+                _drop(asking)
+
+    def _find_group(self, request: pb.ReadMessagesRequest) -> str:
+        """Return the name of the consumer group of the quotas. Raises GroupNotFound."""
+        return self._cluster.find_group(full_name(request.namespace, request.quota_group)).name
 
     async def _ask(
-        self, queue: BrokerQueue, pull: link_pb2.PullRequest, address: str, topic: ResourceName
-    ) -> PullPage:
-        return await self._pages.read(
-            queue, pull, reader=address, header=OF_READ, topic=topic, timeout_ms=PAGE_TIMEOUT_MS
-        )
+        self,
+        queue: BrokerQueue,
+        pull: link_pb2.PullRequest,
+        address: str,
+        topic: ResourceName,
+        group: str,
+        wait_ms: int,
+    ) -> _Page | None:
+        """Read a page; return None if its tokens have not come within `wait_ms`.
+
+        A page has at most as many messages as there are tokens. Raises Overloaded if this process
+        stops.
+        """
+        tokens = None
+        if group and self._quotas is not None and self._quotas.is_limited(group):
+            tokens = await self._take(self._quotas, group, pull, wait_ms)
+            if tokens is None:
+                return None
+            limited = link_pb2.PullRequest()
+            limited.CopyFrom(pull)
+            limited.max_messages = tokens.messages
+            pull = limited
+        try:
+            page = await self._pages.read(
+                queue, pull, reader=address, header=OF_READ, topic=topic, timeout_ms=PAGE_TIMEOUT_MS
+            )
+        except BaseException:
+            if tokens is not None:
+                tokens.give_back()
+            raise
+        if tokens is not None:
+            tokens.spend(len(page.items), sum(map(len, page.items)))
+        return _Page(page, tokens)
+
+    async def _take(
+        self, quotas: DeliveryQuotas, group: str, pull: link_pb2.PullRequest, wait_ms: int
+    ) -> DeliveryTokens | None:
+        """Return the tokens of a page; None if there are none within `wait_ms`."""
+        wanted = PULL_MAX
+        if pull.until_offset:
+            wanted = min(max(pull.until_offset - pull.offset, 1), PULL_MAX)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + wait_ms / 1_000
+        tokens = await quotas.take(group, wanted, timeout_ms=wait_ms)
+        if tokens is None:
+            if self._cluster.polls_released.is_set():
+                raise Overloaded("this proxy stops; continue the read at another one")
+            # It returns sooner if too many reads wait.
+            await asyncio.sleep(max(until_s - loop.time(), 0))
+        return tokens
+
+
+def _held_at(offset: int) -> bytes:
+    """Return the reply to a read that a quota holds."""
+    return pb.ReadMessagesReply(next_offset=offset, is_held=True).SerializeToString()
+
+
+def _drop(asking: asyncio.Task[_Page | None]) -> None:
+    """End the read of a page that the client does not get, and return the tokens of the page."""
+    asking.cancel()
+    if not asking.done() or asking.cancelled() or asking.exception() is not None:
+        return
+    found = asking.result()
+    if found is not None and found.tokens is not None:
+        found.tokens.give_back()
 
 
 def _queue_of(cluster: BrokerCluster, request: pb.ReadMessagesRequest, topic: str) -> BrokerQueue:
