@@ -155,6 +155,12 @@ SOURCE: Final = (
     _both("archivePath", "", "Path or URL of the archive."),
     _both("pullBatchSize", "16384", "Messages per call. The reply comes in pages of 128 KiB."),
     _both("maxRatePerTask", "", "Messages per second that a task reads from brokers, evenly."),
+    _both(
+        "quotaGroup",
+        "",
+        "Consumer group whose dispatch quotas limit the reads from brokers. It must exist, and the"
+        " caller needs Sub on it. Over a limit, the read waits.",
+    ),
     _both("pullTimeoutMs", "30000", "Timeout of one call, ms. The next call continues the read."),
 )
 
@@ -207,6 +213,7 @@ OF_SOME: Final[Mapping[str, tuple[Dataset, ...]]] = {
             "archivePath",
             "pullBatchSize",
             "maxRatePerTask",
+            "quotaGroup",
             "pullTimeoutMs",
         ),
         _STORED,

@@ -173,6 +173,7 @@ class SourceOptions:
     pull_batch: int
     pull_timeout_ms: int
     rate_max: float | None
+    quota_group: str  # Empty: no dispatch quota limits the read.
 
 
 @final
@@ -250,6 +251,7 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         pull_batch=values.at_most("pullBatchSize", PULL_BATCH_MAX),
         pull_timeout_ms=values.at_most("pullTimeoutMs", 2**31),
         rate_max=_rate(values),
+        quota_group=values.text("quotaGroup"),
     )
 
 

@@ -35,6 +35,7 @@ _DAMAGED: Final = (
     "the broker cannot read them, although it has their neighbours; mend the log from a replica or"
     " a backup"
 )
+_RETRIES: Final = "%s ends at %d but should end at %d: the read retries for %.0f s"
 _ENDS_SOONER: Final = (
     "the queue should end after them, but has ended before them for {:.0f} s: the broker has lost"
     " messages, or its store was restored"
@@ -73,6 +74,7 @@ def pull_range(
                 end=until,
                 tags=options.filter,
                 with_bodies=with_bodies,
+                quota_group=options.quota_group,
                 timeout_ms=options.pull_timeout_ms,
             ):
                 if page.is_gone:
@@ -95,13 +97,7 @@ def pull_range(
         stalls += 1
         if stalls == 1:
             since_s = time.monotonic()
-            log.warning(
-                "%s ends at %d but should end at %d: the read retries for %.0f s",
-                part.queue,
-                at,
-                part.end,
-                short_s,
-            )
+            log.warning(_RETRIES, part.queue, at, part.end, short_s)
         if time.monotonic() - since_s >= short_s:
             report_gap(part.queue, at, part.end, _ENDS_SOONER.format(short_s))
             break

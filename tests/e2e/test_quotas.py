@@ -17,6 +17,10 @@ from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.offsets import SourceRange
+from tidemill_pipeline.options import parse_source
+from tidemill_pipeline.pulling import pull_range
 
 CLIENT_ID = dict(METADATA)["x-mq-client-id"]
 SENDERS = 20
@@ -216,6 +220,38 @@ def test_deliveries_of_a_consumer_group_wait_and_none_is_lost(running: Standalon
     assert received == Counter(sent), "each message arrives once"
     planned = tidemill(running, "quota", "set", "--group=billing", "--bytes=5", "--dry-run")
     assert planned.stdout.startswith("quota of group billing: would be set, messages/s no limit")
+
+
+@pytest.mark.parametrize(("limit", "size_bytes"), [("--messages=20", 10), ("--bytes=20000", 1_000)])
+def test_a_pipeline_that_names_a_consumer_group_keeps_its_limit(
+    running: Standalone, limit: str, size_bytes: int
+) -> None:
+    """It reads a range for ten seconds and longer, over several calls with short deadlines."""
+    rate, count, topic = 20, 20 * (10 + BURST_S), f"range-{size_bytes}"
+    running.put(f"topics/{topic}", messageType="NORMAL", queues=1)
+    running.put("groups/archive")
+    tidemill(running, "quota", "set", "--group=archive", limit)
+
+    async def send() -> None:
+        async with api(running.grpc) as client:
+            for _ in range(count):
+                answer = await client.send(message(topic, b"b" * size_bytes))
+                assert answer.status.code == v2.OK
+
+    asyncio.run(send())
+    given = {"endpoints": running.grpc, "topic": topic, "quotaGroup": "archive"}
+    given |= {"pullTimeoutMs": "3000", "maxRetries": "0"}
+    options = parse_source(given, is_stream=False)
+    client = connect(options.connection)
+    (queue,) = client.cluster(options.topics).queues
+    began_s, offsets = time.monotonic(), []
+    for batch in pull_range(client, options, SourceRange(queue=queue, start=0, end=count)):
+        offsets += [each.system_properties.queue_offset for each in batch]
+    took_s = time.monotonic() - began_s
+    client.close()
+    assert offsets == list(range(count)), "each message once and in order"
+    assert count <= 1.05 * most(rate, took_s)
+    tidemill(running, "quota", "delete", "--group", "archive")
 
 
 def test_a_subject_has_only_limits_that_fit(running: Standalone) -> None:

@@ -29,6 +29,20 @@ def test_a_rate_is_kept_in_small_calls(cluster: FakeCluster) -> None:
     assert found == list(range(5, 105))
 
 
+def test_a_read_that_a_quota_holds_goes_on_after_many_deadlines(cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, 20)
+    cluster.held_calls = 30
+    given = {"topic": "orders", "quotaGroup": "archive", "maxRetries": "0"}
+    options = parse_source({"endpoints": cluster.endpoint, **given}, is_stream=False)
+    client = connect(options.connection)
+    (queue,) = client.cluster(TopicSelection(names=("orders",))).queues
+    part = SourceRange(queue=queue, start=0, end=20)
+    batches = list(pull_range(client, options, part))
+    found = [each.system_properties.queue_offset for batch in batches for each in batch]
+    assert found == list(range(20))
+    assert (cluster.held_calls, cluster.quota_groups) == (0, {"archive"})
+
+
 def test_a_new_queue_is_taken_in_before_there_are_so_many_rows(cluster: FakeCluster) -> None:
     """It is written down with its place first, and its rows count from then on."""
     cluster.add("orders", "a", 0, 10)

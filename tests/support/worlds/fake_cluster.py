@@ -101,6 +101,9 @@ class FakeCluster:
         # Topics that list their queues but reject pulls and pull offsets.
         self.refused: set[str] = set()
         self.missing_groups: set[str] = set()
+        # Calls of ReadMessages that a quota holds until their deadline.
+        self.held_calls = 0
+        self.quota_groups: set[str] = set()  # of calls of ReadMessages
         # Called before each read of messages.
         self.on_pull: Callable[[pb.ReadMessagesRequest], None] = lambda _request: None
         # Called before each read of events.
@@ -396,6 +399,11 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
             queue = self.cluster.brokers[request.broker].queues[request.topic, request.queue_id]
             messages, first, end = list(queue.messages), queue.first, queue.end
             breaks_after, self.cluster.breaks_after = self.cluster.breaks_after, None
+        self.cluster.quota_groups.add(request.quota_group)
+        if self.cluster.held_calls:
+            self.cluster.held_calls -= 1
+            yield pb.ReadMessagesReply(next_offset=request.from_offset, is_held=True)
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the time is over")
         at = max(request.from_offset, first)
         is_gone = at > request.from_offset
         until = min(end, request.until_offset or end)

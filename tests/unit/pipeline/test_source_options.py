@@ -139,6 +139,7 @@ MEANT = {
         "archivePath",
         "pullBatchSize",
         "maxRatePerTask",
+        "quotaGroup",
         "pullTimeoutMs",
     },
     "events": {
@@ -170,6 +171,7 @@ GIVEN_AS = {
     "archivePath": "/a",
     "pullBatchSize": "7",
     "maxRatePerTask": "5",
+    "quotaGroup": "g",
     "pullTimeoutMs": "9",
 }
 
