@@ -239,6 +239,7 @@ _EVENT_COLUMNS: Final[dict[str, Callable[[pb.Event, str], Any]]] = {
     ),
     "end_offset": lambda event, _: event.end_offset or None,
     "timer_id": lambda event, _: event.timer_id or None,
+    "half_id": lambda event, _: event.half_id or None,
     "body_size": lambda event, _: event.body_size,
     "body_crc32": lambda event, _: event.body_crc32,
     "delivery": lambda event, broker: (

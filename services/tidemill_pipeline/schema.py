@@ -81,7 +81,8 @@ EVENTS: Final = (
     Column(
         "event",
         "string",
-        "stored, scheduled, fired, delivered, acked and so on; broker-group-removed; unreadable",
+        "stored, scheduled, fired, half, checked, rolled-back, delivered, acked and so on;"
+        " broker-group-removed; unreadable",
     ),
     Column("event_ts", "timestamp", ""),
     Column("topic", "string", "topic of the message at this event"),
@@ -107,6 +108,7 @@ EVENTS: Final = (
     Column("origin_queue_offset", "bigint", ""),
     Column("end_offset", "bigint", "end of an expired range or of an unreadable part of the log"),
     Column("timer_id", "bigint", "of a delayed message, pending or fired"),
+    Column("half_id", "bigint", "of a half message, also in the event that ends it"),
     Column("body_size", "bigint", ""),
     Column(
         "body_crc32",

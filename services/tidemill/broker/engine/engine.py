@@ -119,7 +119,9 @@ class Engine:
             segment_bytes=config.segment_bytes,
         )
         self.inspection = Inspection(self.catalog, self.store, self.state, self.tally, timer_index)
-        self.events = EventHistory(self.catalog, self.store, timer_index, self.tally)
+        self.events = EventHistory(
+            self.catalog, self.store, timer_index, self.transaction_table, self.tally
+        )
         self.administration = Administration(
             self.catalog,
             self.store,

@@ -1,4 +1,4 @@
-"""The events of TIMER, CONFIG and EXPIRE records."""
+"""The events of TIMER, TRANSACTION, CONFIG and EXPIRE records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import final
 from tidemill.broker.engine.events.event import Event, EventKind
 from tidemill.broker.engine.events.event_filter import EventFilter
 from tidemill.broker.engine.events.lookup import GONE, EventLookup
-from tidemill.broker.engine.layout import config, expiry, timer_control
+from tidemill.broker.engine.layout import config, expiry, timer_control, transaction
 from tidemill.broker.engine.layout.timer_control import TimerOperation
+from tidemill.broker.engine.layout.transaction import CheckWritten, TransactionActor
 from tidemill.broker.engine.store.segment import Record
 
 
@@ -45,6 +46,30 @@ class ControlEvents:
                 topic=target.origin,
                 topic_id=target.topic_id,
                 queue_id=target.queue_id,
+                message_id=known.message_id,
+            )
+        if self._filter.matches(kind, event.topic, known):
+            yield event
+
+    def of_transaction(self, record: Record) -> Iterator[Event]:
+        """Yield the event of a check that was written, or of a rollback."""
+        entry = transaction.decode(record.body)
+        is_check = isinstance(entry, CheckWritten)
+        kind = EventKind.CHECKED if is_check else EventKind.ROLLED_BACK
+        found = self._lookup.half(entry.half_id) if self._filter.wants(kind) else None
+        header = record.header
+        event = Event(header.log_offset, 0, kind, header.stored_at_ms, half_id=entry.half_id)
+        if isinstance(entry, CheckWritten):
+            event = event._replace(attempt=entry.checks)
+        else:
+            event = event._replace(reason=TransactionActor(entry.actor).name.lower())
+        known = GONE
+        if found is not None:
+            half, known = found
+            event = event._replace(
+                topic=self._lookup.topic_name(half.topic_id),
+                topic_id=half.topic_id,
+                queue_id=half.queue_id,
                 message_id=known.message_id,
             )
         if self._filter.matches(kind, event.topic, known):

@@ -39,6 +39,7 @@ def _of_config(record: Record) -> int:
 _COUNTS: Final[dict[int, Callable[[Record], int]]] = {
     RecordKind.MESSAGE: lambda _: 1,
     RecordKind.TIMER: lambda _: 1,
+    RecordKind.TRANSACTION: lambda _: 1,
     RecordKind.CK: _of_checkpoint,
     RecordKind.ACK: lambda record: sum(
         bits.bit_count() for *_, bits in ack.decode(record.body).entries

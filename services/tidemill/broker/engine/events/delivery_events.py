@@ -83,6 +83,7 @@ class DeliveryEvents:
                         0,
                         position,
                         index,
+                        0,
                     ),
                 )
 
@@ -166,6 +167,7 @@ class DeliveryEvents:
                         0,
                         delivery_id,
                         of_message if delivery_index is None else delivery_index,
+                        0,
                     ),
                 )
 

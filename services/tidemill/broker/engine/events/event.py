@@ -23,6 +23,9 @@ class EventKind(IntEnum):
     EXPIRED = 12
     RESET = 13
     BROKER_GROUP_REMOVED = 14
+    HALF = 15
+    CHECKED = 16
+    ROLLED_BACK = 17
 
 
 class Event(NamedTuple):
@@ -51,6 +54,7 @@ class Event(NamedTuple):
     body_crc32: int = 0
     delivery_id: int = 0
     delivery_index: int = 0
+    half_id: int = 0  # of a half message, and of the events that end it
 
 
 class EventQuery(NamedTuple):

@@ -14,6 +14,7 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.message import stored_message
 
 
@@ -22,11 +23,16 @@ class EventHistory:
     """The lifecycle events, and what all reads of them share."""
 
     def __init__(
-        self, catalog: Catalog, store: MessageStore, timers: TimerIndex, tally: Tally
+        self,
+        catalog: Catalog,
+        store: MessageStore,
+        timers: TimerIndex,
+        transactions: TransactionTable,
+        tally: Tally,
     ) -> None:
         self._store = store
         self._tally = tally
-        self.lookup = EventLookup(catalog, store, timers, tally)
+        self.lookup = EventLookup(catalog, store, timers, transactions, tally)
         self.record_starts = RecordStarts(store.log, tally)
 
     def read(

@@ -16,17 +16,33 @@ import numpy as np
 from tidemill.broker.engine.layout import delivery_rows, message, pop_checkpoint, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
-from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_SCHEDULE, FLAG_TIMER, TimerTarget
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TimerId, TopicId
+from tidemill.broker.engine.layout.message import (
+    FLAG_CAUSE,
+    FLAG_HALF,
+    FLAG_SCHEDULE,
+    FLAG_TIMER,
+    HalfMessage,
+    TimerTarget,
+)
+from tidemill.broker.engine.layout.numbers import (
+    GroupId,
+    HalfId,
+    LogOffset,
+    QueueId,
+    TimerId,
+    TopicId,
+)
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, PopCheckpoint
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
 from tidemill.broker.engine.layout.timer_entry import TimerEntryDamaged
+from tidemill.broker.engine.layout.transaction import TransactionState
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
+from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.message import stored_message
 from tidemill.message.resource_names import RETRY_TOPIC_PREFIX, TIMER_TOPIC
 
@@ -81,9 +97,15 @@ class EventLookup:
     """The look-up of the records that events refer to."""
 
     def __init__(
-        self, catalog: Catalog, store: MessageStore, timers: TimerIndex, tally: Tally
+        self,
+        catalog: Catalog,
+        store: MessageStore,
+        timers: TimerIndex,
+        transactions: TransactionTable,
+        tally: Tally,
     ) -> None:
         self._catalog = catalog
+        self._transactions = transactions
         self._store = store
         self._timers = timers
         self._tally = tally
@@ -235,6 +257,31 @@ class EventLookup:
             return None
         return (target, known) if target.timer_id == timer_id else None
 
+    # ------------------------------------------------------------ half messages
+
+    def half(self, half_id: HalfId) -> tuple[HalfMessage, KnownMessage] | None:
+        """Return a half message and the facts about it, None if its records are gone."""
+        log = self._store.log
+        self._tally.add(1)
+        row = self._transactions.find(half_id)
+        # A settled half message has no copy. An open one may be copied, and its first record gone.
+        is_open = row is not None and row.state == TransactionState.HALF
+        log_offset = row.log_offset if row is not None and is_open else LogOffset(half_id)
+        if not log.min_offset <= log_offset < log.committed_offset:
+            return None
+        try:
+            head, blob = log.read(log_offset)
+            flags = record.HEADER.unpack_from(head)[record.FLAGS]
+            if not flags & FLAG_HALF:
+                return None
+            body = memoryview(head)[HEADER_SIZE:]
+            half = message.decode_half(body)
+            known = known_message(flags, body, blob)
+        except _UNREADABLE:
+            self._store.log.damage.check_directories()
+            return None
+        return (half, known) if (half.half_id or log_offset) == half_id else None
+
     def _schedule_of(self, timer_id: TimerId) -> int:
         topic_id = self._catalog.topic_ids.get(TIMER_TOPIC)
         queue = None if topic_id is None else self._catalog.queues.get((topic_id, SCHEDULE_QUEUE))
@@ -261,8 +308,11 @@ def known_message(flags: int, body: memoryview | bytes, blob: memoryview | bytes
     if flags & FLAG_TIMER:
         settled = message.decode_timer_cause(body)
         return KnownMessage(message_id, attempts, settled.origin, 0, 0, settled.timer_id + 1)
-    timer_id = message.decode_target(body).timer_id
-    return KnownMessage(message_id, attempts, "", 0, 0, timer_id + 1)
+    if flags & FLAG_SCHEDULE:
+        timer_id = message.decode_target(body).timer_id
+        return KnownMessage(message_id, attempts, "", 0, 0, timer_id + 1)
+    origin = "" if flags & FLAG_HALF else message.decode_outcome(body).origin
+    return KnownMessage(message_id, attempts, origin, 0, 0, 0)
 
 
 def _message_id(blob: memoryview | bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 from zlib import crc32
 
 from tidemill.broker.engine.events.event import Event, EventKind
@@ -11,16 +11,20 @@ from tidemill.broker.engine.events.lookup import EventLookup, KnownMessage, know
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
+    FLAG_HALF,
+    FLAG_OUTCOME,
     FLAG_REMAINS,
     FLAG_SCHEDULE,
     FLAG_STUB,
     FLAG_TIMER,
+    OutcomeReason,
     Reason,
     TimerReason,
 )
 from tidemill.broker.engine.layout.record import RecordHeader
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
+from tidemill.broker.engine.transaction.transactions import HALF_QUEUE
 from tidemill.message import stored_message
 
 _tuple = tuple.__new__
@@ -60,7 +64,7 @@ class MessageEvents:
         else:
             known = known_message(flags, body, blob)
         lookup = self._lookup
-        if not flags & FLAG_SCHEDULE:
+        if not flags & (FLAG_SCHEDULE | FLAG_HALF):
             lookup.keep_message(topic_id, queue_id, queue_offset, known)
         topic = lookup.topic_name(topic_id)
         if not flags:
@@ -69,7 +73,7 @@ class MessageEvents:
                 return None
             _check(header, blob)
             head = header.log_offset, 0, _STORED, header.stored_at_ms, topic, queue_id, queue_offset
-            size_and_crc = fields[12], header.tail_crc if is_whole else 0, 0, 0
+            size_and_crc = fields[12], header.tail_crc if is_whole else 0, 0, 0, 0
             return _tuple(Event, (*head, topic_id, known.message_id, *_NO_DELIVERY, *size_and_crc))
         event = Event(
             header.log_offset,
@@ -89,8 +93,12 @@ class MessageEvents:
             event = self._of_copy(event, body, attempts)
         elif flags & FLAG_TIMER:
             event = self._of_outcome(event, body)
-        else:
+        elif flags & FLAG_HALF:
+            event = self._of_half(event, body, queue_id, flags)
+        elif flags & FLAG_SCHEDULE:
             event = self._of_schedule(event, body, queue_id, flags)
+        else:
+            event = self._of_end(event, body)
         if not self._filter.matches(event.kind, event.topic, known):
             return None
         _check(header, blob)
@@ -132,7 +140,37 @@ class MessageEvents:
             queue_offset=target.timer_id,
             due_at_ms=target.due_at_ms,
             reason="damaged" if flags & FLAG_REMAINS else "",
+        )._replace(**_committed(body) if flags & FLAG_OUTCOME else {})
+
+    def _of_half(self, event: Event, body: memoryview, queue_id: int, flags: int) -> Event:
+        half = message.decode_half(body)
+        return event._replace(
+            kind=EventKind.HALF if queue_id == HALF_QUEUE else EventKind.MOVED,
+            topic=self._lookup.topic_name(half.topic_id),
+            topic_id=half.topic_id,
+            queue_id=half.queue_id,
+            queue_offset=0,
+            client_id=half.client_id,
+            reason="recovered" if flags & FLAG_OUTCOME else "",
+            half_id=half.half_id or event.position,
         )
+
+    def _of_end(self, event: Event, body: memoryview) -> Event:
+        outcome = message.decode_outcome(body)
+        if outcome.reason == OutcomeReason.COMMITTED:
+            return event._replace(reason="committed", half_id=outcome.half_id)
+        return event._replace(
+            kind=EventKind.DEAD_LETTERED,
+            reason="transaction_expired",
+            origin_topic=outcome.origin,
+            half_id=outcome.half_id,
+        )
+
+
+def _committed(body: memoryview) -> dict[str, Any]:
+    """Return the fields of a half message that its commit has scheduled."""
+    half_id = message.decode_committed_timer(body).outcome.half_id
+    return {"reason": "committed", "half_id": half_id}
 
 
 def _check(header: RecordHeader, blob: memoryview | bytes) -> None:

@@ -71,6 +71,7 @@ class EventRead:
             RecordKind.ACK: deliveries.of_acks,
             RecordKind.RENEW: deliveries.of_renewal,
             RecordKind.TIMER: controls.of_timer,
+            RecordKind.TRANSACTION: controls.of_transaction,
             RecordKind.CONFIG: controls.of_config,
             RecordKind.EXPIRE: controls.of_expiry,
         }

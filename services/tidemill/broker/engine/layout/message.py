@@ -375,7 +375,8 @@ def decode_outcome(body: bytes | memoryview, at: int = PLACE_SIZE) -> HalfOutcom
     return HalfOutcome._make((*fields, str(body[begin : begin + size], "utf-8")))
 
 
-def _decode_committed_timer(body: bytes | memoryview) -> CommittedTimer:
+def decode_committed_timer(body: bytes | memoryview) -> CommittedTimer:
+    """Decode the target of a committed and delayed message, and the half message."""
     target = decode_target(body)
     at = PLACE_SIZE + TARGET_SIZE + len(target.origin.encode())
     return CommittedTimer(target, decode_outcome(body, at))
@@ -396,7 +397,7 @@ _DECODERS: Final[dict[int, Callable[[bytes | memoryview], MessageCause | None]]]
     FLAG_TIMER: decode_timer_cause,
     FLAG_HALF: decode_half,
     FLAG_OUTCOME: decode_outcome,
-    FLAG_SCHEDULE | FLAG_OUTCOME: _decode_committed_timer,
+    FLAG_SCHEDULE | FLAG_OUTCOME: decode_committed_timer,
     FLAG_HALF | FLAG_OUTCOME: _decode_recovered,
 }
 

@@ -14,9 +14,13 @@ from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
+    FLAG_HALF,
+    FLAG_OUTCOME,
     FLAG_SCHEDULE,
     FLAG_TIMER,
     Cause,
+    HalfOutcome,
+    OutcomeReason,
     Reason,
     TimerCause,
     TimerReason,
@@ -52,9 +56,9 @@ _POSITION_END: Final = record.HEADER_SIZE + message.PLACE_SIZE  # a cause may fo
 _STORED_AT: Final = struct.Struct(">q")
 _UNREADABLE: Final = (MessageDamaged, LookupError, struct.error, ValueError)
 
-# Why a message stands where it stands: the copied delivery, the past timer, or the time it waits
-# for. None: it was sent to its queue.
-MessageCause: TypeAlias = Cause | TimerCause | TimerTarget
+# Why a message stands where it stands: the copied delivery, the past timer, the time it waits for,
+# or the transaction without a decision. None: it was sent to its queue, or committed.
+MessageCause: TypeAlias = Cause | TimerCause | TimerTarget | HalfOutcome
 
 
 class QueueMessage(NamedTuple):
@@ -357,6 +361,8 @@ def reason_of(cause: MessageCause) -> str:
         return "scheduled"
     if isinstance(cause, TimerCause):
         return TimerReason(cause.reason).name.lower()
+    if isinstance(cause, HalfOutcome):
+        return "transaction_expired"
     return Reason(cause.reason).name.lower()
 
 
@@ -390,4 +396,9 @@ def _cause_in(head: memoryview | bytes) -> MessageCause | None:
         return message.decode_cause(body)
     if flags & FLAG_TIMER:
         return message.decode_timer_cause(body)
-    return message.decode_target(body) if flags & FLAG_SCHEDULE else None
+    if flags & FLAG_SCHEDULE:
+        return message.decode_target(body)
+    if flags & FLAG_OUTCOME and not flags & FLAG_HALF:
+        outcome = message.decode_outcome(body)
+        return outcome if outcome.reason == OutcomeReason.EXPIRED else None
+    return None

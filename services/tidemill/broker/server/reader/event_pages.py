@@ -161,4 +161,5 @@ def _encoded(event: Event) -> pb.Event:
         body_crc32=event[20],
         delivery_id=event[21],
         delivery_index=event[22],
+        half_id=event[23],
     )

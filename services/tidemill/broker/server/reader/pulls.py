@@ -11,7 +11,13 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Final, final
 
-from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, TimerReason
+from tidemill.broker.engine.layout.message import (
+    Cause,
+    HalfOutcome,
+    Reason,
+    TimerCause,
+    TimerReason,
+)
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_filter import EVERY_MESSAGE
 from tidemill.broker.engine.queries.queue_reader import ENDLESS, reason_of
@@ -282,6 +288,9 @@ def _provenance(
         provenance = v2.Provenance(
             reason=reason_of(cause), origin_topic=cause.origin, timer_id=cause.timer_id
         )
+        return provenance, cause.origin
+    if isinstance(cause, HalfOutcome):
+        provenance = v2.Provenance(reason=reason_of(cause), origin_topic=cause.origin)
         return provenance, cause.origin
     assert isinstance(cause, Cause), "the topic of waiting timers is hidden"
     group = engine.catalog.groups.get(GroupId(cause.group_id))
