@@ -115,6 +115,7 @@ KNOWN_KEYS = frozenset(
         "scaler_tls_key_file",
         "segment_bytes",
         "session_timeout_ms",
+        "signature_age_max_ms",
         "security_bootstrap_file",
         "security_bootstrap_policy",
         "security_floor",

@@ -174,6 +174,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     issuer_keys = issuer_keys_of(settings, clock.monotonic_ms)
     accounts = service_accounts_of(settings, cluster.security, issuer_keys, clock.monotonic_ms)
     gate = AccessGate(cluster.security, keys, clock.wall_ms, accounts)
+    gate.credentials.signature_age_max_ms = settings.signature_age_max_ms
     bans = cluster.security.bans
     age = SecurityAge(cluster, settings.security_stale_max_ms)
     if settings.security_stale_max_ms:

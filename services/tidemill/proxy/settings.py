@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress
 
 from tidemill.common.setting_types import Address, Addresses, Flag, Port
@@ -15,6 +15,9 @@ from tidemill.common.shared_settings import (
     MessageSettings,
     SecuritySettings,
 )
+
+# 15 hours: time zones differ from UTC by up to 14 hours, and clocks by some minutes.
+SIGNATURE_AGE_MS_MIN: Final = 54_000_000
 
 
 class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTlsSettings):
@@ -40,6 +43,7 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
         "drain_": "Process",
         "unready_": "Process",
         "security_stale_max_ms": "Brokers",
+        "signature_age_max_ms": "Users and rights",
     }
 
     name: str = Field("proxy-0", description="Name of this proxy, in its logs and metrics.")
@@ -58,6 +62,14 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
         ge=0,
         description="Longest time without an answer of the home in which its last users and rights"
         " count, in ms. Afterwards calls get 50001. 0: without limit.",
+    )
+    signature_age_max_ms: int = Field(
+        0,
+        ge=0,
+        description="Longest difference between the date of a signature and the clock of the proxy,"
+        f" in ms, against copied headers. At least {SIGNATURE_AGE_MS_MIN}, because Java, Go, Python"
+        " and C# clients sign their local time as UTC. Exports of client metrics have no limit."
+        " 0: without limit.",
     )
     grpc_reflection: Flag = Field(
         True, description="Serve gRPC reflection, which tools read the methods from."
@@ -177,3 +189,14 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
     drain_timeout_ms: int = Field(
         5_000, ge=0, le=600_000, description="Time that a stop waits for calls in flight."
     )
+
+    @model_validator(mode="after")
+    def check_signature_age(self) -> Self:
+        """Reject an age that would refuse clients in other time zones."""
+        if 0 < self.signature_age_max_ms < SIGNATURE_AGE_MS_MIN:
+            raise ValueError(
+                f"signature_age_max_ms {self.signature_age_max_ms} is less than"
+                f" {SIGNATURE_AGE_MS_MIN} (15 hours); clients that sign their local time would be"
+                " refused; set 0 for no limit"
+            )
+        return self

@@ -5,7 +5,8 @@
     x-mq-date-time   the signed text
 
 The signature is the HMAC-SHA1 of the signed text under the secret. Nothing else of a call is
-signed, so a copied header stays valid until its secret changes. A client may repeat its headers:
+signed, so a copied header stays valid until its secret changes, or until `signature_age_max_ms`
+after its date. A client may repeat its headers:
 the Go client adds them again for each repeated send. Then the last ones count.
 """
 
@@ -16,6 +17,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final, NamedTuple, final
 
 from tidemill.common.errors import Unauthorized
@@ -133,3 +135,30 @@ def find_signer(header: SignedHeader, signers: Sequence[Signer]) -> int | None:
         if hmac.compare_digest(signer.sign(header.date_time), header.signature):
             found = index
     return found
+
+
+def check_date(date_time: str, *, now_ms: int, age_ms_max: int) -> None:
+    """Check that the date of a signature is near the clock of this process. Raises Unauthorized.
+
+    The clients send `20261129T140552Z`, and Rust sends RFC 3339 with the time zone. A date without
+    a time zone is UTC.
+    """
+    text = date_time.rpartition(",")[2].strip()
+    try:
+        date = datetime.fromisoformat(text)
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=UTC)
+        signed_at_ms = round(date.timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        raise Unauthorized(
+            f"the date of the signature in {DATE_TIME} is not a date such as 20261129T140552Z, and"
+            " this proxy limits the age of signatures"
+        ) from None
+    if abs(now_ms - signed_at_ms) <= age_ms_max:
+        return
+    side = "older" if signed_at_ms < now_ms else "newer"
+    raise Unauthorized(
+        f"the date of the signature, {text}, is {side} than the time of this proxy,"
+        f" {datetime.fromtimestamp(now_ms // 1_000, UTC):%Y%m%dT%H%M%SZ}, by more than {age_ms_max}"
+        " ms (signature_age_max_ms); check both clocks, and do not use a signature again"
+    )

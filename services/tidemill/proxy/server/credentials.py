@@ -6,6 +6,7 @@ of a header with a secret is remembered, because a client sends the same header 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias, final
@@ -14,7 +15,7 @@ from tidemill.common.errors import Banned, Unauthorized
 from tidemill.proxy.server import bearer
 from tidemill.proxy.server.gated_call import Caller, GatedCall
 from tidemill.proxy.server.signed_calls import SignedCalls
-from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, parse_header
+from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, check_date, parse_header
 from tidemill.security.table import VIA_CERTIFICATE, identity_text
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # Headers with a verified signature. A client changes its header every second.
 VERIFIED_MAX: Final = 16_384
 VERIFIED_HEADER_CHARS_MAX: Final = 1_024
+# The exports of client metrics: Python clients sign the first one, and repeat its headers.
+_SIGNED_ONCE: Final = "export"
 
 _SignedText: TypeAlias = tuple[str, str]  # the header with the signature, and the date
 
@@ -44,6 +47,7 @@ class CallCredentials:
         """`keys` and `accounts` are those of the gate."""
         self.accounts = accounts
         self.generation = 0  # of the table
+        self.signature_age_max_ms = 0  # 0: without limit
         self._table = table
         self._signatures = SignedCalls(table, keys)
         self._wall_ms = wall_ms
@@ -81,7 +85,8 @@ class CallCredentials:
         """Return the user of a call; None if it has no credentials.
 
         Raises Unauthorized, KeyMissing, Overloaded. The order of the checks is: signature, end of
-        the secret, enabled, ban. A text names the user only after a correct signature.
+        the secret, enabled, certificate, ban, date. A text names the user only after a correct
+        signature.
         """
         headers = call.metadata
         if self.accounts is not None and (token := self.accounts.find_token(headers)):
@@ -95,6 +100,7 @@ class CallCredentials:
                 # A copied header may come over another connection.
                 if verified.known.user.certificates:
                     verified.known.check_certificate(call.certificate_names)
+                self._check_age(call, verified.known, key[1])
                 return verified
             found = self._signatures.find_again(verified.known.user, verified.sealed)
             if found is not None:
@@ -124,12 +130,27 @@ class CallCredentials:
         if not user.is_enabled:
             raise known.name_in(Unauthorized(f"user {user.name} is disabled"))
         caller = self._accept(call, known, secret.not_after_ms, secret.sealed)
+        self._check_age(call, known, key[1])
         # Only now: a remembered header is not checked again until the next change.
         if len(key[0]) + len(key[1]) <= VERIFIED_HEADER_CHARS_MAX:
             if len(self._verified) >= VERIFIED_MAX // 2:
                 self._verified_before, self._verified = self._verified, {}
             self._verified[key] = caller
         return caller
+
+    def _check_age(self, call: GatedCall, known: KnownUser, date_time: str) -> None:
+        """Check the date of a signature at the begin of its call. Raises Unauthorized.
+
+        An open stream keeps the headers of its begin, so its age does not count.
+        """
+        if not self.signature_age_max_ms or call.method == _SIGNED_ONCE:
+            return
+        open_ms = round((time.monotonic() - call.started_at) * 1_000)
+        now_ms = self._wall_ms() - open_ms
+        try:
+            check_date(date_time, now_ms=now_ms, age_ms_max=self.signature_age_max_ms)
+        except Unauthorized as error:
+            raise known.name_in(error) from None
 
     def count_refused(self, call: GatedCall) -> None:
         """Count a call whose credentials `find` has refused."""
