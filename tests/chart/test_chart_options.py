@@ -213,3 +213,76 @@ def test_the_provision_job_gets_all_fields_of_a_topic() -> None:
     found = objects("--set-json", f"topics={json.dumps([topic])}")
     wanted = find(found, "ConfigMap", "tidemill-provision")["data"]["wanted.json"]
     assert json.loads(wanted)["topics"] == [topic]
+
+
+def scraped_containers(found: list[Object]) -> list[Object]:
+    processes = ("broker", "proxy", "admin", "controller")
+    containers = [
+        container
+        for one in found
+        if one["kind"] in {"StatefulSet", "Deployment"}
+        for container in pod_of(one)["containers"]
+        if container["name"] in processes
+    ]
+    assert {container["name"] for container in containers} == set(processes)
+    return containers
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_a_token_of_metrics_reaches_each_process_and_the_monitors(kind: str) -> None:
+    monitor = kind[0].lower() + kind[1:]
+    options = ("--set", f"monitoring.auth.enabled=true,monitoring.{monitor}.enabled=true")
+    found = objects(*HA, *options)
+    for container in scraped_containers(found):
+        mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+        assert mounts["metrics-token"] == "/etc/tidemill-metrics"
+    secrets = {
+        volume["secret"]["secretName"]
+        for one in found
+        if one["kind"] in {"StatefulSet", "Deployment"}
+        for volume in pod_of(one)["volumes"]
+        if volume["name"] == "metrics-token"
+    }
+    assert secrets == {"tidemill-metrics-token"}
+    texts = [
+        text
+        for one in found
+        if one["kind"] == "ConfigMap"
+        for name, text in one.get("data", {}).items()
+        if name == "tidemill.yaml"
+    ]
+    assert len(texts) >= 4
+    for text in texts:
+        assert yaml.safe_load(text)["metrics_token_file"] == "/etc/tidemill-metrics/token"
+    spec = find(found, kind, "tidemill")["spec"]
+    [endpoint] = spec["podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"]
+    credentials = {"name": "tidemill-metrics-token", "key": "token"}
+    assert endpoint["authorization"] == {"type": "Bearer", "credentials": credentials}
+    # The certificate job may write this Secret, and makes the token.
+    roles = [one for one in found if one["kind"] == "Role" and "certificates" in str(one)]
+    assert roles
+    assert all("tidemill-metrics-token" in str(role["rules"]) for role in roles)
+    assert_valid(found)
+
+
+def test_metrics_need_no_token_by_default() -> None:
+    found = objects("--set", "monitoring.serviceMonitor.enabled=true")
+    assert "metrics-token" not in str(found)
+    assert "metrics_token_file" not in str(found)
+    [endpoint] = find(found, "ServiceMonitor", "tidemill")["spec"]["endpoints"]
+    assert "authorization" not in endpoint
+
+
+def test_an_own_secret_has_the_token_of_metrics() -> None:
+    auth = "monitoring.auth.enabled=true,monitoring.auth.existingSecret=mine"
+    found = objects(
+        *HA, "--set", f"{auth},monitoring.auth.key=word,monitoring.podMonitor.enabled=true"
+    )
+    assert "tidemill-metrics-token" not in str(found)
+    [endpoint] = find(found, "PodMonitor", "tidemill")["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "mine", "key": "word"}
+    for one in found:
+        if one["kind"] in {"StatefulSet", "Deployment"}:
+            [volume] = [v for v in pod_of(one)["volumes"] if v["name"] == "metrics-token"]
+            assert volume["secret"]["secretName"] == "mine"
+            assert volume["secret"]["items"] == [{"key": "word", "path": "token"}]

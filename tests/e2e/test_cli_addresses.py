@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from tests.e2e.conftest import Certificates
 from tests.support.rest_identities import identities
 from tidemill.admin.http.access import AccessControl
-from tidemill.admin.http.token_file import TokenFile
 from tidemill.admin.process import listening, serving
 from tidemill.cli.app import app
+from tidemill.common.token_file import TokenFile
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -101,7 +101,11 @@ def test_no_token_and_a_wrong_one(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("a-secret")
     file.chmod(0o600)
-    door = AccessControl(api(), identities=identities(TokenFile(str(file))), body_bytes_max=1_000)
+    door = AccessControl(
+        api(),
+        identities=identities(TokenFile(str(file), setting="admin_token_file")),
+        body_bytes_max=1_000,
+    )
     with served(door) as address:
         without, wrong = run_cli("--admin", address), run_cli("--admin", address, "--token=b")
         assert run_cli("--admin", address, "--token-file", str(file))[0] == 0

@@ -23,6 +23,9 @@
 {{- define "tidemill.makesToken" -}}
 {{- if and .Values.admin.replicas .Values.admin.auth.enabled (not .Values.admin.auth.existingSecret) -}}yes{{- end -}}
 {{- end -}}
+{{- define "tidemill.makesMetricsToken" -}}
+{{- if and .Values.monitoring.auth.enabled (not .Values.monitoring.auth.existingSecret) -}}yes{{- end -}}
+{{- end -}}
 {{- define "tidemill.makesUsers" -}}
 {{- if and (include "tidemill.hasUsers" .) (not (and .Values.security.existingKeySecret .Values.security.existingAdminSecret (or .Values.security.existingJobUsersSecret (not (include "tidemill.hasJobUsers" .))))) -}}yes{{- end -}}
 {{- end -}}
@@ -49,7 +52,7 @@ release without them, a job has the token. Without a cluster, they count as pres
 ["check", "provision", "roll", "trial", "volumes"]
 {{- end -}}
 {{- define "tidemill.makesSecrets" -}}
-{{- include "tidemill.makesCertificates" . }}{{ include "tidemill.makesToken" . }}{{ include "tidemill.makesUsers" . -}}
+{{- include "tidemill.makesCertificates" . }}{{ include "tidemill.makesToken" . }}{{ include "tidemill.makesMetricsToken" . }}{{ include "tidemill.makesUsers" . -}}
 {{- end -}}
 
 {{/* The state that the last installation, upgrade or rollback recorded, as JSON; empty without a cluster. */}}
@@ -145,6 +148,9 @@ because an operator deletes them to replace a key that has leaked. */}}
 {{- end -}}
 {{- if include "tidemill.makesToken" . -}}
 {{- $_ := set $tokens (include "tidemill.name" (list . "admin-token")) .Values.admin.auth.key -}}
+{{- end -}}
+{{- if include "tidemill.makesMetricsToken" . -}}
+{{- $_ := set $tokens (include "tidemill.metricsSecret" .) .Values.monitoring.auth.key -}}
 {{- end -}}
 {{- $keyFiles := dict -}}
 {{- $administrators := list -}}

@@ -190,6 +190,13 @@ terminationMessagePolicy: FallbackToLogsOnError
     secretName: {{ include "tidemill.internalSecret" (list .root .tls) }}
     defaultMode: 0440
 {{- end }}
+{{- if .root.Values.monitoring.auth.enabled }}
+- name: metrics-token
+  secret:
+    secretName: {{ include "tidemill.metricsSecret" .root }}
+    defaultMode: 0440
+    items: [{key: {{ .root.Values.monitoring.auth.key }}, path: token}]
+{{- end }}
 {{- if and (has .process (list "proxy" "admin")) (include "tidemill.hasUsers" .root) }}
 - name: security-key
   secret:
@@ -218,6 +225,11 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{- if .root.Values.internalTls.enabled }}
 - name: internal-tls
   mountPath: /etc/tidemill-tls
+  readOnly: true
+{{- end }}
+{{- if .root.Values.monitoring.auth.enabled }}
+- name: metrics-token
+  mountPath: /etc/tidemill-metrics
   readOnly: true
 {{- end }}
 {{- if and (has .process (list "proxy" "admin")) (include "tidemill.hasUsers" .root) }}
@@ -253,6 +265,11 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{/* The Secret with the keys of the secrets of users. */}}
 {{- define "tidemill.keySecret" -}}
 {{- default (include "tidemill.name" (list . "security-key")) .Values.security.existingKeySecret -}}
+{{- end -}}
+
+{{/* The Secret with the token of /metrics. */}}
+{{- define "tidemill.metricsSecret" -}}
+{{- default (include "tidemill.name" (list . "metrics-token")) .Values.monitoring.auth.existingSecret -}}
 {{- end -}}
 
 {{/* The Secret with the first administrator. */}}

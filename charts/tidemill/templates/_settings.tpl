@@ -8,6 +8,9 @@
 {{- $_ := set $settings "cluster_tls_certificate_file" "/etc/tidemill-tls/tls.crt" -}}
 {{- $_ := set $settings "cluster_tls_key_file" "/etc/tidemill-tls/tls.key" -}}
 {{- end -}}
+{{- if .Values.monitoring.auth.enabled -}}
+{{- $_ := set $settings "metrics_token_file" "/etc/tidemill-metrics/token" -}}
+{{- end -}}
 {{- mergeOverwrite $settings (deepCopy .Values.config) | toYaml -}}
 {{- end -}}
 

@@ -41,7 +41,6 @@ from tidemill.admin.http.forwarded import parse_networks
 from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.http.service_accounts import rest_service_accounts_of
-from tidemill.admin.http.token_file import TokenFile
 from tidemill.admin.messages.quotas import RestSendQuotas, lease_from
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
@@ -56,6 +55,8 @@ from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.repeating import repeating
+from tidemill.common.scrape_access import scrape_access_of
+from tidemill.common.token_file import TokenFile
 from tidemill.security.access_lines import TICK_PERIOD_S, access_log_metrics, write_line
 from tidemill.security.access_log import AccessLog
 from tidemill.security.issuer_keys import IssuerKeys, following, issuer_key_metrics, issuer_keys_of
@@ -112,7 +113,8 @@ async def serve(settings: AdminSettings) -> None:
     clock = SystemClock()
     access_log = AccessLog(settings.name or "admin", clock.wall_ms, clock.monotonic_ms, write_line)
     registry.register(lambda: access_log_metrics(access_log))
-    token = TokenFile(settings.admin_token_file) if settings.admin_token_file else None
+    file = settings.admin_token_file
+    token = TokenFile(file, setting="admin_token_file") if file else None
     keys = open_key_file(settings.security_key_file, clock.monotonic_ms)
     issuer_keys = issuer_keys_of(settings, clock.monotonic_ms)
     registry.register(lambda: issuer_key_metrics(issuer_keys))
@@ -141,7 +143,7 @@ async def serve(settings: AdminSettings) -> None:
             await enter(copy.running())
             await enter(creating_users(settings, SecurityClient(brokers), keys, first_admin))
             metrics = await enter(
-                MetricsServer(registry, readiness).serving(
+                MetricsServer(registry, readiness, access=scrape_access_of(settings)).serving(
                     settings.metrics_host, settings.metrics_port
                 )
             )

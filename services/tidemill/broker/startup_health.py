@@ -17,10 +17,13 @@ from tidemill.common.lifecycle import StartError
 from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
+from tidemill.common.scrape_access import ScrapeAccess
 
 
 @contextlib.contextmanager
-def reporting_startup(registry: Registry, host: str, port: int) -> Iterator[None]:
+def reporting_startup(
+    registry: Registry, host: str, port: int, access: ScrapeAccess
+) -> Iterator[None]:
     """Serve `/livez`, and `/readyz` with `starting`, from a thread until the block ends.
 
     Raises StartError if the port is in use. Does nothing for port 0, because no prober knows the
@@ -34,7 +37,7 @@ def reporting_startup(registry: Registry, host: str, port: int) -> Iterator[None
 
     async def serve() -> None:
         # Its phase is `starting` for as long as this lasts.
-        async with MetricsServer(registry, ProcessReadiness()).serving(host, port):
+        async with MetricsServer(registry, ProcessReadiness(), access=access).serving(host, port):
             began.set_result(asyncio.get_running_loop())
             await ended.wait()
 

@@ -43,6 +43,7 @@ from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.replica_group import name_in_cluster
+from tidemill.common.scrape_access import scrape_access_of
 from tidemill.transport.aio.tls import newest_context
 
 if TYPE_CHECKING:
@@ -138,9 +139,20 @@ class BrokerProcess:
         node_id = settings.node_id or settings.replica_name or settings.name
         return Registry(cluster=settings.cluster, node_type="broker", node_id=node_id)
 
+    def _metrics_server(
+        self, registry: Registry, readiness: ProcessReadiness, lag: LagReader, sizes: SizeReader
+    ) -> MetricsServer:
+        access = scrape_access_of(self._settings)
+        return MetricsServer(registry, readiness, lag, sizes, access=access)
+
     def _reporting_startup(self) -> contextlib.AbstractContextManager[None]:
         settings = self._settings
-        return reporting_startup(self._registry(), settings.metrics_host, settings.metrics_port)
+        return reporting_startup(
+            self._registry(),
+            settings.metrics_host,
+            settings.metrics_port,
+            scrape_access_of(settings),
+        )
 
     async def _serve(
         self,
@@ -186,7 +198,7 @@ class BrokerProcess:
         registry.register(members.collect)
         async with (
             running(rounds),
-            MetricsServer(
+            self._metrics_server(
                 registry, readiness, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
             ).serving(settings.metrics_host, settings.metrics_port) as metrics,
             broker_server(

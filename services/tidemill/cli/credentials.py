@@ -18,8 +18,8 @@ import typer
 
 from tidemill.common.addresses import is_loopback
 from tidemill.common.exit_codes import EXIT_USAGE
+from tidemill.common.private_files import read_private
 from tidemill.common.prompts import fail, warn
-from tidemill.security.private_files import read_private
 from tidemill.security.tokens import PREFIX
 
 FILE: Final = Path("tidemill") / "credentials"  # in the folder of configurations

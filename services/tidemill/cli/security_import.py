@@ -12,10 +12,10 @@ import typer
 from tidemill.cli.rest import call, call_pages, segment, show
 from tidemill.cli.rocketmq_acl import ImportedUser, read_users, roles_of
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
+from tidemill.common.private_files import read_private
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json
 from tidemill.security.acl import ALLOW, DENY, AccessEntry
-from tidemill.security.private_files import read_private
 
 FILE_BYTES_MAX: Final = 16 << 20  # 10,000 users with 20 entries of 80 bytes
 PROBLEMS_SHOWN: Final = 20

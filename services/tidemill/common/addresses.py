@@ -10,6 +10,7 @@ import errno
 import ipaddress
 import re
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,7 @@ HOST_CHARS_MAX: Final = 253  # of a DNS name
 # A DNS label has 1 to 63 characters. Host names do not allow an underscore, but container networks
 # assign names with one.
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
+_AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:\d*)?")
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 # A name may have addresses of a kind that this machine does not use, such as `::1` of localhost.
 _NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
@@ -55,6 +57,17 @@ class HostPort:
 def host_of_peer(peer: str) -> str:
     """Return the host of a peer of gRPC: `ipv4:10.0.0.1:5000`, or `ipv6:[::1]:5000`."""
     return without_brackets(peer.partition(":")[2].rpartition(":")[0])
+
+
+def host_of_authority(authority: str) -> str:
+    """Return the normalized host of a header `Host`; "" for a malformed one."""
+    found = _AUTHORITY.fullmatch(authority.strip().lower())
+    return found[1].strip("[]").rstrip(".") if found else ""
+
+
+def normalized_hosts(hosts: Iterable[str]) -> frozenset[str]:
+    """Return host names in the form of `host_of_authority`, without empty ones."""
+    return frozenset([host.lower().strip("[]").rstrip(".") for host in hosts]) - {""}
 
 
 def without_brackets(host: str) -> str:

@@ -5,8 +5,9 @@
     GET /readyz    200 while the process is ready, else 503; the body gives the reason and the
                    state of each broker
 
-The endpoint runs in the event loop of the process, so a hanging scrape shows a hanging process. It
-is open to everybody who reaches its port, so its cost has a bound: one scrape is computed at a
+The endpoint runs in the event loop of the process, so a hanging scrape shows a hanging process.
+`scrape_access.py` decides about requests to /metrics. Without a token, /metrics is open to all that
+reach its port, so its cost has a bound: one scrape is computed at a
 time, all that wait for it share its text, and the next one begins after a pause. A text that took
 long serves further scrapes until it has cost a twentieth of a core.
 """
@@ -28,6 +29,7 @@ from tidemill.common.addresses import HostPort, without_brackets
 from tidemill.common.lifecycle import bound_sockets
 from tidemill.common.metrics import Registry
 from tidemill.common.readiness import ProcessReadiness
+from tidemill.common.scrape_access import ScrapeAccess, ScrapeRefusal
 
 log = structlog.get_logger()
 
@@ -55,8 +57,10 @@ GZIP_LEVEL: Final = 3  # a tenth of the size at a third of the time of the defau
 _METHODS = "GET, HEAD"
 _REASONS = {
     200: "OK",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
+    421: "Misdirected Request",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -145,8 +149,10 @@ class MetricsServer:
         registry: Registry,
         readiness: ProcessReadiness,
         *before_scrape: Callable[[], Awaitable[None]],
+        access: ScrapeAccess,
     ) -> None:
         """Await the `before_scrape` functions before each scrape."""
+        self._access = access
         self._scrapes = SharedScrapes(registry, before_scrape)
         self._readiness = readiness
         registry.register(readiness.collect)
@@ -245,6 +251,10 @@ class MetricsServer:
         if method not in _METHODS.split(", "):
             text, allow = b"only GET and HEAD are supported\n", f"Allow: {_METHODS}\r\n"
             pieces = _response(405, "text/plain", text, more_head=allow)
+        elif path == "/metrics" and (refusal := self._find_refusal(headers)) is not None:
+            reason = refusal.text.encode()
+            pieces = _response(refusal.status, "text/plain", reason, more_head=refusal.more_head)
+            pieces = pieces[:1] if method == "HEAD" else pieces
         elif path == "/metrics" and method == "GET":
             await self._answer_scrape(headers, writer)
             return
@@ -256,6 +266,9 @@ class MetricsServer:
             pieces = self._answer_probe(path)
             pieces = pieces[:1] if method == "HEAD" else pieces
         await _write(writer, pieces)
+
+    def _find_refusal(self, headers: dict[str, str]) -> ScrapeRefusal | None:
+        return self._access.find_refusal(headers.get("host", ""), headers.get("authorization", ""))
 
     def _answer_probe(self, path: str) -> list[bytes]:
         match path:

@@ -36,7 +36,7 @@ from tidemill.common.known_settings import (
     unknown_keys,
     unknown_variables,
 )
-from tidemill.common.setting_types import Flag, Port
+from tidemill.common.setting_types import Flag, Names, Port
 
 
 class ProcessSettings(BaseSettings):
@@ -87,6 +87,16 @@ class ProcessSettings(BaseSettings):
     metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /livez and /readyz.")
     metrics_port: Port = Field(
         5557, description="Port of /metrics, /livez and /readyz; 0: a free port."
+    )
+    metrics_hosts: Names = Field(
+        [],
+        description="Host names of /metrics besides localhost, metrics_host and all addresses."
+        " Requests for other names get 421, because pages of other sites could send them.",
+    )
+    metrics_token_file: str = Field(
+        "",
+        description="File with the bearer token of /metrics; read again when it changes. No other"
+        " user of the machine may read it. Default: no token. /livez and /readyz need none.",
     )
     supervisor_fd: CliSuppress[int | None] = Field(
         None,

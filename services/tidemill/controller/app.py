@@ -23,6 +23,7 @@ from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import ProcessReadiness
+from tidemill.common.scrape_access import scrape_access_of
 from tidemill.controller.group import BrokerGroupControl
 from tidemill.controller.groups import BrokerGroupControls
 from tidemill.controller.lease_keeper import LeaseKeeper
@@ -69,9 +70,9 @@ async def serve(settings: ControllerSettings) -> None:
         async with (
             certificates.watching(),
             store_of(settings) as store,
-            MetricsServer(registry, readiness := ProcessReadiness()).serving(
-                settings.metrics_host, settings.metrics_port
-            ) as metrics,
+            MetricsServer(
+                registry, readiness := ProcessReadiness(), access=scrape_access_of(settings)
+            ).serving(settings.metrics_host, settings.metrics_port) as metrics,
         ):
             lease = LeaseKeeper(settings.name, store, clock, deputy_rank=settings.deputy_rank)
             make = functools.partial(

@@ -19,6 +19,7 @@ from tidemill.common.metrics import Registry
 from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.repeating import repeating
+from tidemill.common.scrape_access import scrape_access_of
 from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.metrics import ClientMetrics
@@ -118,9 +119,9 @@ async def serve(settings: ProxySettings) -> None:
     with stop_on_signal(supervisor_fd=starter_fd, on_hangup=parts.certificates.reload) as stop:
         async with (
             parts.certificates.watching(),
-            MetricsServer(parts.registry, parts.readiness).serving(
-                settings.metrics_host, settings.metrics_port
-            ) as endpoint,
+            MetricsServer(
+                parts.registry, parts.readiness, access=scrape_access_of(settings)
+            ).serving(settings.metrics_host, settings.metrics_port) as endpoint,
             parts.routes.following(),
             parts.cluster.running(),
             parts.calls.running(),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from tidemill.common.errors import BadRequest
+from tidemill.common.private_files import read_private
 from tidemill.security.acl import AccessEntry, parse_entry
 from tidemill.security.identities import check_entries, check_secret
-from tidemill.security.private_files import read_private
 
 USER_PREFIX: Final = "tidemill-job-"
 TRIAL: Final = "tidemill-trial"  # topic and consumer group of the trial

@@ -13,7 +13,7 @@ import structlog
 
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartError
-from tidemill.security.private_files import read_private
+from tidemill.common.private_files import read_private
 from tidemill.security.secret_keys import FILE_BYTES_MAX, SecretKeys, new_key_line, parse_keys
 
 CHECK_PERIOD_MS: Final = 5_000

@@ -156,6 +156,8 @@ class CommandLines:
             f"--log-level={settings.log_level}",
             f"--log-format={settings.log_format}",
             f"--metrics-host={settings.metrics_host}",
+            *(f"--metrics-hosts={host}" for host in settings.metrics_hosts),
+            f"--metrics-token-file={settings.metrics_token_file}",
             f"--metrics-port={port_of(addresses.get('metrics'), self._ports.metrics[name])}",
         ]
         return [*flags, f"--config={settings.config}"] if settings.config else flags

@@ -15,8 +15,8 @@ from tests.support.rest_identities import identities
 from tidemill.admin.http import access
 from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.problems import add_problem_handlers
-from tidemill.admin.http.token_file import TokenFile
 from tidemill.common.lifecycle import StartError
+from tidemill.common.token_file import TokenFile
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -112,7 +112,7 @@ def private(path: Path, content: str) -> Path:
 
 def test_the_api_needs_the_token_and_pages_do_not(tmp_path: Path) -> None:
     file = private(tmp_path / "token", "a-secret\n")
-    served = guarded(identities=identities(TokenFile(str(file))))
+    served = guarded(identities=identities(TokenFile(str(file), setting="admin_token_file")))
     assert ask(served, "GET", "/some-page").status_code == 200
     for shown in ("", "a-secret", "Bearer", "Bearer b-secret", "Basic a-secret", "Bearer \u00e9"):
         headers = {"Authorization": shown.encode()} if shown else {}
@@ -125,7 +125,7 @@ def test_the_api_needs_the_token_and_pages_do_not(tmp_path: Path) -> None:
 
 def test_a_changed_token_is_reloaded_and_an_invalid_one_is_ignored(tmp_path: Path) -> None:
     file = private(tmp_path / "token", "first")
-    token = TokenFile(str(file))
+    token = TokenFile(str(file), setting="admin_token_file")
     new = private(tmp_path / "new", "second-one")
     new.replace(file)
     assert not token.admits("Bearer first")
@@ -144,7 +144,7 @@ def test_a_file_without_a_token_stops_the_start(tmp_path: Path, content: str | N
     if content is not None:
         private(file, content)
     with pytest.raises(StartError, match="admin_token_file") as caught:
-        TokenFile(str(file))
+        TokenFile(str(file), setting="admin_token_file")
     assert "chmod" not in str(caught.value)
 
 
@@ -152,10 +152,10 @@ def test_a_file_without_a_token_stops_the_start(tmp_path: Path, content: str | N
 def test_a_token_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None:
     file = private(tmp_path / "token", "a-secret")
     file.chmod(0o440)
-    token = TokenFile(str(file))
+    token = TokenFile(str(file), setting="admin_token_file")
     file.chmod(mode)
     with pytest.raises(StartError, match="chmod"):
-        TokenFile(str(file))
+        TokenFile(str(file), setting="admin_token_file")
     other = private(tmp_path / "other", "b-secret")
     other.chmod(mode)
     other.replace(file)

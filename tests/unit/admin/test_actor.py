@@ -15,7 +15,7 @@ from tidemill.admin.audit.access_reports import RequestReports
 from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.actor import BUILT_IN_USER, Actor, actor_of
 from tidemill.admin.http.route_templates import RouteTemplates
-from tidemill.admin.http.token_file import TokenFile
+from tidemill.common.token_file import TokenFile
 from tidemill.security.access_log import AccessLog
 
 
@@ -48,7 +48,7 @@ def test_a_request_with_the_token_of_the_file_is_the_built_in_user(tmp_path: Pat
     file.touch(0o600)
     file.write_text("secret\n")
     headers = {"Authorization": "Bearer secret", "Tidemill-User": "alice"}
-    actor = ask(token=TokenFile(str(file)), headers=headers)
+    actor = ask(token=TokenFile(str(file), setting="admin_token_file"), headers=headers)
     assert actor == Actor(BUILT_IN_USER, "token-file", "alice", "10.1.2.3")
     assert actor.text == "admin-token (alice) at 10.1.2.3"
 
@@ -84,7 +84,11 @@ def test_requests_with_a_wrong_token_and_of_the_super_user_are_reported(
     async def request() -> None:
         app = FastAPI()
         served = AccessControl(
-            app, identities=identities(TokenFile(str(file)), reports.requests), body_bytes_max=1_000
+            app,
+            identities=identities(
+                TokenFile(str(file), setting="admin_token_file"), reports.requests
+            ),
+            body_bytes_max=1_000,
         )
         transport = httpx.ASGITransport(served, client=("10.1.2.3", 4711))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

@@ -11,6 +11,7 @@ import pytest
 from tidemill.broker.startup_health import reporting_startup
 from tidemill.common.lifecycle import StartError
 from tidemill.common.metrics import Registry
+from tidemill.common.scrape_access import ScrapeAccess
 
 ANSWER_S = 30.0  # of a loaded machine; it takes a millisecond
 
@@ -35,12 +36,12 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 def test_probes_are_answered_while_this_thread_is_busy() -> None:
     port = free_port()
-    with reporting_startup(registry(), "127.0.0.1", port):
+    with reporting_startup(registry(), "127.0.0.1", port, ScrapeAccess()):
         assert get(port, "/livez") == (200, "ok\n")
         assert get(port, "/readyz") == (503, "not ready: starting\n")
         assert "rocketmq_ready" in get(port, "/metrics")[1]
     # The server of the next life takes the port at once.
-    with reporting_startup(registry(), "127.0.0.1", port):
+    with reporting_startup(registry(), "127.0.0.1", port, ScrapeAccess()):
         assert get(port, "/livez") == (200, "ok\n")
 
 
@@ -49,7 +50,7 @@ def test_a_port_in_use_is_reported_before_the_store_is_read() -> None:
         port = other.getsockname()[1]
         with (
             pytest.raises(StartError, match=str(port)),
-            reporting_startup(registry(), "127.0.0.1", port),
+            reporting_startup(registry(), "127.0.0.1", port, ScrapeAccess()),
         ):
             pytest.fail("the block began")
 
@@ -58,7 +59,7 @@ def test_the_endpoints_end_if_the_store_cannot_be_opened() -> None:
     port = free_port()
     with (
         pytest.raises(ValueError, match="damaged"),
-        reporting_startup(registry(), "127.0.0.1", port),
+        reporting_startup(registry(), "127.0.0.1", port, ScrapeAccess()),
     ):
         raise ValueError("damaged")
     with pytest.raises(urllib.error.URLError):

@@ -32,7 +32,9 @@ from tidemill.common.metrics_server import (
     SharedScrapes,
 )
 from tidemill.common.readiness import ProcessReadiness
+from tidemill.common.scrape_access import ScrapeAccess
 
+OPEN = ScrapeAccess()
 WAIT_S = 30.0  # much more than any test needs
 
 
@@ -45,7 +47,11 @@ async def fetch(
 ) -> tuple[str, str]:
     host, _, port = server.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    lines = [f"{method} {path} HTTP/1.1", "Host: test", *(f"{k}: {v}" for k, v in headers.items())]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        *(f"{k}: {v}" for k, v in headers.items()),
+    ]
     writer.write("\r\n".join([*lines, "", ""]).encode())
     head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
     writer.close()
@@ -64,7 +70,9 @@ def test_names_and_labels_appear_as_declared() -> None:
     metrics.register(collect)
 
     async def scenario() -> None:
-        async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(metrics, ProcessReadiness(), access=OPEN).serving(
+            "127.0.0.1", 0
+        ) as server:
             head, body = await fetch(server, "/metrics")
             assert "text/plain" in head
             labels = 'cluster="c",node_id="b-0",node_type="broker",topic="t"'
@@ -81,7 +89,9 @@ def test_names_and_labels_appear_as_declared() -> None:
 def test_readyz_reports_the_state_of_the_process() -> None:
     async def scenario() -> None:
         readiness = ProcessReadiness()
-        async with MetricsServer(registry(), readiness).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(registry(), readiness, access=OPEN).serving(
+            "127.0.0.1", 0
+        ) as server:
             assert (await fetch(server, "/livez"))[0].startswith("HTTP/1.1 200 ")
             head, body = await fetch(server, "/readyz")
             assert (head[:13], body) == ("HTTP/1.1 503 ", "not ready: starting\n")
@@ -166,7 +176,9 @@ def test_a_scrape_of_many_samples_is_written_in_slices(accept: str, families: An
 
 def test_other_methods_get_the_list_of_methods() -> None:
     async def scenario() -> None:
-        async with MetricsServer(registry(), ProcessReadiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(registry(), ProcessReadiness(), access=OPEN).serving(
+            "127.0.0.1", 0
+        ) as server:
             head, _ = await fetch(server, "/livez", "POST")
             assert head.startswith("HTTP/1.1 405 ")
             assert "\r\nAllow: GET, HEAD\r\n" in head
@@ -201,7 +213,9 @@ def test_a_client_that_does_not_read_the_response_is_disconnected(
     monkeypatch.setattr(MetricsServer, "_serve_connection", note)
 
     async def scenario() -> None:
-        async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(metrics, ProcessReadiness(), access=OPEN).serving(
+            "127.0.0.1", 0
+        ) as server:
             host, _, port = server.address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port), limit=1)
             writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -233,7 +247,7 @@ def test_waiting_scrapers_share_one_scrape_and_further_ones_are_rejected() -> No
         async def wait() -> None:
             await gate.wait()
 
-        endpoint = MetricsServer(metrics, ProcessReadiness(), wait)
+        endpoint = MetricsServer(metrics, ProcessReadiness(), wait, access=OPEN)
         async with asyncio.timeout(WAIT_S), endpoint.serving("127.0.0.1", 0) as server:
             waiting = [asyncio.create_task(fetch(server, "/metrics")) for _ in range(SCRAPES_MAX)]
             await eventually(lambda: server._scrape_count == SCRAPES_MAX)
@@ -289,7 +303,7 @@ def test_a_stop_during_a_scrape_is_no_error_of_the_event_loop() -> None:
             has_begun.set()
             await asyncio.Event().wait()
 
-        endpoint = MetricsServer(registry(), ProcessReadiness(), stand_still)
+        endpoint = MetricsServer(registry(), ProcessReadiness(), stand_still, access=OPEN)
         async with asyncio.timeout(WAIT_S):
             async with endpoint.serving("127.0.0.1", 0) as server:
                 scrape = asyncio.create_task(fetch(server, "/metrics"))
@@ -323,7 +337,9 @@ def test_an_expired_text_is_not_kept() -> None:
 def test_head_requests_compute_no_scrape() -> None:
     async def scenario() -> None:
         metrics, scrapes = gated_registry()
-        async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(metrics, ProcessReadiness(), access=OPEN).serving(
+            "127.0.0.1", 0
+        ) as server:
             for _ in range(100):
                 head, body = await fetch(server, "/metrics", "HEAD")
                 assert "text/plain" in head
@@ -335,7 +351,7 @@ def test_head_requests_compute_no_scrape() -> None:
 
 def test_idle_connections_make_room_for_probes() -> None:
     async def scenario() -> None:
-        endpoint = MetricsServer(registry(), ProcessReadiness())
+        endpoint = MetricsServer(registry(), ProcessReadiness(), access=OPEN)
         async with asyncio.timeout(WAIT_S), endpoint.serving("127.0.0.1", 0) as server:
             host, _, port = server.address.rpartition(":")
             idle = [
@@ -354,7 +370,9 @@ def test_idle_connections_make_room_for_probes() -> None:
 )
 def test_a_scrape_is_compressed_for_scrapers_that_accept_it(accepted: str, is_gzip: bool) -> None:
     async def scenario() -> None:
-        async with MetricsServer(registry(), ProcessReadiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(registry(), ProcessReadiness(), access=OPEN).serving(
+            "127.0.0.1", 0
+        ) as server:
             host, _, port = server.address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(f"GET /metrics HTTP/1.1\r\nAccept-Encoding: {accepted}\r\n\r\n".encode())
@@ -377,7 +395,9 @@ def test_a_failed_scrape_is_an_error_of_that_scrape() -> None:
             return []
 
         metrics.register(collect)
-        async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(metrics, ProcessReadiness(), access=OPEN).serving(
+            "127.0.0.1", 0
+        ) as server:
             assert (await fetch(server, "/metrics"))[0].startswith("HTTP/1.1 500 ")
             assert (await fetch(server, "/metrics"))[0].startswith("HTTP/1.1 200 ")
 

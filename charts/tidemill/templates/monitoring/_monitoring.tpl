@@ -23,3 +23,14 @@ metricRelabelings:
 {{ toYaml . | indent 2 }}
 {{- end }}
 {{- end -}}
+
+{{/* The token that a scrape sends. The Secret is in the namespace of the monitor. */}}
+{{- define "tidemill.scrapeToken" -}}
+{{- with .Values.monitoring.auth }}
+{{- if .enabled }}
+authorization:
+  type: Bearer
+  credentials: {name: {{ include "tidemill.metricsSecret" $ }}, key: {{ .key }}}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -23,9 +23,9 @@ from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClie
 from tidemill.admin.cluster.user_changes import UserChanges
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, Conflict, ServiceError
 from tidemill.common.lifecycle import StartError
+from tidemill.common.private_files import read_private
 from tidemill.security.bans import BAN, BanKind
 from tidemill.security.identities import User, UserType, check_secret, check_user_name, user_of
-from tidemill.security.private_files import read_private
 from tidemill.security.subjects import subject_name
 from tidemill.security.table import USER
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -24,7 +24,7 @@ from tidemill.admin.http.forwarded import IpNetworks, with_caller_address
 from tidemill.admin.http.problems import problem
 from tidemill.admin.http.refused_login import RefusedLogin
 from tidemill.admin.http.request_access import OPEN, set_access
-from tidemill.common.addresses import is_ip, unmapped
+from tidemill.common.addresses import host_of_authority, is_ip, normalized_hosts, unmapped
 from tidemill.common.errors import CODES, Overloaded, ServiceError, codes_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ BODY_TIMEOUT_S: Final = 60.0  # of a whole body, else 408: the largest message a
 IDENTITY_AGE_S: Final = 0.5
 # The remaining bytes of a rejected body are not read, so the connection cannot be used again.
 CLOSE: Final = {"Connection": "close"}
-_AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:\d*)?")
 
 
 class ForeignPageReports(Protocol):
@@ -81,7 +80,7 @@ class AccessControl:
         self._reports = reports
         self._identities = identities
         self._large = large
-        self._hosts = {host.lower().strip("[]").rstrip(".") for host in hosts} - {""}
+        self._hosts = normalized_hosts(hosts)
         self._body_bytes_max = body_bytes_max
         self._held_bytes = 0  # of the bodies of all requests in progress
 
@@ -164,7 +163,7 @@ class AccessControl:
         return min(self._body_bytes_max, OTHER_BODY_BYTES_MAX)
 
     def _is_known(self, authority: str, scope: Scope) -> bool:
-        host = _host_of(authority)
+        host = host_of_authority(authority)
         if host in self._hosts or host == "localhost":
             return True
         try:
@@ -241,12 +240,6 @@ class _RequestBody:
                 f" pauses of {BODY_PAUSE_S:g} s"
             )
             raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, detail, CLOSE) from error
-
-
-def _host_of(authority: str) -> str:
-    """Return the normalized host of `host:port` or `[address]:port`; "" for other texts."""
-    found = _AUTHORITY.fullmatch(authority.strip().lower())
-    return found[1].strip("[]").rstrip(".") if found else ""
 
 
 def _refusal(status: HTTPStatus, detail: str) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""The token of admin_token_file, which permits every operation of the REST API."""
+"""A bearer token in a file: that of the REST API or that of `/metrics`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartError
-from tidemill.security.private_files import read_private
+from tidemill.common.private_files import read_private
 
 log = structlog.get_logger()
 
@@ -20,15 +20,15 @@ TOKEN_BYTES_MAX: Final = 4_096  # a larger file is not a token file
 class TokenFile:
     """A bearer token that is read again when its file changes."""
 
-    def __init__(self, file: str) -> None:
-        """Read the file. Raises StartError if it has no valid token."""
+    def __init__(self, file: str, *, setting: str) -> None:
+        """Read the file of a setting. Raises StartError if it has no valid token."""
         self._file = file
         self._changes = FileChanges([file])
         try:
             self._token = _read_token(file)
         except (OSError, ValueError) as error:
             raise StartError(
-                f"admin_token_file {file!r} has no valid token: {error}; write one line into it,"
+                f"{setting} {file!r} has no valid token: {error}; write one line into it,"
                 " such as the output of `openssl rand -hex 32`"
             ) from error
 
