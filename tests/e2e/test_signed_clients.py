@@ -220,6 +220,37 @@ def test_a_second_call_of_enable_changes_nothing(secured: Secured) -> None:
     assert saved.read_text().startswith("admin\n")
 
 
+def test_a_user_shows_the_last_use_of_each_secret(secured: Secured) -> None:
+    running, home = secured.running, secured.home
+    made = tidemill(running, home, "user", "create", "rotated", "--producer=shop*")
+    newer = tidemill(running, home, "user", "rotate", "rotated")
+    assert isinstance(made, dict)
+    assert isinstance(newer, dict)
+    tidemill(running, home, "topic", "create", "shop-uses")
+
+    def last_uses() -> list[int | None]:
+        shown = tidemill(running, home, "user", "show", "rotated")
+        assert isinstance(shown, dict)
+        assert "unreachable" not in shown
+        assert shown["usesSinceMs"] <= shown["createdAtMs"]
+        return [secret.get("usedAtMs") for secret in shown["secrets"]]
+
+    async def send(secret: str) -> None:
+        headers = signed("rotated", secret)
+        async with api(running.grpc, headers=headers) as shop:
+            answer = await shop.send(message("shop-uses", b"m"))
+        assert answer.status.code == v2.OK, answer.status
+
+    assert last_uses() == [None, None]
+    asyncio.run(send(newer["secret"]))
+    [older_use, newer_use] = last_uses()
+    assert older_use is None
+    assert newer_use is not None
+    assert newer_use >= newer["createdAtMs"]
+    asyncio.run(send(made["secret"]))
+    assert None not in last_uses()
+
+
 def test_a_rotation_of_the_key_file_costs_no_call(secured: Secured) -> None:
     running, home = secured.running, secured.home
     tidemill(running, home, "topic", "create", "shop-keys")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -46,6 +47,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.common.item_bytes import ITEM_BYTES_MAX
 from tidemill.security.access_log import AccessLog
 from tidemill.security.secret_keys import SecretKeys
+from tidemill.security.secret_uses import SecretUses
 from tidemill.security.table import Mode
 
 API_VERSION = "1"  # Of the API, so that a release does not change the document.
@@ -159,6 +161,7 @@ def create_app(
     app.state.secret_keys, app.state.key_file = secret_keys, key_file
     app.state.security_floor = security_floor
     app.state.sessions = Sessions(secret_keys, clock.wall_ms)
+    app.state.secret_uses = SecretUses(time.monotonic, clock.wall_ms)
     app.state.process, app.state.needs_identity = process, needs_identity
     app.state.access_log = access_log or AccessLog(process, clock.wall_ms, clock.monotonic_ms)
     app.state.brokers, app.state.demands = brokers, demands

@@ -304,6 +304,7 @@ def with_access_control(
         token=token,
         reports=reports,
         sessions=app.state.sessions,
+        uses=app.state.secret_uses,
         accounts=rest_service_accounts_of(settings, issuer_keys, copy, read_all),
     )
     bans = BanCopy(read_all, lambda: copy.version)

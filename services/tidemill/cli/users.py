@@ -107,7 +107,9 @@ def list_users(context: typer.Context) -> None:
 
 @app.command("show")
 def show_user(context: typer.Context, name: Name) -> None:
-    """Show a user with its secrets; `tidemill acl list NAME` shows its entries.
+    """Show a user with its secrets and their last uses.
+
+    Processes know the uses since their start. `tidemill acl list NAME` shows the entries.
 
     Example: tidemill user show orders
     """
@@ -118,10 +120,22 @@ def show_user(context: typer.Context, name: Name) -> None:
             secret["keyId"],
             utc(secret["createdAtMs"]),
             utc(secret["notAfterMs"]) if secret["notAfterMs"] else "never",
+            _last_use_text(user, secret),
         )
         for secret in user["secrets"]
     ]
-    show(context, user, ("SECRET", "KEY", "CREATED", "ENDS"), rows)
+    show(context, user, ("SECRET", "KEY", "CREATED", "ENDS", "LAST USE"), rows)
+    if unreachable := user.get("unreachable"):
+        warn(f"the uses at these processes are unknown: {', '.join(unreachable)}")
+
+
+def _last_use_text(user: Json, secret: Json) -> str:
+    """Return the last known use of a secret."""
+    if used_at_ms := secret.get("usedAtMs"):
+        return utc(used_at_ms)
+    # An admin process of an older version knows none.
+    since_ms = user.get("usesSinceMs", 0)
+    return f"none since {utc(max(since_ms, secret['createdAtMs']))}" if since_ms else "unknown"
 
 
 @app.command("create")

@@ -64,6 +64,7 @@ from tidemill.security.acl import Resource
 from tidemill.security.issuer_keys import IssuerKeys, following, issuer_key_metrics, issuer_keys_of
 from tidemill.security.key_file import open_key_file
 from tidemill.security.secret_keys import SecretKeys
+from tidemill.security.secret_uses import SecretUses
 from tidemill.security.table import Mode
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -237,8 +238,13 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
             clock.monotonic_ms,
             access_log,
             Kicks(gate, clients, polling, cluster).kick,
-            lambda: security_state_of(
-                age.version, cluster.security.mode, keys(), has_open_port=has_open_port(settings)
+            lambda question: security_state_of(
+                age.version,
+                cluster.security.mode,
+                keys(),
+                gate.credentials.uses,
+                has_open_port=has_open_port(settings),
+                user_id=question.user_id,
             ),
         ).answer,
         publishers=clients.publishers,
@@ -381,13 +387,22 @@ def has_open_port(settings: ProxySettings) -> bool:
 
 
 def security_state_of(
-    version: int, mode: Mode, keys: SecretKeys | None, *, has_open_port: bool
+    version: int,
+    mode: Mode,
+    keys: SecretKeys | None,
+    uses: SecretUses,
+    *,
+    has_open_port: bool,
+    user_id: int,
 ) -> pb.SecurityState:
     """Return the answer to the question of an operator about the security of this process."""
     state = pb.SecurityState(version=version, mode=mode.text, has_open_port=has_open_port)
     if keys is not None:
         state.key_ids.extend(keys.ids)
         state.key_checks.extend(keys.checks)
+    if user_id:
+        state.uses_since_ms = uses.since_ms
+        state.secret_uses.extend([pb.SecretUse(**use._asdict()) for use in uses.of_user(user_id)])
     return state
 
 

@@ -87,9 +87,10 @@ class World:
         self.streams: list[Stream] = []
         self.access_log = AccessLog("proxy-7", self.clock.wall_ms, self.clock.monotonic_ms)
         self.kicked: list[pb.KickClient] = []
+        self.user_id = 0
         self.security = pb.SecurityState(version=7, mode="on", key_ids=["k2", "k1"])
         questions = Questions(
-            self.clients, self.clock.monotonic_ms, self.access_log, self.kick, lambda: self.security
+            self.clients, self.clock.monotonic_ms, self.access_log, self.kick, self.state_of
         )
         self.relays = Relays(
             "proxy-7",
@@ -98,6 +99,10 @@ class World:
             publishers=self.clients.publishers,
             connect=self.connect,
         )
+
+    def state_of(self, asked: pb.GetSecurityState) -> pb.SecurityState:
+        self.user_id = asked.user_id
+        return self.security
 
     def kick(self, asked: pb.KickClient) -> pb.KickedClient:
         self.kicked.append(asked)
@@ -213,8 +218,10 @@ def test_a_kick_is_asked_through_the_broker() -> None:
 
 def test_the_security_state_is_asked_through_the_broker() -> None:
     async def scenario(world: World) -> None:
-        answer = await world.ask(pb.ProxyQuestion(get_security=pb.GetSecurityState()))
+        asked = pb.GetSecurityState(user_id=7)
+        answer = await world.ask(pb.ProxyQuestion(get_security=asked))
         assert answer.security == world.security
+        assert world.user_id == 7
 
     run(scenario)
 

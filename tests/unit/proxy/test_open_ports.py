@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from tidemill.proxy.app import has_open_port, security_state_of, warn_of_open_port
 from tidemill.proxy.settings import ProxySettings
+from tidemill.security.secret_uses import SecretUses
 from tidemill.security.table import Mode
 
 Tls = Literal["off", "optional", "required"]
@@ -49,5 +50,8 @@ def test_a_port_is_warned_of(host: str, tls: Tls, mode: Mode, warnings: list[str
 )
 def test_an_open_port_is_reported_to_operators(host: str, tls: Tls, is_open: bool) -> None:
     settings = ProxySettings.model_construct(grpc_host=host, grpc_port=8081, tls=tls)
-    state = security_state_of(1, Mode.ON, None, has_open_port=has_open_port(settings))
+    uses = SecretUses(lambda: 0.0, lambda: 0)
+    state = security_state_of(
+        1, Mode.ON, None, uses, has_open_port=has_open_port(settings), user_id=0
+    )
     assert state.has_open_port is is_open

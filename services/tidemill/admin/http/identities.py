@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from tidemill.admin.cluster.security_copy import AdminSecurityCopy
     from tidemill.admin.http.service_accounts import RestServiceAccounts
     from tidemill.security.secret_keys import SecretKeys
+    from tidemill.security.secret_uses import SecretUses
     from tidemill.security.table import KnownUser
 
 NO_CERTIFICATE: Final = ()  # This API accepts none, so users that list some are refused.
@@ -167,12 +168,15 @@ class IdentityCheck:
         token: Token | None = None,
         reports: IdentityReports | None = None,
         sessions: Sessions | None = None,
+        uses: SecretUses | None = None,
         accounts: RestServiceAccounts | None = None,
     ) -> None:
         """`keys` returns the keys of the secrets; None without a key file.
 
-        `accounts` verifies tokens of service accounts; None: there are none.
+        `uses` gets the uses of secrets. `accounts` verifies tokens of service accounts; None: there
+        are none.
         """
+        self._uses = uses
         self._accounts = accounts
         self.sessions = sessions or Sessions(keys, wall_ms)
         self._copy = copy
@@ -304,6 +308,7 @@ class IdentityCheck:
         if session is None or known is None or (secret := session.find_secret(known.user)) is None:
             raise RefusedLogin(SESSION_ENDED)
         self._check_valid(known, secret, VIA_SESSION)
+        self._note_use(known, secret)  # The session ends with its secret.
         return VerifiedUser(known, session=session)
 
     async def _verify_token(self, authorization: str, address: str) -> KnownUser:
@@ -390,6 +395,7 @@ class IdentityCheck:
         if known is None or sealed_now is None:
             raise RefusedLogin(WRONG, claimed_user=name)
         self._check_valid(known, sealed_now, VIA_BASIC)
+        self._note_use(known, sealed_now)
         return VerifiedUser(known, secret=sealed_now)
 
     def _check_valid(self, known: KnownUser, secret: SealedSecret, via: str) -> None:
@@ -404,6 +410,10 @@ class IdentityCheck:
             known.check_certificate(NO_CERTIFICATE)
         except Unauthorized as error:
             raise RefusedLogin.of(error, via) from None
+
+    def _note_use(self, known: KnownUser, secret: SealedSecret) -> None:
+        if self._uses is not None:
+            self._uses.note_now(known.user.id, secret)
 
     def _note_failure(self, name: str, address: str) -> None:
         if address != UNKNOWN_ADDRESS:

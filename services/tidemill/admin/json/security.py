@@ -82,6 +82,11 @@ class SecretView(Schema):
     key_id: str = Field(description="Id of the key that encrypts it.")
     created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
     not_after_ms: int = Field(description="End of its validity, ms since 1970; 0: none.")
+    used_at_ms: int | None = Field(
+        None,
+        description="Its last known use, ms since 1970. Missing in lists and after changes, and if"
+        " no use since `usesSinceMs` is known.",
+    )
 
 
 class UserSettings(Schema):
@@ -140,6 +145,18 @@ class UserView(Schema):
     created_at_ms: int = Field(description="Time of its creation, ms since 1970.")
     changed_at_ms: int = Field(description="Time of its last change, ms since 1970.")
     changed_by: str = Field(description="The caller of the last change.")
+
+
+class ShownUserView(UserView):
+    """A user with the last uses of its secrets."""
+
+    uses_since_ms: int = Field(
+        description="Time since which the uses of its secrets are known, ms since 1970: the latest"
+        " start of a process that answered. Uses at processes that have ended are unknown."
+    )
+    unreachable: list[str] | None = Field(
+        None, description="Processes whose uses are unknown. Missing if all answered."
+    )
 
 
 class UserPutView(UserView):

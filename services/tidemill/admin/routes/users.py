@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.lock_outs import LockOutCheck
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
+from tidemill.admin.cluster.security_states import find_secret_uses
 from tidemill.admin.cluster.token_changes import check_roles, deletion_of, tokens_of
 from tidemill.admin.cluster.user_changes import (
     UserChange,
@@ -22,16 +25,18 @@ from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.security import (
     RotationSettings,
     SecretView,
+    ShownUserView,
     UserDeletionView,
     UserPageView,
     UserPutView,
     UserSettings,
     UserView,
 )
-from tidemill.admin.routes import Access, Caller, ChangeAuthor, DryRun, SecurityItems
+from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun, SecurityItems
 from tidemill.admin.routes.security import Keys, WallClock, entries_of, entry_views
 from tidemill.common.errors import Conflict
 from tidemill.security.identities import SealedSecret, User, user_of
+from tidemill.security.secret_uses import SecretUses
 from tidemill.security.table import Mode
 from tidemill.security.tokens import NamedToken
 
@@ -48,6 +53,16 @@ Force = Annotated[
 ]
 
 
+def uses_of(request: Request) -> SecretUses:
+    """Return the last uses of secrets at this process."""
+    uses = request.app.state.secret_uses
+    assert isinstance(uses, SecretUses)
+    return uses
+
+
+Uses = Annotated[SecretUses, Depends(uses_of)]
+
+
 @router.get("/users", response_model_exclude_none=True)
 async def list_users(
     items: SecurityItems, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
@@ -62,9 +77,17 @@ async def list_users(
 
 
 @router.get("/users/{user}", response_model_exclude_none=True)
-async def get_user(user: UserName, items: SecurityItems) -> UserView:
-    """Show a user."""
-    return view_of(find_user(_read(await items.find(USER, user)), user))
+async def get_user(
+    user: UserName, items: SecurityItems, cluster: Cluster, uses: Uses
+) -> ShownUserView:
+    """Show a user, and when each of its secrets was last used."""
+    found = find_user(_read(await items.find(USER, user)), user)
+    known = await find_secret_uses(cluster, found.id, uses)
+    return ShownUserView(
+        **view_of(found, used_at_ms=known.used_at_ms).model_dump(),
+        uses_since_ms=known.since_ms,
+        unreachable=list(known.unreachable) or None,
+    )
 
 
 @router.put("/users/{user}", response_model_exclude_none=True)
@@ -231,8 +254,16 @@ def _read(found: FoundItem) -> User | None:
     return None if found.encoded is None else user_of(found.encoded)
 
 
-def view_of(user: User, version: int | None = None) -> UserView:
-    """Return a user as the API shows it."""
+def view_of(
+    user: User,
+    version: int | None = None,
+    *,
+    used_at_ms: Mapping[tuple[int, int], int] = MappingProxyType({}),
+) -> UserView:
+    """Return a user as the API shows it.
+
+    `used_at_ms` has the last uses, by the id and the creation of the secret.
+    """
     return UserView(
         name=user.name,
         id=user.id,
@@ -244,6 +275,7 @@ def view_of(user: User, version: int | None = None) -> UserView:
                 key_id=secret.key_id,
                 created_at_ms=secret.created_at_ms,
                 not_after_ms=secret.not_after_ms,
+                used_at_ms=used_at_ms.get((secret.id, secret.created_at_ms)),
             )
             for secret in user.secrets
         ],

@@ -55,7 +55,7 @@ class Questions:
         monotonic_ms: Callable[[], int],
         access_log: AccessLog,
         kick: Callable[[pb.KickClient], pb.KickedClient],
-        security: Callable[[], pb.SecurityState],
+        security: Callable[[pb.GetSecurityState], pb.SecurityState],
     ) -> None:
         self._clients = clients
         self._kick = kick
@@ -77,7 +77,7 @@ class Questions:
                 case "kick":
                     answer.kicked.CopyFrom(self._kick(question.kick))
                 case "get_security":
-                    answer.security.CopyFrom(self._security())
+                    answer.security.CopyFrom(self._security(question.get_security))
                 case "check":
                     result = await self._check(question.check)
                     answer.checked.CopyFrom(pb.CheckedTransaction(result=result))

@@ -15,6 +15,7 @@ from tidemill.common.errors import Banned, Unauthorized
 from tidemill.proxy.server import bearer
 from tidemill.proxy.server.gated_call import Caller, GatedCall
 from tidemill.proxy.server.signed_calls import SignedCalls
+from tidemill.security.secret_uses import SecretUses
 from tidemill.security.signatures import AUTHORIZATION, DATE_TIME, check_date, parse_header
 from tidemill.security.table import VIA_CERTIFICATE, identity_text
 
@@ -52,6 +53,7 @@ class CallCredentials:
         self._signatures = SignedCalls(table, keys)
         self._wall_ms = wall_ms
         self._bans = table.bans
+        self.uses = SecretUses(time.monotonic, wall_ms)
         # The newer half and the older half of the verified headers.
         self._verified: dict[_SignedText, Caller] = {}
         self._verified_before: dict[_SignedText, Caller] = {}
@@ -101,6 +103,8 @@ class CallCredentials:
                 if verified.known.user.certificates:
                     verified.known.check_certificate(call.certificate_names)
                 self._check_age(call, verified.known, key[1])
+                if verified.use is not None:
+                    verified.use.at_s = call.started_at
                 return verified
             found = self._signatures.find_again(verified.known.user, verified.sealed)
             if found is not None:
@@ -131,6 +135,7 @@ class CallCredentials:
             raise known.name_in(Unauthorized(f"user {user.name} is disabled"))
         caller = self._accept(call, known, secret.not_after_ms, secret.sealed)
         self._check_age(call, known, key[1])
+        caller = caller._replace(use=self.uses.note(user.id, secret, call.started_at))
         # Only now: a remembered header is not checked again until the next change.
         if len(key[0]) + len(key[1]) <= VERIFIED_HEADER_CHARS_MAX:
             if len(self._verified) >= VERIFIED_MAX // 2:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
     from tidemill.message.client_key import ClientKey
     from tidemill.security.acl import Resource, SourceAddress
+    from tidemill.security.secret_uses import SecretUse
     from tidemill.security.table import KnownUser
 
 
@@ -49,6 +50,7 @@ class Caller(NamedTuple):
     not_after_ms: int  # end of the secret that signed the call; 0: none
     generation: int
     sealed: bytes = b""  # the secret that signed the call, encrypted; its id may be used again
+    use: SecretUse | None = None  # of the secret that signed the call
 
 
 @final
