@@ -339,6 +339,13 @@ def test_refused_calls_and_accesses_are_listed_and_logged(secured: Secured) -> N
     assert (record["resource"], record["action"], record["code"]) == ("Topic:orders", "Pub", 40100)
     assert record["id"].startswith("proxy-0:")
     assert record["from"] == "127.0.0.1"
+    client_id = record["clientId"]
+    for wanted, count in ((client_id, 1), ("another", 0)):
+        query = {"kind": "refusal", "clientId": wanted, "resource": "Topic:orders"}
+        found = world.http.get("/audit", params=query).raise_for_status().json()["records"]
+        assert len({one["id"] for one in found}) >= count
+        assert {one["clientId"] for one in found} == ({client_id} if count else set())
+    assert world.http.get("/audit?action=pub").status_code == 400
     lines = [json.loads(line) for line in running.log.read_text().splitlines() if '"audit"' in line]
     assert [(line["process"], line["user"]) for line in lines if line.get("kind") == "refusal"]
     world.http.get("/topics/orders/messages", params={"key": "k"}).raise_for_status()

@@ -15,7 +15,7 @@ from tidemill.cli.rest import OutputFormat, call, options_of, show, warn_unreach
 from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, utc
-from tidemill.security.audit_results import AuditResult
+from tidemill.security.audit_results import AuditAction, AuditResult
 
 app = typer.Typer(no_args_is_help=True, help="Show changes, refused calls and accesses.")
 
@@ -49,7 +49,12 @@ def list_audit(
     resource: Annotated[
         str, typer.Option(help="Only of this resource, such as Topic:orders or Topic:ord*.")
     ] = "",
-    action: Annotated[str, typer.Option(help="Only this action, such as Update.")] = "",
+    action: Annotated[
+        AuditAction | None, typer.Option(case_sensitive=False, help="Only this action.")
+    ] = None,
+    client: Annotated[
+        str, typer.Option(help="Only calls of this client id, and changes of it, such as a kick.")
+    ] = "",
     result: Annotated[AuditResult | None, typer.Option(help="Only this result.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of records.")] = LIMIT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
@@ -64,7 +69,8 @@ def list_audit(
         "kind": "" if kind is None else kind.value,
         "user": user,
         "resource": resource,
-        "action": action,
+        "action": "" if action is None else action.value,
+        "clientId": client,
         "result": "" if result is None else result.value,
         "fromMs": str(max(int(time.time() * 1_000) - duration_ms(since), 0)) if since else "",
     }

@@ -106,6 +106,7 @@ class FilterRequest(Protocol):
     resource: str
     action: str
     result: str
+    client_id: str
     from_ms: int
     to_ms: int
 
@@ -118,6 +119,7 @@ class RecordFilter(NamedTuple):
     resource: str = ""
     action: str = ""
     result: str = ""
+    client_id: str = ""
     from_ms: int = 0
     to_ms: int = 0  # exclusive; 0: no end
 
@@ -130,6 +132,7 @@ class RecordFilter(NamedTuple):
             resource=request.resource,
             action=request.action,
             result=request.result,
+            client_id=request.client_id,
             from_ms=request.from_ms,
             to_ms=request.to_ms,
         )
@@ -140,14 +143,26 @@ class RecordFilter(NamedTuple):
             (not self.kind or fields["kind"] == self.kind)
             and (not self.user or self.user in (fields.get("user"), fields.get("claimedUser")))
             and (not self.resource or self._is_resource(fields.get("resource", "")))
-            and (not self.action or fields.get("action", "").lower() == self.action.lower())
+            and (not self.action or self._is_action(fields.get("action", "")))
             and (not self.result or fields.get("result") == self.result)
+            and (not self.client_id or self._is_client(fields))
             and self.matches_time(fields["atMs"])
         )
 
     def matches_time(self, at_ms: int) -> bool:
         """Whether a record of this time is wanted."""
         return at_ms >= self.from_ms and (not self.to_ms or at_ms < self.to_ms)
+
+    def _is_action(self, action: str) -> bool:
+        """Whether an action is wanted. A refusal may have alternatives, such as `Get or List`."""
+        return self.action.lower() in action.lower().split(" or ")
+
+    def _is_client(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the wanted client made a call, or is the resource of a change."""
+        return (
+            fields.get("clientId") == self.client_id
+            or fields.get("resource") == f"Client:{self.client_id}"
+        )
 
     def _is_resource(self, resource: str) -> bool:
         if self.resource.endswith("*"):

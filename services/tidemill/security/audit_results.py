@@ -1,4 +1,4 @@
-"""The results of records of the audit log."""
+"""The results and actions of records of the audit log."""
 
 from __future__ import annotations
 
@@ -13,3 +13,15 @@ class AuditResult(StrEnum):
     FAILED = "failed"
     REFUSED = "refused"
     WOULD_REFUSE = "would_refuse"
+
+
+class AuditAction(StrEnum):
+    """The actions of records: those of rights (`acl.Action`)."""
+
+    PUB = "Pub"
+    SUB = "Sub"
+    CREATE = "Create"
+    UPDATE = "Update"
+    DELETE = "Delete"
+    GET = "Get"
+    LIST = "List"

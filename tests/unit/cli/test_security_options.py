@@ -23,6 +23,7 @@ from tidemill.common.exit_codes import EXIT_USAGE
         (["user", "rotate", "orders", "--retire-after", "401d"], "from 0s to 400d, not 401d"),
         (["user", "create", "a/b"], "is not a name: names"),
         (["audit", "list", "--result", "foo"], "'would_refuse'"),
+        (["audit", "list", "--action", "foo"], "'update', 'delete'"),
     ],
 )
 def test_a_wrong_option_reaches_no_api(arguments: list[str], reason: str) -> None:

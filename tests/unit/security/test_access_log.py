@@ -20,6 +20,8 @@ from tidemill.security.access_log import (
     AccessRecord,
     RecordFilter,
 )
+from tidemill.security.acl import Action
+from tidemill.security.audit_results import AuditAction
 
 START_MS = 1_795_750_000_000
 
@@ -192,6 +194,8 @@ def test_the_ring_and_the_callers_are_bounded() -> None:
         ({"resource": "Topic:pay*"}, ["c"]),
         ({"resource": "Topic:orders"}, ["b", "a"]),
         ({"action": "pub"}, ["c", "b", "a"]),
+        ({"client_id": "client-of-b"}, ["b"]),
+        ({"client_id": "client"}, []),
         ({"kind": ACCESS}, []),
         ({"result": "would_refuse"}, ["a"]),
         ({"from_ms": START_MS + 20}, ["c", "b"]),
@@ -206,8 +210,29 @@ def test_filters_select_records(wanted: dict[str, Any], users: list[str]) -> Non
             user=user,
             resource="Topic:payments" if user == "c" else "Topic:orders",
             result="would_refuse" if user == "a" else "refused",
+            client_id=f"client-of-{user}",
         )
     assert [record["user"] for record in world.find(**wanted)] == users
+
+
+def test_a_refusal_with_alternatives_has_each_of_its_actions() -> None:
+    fields = {"kind": REFUSAL, "atMs": START_MS, "action": "Get or List"}
+    assert [action for action in AuditAction if RecordFilter(action=action).matches(fields)] == [
+        AuditAction.GET,
+        AuditAction.LIST,
+    ]
+
+
+def test_the_actions_of_records_are_those_of_rights() -> None:
+    assert [action.value for action in AuditAction] == [action.text for action in Action]
+
+
+def test_a_change_of_a_client_belongs_to_the_client() -> None:
+    kick = {"kind": "change", "atMs": START_MS, "resource": "Client:shop-7"}
+    assert RecordFilter(client_id="shop-7").matches(kick)
+    assert not RecordFilter(client_id="shop").matches(kick)
+    topic = {"kind": "change", "atMs": START_MS, "resource": "Topic:shop-7"}
+    assert not RecordFilter(client_id="shop-7").matches(topic)
 
 
 def test_pages_continue_below_a_sequence() -> None:

@@ -175,6 +175,7 @@ def _request(
         resource=wanted.resource,
         action=wanted.action,
         result=wanted.result,
+        client_id=wanted.client_id,
         from_ms=wanted.from_ms,
         to_ms=to_ms,
         before_sequence=before,

@@ -12,7 +12,7 @@ from tidemill.admin.json.audit import AuditKindView, AuditPageView, AuditRecordV
 from tidemill.admin.json.schema import EXACT_MAX, Instant
 from tidemill.admin.routes import Cluster, OwnAccessLog
 from tidemill.security.access_log import RecordFilter
-from tidemill.security.audit_results import AuditResult
+from tidemill.security.audit_results import AuditAction, AuditResult
 
 router = APIRouter(tags=["audit"])
 
@@ -28,10 +28,16 @@ Resource = Annotated[
         description="Only of this resource, such as Topic:orders. A last `*` stands for any text.",
     ),
 ]
-Action = Annotated[
-    str, Query(max_length=FILTER_CHARS_MAX, description="Only this action, such as Update.")
-]
+Action = Annotated[AuditAction | None, Query(description="Only this action.")]
 Result = Annotated[AuditResult | None, Query(description="Only this result.")]
+ClientId = Annotated[
+    str,
+    Query(
+        alias="clientId",
+        max_length=FILTER_CHARS_MAX,
+        description="Only refusals and accesses of this client id, and changes of it.",
+    ),
+]
 FromMs = Annotated[
     Instant,
     Query(
@@ -68,8 +74,9 @@ async def list_audit(
     kind: Kind = None,
     user: User = "",
     resource: Resource = "",
-    action: Action = "",
+    action: Action = None,
     result: Result = None,
+    client_id: ClientId = "",
     from_ms: FromMs = 0,
     to_ms: ToMs = EXACT_MAX,
     page_size: PageSize = PAGE_SIZE,
@@ -84,8 +91,9 @@ async def list_audit(
         kind="" if kind is None else kind.value,
         user=user,
         resource=resource,
-        action=action,
+        action="" if action is None else action.value,
         result="" if result is None else result.value,
+        client_id=client_id,
         from_ms=from_ms,
         to_ms=to_ms,
     )
