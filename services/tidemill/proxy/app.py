@@ -53,6 +53,7 @@ from tidemill.proxy.server.producer import Producer
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.puller import Puller
 from tidemill.proxy.server.receive import Receiver
+from tidemill.proxy.server.revocation_lines import RevocationLines
 from tidemill.proxy.server.routes import Routes
 from tidemill.proxy.server.service_accounts import service_accounts_of
 from tidemill.proxy.server.settle import Settler
@@ -99,6 +100,7 @@ class ProxyParts:
     delivery_quotas: DeliveryQuotas
     relays: Relays
     access_log: AccessLog
+    revocation_lines: RevocationLines
     issuer_keys: IssuerKeys | None
     telemetry: Telemetry
     clients: Clients
@@ -130,6 +132,7 @@ async def serve(settings: ProxySettings) -> None:
             parts.delivery_quotas.running(),
             parts.relays.running(),
             repeating(parts.access_log.tick, period_s=TICK_PERIOD_S),
+            repeating(parts.revocation_lines.tick, period_s=TICK_PERIOD_S),
             sending(parts.telemetry.updates),
             following(parts.issuer_keys),
         ):
@@ -184,9 +187,10 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     access_log = AccessLog(settings.name, clock.wall_ms, clock.monotonic_ms, write_line)
     gate.reports = CallReports(access_log)
 
+    revocation_lines = RevocationLines(clock.monotonic_ms)
+
     def on_revoked(client: ClientKey, lost: Sequence[Resource]) -> None:
-        # One line for each client that an operator takes a right from.
-        log.info("client revoked", client_id=client.client_id, owner=client.owner)
+        revocation_lines.note(client)
         cluster.report_revoked(client, lost)  # Its messages go to other consumers at once.
 
     gate.revoked.on_revoked = on_revoked
@@ -262,6 +266,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         delivery_quotas=deliveries,
         relays=relays,
         access_log=access_log,
+        revocation_lines=revocation_lines,
         issuer_keys=issuer_keys,
         telemetry=telemetry,
         clients=clients,
