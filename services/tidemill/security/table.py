@@ -45,6 +45,7 @@ MODE: Final = "security"  # the one item of this kind has no name
 
 VIA_ACCOUNT: Final = "serviceaccount"
 VIA_CERTIFICATE: Final = "certificate"
+VIA_TOKEN: Final = "token"  # noqa: S105  # The kind of a credential.
 
 _VIAS: Final = {ACCOUNTS: VIA_ACCOUNT, CERTIFICATES: VIA_CERTIFICATE}
 _ALLOWED: Final = Verdict(is_allowed=True)
@@ -153,8 +154,11 @@ class KnownUser:
 
     @property
     def identity(self) -> str:
-        """Kind and name of the credential, if the user lists it; otherwise empty."""
-        return self._via
+        """The credential, if its holder can prove it without the user; otherwise empty.
+
+        It is the kind and the name of one that the user lists, or the hash of a named token.
+        """
+        return self._via if self.token is None else token_identity(self.token.sha256)
 
     @property
     def via(self) -> str:
@@ -200,6 +204,11 @@ class KnownUser:
 def identity_text(kind: str, name: str) -> str:
     """Return the text of an identity that a user can list: serviceaccount:shop/orders."""
     return f"{kind}:{name}"
+
+
+def token_identity(sha256: str) -> str:
+    """Return the text of a named token that may be deleted: only its holder knows the secret."""
+    return identity_text(VIA_TOKEN, sha256)
 
 
 @final

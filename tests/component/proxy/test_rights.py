@@ -364,6 +364,20 @@ def test_the_first_use_of_a_name_creates_it_with_the_right_to_create_alone() -> 
     in_world(scenario)
 
 
+def test_a_first_send_counts_the_missing_right_to_create_once() -> None:
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("orders", *entries([("Topic:*", "Pub")]))
+        users.set_mode(Mode.PERMISSIVE)
+        for number in (1, 2):
+            first = message(topic=f"new-{number}")
+            row = Row("SendMessage", service.SendMessageRequest(messages=[first]), [])
+            for _ in range(2):
+                assert (await client.code(row, signed("orders")))[0] == v2.OK
+            assert users.gate.accesses["send_message", "would_refuse"] == number
+
+    in_world(scenario)
+
+
 def test_without_the_key_file_signed_calls_are_refused_as_unavailable() -> None:
     async def scenario(users: AccessWorld, client: Client) -> None:
         users.put_user("orders", *entries([PUB]))

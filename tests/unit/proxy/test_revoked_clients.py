@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from tidemill.security.acl import Resource, ResourceType, parse_entry
 from tidemill.security.bans import BanKind
 from tidemill.security.issuer_keys import IssuerKeys, KeySource
 from tidemill.security.table import Mode
+from tidemill.security.tokens import MadeToken, NamedToken, make_token
 
 RIGHTS = (parse_entry("Topic:orders", ["Sub"]), parse_entry("Group:billing", ["Sub"]))
 CLIENT_ID = HEADERS["x-mq-client-id"]
@@ -342,3 +344,61 @@ def test_another_identity_does_not_learn_of_a_revoked_client(tmp_path: Path, fie
             world.settle("ack_message")
 
     asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------- named tokens
+
+
+def token_world() -> tuple[RevocationWorld, MadeToken]:
+    """Return a world whose client shows a named token of its user."""
+    world, made = RevocationWorld(), make_token()
+    named = NamedToken(id=made.id, name="ci", user="shop", user_id=1, sha256=made.sha256)
+    world.put_item(named.to_item())
+    world.headers_of = lambda _user: _bearer(made.text)
+    return world, made
+
+
+@pytest.mark.parametrize("change", ["token", "user"])
+def test_a_client_with_a_deleted_token_has_no_valid_handle(change: str) -> None:
+    async def scenario() -> None:
+        world, made = token_world()
+        name = made.id if change == "token" else "shop"
+        await world.lose_while_open("telemetry", lambda: world.delete_item(change, name))
+        assert world.revoked == [ClientKey(CLIENT_ID, 1)]
+        for settling in SETTLING:
+            with pytest.raises(InvalidReceiptHandle, match="lost its rights"):
+                world.settle(settling)
+        with pytest.raises(WrongCredentials):
+            world.settle("send_message")
+        with pytest.raises(WrongCredentials):
+            world.settle("ack_message", client_id="another")
+        world.now_ms += REVOKED_MS + 1
+        with pytest.raises(WrongCredentials):
+            world.settle("ack_message")
+
+    asyncio.run(scenario())
+
+
+def test_another_token_does_not_learn_of_a_revoked_client() -> None:
+    async def scenario() -> None:
+        world, made = token_world()
+        await world.lose_while_open("telemetry", lambda: world.delete_item("token", made.id))
+        guessed = f"tmk_{made.id}_{make_token().text[-43:]}"
+        for text in (guessed, make_token().text, "tmk_", ""):
+            world.headers_of = functools.partial(lambda text, _user: _bearer(text), text)
+            with pytest.raises(WrongCredentials):
+                world.settle("ack_message")
+
+    asyncio.run(scenario())
+
+
+def _bearer(text: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {text}"}
+
+
+def test_a_client_whose_token_was_deleted_before_gets_the_refusal() -> None:
+    world, made = token_world()
+    world.delete_item("token", made.id)
+    for method in ("ack_message", "send_message"):
+        with pytest.raises(WrongCredentials, match="the token is wrong"):
+            world.settle(method)

@@ -39,7 +39,6 @@ from tidemill.proxy.cluster.linked_group import (
     LinkedGroup,
     LocalIds,
     ReceiptHandles,
-    open_recall,
     open_transaction,
 )
 from tidemill.proxy.cluster.members import MemberLinks
@@ -50,7 +49,6 @@ from tidemill.security.table import SecurityTable, parse_mode
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.message.recall_handle import RecallFields
     from tidemill.proxy.link import BrokerLink
     from tidemill.proxy.link.broker_configuration import BrokerConfiguration
     from tidemill.proxy.server.call import Call
@@ -349,10 +347,6 @@ class BrokerCluster:
             self._issuers = HandleIssuers(self.brokers)
         return ReceiptHandles(self._issuers, group, topic)
 
-    def open_recall(self, handle: str, topic: str) -> tuple[LinkedGroup, RecallFields]:
-        """Return the broker group and the timer of a recall handle. Raises BadRequest."""
-        return open_recall(self.brokers, handle, topic)
-
     def open_transaction(
         self, transaction_id: str, topic: str, message_id: str
     ) -> tuple[LinkedGroup, int]:
@@ -405,8 +399,12 @@ class BrokerCluster:
         if name not in self._homes.topics:
             check_topic(name)
             if self.may_create_topic(name, call):
-                await self._ensure(link_pb2.EnsureRequest(topic=name), call)
+                await self.create_topic(name, call)
         return self.find_topic(name)
+
+    async def create_topic(self, name: str, call: Call) -> None:
+        """Create a topic, after `may_create_topic`. An existing one stays."""
+        await self._ensure(link_pb2.EnsureRequest(topic=name), call)
 
     async def use_group(self, name: str, call: Call) -> link_pb2.GroupConfig:
         """Return a consumer group. Create it if it is missing and the broker permits that."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.common.errors import WrongCredentials
 from tidemill.security.signatures import AUTHORIZATION
-from tidemill.security.tokens import WRONG, parse_bearer
+from tidemill.security.table import token_identity
+from tidemill.security.tokens import WRONG, hash_secret, parse_bearer
 
 if TYPE_CHECKING:
     from tidemill.security.table import KnownUser, SecurityTable
@@ -39,6 +40,10 @@ def verify_token(table: SecurityTable, authorization: str, now_ms: int) -> Known
     shown = parse_bearer(authorization)
     known = None if shown is None else table.token_user(shown)
     if known is None or known.token is None:
-        raise WrongCredentials(WRONG)
+        error = WrongCredentials(WRONG)
+        if shown is not None:
+            # The token may have been deleted while its client runs (`revoked_clients.py`).
+            error.identities = (token_identity(hash_secret(shown.secret)),)
+        raise error
     known.check_token(now_ms)
     return known

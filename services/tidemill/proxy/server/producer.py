@@ -34,6 +34,7 @@ from tidemill.message.rules import (
     message_type,
 )
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
+from tidemill.proxy.cluster.linked_group import open_recall
 from tidemill.proxy.link.commands import CANCEL_TIMER, END_TRANSACTION, HALF
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import CallStatus, status_of
@@ -129,7 +130,7 @@ class Producer:
         topic = self._cluster.find_topic(name)
         if v2.DELAY not in accepted_types(topic.type):
             raise BadRequest(f"the topic {topic.name} does not accept delayed messages")
-        broker, recalled = self._cluster.open_recall(recall.recall_handle, topic.name)
+        broker, recalled = open_recall(self._cluster.brokers, recall.recall_handle, topic.name)
         own_topic = broker.find_topic(topic)
         if own_topic is None:
             raise MessageNotFound("the topic of the message was deleted")
@@ -216,7 +217,9 @@ class Producer:
             ]
             if self._quotas is not None and self._quotas.is_active:
                 await self._admit(self._quotas, call, name, contents)
-            topic = await self._cluster.use_topic(name, call)
+            call.topic = name
+            await self._cluster.create_topic(name, call)
+            topic = self._cluster.find_topic(name)
         if topic.is_system:
             raise _of_broker(name)
         return topic

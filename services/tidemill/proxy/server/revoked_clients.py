@@ -31,8 +31,8 @@ SETTLING: Final = frozenset(
     {"ack_message", "change_invisible_duration", "forward_message_to_dead_letter_queue"}
 )
 
-# A client id, and the id of the user or the service account or certificate that the user listed:
-# without the user, only the identity is known.
+# A client id, and the id of the user or an identity: the service account or certificate that the
+# user listed, or the hash of its token. Without the user, only the identity is known.
 _RevokedKey: TypeAlias = tuple[str, int] | tuple[str, str]
 
 
