@@ -25,7 +25,7 @@ from tidemill_pipeline.pulling import pull_range
 CLIENT_ID = dict(METADATA)["x-mq-client-id"]
 SENDERS = 20
 BURST_S = 2
-# Proxies hold tokens of this time beside the bucket.
+# Proxies hold permits of this time beside the bucket.
 LEASED_S = 0.4
 
 
@@ -264,7 +264,7 @@ def test_a_subject_has_only_limits_that_fit(running: Standalone) -> None:
         assert "publishMessagesPerS, publishBytesPerS" in answer.text
 
 
-def test_messages_of_the_rest_api_need_tokens_too(running: Standalone) -> None:
+def test_messages_of_the_rest_api_need_permits_too(running: Standalone) -> None:
     rate = 1
     with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=20) as http:
 

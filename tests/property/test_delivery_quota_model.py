@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 
 from tests.support.clocks import ManualClock
 from tests.support.security_items import counts_of
-from tidemill.proxy.quotas.deliveries import DeliveryQuotas, DeliveryTokens, WaitingRead
+from tidemill.proxy.quotas.deliveries import DeliveryPermits, DeliveryQuotas, WaitingRead
 from tidemill.proxy.quotas.renewal import Leased
-from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, RateKey, TrafficQuota
-from tidemill.security.token_buckets import BURST_S, LeaseDemand, QuotaBuckets
+from tidemill.security.permit_buckets import BURST_S, LeaseDemand, QuotaBuckets
+from tidemill.security.quotas import (
+    QUOTA,
+    LimitKey,
+    QuotaKind,
+    QuotaLimit,
+    QuotaTable,
+    TrafficQuota,
+)
 
 MESSAGES, BYTES = QuotaLimit.DISPATCH_MESSAGES, QuotaLimit.DISPATCH_BYTES
 STEP_MS = 20
@@ -36,32 +43,32 @@ class Proxy:
         self.quotas = DeliveryQuotas(table, lease, clock.monotonic_ms)
         self.polls = polls
         self.reads: list[WaitingRead] = []
-        self.pops: list[DeliveryTokens] = []  # in flight
+        self.pops: list[DeliveryPermits] = []  # in flight
         self.messages = self.size_bytes = 0  # delivered
 
     async def step(self, random: Random, message_bytes: int) -> None:
-        """Answer pops, begin others with the tokens that have arrived, and ask the home."""
-        for tokens in self.pops:
-            found = random.choice((0, 1, tokens.messages, tokens.messages))
-            found = min(found, tokens.messages)
-            tokens.spend(found, found * message_bytes)
+        """Answer pops, begin others with the permits that have arrived, and ask the home."""
+        for permits in self.pops:
+            found = random.choice((0, 1, permits.messages, permits.messages))
+            found = min(found, permits.messages)
+            permits.spend(found, found * message_bytes)
             if random.random() < 0.1:
-                tokens.give_back()  # The client has disconnected.
+                permits.give_back()  # The client has disconnected.
                 found = 0
             self.messages += found
             self.size_bytes += found * message_bytes
         self.pops = []
         while len(self.reads) < self.polls:
             self.reads.append(self.quotas.request("billing", random.randint(1, BATCH)))
-        for read in [read for read in self.reads if read.tokens.done()]:
+        for read in [read for read in self.reads if read.permits.done()]:
             self.reads.remove(read)
-            tokens_or_none = await self.quotas.wait(read)
-            assert tokens_or_none is not None
-            self.pops.append(tokens_or_none)
+            permits_or_none = await self.quotas.wait(read)
+            assert permits_or_none is not None
+            self.pops.append(permits_or_none)
         await self.quotas.renewal.renew()
 
     def in_flight(self) -> int:
-        return sum(tokens.messages for tokens in self.pops)
+        return sum(permits.messages for permits in self.pops)
 
 
 def simulate(
@@ -74,7 +81,7 @@ def simulate(
     table.note_change()
     clock, random = ManualClock(0), Random(seed)
     home = QuotaBuckets(lambda key: limits[key.limit])
-    # Each proxy finds out the size of messages by one pop. Later, one message exceeds the tokens.
+    # Each proxy finds out the size of messages by one pop. Later, one message exceeds the permits.
     largest = BATCH * size * len(polls)
 
     async def main() -> list[Proxy]:
@@ -128,9 +135,9 @@ def test_polls_use_the_limit_of_bytes(polls: list[int]) -> None:
 
 def test_missing_bytes_are_asked_for_also_when_no_poll_waits() -> None:
     [proxy] = simulate({BYTES: 1_000}, [1], 1, end_ms=1_000, size=1_000)
-    key = RateKey("group:billing", BYTES)
+    key = LimitKey("group:billing", BYTES)
     book = proxy.quotas.renewal.book
-    assert book.leases[key].tokens < 0
+    assert book.leases[key].permits < 0
     book.leases[key].waiting = []
     demands = book.plan(1 << 30)
     assert [one.wanted > 0 for one in demands] == [True]

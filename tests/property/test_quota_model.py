@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.proxy.quotas.leases import Cost, LeaseBook
-from tidemill.security.quotas import MatchedRate, QuotaLimit, RateKey
-from tidemill.security.token_buckets import (
+from tidemill.security.permit_buckets import (
     BURST_S,
     LEASE_MS,
     RENEWAL_MS,
@@ -19,8 +18,9 @@ from tidemill.security.token_buckets import (
     LeaseDemand,
     QuotaBuckets,
 )
+from tidemill.security.quotas import LimitKey, MatchedLimit, QuotaLimit
 
-KEY = RateKey("topic:orders", QuotaLimit.PUBLISH_MESSAGES)
+KEY = LimitKey("topic:orders", QuotaLimit.PUBLISH_MESSAGES)
 STEP_MS = 10
 
 
@@ -31,14 +31,14 @@ class Proxy:
         self.name = bytes([number])
         self.home: QuotaBuckets | None = home  # None: unreachable
         self.book = LeaseBook(0)
-        self.rate = MatchedRate(KEY, rate_per_s, "Topic:orders")
+        self.rate = MatchedLimit(KEY, rate_per_s, "Topic:orders")
         self.cost = cost
-        self.passed = 0  # tokens of sends that have passed
+        self.passed = 0  # permits of sends that have passed
         self.next_ms = 0
         self.next_period_ms = 0
 
     def send(self, now_ms: int, count: int) -> None:
-        """Pass the sends of one step until the tokens are used up. The other sends wait."""
+        """Pass the sends of one step until the permits are used up. The other sends wait."""
         lease = self.book.lease_of(self.rate, now_ms)
         for number in range(count):
             if not self.book.take([Cost(lease, self.cost)]):
@@ -83,7 +83,7 @@ def simulate(
             proxy.renew(now_ms, len(proxies))
         used = sum(proxy.passed for proxy in proxies)
         most = rate * now_ms / 1_000 + max(rate * BURST_S, proxies[0].cost)
-        assert used <= most, f"{used} tokens after {now_ms} ms; at most {most}"
+        assert used <= most, f"{used} permits after {now_ms} ms; at most {most}"
 
 
 @settings(max_examples=60, deadline=None)
@@ -180,7 +180,7 @@ def test_a_cost_above_the_burst_passes_when_the_bucket_is_full() -> None:
     simulate([proxy], Random(1), end_ms=1_000, loads=[1], rate=100)
     assert proxy.passed == 1_000
     bucket = home.buckets[KEY]
-    assert bucket.tokens < 0, "in debt"
+    assert bucket.permits < 0, "in debt"
     for now_ms in range(1_000, 9_900, STEP_MS):
         proxy.send(now_ms, 1)
         proxy.renew(now_ms, 1)
@@ -199,7 +199,7 @@ def test_a_changed_limit_ends_the_debt_of_the_former_one() -> None:
     one = LeaseDemand(KEY, wanted=1, first=1, returned=0)
     assert home.lease(b"p", one, 10_000) == 0
     rates[0] = 1_000
-    assert home.lease(b"p", one, 10_010) == 0, "a change gives no tokens"
+    assert home.lease(b"p", one, 10_010) == 0, "a change gives no permits"
     assert home.lease(b"p", one, 10_020) == 1
 
 
@@ -220,20 +220,20 @@ def test_a_limit_that_is_nearly_used_up_is_reported_once_per_hour() -> None:
     assert not bucket.is_warning_due(30_000 + 2 * WARNING_PERIOD_MS)
 
 
-def test_unused_tokens_are_returned() -> None:
+def test_unused_permits_are_returned() -> None:
     home = QuotaBuckets(lambda _key: 1_000)
     first, second = Proxy(1, home, 1_000, 1), Proxy(2, home, 1_000, 1)
     simulate([first, second], Random(1), end_ms=1_000, loads=[10, 0], rate=1_000)
     for now_ms in range(1_000, 2_000, STEP_MS):
         first.renew(now_ms, 2)
-    assert first.book.leases[KEY].tokens < 1
+    assert first.book.leases[KEY].permits < 1
     for now_ms in range(2_000, 4_000, STEP_MS):
         first.renew(now_ms, 2)
     assert not first.book.leases, "forgotten"
 
 
 def test_a_changed_and_a_deleted_limit_count_at_the_next_renewal() -> None:
-    rates: dict[RateKey, int] = {KEY: 1_000}
+    rates: dict[LimitKey, int] = {KEY: 1_000}
     home = QuotaBuckets(rates.get)
     proxy = Proxy(1, home, 1_000, 1)
     simulate([proxy], Random(1), end_ms=4_000, loads=[100], rate=1_000)
@@ -249,7 +249,7 @@ def test_a_changed_and_a_deleted_limit_count_at_the_next_renewal() -> None:
     assert not home.buckets
 
 
-def test_a_request_that_is_overtaken_gets_no_tokens() -> None:
+def test_a_request_that_is_overtaken_gets_no_permits() -> None:
     home = QuotaBuckets(lambda _key: 100)
 
     def lease(number: int, confirmed: int) -> int:
@@ -257,14 +257,14 @@ def test_a_request_that_is_overtaken_gets_no_tokens() -> None:
         return home.lease(b"p", demand, 0)
 
     assert [lease(1, 0), lease(2, 1)] == [30, 30]
-    assert home.buckets[KEY].tokens == 140
+    assert home.buckets[KEY].permits == 140
     assert lease(1, 0) == 0
     assert lease(2, 1) == 0
-    assert home.buckets[KEY].tokens == 140
+    assert home.buckets[KEY].permits == 140
     assert lease(3, 1) == 30, "in place of those of the lost answer"
-    assert home.buckets[KEY].tokens == 140
+    assert home.buckets[KEY].permits == 140
     assert lease(4, 3) == 30
-    assert home.buckets[KEY].tokens == 110
+    assert home.buckets[KEY].permits == 110
 
 
 @pytest.mark.parametrize("is_new", [False, True])

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.proxy.quotas.leases import IDLE_MS, Cost, LeaseBook
-from tidemill.security.quotas import MatchedRate, QuotaLimit, RateKey
+from tidemill.security.permit_buckets import LEASE_MS, RENEWAL_MS, WARNING_PERIOD_MS, LeaseDemand
+from tidemill.security.quotas import LimitKey, MatchedLimit, QuotaLimit
 from tidemill.security.stock_buckets import (
     FIRST_REPORT_MS,
     GRANT_STEP_MS,
@@ -22,9 +23,8 @@ from tidemill.security.stock_buckets import (
     StockBuckets,
     StockReading,
 )
-from tidemill.security.token_buckets import LEASE_MS, RENEWAL_MS, WARNING_PERIOD_MS, LeaseDemand
 
-KEY = RateKey("topic:orders", QuotaLimit.STORED_BYTES)
+KEY = LimitKey("topic:orders", QuotaLimit.STORED_BYTES)
 STEP_MS = 20
 
 
@@ -60,8 +60,8 @@ class StoringProxy:
         self.next_ms = 0
 
     def send(self, now_ms: int, count: int, groups: Sequence[Group], random: Random) -> None:
-        """Send messages. Those that stay without tokens are refused, or would wait."""
-        lease = self.book.lease_of(MatchedRate(KEY, self.limit, "Topic:orders"), now_ms)
+        """Send messages. Those that stay without permits are refused, or would wait."""
+        lease = self.book.lease_of(MatchedLimit(KEY, self.limit, "Topic:orders"), now_ms)
         lease.waiting = []
         for _ in range(count):
             if self.book.take([Cost(lease, self.cost)]):
@@ -87,7 +87,7 @@ class StoringProxy:
             return
         grants = [self.home.lease(demand, self.limit, now_ms) for demand in demands]
         rooms = [None if grant.room == UNKNOWN_ROOM else grant.room for grant in grants]
-        self.book.apply(demands, [grant.tokens for grant in grants], proxies, now_ms, rooms)
+        self.book.apply(demands, [grant.permits for grant in grants], proxies, now_ms, rooms)
 
 
 class World:
@@ -230,15 +230,15 @@ def test_a_broker_group_has_time_for_its_first_report() -> None:
     assert home.reports.find(KEY, 1_000 + FIRST_REPORT_MS - 1) is None
     found = home.reports.find(KEY, 1_000 + FIRST_REPORT_MS)
     assert found is not None
-    assert found.tokens == 5, "it is down, or has an older version"
+    assert found.permits == 5, "it is down, or has an older version"
     home.reports.note(KEY, "broker-1", StockReading(7, 1_000, 1_000))
     found = home.reports.find(KEY, 1_000)
     assert found is not None
-    assert found.tokens == 12
+    assert found.permits == 12
 
 
 def test_a_share_without_the_home_stays_the_same_when_its_topic_pauses() -> None:
-    rate = MatchedRate(KEY, 1_000_000, "Topic:orders")
+    rate = MatchedLimit(KEY, 1_000_000, "Topic:orders")
     book = LeaseBook(0)
     book.lease_of(rate, 0)
     book.apply(book.plan(0), [0], 3, 0, [900])
@@ -246,7 +246,7 @@ def test_a_share_without_the_home_stays_the_same_when_its_topic_pauses() -> None
     for now_ms in (1_000, 4_000, 7_000):
         lease = book.lease_of(rate, now_ms)
         book.renew_local(now_ms)
-        shares.append(lease.tokens)
+        shares.append(lease.permits)
         book.plan(now_ms + IDLE_MS)
         assert not book.leases, "forgotten"
     assert shares == [300, 300, 300]
@@ -260,7 +260,7 @@ def test_a_report_that_is_late_because_of_its_pages_keeps_the_limit() -> None:
             home.reports.note(KEY, "broker-0", StockReading(0, now_ms, now_ms))
         if now_ms % (10 * REPORT_PERIOD_MS) == 0:
             home.reports.note(KEY, "broker-1", StockReading(stored, now_ms, now_ms))
-        stored += home.lease(LeaseDemand(KEY, 1_000_000, 1, 0), limit, now_ms).tokens
+        stored += home.lease(LeaseDemand(KEY, 1_000_000, 1, 0), limit, now_ms).permits
     assert stored == limit
 
 
@@ -270,7 +270,7 @@ def test_an_unknown_stock_refuses_nothing() -> None:
     assert home.lease(demand, 1, 0) == (1_000, UNKNOWN_ROOM)
     home.reports.note(KEY, "broker-0", StockReading(0, 100, 100))
     assert home.lease(demand, 2_000, 100) == (1_000, 0), (
-        "tokens that were granted before the report count"
+        "permits that were granted before the report count"
     )
     home.reports.note(KEY, "broker-0", StockReading(600, 5_000, 5_000))
     assert home.lease(demand, 2_000, 5_000) == (1_000, 400)
@@ -296,12 +296,12 @@ def test_a_silent_broker_group_keeps_its_stock_and_delays_no_release() -> None:
     home.reports.note(KEY, "broker-0", StockReading(500, 0, 0))
     home.reports.note(KEY, "broker-1", StockReading(0, 0, 0))
     all_of_it = LeaseDemand(KEY, wanted=500, first=500, returned=0)
-    assert home.lease(all_of_it, 1_000, 0).tokens == 500
+    assert home.lease(all_of_it, 1_000, 0).permits == 500
     home.reports.note(KEY, "broker-1", StockReading(0, SILENT_MS, SILENT_MS))
-    assert home.lease(all_of_it, 1_000, SILENT_MS).tokens == 0
-    # The messages of the tokens were consumed, as the only live broker group reports.
+    assert home.lease(all_of_it, 1_000, SILENT_MS).permits == 0
+    # The messages of the permits were consumed, as the only live broker group reports.
     home.reports.note(KEY, "broker-1", StockReading(0, SILENT_MS + 1, SILENT_MS + 1))
-    assert home.lease(all_of_it, 1_000, SILENT_MS + 1).tokens == 500
+    assert home.lease(all_of_it, 1_000, SILENT_MS + 1).permits == 500
     home.retain({KEY}, {"broker-1"}, SILENT_MS + 1)
     home.reports.note(KEY, "broker-1", StockReading(0, 20_000, 20_000))
     assert home.lease(all_of_it, 1_000, 20_000).room == 500, "broker-0 was removed"

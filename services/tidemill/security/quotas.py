@@ -64,8 +64,8 @@ _TITLES: Final = {
 }
 
 
-class RateKey(NamedTuple):
-    """One limit of one quota: the key of its token bucket."""
+class LimitKey(NamedTuple):
+    """One limit of one quota: the key of its permit bucket."""
 
     quota: str  # name of the item
     limit: QuotaLimit
@@ -100,7 +100,7 @@ class TrafficQuota:
         if self.user_id:
             fields["userId"] = self.user_id
         fields |= {
-            "limits": {limit.value: rate for limit, rate in self.limits.items()},
+            "limits": {limit.value: amount for limit, amount in self.limits.items()},
             "createdAtMs": self.created_at_ms,
             "changedAtMs": self.changed_at_ms,
             "changedBy": self.changed_by,
@@ -131,15 +131,15 @@ def quota_of(encoded: bytes) -> TrafficQuota:
     )
 
 
-class MatchedRate(NamedTuple):
+class MatchedLimit(NamedTuple):
     """A limit that applies to a send or a delivery."""
 
-    key: RateKey
-    rate_per_s: int  # of a stock: its limit
+    key: LimitKey
+    amount: int  # per second, or of a stock
     subject: str
 
     def cost(self, *, messages: int, size_bytes: int, timers: int) -> int:
-        """Return the tokens that a send needs."""
+        """Return the permits that a send needs."""
         match self.key.limit:
             case QuotaLimit.PUBLISH_MESSAGES | QuotaLimit.DISPATCH_MESSAGES:
                 return messages
@@ -153,30 +153,30 @@ class MatchedRate(NamedTuple):
         """The refusal of a send for which the stock has no room."""
         text = LIMIT_TEXTS[self.key.limit]
         return (
-            f"{self.subject} has reached its limit of {self.rate_per_s} {text}; retry when there is"
+            f"{self.subject} has reached its limit of {self.amount} {text}; retry when there is"
             " room again"
         )
 
 
-Rates: TypeAlias = tuple[MatchedRate, ...]
+MatchedLimits: TypeAlias = tuple[MatchedLimit, ...]
 
 
 @final
-class _RateCache:
+class _LimitCache:
     """The limits of subjects of one kind, found by an argument of calls."""
 
-    def __init__(self, find: Callable[[str], Rates]) -> None:
+    def __init__(self, find: Callable[[str], MatchedLimits]) -> None:
         self._find = find
-        self._known: dict[str, Rates] = {}
+        self._known: dict[str, MatchedLimits] = {}
 
-    def get(self, value: str) -> Rates:
+    def get(self, value: str) -> MatchedLimits:
         """Return the limits that apply to a user, a client, a topic or a consumer group."""
-        rates = self._known.get(value)
-        if rates is None:
+        limits = self._known.get(value)
+        if limits is None:
             if len(self._known) >= MATCHES_MAX:
                 self._known.clear()
-            rates = self._known[value] = self._find(value)
-        return rates
+            limits = self._known[value] = self._find(value)
+        return limits
 
     def forget(self, value: str | None) -> None:
         """Forget the limits of one value; None: of all."""
@@ -203,11 +203,11 @@ class QuotaTable:
         """
         self._find_item = find_item
         self._find_counts = find_counts
-        self._matches: dict[tuple[str, int, str, str], Rates] = {}
+        self._matches: dict[tuple[str, int, str, str], MatchedLimits] = {}
         self._caches = {
-            QuotaKind.CLIENT: _RateCache(functools.partial(self._rates_of, QuotaKind.CLIENT)),
-            QuotaKind.GROUP: _RateCache(functools.partial(self._rates_of, QuotaKind.GROUP)),
-            QuotaKind.TOPIC: _RateCache(self._topic_rates),
+            QuotaKind.CLIENT: _LimitCache(functools.partial(self._limits_of, QuotaKind.CLIENT)),
+            QuotaKind.GROUP: _LimitCache(functools.partial(self._limits_of, QuotaKind.GROUP)),
+            QuotaKind.TOPIC: _LimitCache(self._topic_limits),
         }
         self._counts = ItemCounts()
         self.is_empty = True
@@ -231,7 +231,7 @@ class QuotaTable:
         for listener in self._listeners:
             listener()
 
-    def rates_of(self, user: str, user_id: int, client_id: str, topic: str) -> Rates:
+    def limits_of(self, user: str, user_id: int, client_id: str, topic: str) -> MatchedLimits:
         """Return the limits of a send. An empty user has none."""
         key = user, user_id, client_id, topic
         matched = self._matches.get(key)
@@ -246,32 +246,32 @@ class QuotaTable:
             self._matches[key] = matched
         return matched
 
-    def group_rates(self, group: str) -> Rates:
+    def group_limits(self, group: str) -> MatchedLimits:
         """Return the limits of the deliveries of a consumer group."""
         return self._caches[QuotaKind.GROUP].get(group)
 
     def _has(self, kind: QuotaKind) -> bool:
         return self._counts.count(QUOTA, kind) > 0
 
-    def _rates_of(self, kind: QuotaKind, value: str) -> Rates:
-        return tuple(self._rates_of_item(uncached_name(kind, value)))
+    def _limits_of(self, kind: QuotaKind, value: str) -> MatchedLimits:
+        return tuple(self._limits_of_item(uncached_name(kind, value)))
 
-    def _user_rates(self, user: str, user_id: int) -> Rates:
+    def _user_rates(self, user: str, user_id: int) -> MatchedLimits:
         """Return the limits of a user. Those of a deleted user with its name do not apply."""
-        return tuple(self._rates_of_item(subject_name(QuotaKind.USER, user), user_id))
+        return tuple(self._limits_of_item(subject_name(QuotaKind.USER, user), user_id))
 
-    def _topic_rates(self, topic: str) -> Rates:
+    def _topic_limits(self, topic: str) -> MatchedLimits:
         """Return the limits of a topic and of all its prefixes."""
         names = [uncached_name(QuotaKind.TOPIC, topic)]
         if self._has(QuotaKind.PREFIX):
             ends = range(1, len(topic) + 1)  # of a name of up to 127 characters
             names += [uncached_name(QuotaKind.PREFIX, topic[:end]) for end in ends]
-        return tuple([rate for name in names for rate in self._rates_of_item(name)])
+        return tuple([limit for name in names for limit in self._limits_of_item(name)])
 
-    def _rates_of_item(self, name: str, user_id: int = 0) -> Iterator[MatchedRate]:
+    def _limits_of_item(self, name: str, user_id: int = 0) -> Iterator[MatchedLimit]:
         if (encoded := self._find_item(QUOTA, name)) is not None:
             quota = quota_of(encoded)
             if quota.user_id != user_id:
                 return
-            for limit, rate in quota.limits.items():
-                yield MatchedRate(RateKey(name, limit), rate, quota.subject)
+            for limit, amount in quota.limits.items():
+                yield MatchedLimit(LimitKey(name, limit), amount, quota.subject)

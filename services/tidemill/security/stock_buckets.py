@@ -1,7 +1,7 @@
 """The room of quotas on stored bytes and pending timers, at the home (ADR 0078).
 
 Broker groups report their stocks. The home leases the remaining part of the limit to proxies, as it
-does with the tokens of a rate. A granted token counts until a report is so new that it has the
+does with the permits of a rate. A granted permit counts until a report is so new that it has the
 stored message. So a limit holds between two reports, too. A stock is unknown, and limits nothing,
 until all broker groups have reported it, or have had the time for it.
 
@@ -14,14 +14,14 @@ from collections import OrderedDict, deque
 from collections.abc import Collection
 from typing import Final, NamedTuple, final
 
-from tidemill.security.quotas import RateKey
-from tidemill.security.token_buckets import BUCKETS_MAX, SOFT_LIMIT, WARNING_PERIOD_MS, LeaseDemand
+from tidemill.security.permit_buckets import BUCKETS_MAX, SOFT_LIMIT, WARNING_PERIOD_MS, LeaseDemand
+from tidemill.security.quotas import LimitKey
 
 REPORT_PERIOD_MS: Final = 1_000  # of the stocks of a broker group
-# A token that was granted this long before a report was used or returned then: a proxy holds tokens
-# for about 600 ms, and the message is stored soon after.
+# A permit that was granted this long before a report was used or returned then: a proxy holds
+# permits for about 600 ms, and the message is stored soon after.
 SETTLE_MS: Final = 1_500
-# Without a report for this time, a broker group does not delay the release of tokens. Its last
+# Without a report for this time, a broker group does not delay the release of permits. Its last
 # stock counts. With 10,000 limits, a broker group needs ten reports for all of them.
 SILENT_MS: Final = 15_000
 # Time for the first report of a broker group: a broker counts its messages after a start. A broker
@@ -37,7 +37,7 @@ UNKNOWN_ROOM: Final = -1
 class StockReading(NamedTuple):
     """The stock of one broker group."""
 
-    tokens: int
+    permits: int
     counted_at_ms: int
     reported_at_ms: int
 
@@ -45,7 +45,7 @@ class StockReading(NamedTuple):
 class StockTotal(NamedTuple):
     """The stock of all broker groups that have reported it."""
 
-    tokens: int
+    permits: int
     counted_at_ms: int  # the earliest one
 
 
@@ -55,20 +55,20 @@ class StockReports:
 
     def __init__(self) -> None:
         # By limit and broker group. `retain` bounds both.
-        self._readings: dict[RateKey, dict[str, StockReading]] = {}
+        self._readings: dict[LimitKey, dict[str, StockReading]] = {}
         self._broker_groups: Collection[str] = ()  # that report
-        self._since_ms: dict[RateKey, int] = {}  # when a limit was seen first
+        self._since_ms: dict[LimitKey, int] = {}  # when a limit was seen first
 
-    def is_expected(self, key: RateKey) -> bool:
+    def is_expected(self, key: LimitKey) -> bool:
         """Whether broker groups report this limit."""
         return key in self._since_ms
 
-    def note(self, key: RateKey, broker_group: str, reading: StockReading) -> None:
+    def note(self, key: LimitKey, broker_group: str, reading: StockReading) -> None:
         """Take over a report."""
         self._readings.setdefault(key, {})[broker_group] = reading
 
     def retain(
-        self, keys: Collection[RateKey], broker_groups: Collection[str], now_ms: int
+        self, keys: Collection[LimitKey], broker_groups: Collection[str], now_ms: int
     ) -> None:
         """Expect reports of these limits by these broker groups, and forget all others."""
         self._broker_groups = broker_groups
@@ -81,7 +81,7 @@ class StockReports:
             for name in [name for name in readings if name not in broker_groups]:
                 del readings[name]
 
-    def find(self, key: RateKey, now_ms: int) -> StockTotal | None:
+    def find(self, key: LimitKey, now_ms: int) -> StockTotal | None:
         """Return the sum of all stocks; None if it is unknown."""
         readings = self._readings.get(key)
         if not readings:
@@ -97,33 +97,33 @@ class StockReports:
             ),
             default=now_ms,
         )
-        return StockTotal(sum([one.tokens for one in readings.values()]), counted_at_ms)
+        return StockTotal(sum([one.permits for one in readings.values()]), counted_at_ms)
 
 
 @final
 class _StockBucket:
-    """The granted tokens of one limit that reports may not have yet."""
+    """The granted permits of one limit that reports may not have yet."""
 
     def __init__(self) -> None:
-        self._steps: deque[list[int]] = deque()  # time of the first grant, and tokens
+        self._steps: deque[list[int]] = deque()  # time of the first grant, and permits
         self.granted = 0
 
-    def add(self, tokens: int, now_ms: int) -> None:
+    def add(self, permits: int, now_ms: int) -> None:
         """Note a grant."""
-        self.granted += tokens
+        self.granted += permits
         if self._steps and now_ms - self._steps[-1][0] < GRANT_STEP_MS:
-            self._steps[-1][1] += tokens
+            self._steps[-1][1] += permits
             return
-        self._steps.append([now_ms, tokens])
+        self._steps.append([now_ms, permits])
         if len(self._steps) > GRANT_STEPS_MAX:
             self._drop_oldest()
 
-    def give_back(self, tokens: int) -> None:
-        """Note returned tokens. The later grants stay, because they count for longer."""
+    def give_back(self, permits: int) -> None:
+        """Note returned permits. The later grants stay, because they count for longer."""
         for step in self._steps:
-            returned = min(step[1], tokens)
+            returned = min(step[1], permits)
             step[1] -= returned
-            tokens -= returned
+            permits -= returned
             self.granted -= returned
 
     def settle(self, before_ms: int) -> None:
@@ -132,14 +132,14 @@ class _StockBucket:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        _, tokens = self._steps.popleft()
-        self.granted -= tokens
+        _, permits = self._steps.popleft()
+        self.granted -= permits
 
 
 class StockGrant(NamedTuple):
     """The answer to a demand for room."""
 
-    tokens: int
+    permits: int
     room: int  # that the limit has left; UNKNOWN_ROOM
 
 
@@ -149,12 +149,12 @@ class StockBuckets:
 
     def __init__(self) -> None:
         self.reports = StockReports()
-        self._buckets: OrderedDict[RateKey, _StockBucket] = OrderedDict()
+        self._buckets: OrderedDict[LimitKey, _StockBucket] = OrderedDict()
         # When a limit was reported as nearly used up. `retain` bounds it.
-        self._warned_at_ms: dict[RateKey, int] = {}
+        self._warned_at_ms: dict[LimitKey, int] = {}
 
     def lease(self, demand: LeaseDemand, limit: int, now_ms: int) -> StockGrant:
-        """Grant tokens out of the room, all or none of those that the first send needs."""
+        """Grant permits out of the room, all or none of those that the first send needs."""
         bucket = self._buckets.get(demand.key)
         if bucket is None:
             if len(self._buckets) >= BUCKETS_MAX:
@@ -168,7 +168,7 @@ class StockBuckets:
             bucket.add(demand.wanted, now_ms)
             return StockGrant(demand.wanted, UNKNOWN_ROOM)
         bucket.settle(total.counted_at_ms - SETTLE_MS)
-        room = max(limit - total.tokens - bucket.granted, 0)
+        room = max(limit - total.permits - bucket.granted, 0)
         granted = min(demand.wanted, room)
         if granted < demand.first:
             granted = 0
@@ -177,7 +177,7 @@ class StockBuckets:
         return StockGrant(granted, room - granted)
 
     def retain(
-        self, keys: Collection[RateKey], broker_groups: Collection[str], now_ms: int
+        self, keys: Collection[LimitKey], broker_groups: Collection[str], now_ms: int
     ) -> None:
         """Expect reports of these limits by these broker groups, and forget all others."""
         self.reports.retain(keys, broker_groups, now_ms)
@@ -186,12 +186,12 @@ class StockBuckets:
         for key in [key for key in self._warned_at_ms if key not in keys]:
             del self._warned_at_ms[key]
 
-    def used_ratio(self, key: RateKey, limit: int, now_ms: int) -> float | None:
+    def used_ratio(self, key: LimitKey, limit: int, now_ms: int) -> float | None:
         """Return the used part of a limit; None if it is unknown."""
         total = self.reports.find(key, now_ms)
-        return None if total is None else total.tokens / limit
+        return None if total is None else total.permits / limit
 
-    def is_warning_due(self, key: RateKey, limit: int, now_ms: int) -> bool:
+    def is_warning_due(self, key: LimitKey, limit: int, now_ms: int) -> bool:
         """Whether a limit is nearly used up, and was not in the last hour."""
         ratio = self.used_ratio(key, limit, now_ms)
         if ratio is None or ratio < SOFT_LIMIT:

@@ -22,8 +22,8 @@ from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.puller import Puller
 from tidemill.proxy.settings import ProxySettings
+from tidemill.security.permit_buckets import LeaseDemand
 from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, TrafficQuota
-from tidemill.security.token_buckets import LeaseDemand
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -49,10 +49,10 @@ class Home:
         for demand in demands:
             limit = demand.key.limit
             self.available[limit] += demand.returned
-            tokens = min(demand.wanted, self.available[limit])
-            tokens = tokens if tokens >= demand.first else 0
-            self.available[limit] -= tokens
-            granted.append(tokens)
+            permits = min(demand.wanted, self.available[limit])
+            permits = permits if permits >= demand.first else 0
+            self.available[limit] -= permits
+            granted.append(permits)
         return Leased(granted, 1)
 
     def limit(self, **limits: int) -> None:
@@ -107,7 +107,7 @@ def ready(world: SeveralBrokers) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_poll_gets_at_most_the_tokens_of_its_consumer_group(count: int) -> None:
+def test_a_poll_gets_at_most_the_permits_of_its_consumer_group(count: int) -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
         world.send(0, *[f"m{n}" for n in range(9)])
@@ -117,13 +117,13 @@ def test_a_poll_gets_at_most_the_tokens_of_its_consumer_group(count: int) -> Non
         await eventually(lambda: home.waiting() == 1)
         popped = ready(world)
         home.available[MESSAGES] = 2
-        assert await waiting == ["m3", "m4"], "as soon as there are tokens"
-        assert ready(world) > popped, "a poll without tokens pops nothing"
+        assert await waiting == ["m3", "m4"], "as soon as there are permits"
+        assert ready(world) > popped, "a poll without permits pops nothing"
 
     run(scenario, count=count)
 
 
-def test_a_poll_without_tokens_ends_empty_and_leaves_the_messages() -> None:
+def test_a_poll_without_permits_ends_empty_and_leaves_the_messages() -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
         world.send(0, "a")
@@ -136,7 +136,7 @@ def test_a_poll_without_tokens_ends_empty_and_leaves_the_messages() -> None:
     run(scenario)
 
 
-def test_a_poll_that_does_not_wait_gets_tokens_that_the_home_has() -> None:
+def test_a_poll_that_does_not_wait_gets_permits_that_the_home_has() -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
         world.send(0, "a", "b")
@@ -152,7 +152,7 @@ def test_a_poll_that_does_not_wait_gets_tokens_that_the_home_has() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_unused_tokens_are_for_other_polls(count: int) -> None:
+def test_unused_permits_are_for_other_polls(count: int) -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
         home.available[MESSAGES] = 2
@@ -177,17 +177,17 @@ def test_bytes_are_taken_after_the_pop_and_later_polls_wait_for_them() -> None:
         home.limit(dispatchBytesPerS=1_000)
         home.available[BYTES] = 1
         world.send(0, "a" * 500, "b" * 500)
-        assert len(await receive(world)) == 2, "the tokens are negative now"
+        assert len(await receive(world)) == 2, "the permits are negative now"
         world.send(0, "c")
         waiting = poll(world)
         await eventually(lambda: home.waiting() == 1)
         [lease] = home.quotas.renewal.book.leases.values()
-        debt = -int(lease.tokens)
+        debt = -int(lease.permits)
         assert debt > 1_000
         for part in (debt - 100, 100):
             home.available[BYTES] = part
             await eventually(lambda: not home.available[BYTES])
-        assert (lease.tokens, waiting.done()) == (0, False), "the debt is paid in parts"
+        assert (lease.permits, waiting.done()) == (0, False), "the debt is paid in parts"
         home.available[BYTES] = 1
         assert await waiting == ["c"]
 
@@ -195,7 +195,7 @@ def test_bytes_are_taken_after_the_pop_and_later_polls_wait_for_them() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_parked_poll_needs_tokens_from_a_new_quota_on(count: int) -> None:
+def test_a_parked_poll_needs_permits_from_a_new_quota_on(count: int) -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         waiting = poll(world)
         await eventually(lambda: ready(world) >= 1)
@@ -226,15 +226,15 @@ def test_an_ordered_consumer_group_keeps_its_order() -> None:
         home.limit(dispatchMessagesPerS=10)
         world.send(0, *[f"m{n}" for n in range(6)])
         received: list[str] = []
-        for tokens in (2, 1, 3):
-            home.available[MESSAGES] = tokens
+        for permits in (2, 1, 3):
+            home.available[MESSAGES] = permits
             received += await receive(world)
         assert received == [f"m{n}" for n in range(6)]
 
     run(scenario, is_ordered=True)
 
 
-def test_a_stopping_process_answers_polls_that_wait_for_tokens() -> None:
+def test_a_stopping_process_answers_polls_that_wait_for_permits() -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
         world.send(0, "a")
@@ -247,7 +247,7 @@ def test_a_stopping_process_answers_polls_that_wait_for_tokens() -> None:
     run(scenario)
 
 
-def test_a_disconnected_poll_leaves_the_queue_and_its_tokens() -> None:
+def test_a_disconnected_poll_leaves_the_queue_and_its_permits() -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
         world.send(0, "a")
@@ -283,7 +283,7 @@ def test_the_number_of_waiting_polls_has_a_limit(monkeypatch: pytest.MonkeyPatch
     run(scenario)
 
 
-def test_a_poll_that_ends_in_the_turn_of_its_tokens_pops_nothing() -> None:
+def test_a_poll_that_ends_in_the_turn_of_its_permits_pops_nothing() -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
         world.send(0, "a")
@@ -291,17 +291,17 @@ def test_a_poll_that_ends_in_the_turn_of_its_tokens_pops_nothing() -> None:
         await eventually(lambda: home.waiting() == 1)
         popped = ready(world)
         [lease] = home.quotas.renewal.book.leases.values()
-        lease.tokens = 1
+        lease.permits = 1
         home.quotas.serve([lease])
         [client] = world.polling._open
         world.polling.end_client(client)
         assert await waiting == ["MESSAGE_NOT_FOUND"]
-        assert (ready(world), lease.tokens) == (popped, 1)
+        assert (ready(world), lease.permits) == (popped, 1)
 
     run(scenario)
 
 
-def test_a_poll_holds_no_memory_of_its_connection_while_it_waits_for_tokens() -> None:
+def test_a_poll_holds_no_memory_of_its_connection_while_it_waits_for_permits() -> None:
     async def scenario(world: SeveralBrokers, home: Home) -> None:
         home.limit(dispatchMessagesPerS=10)
         world.send(0, "a")
@@ -322,7 +322,7 @@ def test_a_poll_holds_no_memory_of_its_connection_while_it_waits_for_tokens() ->
     run(scenario)
 
 
-def test_a_pull_holds_no_memory_of_its_connection_while_it_waits_for_tokens() -> None:
+def test_a_pull_holds_no_memory_of_its_connection_while_it_waits_for_permits() -> None:
     async def pull(_call: RpcCall, request: bytes) -> bytes:
         offset = link_pb2.PullRequest.FromString(request).offset
         return link_pb2.PullReply(next_offset=offset, is_at_end=True).SerializeToString()

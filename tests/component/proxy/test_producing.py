@@ -206,17 +206,17 @@ def test_a_rejected_first_message_creates_no_topic(rejected: v2.Message) -> None
 
 def test_a_first_message_over_a_quota_creates_no_topic() -> None:
     class Empty:
-        """Quotas without a token, until the test gives some."""
+        """Quotas without a permit, until the test gives some."""
 
         is_active = True
 
         def __init__(self) -> None:
-            self.tokens = 0
+            self.permits = 0
 
         async def admit(self, *, messages: int, **_sender: object) -> None:
-            if self.tokens < messages:
+            if self.permits < messages:
                 raise Overloaded("publish messages/s of Topic:topic is used up")
-            self.tokens -= messages
+            self.permits -= messages
 
     async def scenario(world: ProxyWorld) -> None:
         quotas = Empty()
@@ -238,9 +238,9 @@ def test_a_first_message_over_a_quota_creates_no_topic() -> None:
 
         assert await send(message()) == [v2.TOO_MANY_REQUESTS] * 2
         assert not world.broker.engine.catalog.topics
-        quotas.tokens = 2
+        quotas.permits = 2
         assert await send(message(), message()) == [v2.OK] * 3
-        assert quotas.tokens == 0, "the first request takes its tokens once"
+        assert quotas.permits == 0, "the first request takes its permits once"
 
     run(scenario)
 

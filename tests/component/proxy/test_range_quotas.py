@@ -20,8 +20,15 @@ from tidemill.proxy.quotas.deliveries import DeliveryQuotas
 from tidemill.proxy.quotas.renewal import Leased
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.range_reader import PAGE_BYTES, RangeReader
-from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, RateKey, TrafficQuota
-from tidemill.security.token_buckets import BURST_S, LEASE_MS, LeaseDemand, QuotaBuckets
+from tidemill.security.permit_buckets import BURST_S, LEASE_MS, LeaseDemand, QuotaBuckets
+from tidemill.security.quotas import (
+    QUOTA,
+    LimitKey,
+    QuotaKind,
+    QuotaLimit,
+    QuotaTable,
+    TrafficQuota,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -92,7 +99,7 @@ class World:
         quota = TrafficQuota(kind=QuotaKind.GROUP, value="group", limits=limits)
         self._items[quota.name] = json.dumps(quota.to_item()).encode()
         self.table.note_change()
-        rates = {RateKey(quota.name, limit): rate for limit, rate in limits.items()}
+        rates = {LimitKey(quota.name, limit): rate for limit, rate in limits.items()}
         self._buckets = QuotaBuckets(rates.get)
         self.clock = ManualClock()
         self.quotas = DeliveryQuotas(self.table, self._lease, self.clock.monotonic_ms)
@@ -122,7 +129,7 @@ class World:
             self.received += [each.system_properties.queue_offset for each in reply.messages]
 
     async def advance(self, seconds: float, *, readers: int = 1) -> None:
-        """Let the time pass, with a renewal in each step, until all readers wait for tokens."""
+        """Let the time pass, with a renewal in each step, until all readers wait for permits."""
         for _ in range(round(seconds * 1_000 / STEP_MS)):
             self.clock.advance(STEP_MS)
             await self.quotas.renewal.renew()
@@ -222,7 +229,7 @@ def test_a_range_passes_when_its_quota_is_deleted() -> None:
     in_world(scenario, end=500, dispatchMessagesPerS=1)
 
 
-def test_a_page_that_the_client_does_not_get_returns_its_tokens() -> None:
+def test_a_page_that_the_client_does_not_get_returns_its_permits() -> None:
     async def scenario(world: World) -> None:
         reading = world.reader.read_messages(REQUEST, "10.0.0.1")
         page = pb.ReadMessagesReply.FromString(await anext(reading))
@@ -232,17 +239,17 @@ def test_a_page_that_the_client_does_not_get_returns_its_tokens() -> None:
             await world.quotas.renewal.renew()
             page = pb.ReadMessagesReply.FromString(await anext(reading))
         [lease] = world.quotas.renewal.book.leases.values()
-        before = lease.tokens
+        before = lease.permits
         await eventually(
-            lambda: len(world.queue.sent) == 2 and lease.tokens == before - world.queue.sent[1]
+            lambda: len(world.queue.sent) == 2 and lease.permits == before - world.queue.sent[1]
         )
         await reading.aclose()
-        assert lease.tokens == before, "the page that was read ahead"
+        assert lease.permits == before, "the page that was read ahead"
 
     in_world(scenario, end=10**6, dispatchMessagesPerS=10_000)
 
 
-def test_a_read_that_is_cancelled_before_its_page_returns_its_tokens() -> None:
+def test_a_read_that_is_cancelled_before_its_page_returns_its_permits() -> None:
     async def scenario(world: World) -> None:
         task = asyncio.create_task(world.read())
         await eventually(lambda: world.held_count > 0)
@@ -251,9 +258,9 @@ def test_a_read_that_is_cancelled_before_its_page_returns_its_tokens() -> None:
         await world.quotas.renewal.renew()
         await eventually(lambda: world.queue.asked_count == 1)
         [lease] = world.quotas.renewal.book.leases.values()
-        assert lease.tokens == 0
+        assert lease.permits == 0
         task.cancel()
-        await eventually(lambda: lease.tokens > 0)
+        await eventually(lambda: lease.permits > 0)
 
     in_world(scenario, end=10**6, dispatchMessagesPerS=1_000)
 

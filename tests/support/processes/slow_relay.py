@@ -15,7 +15,7 @@ SOCKET_BYTES = 64 << 10  # size of each socket's buffers: 13 ms at 5 MB/s
 BURST_S = 0.02  # after a pause, the bytes of this time pass at once
 
 
-class TokenBucket:
+class RateLimit:
     """The rate limit of all connections of a relay."""
 
     def __init__(self, bytes_per_s: int) -> None:
@@ -33,7 +33,7 @@ class TokenBucket:
 async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
     """Run a relay to `address` during the block; yield its address. It slows only responses."""
     host, _, port = address.rpartition(":")
-    bucket = TokenBucket(bytes_per_s)
+    limit = RateLimit(bytes_per_s)
     tasks: set[asyncio.Task[None]] = set()
     writers: set[asyncio.StreamWriter] = set()
 
@@ -55,7 +55,7 @@ async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
             done, pending = await asyncio.wait(
                 {
                     asyncio.ensure_future(_copy(near, forth, None)),
-                    asyncio.ensure_future(_copy(far, back, bucket)),
+                    asyncio.ensure_future(_copy(far, back, limit)),
                 },
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -81,10 +81,10 @@ async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
 
 
 async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bucket: TokenBucket | None
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: RateLimit | None
 ) -> None:
     while data := await reader.read(CHUNK_BYTES):
-        if bucket is not None:
-            await bucket.take(len(data))
+        if limit is not None:
+            await limit.take(len(data))
         writer.write(data)
         await writer.drain()

@@ -1,4 +1,4 @@
-"""Quotas on messages of the REST API: all tokens or none, from the home."""
+"""Quotas on messages of the REST API: all permits or none, from the home."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tidemill.admin.cluster.item_copy import ItemCopy
 from tidemill.admin.messages.quotas import RestSendQuotas
 from tidemill.common.errors import BrokerUnreachable, Overloaded
-from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, RateKey, TrafficQuota
+from tidemill.security.permit_buckets import LeaseDemand, QuotaBuckets
+from tidemill.security.quotas import QUOTA, LimitKey, QuotaKind, QuotaLimit, TrafficQuota
 from tidemill.security.stock_buckets import StockBuckets, StockReading
-from tidemill.security.token_buckets import LeaseDemand, QuotaBuckets
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 STOCKS = {QuotaLimit.STORED_BYTES, QuotaLimit.PENDING_TIMERS}
@@ -38,20 +38,20 @@ class World:
         for quota in self.quotas.values():
             yield json.dumps(quota.to_item()).encode()
 
-    async def lease(self, request: pb.LeaseTokensRequest) -> pb.LeaseTokensReply:
+    async def lease(self, request: pb.LeasePermitsRequest) -> pb.LeasePermitsReply:
         self.asked += 1
         if not self.is_up:
             raise BrokerUnreachable("down")
         granted = []
         for one in request.demands:
-            key = RateKey(one.quota, QuotaLimit(one.limit))
+            key = LimitKey(one.quota, QuotaLimit(one.limit))
             demand = LeaseDemand(key, one.wanted, one.first, one.returned)
             if key.limit in STOCKS:
                 limit = self.quotas[key.quota].limits[key.limit]
-                granted.append(self.stocks.lease(demand, limit, self.now_ms).tokens)
+                granted.append(self.stocks.lease(demand, limit, self.now_ms).permits)
                 continue
             granted.append(self.buckets.lease(request.process_id, demand, self.now_ms))
-        return pb.LeaseTokensReply(granted=granted)
+        return pb.LeasePermitsReply(granted=granted)
 
     def put(self, kind: QuotaKind, value: str, **limits: int) -> None:
         named = {QuotaLimit(name): rate for name, rate in limits.items()}
@@ -60,9 +60,9 @@ class World:
         self.quotas[quota.name] = quota
         self.version += 1
 
-    def report(self, quota: str, limit: str, tokens: int) -> None:
-        key = RateKey(quota, QuotaLimit(limit))
-        self.stocks.reports.note(key, "broker-0", StockReading(tokens, self.now_ms, self.now_ms))
+    def report(self, quota: str, limit: str, permits: int) -> None:
+        key = LimitKey(quota, QuotaLimit(limit))
+        self.stocks.reports.note(key, "broker-0", StockReading(permits, self.now_ms, self.now_ms))
 
     async def send(self, size_bytes: int = 10, *, is_delayed: bool = False) -> None:
         await self.sends.admit(
@@ -105,14 +105,14 @@ def test_a_message_over_a_limit_is_refused(kind_and_value: str) -> None:
     run(scenario)
 
 
-def test_a_refused_message_takes_no_tokens_of_other_limits() -> None:
+def test_a_refused_message_takes_no_permits_of_other_limits() -> None:
     async def scenario(world: World) -> None:
         world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=100, publishBytesPerS=50)
         await world.send(100)
         for _ in range(5):
             with pytest.raises(Overloaded, match="publish bytes/s of Topic:orders"):
                 await world.send(100)
-        assert world.buckets.buckets[RateKey("topic:orders", MESSAGES)].tokens == 199
+        assert world.buckets.buckets[LimitKey("topic:orders", MESSAGES)].permits == 199
 
     run(scenario)
 
@@ -149,6 +149,6 @@ def test_only_a_delayed_message_needs_room_for_a_timer() -> None:
         with pytest.raises(Overloaded, match="has reached its limit of 1 pending timers"):
             await world.send(is_delayed=True)
         await world.send()
-        assert world.buckets.buckets[RateKey("topic:orders", MESSAGES)].tokens == 198
+        assert world.buckets.buckets[LimitKey("topic:orders", MESSAGES)].permits == 198
 
     run(scenario)

@@ -185,8 +185,8 @@ def run(scenario: Callable[[RoundWorld, QuotaService], Awaitable[None]]) -> None
 async def lease(
     service: QuotaService, wanted: int, *, quota: str = "topic:orders", limit: str = TIMERS
 ) -> tuple[int, int]:
-    demand = pb.TokenDemand(quota=quota, limit=limit, wanted=wanted, first=wanted)
-    reply = await service.LeaseTokens(pb.LeaseTokensRequest(process_id=b"p", demands=[demand]))
+    demand = pb.PermitDemand(quota=quota, limit=limit, wanted=wanted, first=wanted)
+    reply = await service.LeasePermits(pb.LeasePermitsRequest(process_id=b"p", demands=[demand]))
     [granted], [room] = reply.granted, reply.rooms
     return granted, room
 
@@ -215,17 +215,17 @@ def test_the_home_answers_known_limits_beside_unknown_ones() -> None:
 
     async def scenario(world: RoundWorld, service: QuotaService) -> None:
         put_quota(world.world, QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
-        known = pb.TokenDemand(quota="topic:orders", limit="publishMessagesPerS", wanted=30)
-        unknown = pb.TokenDemand(quota="topic:orders", limit="readsPerS", wanted=30)
-        request = pb.LeaseTokensRequest(process_id=b"p", demands=[unknown, known])
+        known = pb.PermitDemand(quota="topic:orders", limit="publishMessagesPerS", wanted=30)
+        unknown = pb.PermitDemand(quota="topic:orders", limit="readsPerS", wanted=30)
+        request = pb.LeasePermitsRequest(process_id=b"p", demands=[unknown, known])
         world.advance(2_000)
-        reply = await service.LeaseTokens(request)
+        reply = await service.LeasePermits(request)
         assert (list(reply.granted), list(reply.rooms)) == ([30, 20], [UNKNOWN_ROOM] * 2)
 
     run(scenario)
 
 
-def test_a_new_home_grants_the_tokens_of_its_own_time_alone() -> None:
+def test_a_new_home_grants_the_permits_of_its_own_time_alone() -> None:
     """Its predecessor may have granted those of the time before."""
 
     async def scenario(world: RoundWorld, service: QuotaService) -> None:

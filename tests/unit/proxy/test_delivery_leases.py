@@ -1,4 +1,4 @@
-"""The tokens of deliveries at several proxies, with the buckets of the home, in model time."""
+"""The permits of deliveries at several proxies, with the buckets of the home, in model time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from tidemill.proxy.quotas import deliveries, renewal
 from tidemill.proxy.quotas.deliveries import MISSED_MS, DeliveryQuotas
 from tidemill.proxy.quotas.leases import IDLE_MS
 from tidemill.proxy.quotas.renewal import Leased
-from tidemill.security.quotas import QUOTA, QuotaKind, QuotaLimit, QuotaTable, RateKey, TrafficQuota
-from tidemill.security.token_buckets import BURST_S, LeaseDemand, QuotaBuckets
+from tidemill.security.permit_buckets import BURST_S, LeaseDemand, QuotaBuckets
+from tidemill.security.quotas import (
+    QUOTA,
+    LimitKey,
+    QuotaKind,
+    QuotaLimit,
+    QuotaTable,
+    TrafficQuota,
+)
 
 MESSAGES, BYTES = QuotaLimit.DISPATCH_MESSAGES, QuotaLimit.DISPATCH_BYTES
 STEP_MS = 20  # between two renewals of each proxy
@@ -32,7 +39,7 @@ class Cluster:
         self.random = Random(1)
         self._limit = limit
         self._items: dict[str, bytes] = {}
-        self._rates: dict[RateKey, int] = {}  # at the home
+        self._rates: dict[LimitKey, int] = {}  # at the home
         self._table = table = QuotaTable(
             lambda _kind, name: self._items.get(name), lambda: counts_of(QUOTA, self._items)
         )
@@ -49,7 +56,7 @@ class Cluster:
         """Put the limit, or change it, at the home and at all proxies."""
         quota = TrafficQuota(kind=QuotaKind.GROUP, value="group", limits={self._limit: rate})
         self._items[quota.name] = json.dumps(quota.to_item()).encode()
-        self._rates[RateKey(quota.name, self._limit)] = rate
+        self._rates[LimitKey(quota.name, self._limit)] = rate
         self._table.note_change()
 
     def _lease(self, n: int, proxies: int) -> Callable[[Sequence[LeaseDemand]], Awaitable[Leased]]:
@@ -67,11 +74,11 @@ class Cluster:
     async def consume(self, n: int, size_bytes: int) -> None:
         """Receive batches without a pause; messages have `size_bytes`."""
         while True:
-            tokens = await self.proxies[n].wait(self.proxies[n].request("group", BATCH))
-            assert tokens is not None
+            permits = await self.proxies[n].wait(self.proxies[n].request("group", BATCH))
+            assert permits is not None
             await asyncio.sleep(0)
-            tokens.spend(tokens.messages, tokens.messages * size_bytes)
-            self.received[n] += tokens.messages
+            permits.spend(permits.messages, permits.messages * size_bytes)
+            self.received[n] += permits.messages
 
     async def poll_without_waiting(self, n: int, pause_ms: int) -> None:
         """Poll with a pause after each poll. A poll has time for one renewal."""
@@ -80,10 +87,10 @@ class Cluster:
             read = quotas.request("group", BATCH)
             await self._until(self.clock.now_ms + STEP_MS)
             read.stop()
-            tokens = await quotas.wait(read)
-            if tokens is not None:
-                self.received[n] += tokens.messages
-                tokens.spend(tokens.messages, 0)
+            permits = await quotas.wait(read)
+            if permits is not None:
+                self.received[n] += permits.messages
+                permits.spend(permits.messages, 0)
             await self._until(self.clock.now_ms + pause_ms)
 
     async def _until(self, now_ms: int) -> None:
@@ -161,7 +168,7 @@ def test_a_proxy_that_owes_more_than_a_burst_gets_its_part(is_random: bool) -> N
 
 @pytest.mark.parametrize("proxies", [1, 3])
 @pytest.mark.parametrize("lost_part", [0.1, 0.4])
-def test_tokens_of_lost_answers_return_to_the_bucket(lost_part: float, proxies: int) -> None:
+def test_permits_of_lost_answers_return_to_the_bucket(lost_part: float, proxies: int) -> None:
     cluster = Cluster(proxies, MESSAGES, 300)
     cluster.lost_part = lost_part
     received = run(cluster, [[1]] * proxies, 40)
@@ -191,11 +198,11 @@ def test_messages_of_mixed_sizes_keep_a_limit_of_bytes_on_average() -> None:
     async def consume(kind: int, size_bytes: int) -> None:
         [proxy] = cluster.proxies
         while True:
-            tokens = await proxy.wait(proxy.request("group", BATCH))
-            assert tokens is not None
+            permits = await proxy.wait(proxy.request("group", BATCH))
+            assert permits is not None
             await asyncio.sleep(0)
-            tokens.spend(tokens.messages, tokens.messages * size_bytes)
-            received[kind] += tokens.messages * size_bytes
+            permits.spend(permits.messages, permits.messages * size_bytes)
+            received[kind] += permits.messages * size_bytes
 
     async def main() -> None:
         tasks = [asyncio.create_task(consume(n % 2, (1_000, 200_000)[n % 2])) for n in range(20)]
@@ -208,7 +215,7 @@ def test_messages_of_mixed_sizes_keep_a_limit_of_bytes_on_average() -> None:
 
 
 def test_polls_that_do_not_wait_get_their_part_beside_polls_that_wait() -> None:
-    """A part of three tokens per second takes longer than each of these polls."""
+    """A part of three permits per second takes longer than each of these polls."""
     cluster = Cluster(3, MESSAGES, 10)
 
     async def main() -> None:
@@ -235,11 +242,11 @@ def test_the_demand_of_an_ended_read_ends(monkeypatch: pytest.MonkeyPatch) -> No
         await proxy.take("group", BATCH, timeout_ms=0)
         await proxy.renewal.renew()
         [lease] = proxy.renewal.book.leases.values()
-        assert (lease.tokens, lease.waiting) == (2, [1, BATCH - 1])
+        assert (lease.permits, lease.waiting) == (2, [1, BATCH - 1])
         for _ in range((MISSED_MS + IDLE_MS) // STEP_MS + 1):
             cluster.clock.advance(STEP_MS)
             await proxy.renewal.renew()
-        assert not proxy.renewal.book.leases, "its tokens are returned"
+        assert not proxy.renewal.book.leases, "its permits are returned"
 
     asyncio.run(main())
 
@@ -270,14 +277,14 @@ def test_a_renewal_of_many_leases_takes_slices(monkeypatch: pytest.MonkeyPatch) 
         counting = asyncio.create_task(count_turns())
         await proxy.renewal.renew()
         counting.cancel()
-        assert all(read.tokens.done() for read in reads)
+        assert all(read.permits.done() for read in reads)
         # Three slices before the request, and three after it.
         assert turns == 4
 
     asyncio.run(main())
 
 
-def test_a_read_that_gets_more_messages_owes_their_tokens() -> None:
+def test_a_read_that_gets_more_messages_owes_their_permits() -> None:
     """A repeated attempt of an ordered consumer group gets its whole batch."""
     cluster = Cluster(1, MESSAGES, 1)
     [proxy] = cluster.proxies
@@ -285,20 +292,20 @@ def test_a_read_that_gets_more_messages_owes_their_tokens() -> None:
     async def main() -> None:
         read = proxy.request("group", BATCH)
         await proxy.renewal.renew()
-        tokens = await proxy.wait(read)
-        assert tokens is not None
-        assert tokens.messages == 2
-        tokens.spend(5, 0)
+        permits = await proxy.wait(read)
+        assert permits is not None
+        assert permits.messages == 2
+        permits.spend(5, 0)
         [lease] = proxy.renewal.book.leases.values()
-        assert lease.tokens == -3
+        assert lease.permits == -3
         cluster.clock.advance(3_000)
         waiting = proxy.request("group", 1)
         for _ in range(2):
-            assert not waiting.tokens.done(), "the debt comes first"
+            assert not waiting.permits.done(), "the debt comes first"
             await proxy.renewal.renew()
             cluster.clock.advance(1_000)
         await proxy.renewal.renew()
-        assert waiting.tokens.done()
+        assert waiting.permits.done()
 
     asyncio.run(main())
 
@@ -311,9 +318,9 @@ def test_a_changed_limit_ends_the_debt_of_deliveries() -> None:
         # The first batch, of large messages: a debt of nine hours.
         first = cluster.proxies[0].request("group", BATCH)
         await cluster.advance(0.2, is_random=False)
-        tokens = await cluster.proxies[0].wait(first)
-        assert tokens is not None
-        tokens.spend(BATCH, BATCH << 20)
+        permits = await cluster.proxies[0].wait(first)
+        assert permits is not None
+        permits.spend(BATCH, BATCH << 20)
         await cluster.advance(1, is_random=False)
         cluster.put_limit(100_000)
         task = asyncio.create_task(cluster.consume(0, 1_000))
@@ -324,21 +331,21 @@ def test_a_changed_limit_ends_the_debt_of_deliveries() -> None:
     assert cluster.received[0] >= 1_000, "of 100 messages per second"
 
 
-def test_a_read_that_ends_after_a_change_of_the_limit_owes_its_tokens() -> None:
+def test_a_read_that_ends_after_a_change_of_the_limit_owes_its_permits() -> None:
     cluster = Cluster(1, BYTES, 1_000)
     quotas = cluster.proxies[0]
 
     async def main() -> None:
         first = quotas.request("group", 1)
         await cluster.advance(0.2, is_random=False)
-        tokens = await quotas.wait(first)
-        assert tokens is not None
+        permits = await quotas.wait(first)
+        assert permits is not None
         cluster.put_limit(100_000)
         quotas.request("group", 1)  # The proxy knows the new limit.
-        tokens.spend(1, 1 << 20)
+        permits.spend(1, 1 << 20)
         quotas.request("group", 1)
         [lease] = quotas.renewal.book.leases.values()
-        assert lease.rate_per_s == 100_000
-        assert lease.tokens < 0
+        assert lease.amount == 100_000
+        assert lease.permits < 0
 
     asyncio.run(main())

@@ -6,14 +6,14 @@ import asyncio
 
 from tests.unit.proxy.test_send_quotas import MESSAGES, World
 from tidemill.proxy.quotas.leases import DEMANDS_MAX, Lease, LeaseBook
-from tidemill.security.quotas import MatchedRate, QuotaKind, RateKey
-from tidemill.security.token_buckets import LeaseDemand
+from tidemill.security.permit_buckets import LeaseDemand
+from tidemill.security.quotas import LimitKey, MatchedLimit, QuotaKind
 
 
 def book_of(count: int) -> tuple[LeaseBook, list[Lease]]:
     book = LeaseBook(0)
-    keys = [RateKey(f"topic:t{number}", MESSAGES) for number in range(count)]
-    return book, [book.lease_of(MatchedRate(key, 100, key.quota), 0) for key in keys]
+    keys = [LimitKey(f"topic:t{number}", MESSAGES) for number in range(count)]
+    return book, [book.lease_of(MatchedLimit(key, 100, key.quota), 0) for key in keys]
 
 
 def keys_of(demands: list[LeaseDemand]) -> list[str]:
@@ -56,7 +56,7 @@ def test_a_send_beside_many_quotas_waits_for_one_request() -> None:
         world = World()
         world.available[MESSAGES] = 1 << 30
         for number in range(2 * DEMANDS_MAX):
-            rate = MatchedRate(RateKey(f"topic:t{number}", MESSAGES), 100, f"Topic:t{number}")
+            rate = MatchedLimit(LimitKey(f"topic:t{number}", MESSAGES), 100, f"Topic:t{number}")
             world.quotas._book.lease_of(rate, world.clock.monotonic_ms())
         world.put(QuotaKind.TOPIC, "last", publishMessagesPerS=100)
         send = asyncio.create_task(world.send(topic="last"))

@@ -350,7 +350,7 @@ def test_another_identity_does_not_learn_of_a_revoked_client(tmp_path: Path, fie
 
 
 def token_world() -> tuple[RevocationWorld, MadeToken]:
-    """Return a world whose client shows a named token of its user."""
+    """Return a world and the named token that its client shows."""
     world, made = RevocationWorld(), make_token()
     named = NamedToken(id=made.id, name="ci", user="shop", user_id=1, sha256=made.sha256)
     world.put_item(named.to_item())

@@ -1,4 +1,4 @@
-"""Sends that wait for tokens: order, limits and texts."""
+"""Sends that wait for permits: order, limits and texts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.quotas import sends
 from tidemill.proxy.quotas.renewal import Leased
 from tidemill.proxy.quotas.sends import SendQuotas
+from tidemill.security.permit_buckets import LeaseDemand
 from tidemill.security.quotas import (
     QUOTA,
+    LimitKey,
     QuotaKind,
     QuotaLimit,
     QuotaTable,
-    RateKey,
     TrafficQuota,
     quota_of,
 )
 from tidemill.security.subjects import subject_name
-from tidemill.security.token_buckets import LeaseDemand
 
 MESSAGES, BYTES = QuotaLimit.PUBLISH_MESSAGES, QuotaLimit.PUBLISH_BYTES
 USER_ID = 7  # of shop
@@ -55,13 +55,13 @@ class World:
         for demand in demands:
             limit = demand.key.limit
             if limit in self.rooms:
-                tokens = min(demand.wanted, self.rooms[limit])
-                granted.append(tokens if tokens >= demand.first else 0)
+                permits = min(demand.wanted, self.rooms[limit])
+                granted.append(permits if permits >= demand.first else 0)
                 self.rooms[limit] += demand.returned - granted[-1]
                 continue
-            tokens = min(demand.wanted, self.available[limit])
-            self.available[limit] -= tokens
-            granted.append(tokens)
+            permits = min(demand.wanted, self.available[limit])
+            self.available[limit] -= permits
+            granted.append(permits)
         return Leased(granted, 1, [self.rooms.get(demand.key.limit) for demand in demands])
 
     def put(self, kind: QuotaKind, value: str, **limits: int) -> None:
@@ -72,7 +72,7 @@ class World:
         self.table.note_change()
 
     def serve(self) -> None:
-        """Let the sends with enough tokens pass."""
+        """Let the sends with enough permits pass."""
         self.quotas.serve(list(self.quotas._book.leases.values()))
 
     async def until_passed(self, count: int) -> None:
@@ -159,8 +159,8 @@ def test_a_quota_is_stored_and_read_with_all_its_fields() -> None:
 def test_a_quota_of_a_deleted_user_does_not_apply_to_a_later_one() -> None:
     world = QuotaWorld()
     world.put(QuotaKind.USER, "shop", publishMessagesPerS=1)
-    assert [rate.rate_per_s for rate in world.table.rates_of("shop", USER_ID, "c", "t")] == [1]
-    assert world.table.rates_of("shop", USER_ID + 1, "c", "t") == ()
+    assert [rate.amount for rate in world.table.limits_of("shop", USER_ID, "c", "t")] == [1]
+    assert world.table.limits_of("shop", USER_ID + 1, "c", "t") == ()
     quota = quota_of(world.items["user:shop"])
     assert (quota.user_id, quota.to_item()[QUOTA]["userId"]) == (USER_ID, USER_ID)
 
@@ -176,7 +176,7 @@ def test_all_matching_quotas_apply() -> None:
 
         def rates(user: str, client: str, topic: str) -> list[int]:
             return sorted(
-                rate.rate_per_s for rate in world.table.rates_of(user, USER_ID, client, topic)
+                rate.amount for rate in world.table.limits_of(user, USER_ID, client, topic)
             )
 
         assert rates("shop", "c", "orders") == [1, 2, 3, 4]
@@ -190,15 +190,15 @@ def test_without_quotas_a_send_checks_one_attribute() -> None:
     async def scenario(world: World) -> None:
         assert not world.quotas.is_active
         world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=1)
-        assert world.table.rates_of("", 0, "c", "orders")
+        assert world.table.limits_of("", 0, "c", "orders")
         world.items.clear()
         world.table.note_change()
-        assert (world.quotas.is_active, world.table.rates_of("", 0, "c", "orders")) == (False, ())
+        assert (world.quotas.is_active, world.table.limits_of("", 0, "c", "orders")) == (False, ())
 
     run(scenario)
 
 
-def test_sends_wait_for_tokens_and_pass_in_their_order() -> None:
+def test_sends_wait_for_permits_and_pass_in_their_order() -> None:
     async def scenario(world: World) -> None:
         world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10, publishBytesPerS=1_000)
         async with asyncio.TaskGroup() as tasks:
@@ -248,7 +248,7 @@ def test_a_refused_message_is_not_overtaken_by_its_message_group() -> None:
     run(scenario, wait_ms=30)
 
 
-def test_a_send_with_tokens_in_the_turn_of_its_time_out_is_not_overtaken() -> None:
+def test_a_send_with_permits_in_the_turn_of_its_time_out_is_not_overtaken() -> None:
     async def scenario(world: World) -> None:
         world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
 
@@ -258,7 +258,7 @@ def test_a_send_with_tokens_in_the_turn_of_its_time_out_is_not_overtaken() -> No
 
         async def serve() -> None:
             for lease in world.quotas._book.leases.values():
-                lease.tokens = 2
+                lease.permits = 2
             world.serve()
 
         await asyncio.gather(send(0, wait_s=0.0), send(1, wait_s=60.0), serve())
@@ -267,7 +267,7 @@ def test_a_send_with_tokens_in_the_turn_of_its_time_out_is_not_overtaken() -> No
     run(scenario)
 
 
-def test_tokens_in_the_turn_after_a_time_out_pass_no_later_message_of_the_group() -> None:
+def test_permits_in_the_turn_after_a_time_out_pass_no_later_message_of_the_group() -> None:
     async def scenario(world: World) -> None:
         world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
 
@@ -278,7 +278,7 @@ def test_tokens_in_the_turn_after_a_time_out_pass_no_later_message_of_the_group(
         async def serve() -> None:
             await asyncio.sleep(0)  # The time-out of the first send is earlier in this turn.
             for lease in world.quotas._book.leases.values():
-                lease.tokens = 1
+                lease.permits = 1
             world.serve()
 
         results = await asyncio.gather(
@@ -318,9 +318,9 @@ def test_a_message_that_comes_in_the_turn_of_a_refusal_does_not_overtake_it() ->
         await turns()
         [stock] = [lease for lease in world.quotas._book.leases.values() if lease.is_stock]
         later = asyncio.create_task(world.send(1, group="a"))  # It begins in the next turn.
-        stock.room = stock.tokens = 0
+        stock.room = stock.permits = 0
         world.serve()
-        stock.tokens = 1_000
+        stock.permits = 1_000
         results = await asyncio.gather(first, later, return_exceptions=True)
         assert [type(result) for result in results] == [Overloaded, Overloaded]
 
@@ -344,7 +344,7 @@ def test_a_change_of_quotas_keeps_the_order_of_sends(change: str) -> None:
         second = asyncio.create_task(world.send(1, group="a"))
         await turns()
         for lease in world.quotas._book.leases.values():
-            lease.tokens = 1  # enough for the second one
+            lease.permits = 1  # enough for the second one
         world.serve()
         await turns()
         world.available[MESSAGES] = 100
@@ -392,10 +392,10 @@ def test_a_new_client_id_is_one_look_up() -> None:
     world = QuotaWorld()
     world.put(QuotaKind.PREFIX, "ord", publishMessagesPerS=1)
     world.put(QuotaKind.CLIENT, "a", publishMessagesPerS=2)
-    assert len(world.table.rates_of("shop", USER_ID, "a", "orders")) == 2
+    assert len(world.table.limits_of("shop", USER_ID, "a", "orders")) == 2
     world.read.clear()
     for number in range(10):
-        assert len(world.table.rates_of("shop", USER_ID, f"c{number}", "orders")) == 1
+        assert len(world.table.limits_of("shop", USER_ID, f"c{number}", "orders")) == 1
     assert world.read == [f"client:c{number}" for number in range(10)]
 
 
@@ -404,8 +404,8 @@ def test_a_changed_quota_is_read_again_and_others_are_not() -> None:
     long_id = "c" * 255
 
     def rates() -> list[int]:
-        found = world.table.rates_of("shop", USER_ID, long_id, "shop%orders")
-        return [*(rate.rate_per_s for rate in found), len(world.table.group_rates("billing"))]
+        found = world.table.limits_of("shop", USER_ID, long_id, "shop%orders")
+        return [*(rate.amount for rate in found), len(world.table.group_limits("billing"))]
 
     world.put(QuotaKind.USER, "shop", publishMessagesPerS=1)
     world.put(QuotaKind.CLIENT, long_id, publishMessagesPerS=2)
@@ -438,21 +438,21 @@ def test_the_waiting_sends_of_one_client_do_not_delay_another() -> None:
     run(scenario)
 
 
-def test_sends_that_wait_for_another_limit_do_not_delay_those_with_tokens() -> None:
+def test_sends_that_wait_for_another_limit_do_not_delay_those_with_permits() -> None:
     async def scenario(world: World) -> None:
         world.put(QuotaKind.CLIENT, "greedy", publishMessagesPerS=1)
         world.put(QuotaKind.TOPIC, "orders", publishBytesPerS=1_000_000)
         waiting = asyncio.create_task(world.send(0, client="greedy"))
         await turns()
         await world.send(1, client="other")  # The proxy has its use, so it leases for the next one.
-        lease = world.quotas._book.leases[RateKey("topic:orders", BYTES)]
-        while lease.tokens < 300:  # noqa: ASYNC110  # The renewals are the events.
+        lease = world.quotas._book.leases[LimitKey("topic:orders", BYTES)]
+        while lease.permits < 300:  # noqa: ASYNC110  # The renewals are the events.
             await asyncio.sleep(0.001)
         at_once = asyncio.create_task(world.send(2, client="other"))
         await asyncio.sleep(0)
         assert at_once.done()
-        assert lease.tokens >= 100, "those of the waiting send stay"
-        lease.tokens = 150
+        assert lease.permits >= 100, "those of the waiting send stay"
+        lease.permits = 150
         late = asyncio.create_task(world.send(3, client="other"))
         await asyncio.sleep(0)
         assert not late.done()
@@ -592,24 +592,24 @@ def test_a_message_refused_by_a_stock_is_not_overtaken_by_its_message_group() ->
     run(scenario)
 
 
-def test_a_cancelled_send_returns_tokens_that_came_in_the_same_turn() -> None:
+def test_a_cancelled_send_returns_permits_that_came_in_the_same_turn() -> None:
     async def scenario(world: World) -> None:
         world.put(QuotaKind.TOPIC, "orders", publishMessagesPerS=10)
         sending = asyncio.create_task(world.send())
         await asyncio.sleep(0)
         [lease] = world.quotas._book.leases.values()
-        lease.tokens = 1
+        lease.permits = 1
         world.serve()
-        assert lease.tokens == 0
+        assert lease.permits == 0
         sending.cancel()
         await asyncio.wait([sending])
-        assert (sending.cancelled(), lease.tokens, lease.used) == (True, 1, 0)
-        # Without its tokens, it returns none.
+        assert (sending.cancelled(), lease.permits, lease.used) == (True, 1, 0)
+        # Without its permits, it returns none.
         sending = asyncio.create_task(world.send(messages=2))
         await asyncio.sleep(0)
         sending.cancel()
         await asyncio.wait([sending])
-        assert (lease.tokens, lease.used) == (1, 0)
+        assert (lease.permits, lease.used) == (1, 0)
 
     run(scenario)
 

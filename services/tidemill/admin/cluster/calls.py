@@ -100,7 +100,7 @@ CHANGE_SECURITY = _change(lambda stubs: stubs.admin.ChangeSecurity)
 # The audit log.
 FIND_AUDIT = _read(lambda stubs: stubs.admin.FindAudit)
 RECORD_AUDIT = _put(lambda stubs: stubs.admin.RecordAudit)
-LEASE_TOKENS = _change(lambda stubs: stubs.quotas.LeaseTokens)
+LEASE_PERMITS = _change(lambda stubs: stubs.quotas.LeasePermits)
 
 # Broker groups and proxies.
 LIST_BROKER_GROUPS = _read(lambda stubs: stubs.admin.ListBrokerGroups)

@@ -1,7 +1,7 @@
 """Quotas on messages that the REST API sends (ADR 0078).
 
-The process holds no tokens: each send with a quota asks the home. A send over a limit is refused at
-once. If the home does not answer, sends with a quota fail.
+The process holds no permits: each send with a quota asks the home. A send over a limit is refused
+at once. If the home does not answer, sends with a quota fail.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NO_CLIENT: Final = ""  # a request has no client id
 
 @final
 class RestSendQuotas:
-    """The tokens of messages that the REST API sends."""
+    """The permits of messages that the REST API sends."""
 
     def __init__(
         self,
-        lease: Callable[[pb.LeaseTokensRequest], Awaitable[pb.LeaseTokensReply]],
+        lease: Callable[[pb.LeasePermitsRequest], Awaitable[pb.LeasePermitsReply]],
         copy: ItemCopy,
     ) -> None:
         """`lease` asks the home, and `copy` has the quotas."""
@@ -42,25 +42,28 @@ class RestSendQuotas:
     async def admit(
         self, *, user: str, user_id: int, topic: str, size_bytes: int, is_delayed: bool = False
     ) -> None:
-        """Take the tokens of a message, all or none. Raises Overloaded."""
+        """Take the permits of a message, all or none. Raises Overloaded."""
         await self._copy.refresh()
         matched = (
-            () if self._table.is_empty else self._table.rates_of(user, user_id, NO_CLIENT, topic)
+            () if self._table.is_empty else self._table.limits_of(user, user_id, NO_CLIENT, topic)
         )
-        rates = [
-            rate
-            for rate in matched
-            if is_delayed or rate.key.limit is not QuotaLimit.PENDING_TIMERS
+        limits = [
+            limit
+            for limit in matched
+            if is_delayed or limit.key.limit is not QuotaLimit.PENDING_TIMERS
         ]
-        if not rates:
+        if not limits:
             return
         costs = [
-            rate.cost(messages=1, size_bytes=size_bytes, timers=int(is_delayed)) for rate in rates
+            limit.cost(messages=1, size_bytes=size_bytes, timers=int(is_delayed))
+            for limit in limits
         ]
         granted = await self._lease(
             [
-                pb.TokenDemand(quota=rate.key.quota, limit=rate.key.limit, wanted=cost, first=cost)
-                for rate, cost in zip(rates, costs, strict=True)
+                pb.PermitDemand(
+                    quota=limit.key.quota, limit=limit.key.limit, wanted=cost, first=cost
+                )
+                for limit, cost in zip(limits, costs, strict=True)
             ]
         )
         missing = [n for n, cost in enumerate(costs) if granted[n] < cost]
@@ -69,28 +72,28 @@ class RestSendQuotas:
         if any(granted):
             await self._lease(
                 [
-                    pb.TokenDemand(quota=rate.key.quota, limit=rate.key.limit, returned=tokens)
-                    for rate, tokens in zip(rates, granted, strict=True)
+                    pb.PermitDemand(quota=limit.key.quota, limit=limit.key.limit, returned=permits)
+                    for limit, permits in zip(limits, granted, strict=True)
                 ]
             )
-        rate = rates[missing[0]]
-        if rate.key.limit in STOCK_LIMITS:
-            raise Overloaded(rate.stock_text)
-        text = LIMIT_TEXTS[rate.key.limit]
-        raise Overloaded(f"{text} of {rate.subject} is used up; retry in a second")
+        limit = limits[missing[0]]
+        if limit.key.limit in STOCK_LIMITS:
+            raise Overloaded(limit.stock_text)
+        text = LIMIT_TEXTS[limit.key.limit]
+        raise Overloaded(f"{text} of {limit.subject} is used up; retry in a second")
 
-    async def _lease(self, demands: list[pb.TokenDemand]) -> list[int]:
-        """Ask the home. Return the granted tokens."""
-        request = pb.LeaseTokensRequest(process_id=self._process_id, demands=demands)
+    async def _lease(self, demands: list[pb.PermitDemand]) -> list[int]:
+        """Ask the home. Return the granted permits."""
+        request = pb.LeasePermitsRequest(process_id=self._process_id, demands=demands)
         return list((await self._ask_home(request)).granted)
 
 
 def lease_from(
     brokers: Brokers,
-) -> Callable[[pb.LeaseTokensRequest], Awaitable[pb.LeaseTokensReply]]:
-    """Return the function that leases tokens from the home."""
+) -> Callable[[pb.LeasePermitsRequest], Awaitable[pb.LeasePermitsReply]]:
+    """Return the function that leases permits from the home."""
 
-    async def lease(request: pb.LeaseTokensRequest) -> pb.LeaseTokensReply:
-        return await (await brokers.home()).call(calls.LEASE_TOKENS, request)
+    async def lease(request: pb.LeasePermitsRequest) -> pb.LeasePermitsReply:
+        return await (await brokers.home()).call(calls.LEASE_PERMITS, request)
 
     return lease

@@ -34,13 +34,7 @@ from tidemill.message.resource_names import (
     check_group,
     check_topic,
 )
-from tidemill.proxy.cluster.linked_group import (
-    HandleIssuers,
-    LinkedGroup,
-    LocalIds,
-    ReceiptHandles,
-    open_transaction,
-)
+from tidemill.proxy.cluster.linked_group import HandleIssuers, LinkedGroup, LocalIds, ReceiptHandles
 from tidemill.proxy.cluster.members import MemberLinks
 from tidemill.proxy.link.commands import ENSURE
 from tidemill.security.acl import Resource, group_resource, topic_resource
@@ -346,12 +340,6 @@ class BrokerCluster:
         if self._issuers is None:
             self._issuers = HandleIssuers(self.brokers)
         return ReceiptHandles(self._issuers, group, topic)
-
-    def open_transaction(
-        self, transaction_id: str, topic: str, message_id: str
-    ) -> tuple[LinkedGroup, int]:
-        """Return the broker group and the half id of a transaction. Raises TransactionNotFound."""
-        return open_transaction(self.brokers, transaction_id, topic, message_id)
 
     # ------------------------------------------------------------ topics and groups
 

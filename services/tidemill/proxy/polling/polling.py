@@ -316,7 +316,7 @@ class Polling:
         self._update(pair, now_ms)
 
     def unpark(self, pair: PollPair, now_ms: int) -> None:
-        """Let the polls of a pair wait for hints, because each pop needs tokens from now on."""
+        """Let the polls of a pair wait for hints, because each pop needs permits from now on."""
         for poll in pair.polls:
             poll.is_direct = False
             if poll.parked_at is not None and not poll.is_stopping:

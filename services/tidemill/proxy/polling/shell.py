@@ -19,14 +19,14 @@ from tidemill.proxy.polling.notifications import NotificationStart, Notification
 from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch
 from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep
 from tidemill.proxy.polling.polling import Polling, PollWakeup, PopCancellation
-from tidemill.security.token_buckets import RENEWAL_MS
+from tidemill.security.permit_buckets import RENEWAL_MS
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
     from tidemill.proxy.link import BrokerLink
-    from tidemill.proxy.quotas.deliveries import DeliveryQuotas, DeliveryTokens, WaitingRead
+    from tidemill.proxy.quotas.deliveries import DeliveryPermits, DeliveryQuotas, WaitingRead
 
 # Time after the poll duration until a notification without answer fails.
 NOTIFICATION_GRACE_MS: Final = 3_000
@@ -123,9 +123,9 @@ class PollingShell:
         return receive
 
     def is_limited(self, group: str) -> bool:
-        """Whether the consumer group has a quota. Its polls wait for hints, and then for tokens.
+        """Whether the consumer group has a quota. Its polls wait for hints, and then for permits.
 
-        A pop that is parked at a broker would hold tokens that other polls could use.
+        A pop that is parked at a broker would hold permits that other polls could use.
         """
         return self.quotas is not None and self.quotas.is_limited(group)
 
@@ -296,7 +296,7 @@ class PollingShell:
 class MultiBrokerReceive:
     """One receive for its caller."""
 
-    __slots__ = ("_link", "_poll", "_read", "_request", "_shell", "_tokens", "_woken", "client")
+    __slots__ = ("_link", "_permits", "_poll", "_read", "_request", "_shell", "_woken", "client")
 
     def __init__(self, shell: PollingShell, poll: PairPoll, client: ClientKey) -> None:
         self.client = client
@@ -305,8 +305,8 @@ class MultiBrokerReceive:
         self._woken: asyncio.Future[None] | None = None
         self._link: BrokerLink | None = None  # link and request of the pop in flight
         self._request: link_pb2.PopRequest | None = None
-        self._read: WaitingRead | None = None  # while the pop waits for tokens
-        self._tokens: DeliveryTokens | None = None  # of the last pop
+        self._read: WaitingRead | None = None  # while the pop waits for permits
+        self._permits: DeliveryPermits | None = None  # of the last pop
 
     async def step(self) -> PopStep | PollEnd:
         """Wait for the next step: a pop or the end."""
@@ -318,14 +318,14 @@ class MultiBrokerReceive:
                 self._woken = None
         return self._poll.step
 
-    async def take_tokens(self, wanted: int, *, wait_ms: int | None = None) -> bool:
-        """Wait for tokens for the next pop, at most until the end of the poll.
+    async def take_permits(self, wanted: int, *, wait_ms: int | None = None) -> bool:
+        """Wait for permits for the next pop, at most until the end of the poll.
 
-        Return False without tokens. If the consumer group has no quota, return True. `wait_ms` is
+        Return False without permits. If the consumer group has no quota, return True. `wait_ms` is
         shorter than the poll. A poll that does not wait has the time of a renewal.
         """
         poll, quotas = self._poll, self._shell.quotas
-        self.return_tokens()  # The caller could not use the messages of the pop before.
+        self.return_permits()  # The caller could not use the messages of the pop before.
         if quotas is None or poll.is_stopping:
             return True
         read = self._read = quotas.request(poll.pair.key.group, wanted)
@@ -335,26 +335,26 @@ class MultiBrokerReceive:
         if wait_ms is not None:
             timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, read.stop)
         try:
-            self._tokens = await quotas.wait(read)
+            self._permits = await quotas.wait(read)
         finally:
             self._read = None
             if timer is not None:
                 timer.cancel()
-        return self._tokens is not None
+        return self._permits is not None
 
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
         """Carry out the pop of the step, at most until the end of the poll.
 
-        The caller takes tokens before. Raises PopFailure if the pop fails. The poll then has
+        The caller takes permits before. Raises PopFailure if the pop fails. The poll then has
         another step.
         """
         poll, shell, step = self._poll, self._shell, self._poll.step
-        # The poll may have ended in the turn of its tokens.
+        # The poll may have ended in the turn of its permits.
         if poll.is_stopping or not isinstance(step, PopStep):
-            self.return_tokens()
+            self.return_permits()
             return link_pb2.PopReply()
-        if self._tokens is not None:
-            request.max_messages = self._tokens.messages
+        if self._permits is not None:
+            request.max_messages = self._permits.messages
         timeout_ms = min(timeout_ms, poll.hard_end_ms - shell.now_ms())
         if not step.poll_ms:
             timeout_ms = min(timeout_ms, shell.pop_timeout_ms)
@@ -362,21 +362,21 @@ class MultiBrokerReceive:
         try:
             reply = await self._link.pop(request, timeout_ms=max(timeout_ms, 0))
         except ServiceError as error:
-            self.return_tokens()
+            self.return_permits()
             shell.polling.pop_failed(poll, error, shell.now_ms())
             shell.carry_out()
             raise PopFailure from error
         finally:
             self._link = self._request = None
-        if self._tokens is not None:
-            self._tokens.spend(*_size_of(reply))
+        if self._permits is not None:
+            self._permits.spend(*_size_of(reply))
         return reply
 
-    def return_tokens(self) -> None:
-        """Return the tokens of the last pop: its messages do not reach the client."""
-        tokens, self._tokens = self._tokens, None
-        if tokens is not None:
-            tokens.give_back()
+    def return_permits(self) -> None:
+        """Return the permits of the last pop: its messages do not reach the client."""
+        permits, self._permits = self._permits, None
+        if permits is not None:
+            permits.give_back()
 
     def popped(self, reply: link_pb2.PopReply) -> bool:
         """Report the reply of the pop. Return False if its messages must go back."""
@@ -386,7 +386,7 @@ class MultiBrokerReceive:
         )
         self._shell.carry_out()
         if is_taken:
-            self._tokens = None  # They are spent.
+            self._permits = None  # They are spent.
         return is_taken
 
     @property
@@ -406,7 +406,7 @@ class MultiBrokerReceive:
 
     def close(self) -> None:
         """End the receive in any state."""
-        self.return_tokens()
+        self.return_permits()
         self._shell.forget(self._poll)
 
     def wake(self) -> None:

@@ -1,1 +1,1 @@
-"""Quotas: leased tokens, and the sends, polls and pulls that wait for them."""
+"""Quotas: leased permits, and the sends, polls and pulls that wait for them."""

@@ -1,6 +1,6 @@
-"""The tokens that this proxy holds, and its demand for more. Without I/O or a clock (ADR 0078).
+"""The permits that this proxy holds, and its demand for more. Without I/O or a clock (ADR 0078).
 
-The home leases tokens. If it does not answer for the time of a lease, each rate gets a local
+The home leases permits. If it does not answer for the time of a lease, each rate gets a local
 bucket with the limit divided by the number of proxies. A stock then has its last known room,
 divided by the number of proxies, and no limit if its room is unknown. The same holds while a new
 home does not know the stock.
@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, final
 
-from tidemill.security.quotas import STOCK_LIMITS, MatchedRate, RateKey
-from tidemill.security.token_buckets import BURST_S, LEASE_MS, LeaseDemand
+from tidemill.security.permit_buckets import BURST_S, LEASE_MS, LeaseDemand
+from tidemill.security.quotas import STOCK_LIMITS, LimitKey, MatchedLimit
 
 DEMANDS_MAX: Final = 1_000  # of one request to the home; the others follow in later ones
-UNLIMITED_TOKENS: Final = 1 << 50  # a petabyte
+UNLIMITED_PERMITS: Final = 1 << 50  # a petabyte
 ROOMS_MAX: Final = 10_000  # of forgotten leases, about 200 bytes each; the oldest one is forgotten
 IDLE_MS: Final = 2_000  # without a call, until a lease is returned and forgotten
 
@@ -26,55 +26,55 @@ IDLE_MS: Final = 2_000  # without a call, until a lease is returned and forgotte
 class _KnownRoom(NamedTuple):
     """The last known room of a stock."""
 
-    tokens: int
+    permits: int
     is_share: bool  # Whether it is this proxy's part already.
 
 
 class Cost(NamedTuple):
-    """The tokens of one limit that a call needs."""
+    """The permits of one limit that a call needs."""
 
     lease: Lease
-    tokens: int
+    permits: int
 
 
 @final
 class Lease:
-    """The tokens of one limit."""
+    """The permits of one limit."""
 
     __slots__ = (
         "_refilled_at_ms",
+        "amount",
         "confirmed",
         "key",
         "local_used",
-        "rate_per_s",
+        "permits",
         "recent",
         "room",
         "subject",
-        "tokens",
         "touched_at_ms",
         "used",
         "waiting",
-        "waiting_tokens",
+        "waiting_permits",
     )
 
-    def __init__(self, rate: MatchedRate, now_ms: int, confirmed: int) -> None:
+    def __init__(self, limit: MatchedLimit, now_ms: int, confirmed: int) -> None:
         self.confirmed = confirmed  # number of the last request for it that has an answer
-        self.key: RateKey = rate.key
-        self.subject = rate.subject
-        self.rate_per_s = rate.rate_per_s  # of a stock: its limit
+        self.key: LimitKey = limit.key
+        self.subject = limit.subject
+        self.amount = limit.amount  # per second, or of a stock
         self.room: int | None = None  # of a stock, at the last answer of the home; None: unknown
-        self.tokens = 0.0
+        self.permits = 0.0
         self.used = 0  # since the last renewal
         self.recent = 0  # used between the last two renewals
         self.local_used = 0  # of the local bucket, and not reported to the home yet
-        self.waiting_tokens = 0  # costs of all sends that wait
+        self.waiting_permits = 0  # costs of all sends that wait
         self.waiting: list[int] = []  # their costs at the last plan, the first one first
         self.touched_at_ms = now_ms
         self._refilled_at_ms: int | None = None  # of the local bucket; None: the home leases
 
     @property
     def is_local(self) -> bool:
-        """Whether the tokens are those of the local bucket."""
+        """Whether the permits are those of the local bucket."""
         return self._refilled_at_ms is not None
 
     @property
@@ -82,37 +82,37 @@ class Lease:
         """Whether the limit is that of a stock, which time does not refill."""
         return self.key.limit in STOCK_LIMITS
 
-    def is_full(self, tokens: int) -> bool:
+    def is_full(self, permits: int) -> bool:
         """Whether a stock has no room for a cost."""
-        return self.room is not None and self.tokens + self.room < tokens
+        return self.room is not None and self.permits + self.room < permits
 
-    def missing_ms(self, tokens: int) -> int:
-        """Return the time until the limit has added the missing tokens of a cost."""
-        return max(round((tokens - max(self.tokens, 0)) * 1_000 / self.rate_per_s), 1)
+    def missing_ms(self, permits: int) -> int:
+        """Return the time until the limit has added the missing permits of a cost."""
+        return max(round((permits - max(self.permits, 0)) * 1_000 / self.amount), 1)
 
-    def charge(self, tokens: int) -> None:
-        """Take tokens, also those that are missing. A negative number returns tokens."""
-        self.tokens -= tokens
-        # Returned tokens may be of an earlier period.
-        self.used = max(self.used + tokens, 0)
+    def charge(self, permits: int) -> None:
+        """Take permits, also those that are missing. A negative number returns permits."""
+        self.permits -= permits
+        # Returned permits may be of an earlier period.
+        self.used = max(self.used + permits, 0)
         if self.is_local:
-            self.local_used = max(self.local_used + tokens, 0)
+            self.local_used = max(self.local_used + permits, 0)
 
-    def change_rate(self, rate_per_s: int) -> None:
+    def change_amount(self, amount: int) -> None:
         """Change the limit. A debt ends, as at the home."""
-        self.rate_per_s = rate_per_s
-        self.tokens = max(self.tokens, 0)
+        self.amount = amount
+        self.permits = max(self.permits, 0)
 
     def refill(self, now_ms: int, proxies: int) -> None:
-        """Add the tokens of the local bucket, which begins empty."""
+        """Add the permits of the local bucket, which begins empty."""
         if self._refilled_at_ms is None:
-            self.tokens = min(self.tokens, 0)
+            self.permits = min(self.permits, 0)
         else:
             passed_ms = now_ms - self._refilled_at_ms
-            added = self.rate_per_s / proxies * passed_ms / 1_000
-            # A cost above the burst passes too, in the time that its tokens take.
-            room = max(self.rate_per_s / proxies * BURST_S, *self.waiting[:1], 1)
-            self.tokens = min(self.tokens + added, room)
+            added = self.amount / proxies * passed_ms / 1_000
+            # A cost above the burst passes too, in the time that its permits take.
+            room = max(self.amount / proxies * BURST_S, *self.waiting[:1], 1)
+            self.permits = min(self.permits + added, room)
         self._refilled_at_ms = now_ms
 
     def begin_local_stock(self, former: _KnownRoom | None, now_ms: int, proxies: int) -> None:
@@ -121,19 +121,19 @@ class Lease:
             return
         self._refilled_at_ms = now_ms
         if self.room is not None:
-            self.tokens += self.room // proxies
+            self.permits += self.room // proxies
             self.room = 0
         elif former is not None:
-            self.tokens += former.tokens if former.is_share else former.tokens // proxies
+            self.permits += former.permits if former.is_share else former.permits // proxies
             self.room = 0
         else:
-            self.tokens = UNLIMITED_TOKENS
+            self.permits = UNLIMITED_PERMITS
 
     def end_local(self) -> None:
-        """Return to leases of the home: the tokens of the local bucket are void."""
+        """Return to leases of the home: the permits of the local bucket are void."""
         if self._refilled_at_ms is not None:
             self._refilled_at_ms = None
-            self.tokens = min(self.tokens, 0)
+            self.permits = min(self.permits, 0)
 
 
 @final
@@ -141,48 +141,48 @@ class LeaseBook:
     """All leases of the proxy."""
 
     def __init__(self, now_ms: int) -> None:
-        self.leases: dict[RateKey, Lease] = {}
+        self.leases: dict[LimitKey, Lease] = {}
         # Limits that calls wait for, at most one entry for each lease. The first one has waited
         # the longest time for a request.
-        self._wanted: dict[RateKey, None] = {}
+        self._wanted: dict[LimitKey, None] = {}
         self.proxies = 1  # as the home has counted them last
         # The last known rooms of stocks without a lease, for a time without the home.
-        self._rooms: OrderedDict[RateKey, _KnownRoom] = OrderedDict()
+        self._rooms: OrderedDict[LimitKey, _KnownRoom] = OrderedDict()
         self._answered_at_ms = now_ms  # by the home
         self._number = 0  # of the last request
 
-    def lease_of(self, rate: MatchedRate, now_ms: int) -> Lease:
-        """Return the lease of a limit, without tokens at first."""
-        lease = self.leases.get(rate.key)
+    def lease_of(self, limit: MatchedLimit, now_ms: int) -> Lease:
+        """Return the lease of a limit, without permits at first."""
+        lease = self.leases.get(limit.key)
         if lease is None:
-            lease = self.leases[rate.key] = Lease(rate, now_ms, self._number)
-        if lease.rate_per_s != rate.rate_per_s:
-            lease.change_rate(rate.rate_per_s)
+            lease = self.leases[limit.key] = Lease(limit, now_ms, self._number)
+        if lease.amount != limit.amount:
+            lease.change_amount(limit.amount)
         lease.touched_at_ms = now_ms
         return lease
 
-    def charge(self, rate: MatchedRate, tokens: int, now_ms: int) -> None:
-        """Charge a call that has begun under `rate`. The limit may have changed since then."""
-        lease = self.leases.get(rate.key) or self.lease_of(rate, now_ms)
+    def charge(self, limit: MatchedLimit, permits: int, now_ms: int) -> None:
+        """Charge a call that has begun under `limit`. The limit may have changed since then."""
+        lease = self.leases.get(limit.key) or self.lease_of(limit, now_ms)
         lease.touched_at_ms = now_ms
-        lease.charge(tokens)
+        lease.charge(permits)
 
     def take(self, costs: Sequence[Cost], *, leave_waiting: bool = False) -> bool:
-        """Take all tokens of a send, or none; optionally, leave those that waiting sends need."""
-        for lease, tokens in costs:
-            if lease.tokens < tokens + (lease.waiting_tokens if leave_waiting else 0):
+        """Take all permits of a send, or none; optionally, leave those that waiting sends need."""
+        for lease, permits in costs:
+            if lease.permits < permits + (lease.waiting_permits if leave_waiting else 0):
                 return False
-        for lease, tokens in costs:
-            lease.tokens -= tokens
-            lease.used += tokens
+        for lease, permits in costs:
+            lease.permits -= permits
+            lease.used += permits
             if lease.is_local:
-                lease.local_used += tokens
+                lease.local_used += permits
         return True
 
     def find_missing(self, costs: Iterable[Cost]) -> Cost | None:
-        """Return the cost whose tokens take the longest time; None if all are there."""
-        missing = [cost for cost in costs if cost.lease.tokens < cost.tokens]
-        return max(missing, key=lambda cost: cost.lease.missing_ms(cost.tokens), default=None)
+        """Return the cost whose permits take the longest time; None if all are there."""
+        missing = [cost for cost in costs if cost.lease.permits < cost.permits]
+        return max(missing, key=lambda cost: cost.lease.missing_ms(cost.permits), default=None)
 
     def is_local(self, now_ms: int) -> bool:
         """Whether the home has not answered for the time of a lease."""
@@ -194,7 +194,7 @@ class LeaseBook:
         Those that calls wait for come first, and then the others, each of both in turn.
         """
         self._number += 1
-        chosen: dict[RateKey, Lease] = {}
+        chosen: dict[LimitKey, Lease] = {}
         while self._wanted and len(chosen) < DEMANDS_MAX:
             key = next(iter(self._wanted))
             del self._wanted[key]
@@ -205,7 +205,7 @@ class LeaseBook:
             self.leases[key] = self.leases.pop(key)
         return list(chosen.values())
 
-    def ask_first(self, key: RateKey) -> None:
+    def ask_first(self, key: LimitKey) -> None:
         """Let the next request to the home have a limit, because a call waits for it."""
         self._wanted[key] = None
 
@@ -224,21 +224,21 @@ class LeaseBook:
             is_idle = now_ms - lease.touched_at_ms >= IDLE_MS and not lease.waiting
             if lease.waiting:
                 self.ask_first(lease.key)
-            # Deliveries may owe tokens for their bytes. The home has to know them.
-            is_idle = is_idle and lease.tokens >= 0
+            # Deliveries may owe permits for their bytes. The home has to know them.
+            is_idle = is_idle and lease.permits >= 0
             # Twice the use of a period, because a lease is as long as two of them.
             need = 0 if is_idle else sum(lease.waiting) + 2 * max(lease.used, lease.recent)
-            # Only leased tokens go back, not those of a local bucket.
-            held = 0 if lease.is_local else int(lease.tokens)
+            # Only leased permits go back, not those of a local bucket.
+            held = 0 if lease.is_local else int(lease.permits)
             returned = max(held - need, 0)
             if returned:
-                lease.tokens -= returned
+                lease.permits -= returned
                 held -= returned
             # A debt is paid in parts: all of it may be more than a bucket of the home ever has.
             first = max(lease.waiting[0] - max(held, 0), 0) if lease.waiting else 0
             wanted = max(need - held, first)
-            # More than the burst of its part is of a time whose tokens the home has dropped.
-            burst = math.ceil(lease.rate_per_s * BURST_S / self.proxies)
+            # More than the burst of its part is of a time whose permits the home has dropped.
+            burst = math.ceil(lease.amount * BURST_S / self.proxies)
             lease.local_used = 0 if lease.is_stock else min(lease.local_used, burst)
             demands.append(
                 LeaseDemand(
@@ -262,7 +262,7 @@ class LeaseBook:
             return
         if len(self._rooms) >= ROOMS_MAX:
             self._rooms.popitem(last=False)
-        local = _KnownRoom(int(lease.tokens), is_share=True)
+        local = _KnownRoom(int(lease.permits), is_share=True)
         self._rooms[lease.key] = local if lease.is_local else _KnownRoom(lease.room, is_share=False)
 
     def end_period(self) -> None:
@@ -278,11 +278,11 @@ class LeaseBook:
         now_ms: int,
         rooms: Sequence[int | None] = (),
     ) -> None:
-        """Add the tokens that the home has granted."""
+        """Add the permits that the home has granted."""
         # The other proxies may not be connected to a new home yet.
         share_of = max(self.proxies, proxies)
         self._answered_at_ms, self.proxies = now_ms, max(proxies, 1)
-        for demand, tokens, room in itertools.zip_longest(demands, granted, rooms):
+        for demand, permits, room in itertools.zip_longest(demands, granted, rooms):
             lease = self.leases.get(demand.key)
             if lease is None:
                 continue
@@ -291,11 +291,11 @@ class LeaseBook:
             former = self._rooms.get(lease.key)
             is_known = lease.room is not None or former is not None
             if lease.is_stock and room is None and is_known:
-                # A new home grants all tokens until it knows the stock. These do not count.
+                # A new home grants all permits until it knows the stock. These do not count.
                 lease.begin_local_stock(former, now_ms, share_of)
                 continue
             lease.end_local()
-            lease.tokens += tokens
+            lease.permits += permits
             lease.room = room
             if room is not None:
                 self._rooms.pop(lease.key, None)

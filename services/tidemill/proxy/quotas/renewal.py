@@ -9,14 +9,14 @@ from typing import Final, NamedTuple, Protocol, final
 
 from tidemill.common.errors import ServiceError
 from tidemill.proxy.quotas.leases import Lease, LeaseBook
-from tidemill.security.token_buckets import RENEWAL_MS, LeaseDemand
+from tidemill.security.permit_buckets import RENEWAL_MS, LeaseDemand
 
 REQUEST_PAUSE_MS: Final = 20  # at least, between two requests to the home
 LEASES_A_SLICE: Final = 100  # a millisecond
 
 
 class Leased(NamedTuple):
-    """The answer of the home: granted tokens in the order of the demands."""
+    """The answer of the home: granted permits in the order of the demands."""
 
     granted: Sequence[int]
     proxies: int  # that are connected to the home
@@ -24,14 +24,14 @@ class Leased(NamedTuple):
     rooms: Sequence[int | None] = ()
 
 
-class TokenWaiters(Protocol):
-    """Calls that wait for tokens."""
+class PermitWaiters(Protocol):
+    """Calls that wait for permits."""
 
     def note_waiting(self, leases: Sequence[Lease]) -> None:
         """Set `waiting` of these leases to the present costs."""
 
     def serve(self, leases: Sequence[Lease]) -> None:
-        """Let calls pass whose tokens have arrived at these leases."""
+        """Let calls pass whose permits have arrived at these leases."""
 
     def pause_ms(self, leases: Sequence[Lease]) -> int:
         """Return the time until the next request to the home, after one with these leases."""
@@ -39,13 +39,13 @@ class TokenWaiters(Protocol):
 
 @final
 class LeaseRenewal:
-    """The leases of calls that wait for tokens, renewed by their demand."""
+    """The leases of calls that wait for permits, renewed by their demand."""
 
     def __init__(
         self,
         lease: Callable[[Sequence[LeaseDemand]], Awaitable[Leased]],
         monotonic_ms: Callable[[], int],
-        waiters: TokenWaiters,
+        waiters: PermitWaiters,
     ) -> None:
         """`lease` asks the home. It raises ServiceError."""
         self._lease = lease
@@ -62,7 +62,7 @@ class LeaseRenewal:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Lease tokens until the block ends."""
+        """Lease permits until the block ends."""
         async with asyncio.TaskGroup() as tasks:
             run = tasks.create_task(self._run(), name="quota leases")
             yield
@@ -82,7 +82,7 @@ class LeaseRenewal:
                     await self._has_demand.wait()
 
     async def renew(self) -> None:
-        """Ask the home for tokens; without an answer, use the local buckets after a time."""
+        """Ask the home for permits; without an answer, use the local buckets after a time."""
         self._leases = self.book.next_leases()
         demands: list[LeaseDemand] = []
         async for part in _slices(self._leases):

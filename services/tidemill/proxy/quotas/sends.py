@@ -1,4 +1,4 @@
-"""Sends that wait for the tokens of their quotas (ADR 0078).
+"""Sends that wait for the permits of their quotas (ADR 0078).
 
 Sends with the same quotas pass in the order of their arrival. A send that has waited for WAIT_MS is
 refused, because some clients do not back off.
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 from tidemill.common.errors import Overloaded
 from tidemill.proxy.quotas.leases import Cost, Lease
 from tidemill.proxy.quotas.renewal import REQUEST_PAUSE_MS, Leased, LeaseRenewal
-from tidemill.security.quotas import LIMIT_TEXTS, MatchedRate, QuotaLimit, RateKey
-from tidemill.security.token_buckets import RENEWAL_MS
+from tidemill.security.permit_buckets import RENEWAL_MS
+from tidemill.security.quotas import LIMIT_TEXTS, LimitKey, MatchedLimit, QuotaLimit
 
 if TYPE_CHECKING:
+    from tidemill.security.permit_buckets import LeaseDemand
     from tidemill.security.quotas import QuotaTable
-    from tidemill.security.token_buckets import LeaseDemand
 
 WAIT_MS: Final = 500  # of a send; then it is refused
 # Sends that wait, and the bytes of their messages. Sends with the same quotas wait only while they
@@ -29,7 +29,7 @@ WAIT_MS: Final = 500  # of a send; then it is refused
 WAITING_MAX: Final = 1_000
 WAITING_BYTES_MAX: Final = 64 << 20
 
-QueueKey: TypeAlias = tuple[RateKey, ...]
+QueueKey: TypeAlias = tuple[LimitKey, ...]
 Sender: TypeAlias = tuple[str, int, str, str]  # name and id of the user, client id, topic
 
 
@@ -45,21 +45,21 @@ class _SendRequest(NamedTuple):
 
 @final
 class _WaitingSend:
-    """A send that waits for the tokens of its quotas."""
+    """A send that waits for the permits of its quotas."""
 
-    __slots__ = ("costs", "key", "passed", "rates", "request")
+    __slots__ = ("costs", "key", "limits", "passed", "request")
 
     def __init__(self, request: _SendRequest) -> None:
         self.request = request
-        self.rates: Sequence[MatchedRate] = ()
+        self.limits: Sequence[MatchedLimit] = ()
         self.costs: Sequence[Cost] = ()
         self.key: QueueKey = ()
         self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def match(self, rates: Sequence[MatchedRate], costs: Sequence[Cost]) -> None:
+    def match(self, limits: Sequence[MatchedLimit], costs: Sequence[Cost]) -> None:
         """Take over the quotas of the send."""
-        self.rates, self.costs = rates, costs
-        self.key = tuple([rate.key for rate in rates])
+        self.limits, self.costs = limits, costs
+        self.key = tuple([limit.key for limit in limits])
 
 
 @final
@@ -111,10 +111,10 @@ class SendQuotas:
         if ordered is None or next(reversed(ordered)).key == key:
             return
         for waiting in list(ordered):
-            rates = self._rates_of(waiting.request)
+            limits = self._limits_of(waiting.request)
             # In their order, each behind all others that wait for the same limits.
             self._remove(waiting)
-            waiting.match(rates, self._costs_of(rates, waiting.request))
+            waiting.match(limits, self._costs_of(limits, waiting.request))
             self._add(waiting)
 
     async def admit(
@@ -129,46 +129,46 @@ class SendQuotas:
         message_groups: frozenset[str],
         timers: int = 0,
     ) -> None:
-        """Take the tokens of a send, all or none, or wait for them. Raises Overloaded.
+        """Take the permits of a send, all or none, or wait for them. Raises Overloaded.
 
         `timers` of the messages are delayed. A send does not wait for a stock without room.
         """
         sender = user, user_id, client_id, topic
         request = _SendRequest(sender, messages, size_bytes, timers, message_groups)
-        rates = self._rates_of(request)
-        key = tuple([rate.key for rate in rates])
+        limits = self._limits_of(request)
+        key = tuple([limit.key for limit in limits])
         if message_groups:
             self._match_again(request.sender, key)
-        if not rates and () not in self._queues:
+        if not limits and () not in self._queues:
             return
-        costs = self._costs_of(rates, request)
-        # Tokens for all waiting sends stay. A send that waits for another limit delays no others.
-        if rates and key not in self._queues and self._book.take(costs, leave_waiting=True):
+        costs = self._costs_of(limits, request)
+        # Permits for all waiting sends stay. A send that waits for another limit delays no others.
+        if limits and key not in self._queues and self._book.take(costs, leave_waiting=True):
             return
-        if (full := _find_full(rates, costs)) is not None:
+        if (full := _find_full(limits, costs)) is not None:
             raise Overloaded(full.stock_text)
         waiting = _WaitingSend(request)
-        waiting.match(rates, costs)
-        if rates and not self._has_place(waiting):
-            raise self._refusal(rates, costs)
+        waiting.match(limits, costs)
+        if limits and not self._has_place(waiting):
+            raise self._refusal(limits, costs)
         await self._wait(waiting)
 
-    def _rates_of(self, request: _SendRequest) -> Sequence[MatchedRate]:
-        rates = self._table.rates_of(*request.sender)
+    def _limits_of(self, request: _SendRequest) -> Sequence[MatchedLimit]:
+        limits = self._table.limits_of(*request.sender)
         if request.timers:
-            return rates
-        return [rate for rate in rates if rate.key.limit is not QuotaLimit.PENDING_TIMERS]
+            return limits
+        return [limit for limit in limits if limit.key.limit is not QuotaLimit.PENDING_TIMERS]
 
-    def _costs_of(self, rates: Sequence[MatchedRate], request: _SendRequest) -> list[Cost]:
+    def _costs_of(self, limits: Sequence[MatchedLimit], request: _SendRequest) -> list[Cost]:
         now_ms = self._monotonic_ms()
         return [
             Cost(
-                self._book.lease_of(rate, now_ms),
-                rate.cost(
+                self._book.lease_of(limit, now_ms),
+                limit.cost(
                     messages=request.messages, size_bytes=request.size_bytes, timers=request.timers
                 ),
             )
-            for rate in rates
+            for limit in limits
         ]
 
     def _has_place(self, waiting: _WaitingSend) -> bool:
@@ -188,10 +188,10 @@ class SendQuotas:
             self._refuse_later(waiting, refusal)
             raise
         except asyncio.CancelledError:
-            # Its tokens may have come in the same turn. Without them, `passed` is cancelled, too.
+            # Its permits may have come in the same turn. Without them, `passed` is cancelled, too.
             if not waiting.passed.cancelled() and waiting.passed.exception() is None:
-                for lease, tokens in waiting.costs:
-                    lease.charge(-tokens)
+                for lease, permits in waiting.costs:
+                    lease.charge(-permits)
                 self._renewal.demand()
             raise
         finally:
@@ -199,19 +199,19 @@ class SendQuotas:
             self._set_active()
 
     async def _pass_in_time(self, waiting: _WaitingSend) -> None:
-        """Wait until a send has its tokens. Raises Overloaded."""
+        """Wait until a send has its permits. Raises Overloaded."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await waiting.passed
         except TimeoutError:
             if not waiting.passed.cancelled():
-                # Its tokens, or the refusal of an earlier send, came in the turn of the time-out. A
-                # later send of its message group may have its tokens, too.
+                # Its permits, or the refusal of an earlier send, came in the turn of the time-out.
+                # A later send of its message group may have its permits, too.
                 waiting.passed.result()
                 return
             if not waiting.costs:
                 return  # Its quotas have just been deleted.
-            raise self._refusal(waiting.rates, waiting.costs) from None
+            raise self._refusal(waiting.limits, waiting.costs) from None
 
     def _refuse_later(self, refused: _WaitingSend, refusal: Overloaded) -> None:
         """Refuse later messages of the message groups: they may not overtake a refused one.
@@ -240,7 +240,7 @@ class SendQuotas:
             for waiting in queue:
                 if waiting.passed.done():
                     continue
-                if (full := _find_full(waiting.rates, waiting.costs)) is not None:
+                if (full := _find_full(waiting.limits, waiting.costs)) is not None:
                     refusal = Overloaded(full.stock_text)
                     waiting.passed.set_exception(refusal)
                     self._refuse_later(waiting, refusal)
@@ -275,24 +275,24 @@ class SendQuotas:
         else:
             del self._waiting_of[waiting.key]
         for cost in waiting.costs:
-            cost.lease.waiting_tokens += cost.tokens * change
+            cost.lease.waiting_permits += cost.permits * change
 
-    def _refusal(self, rates: Sequence[MatchedRate], costs: Sequence[Cost]) -> Overloaded:
+    def _refusal(self, limits: Sequence[MatchedLimit], costs: Sequence[Cost]) -> Overloaded:
         missing = self._book.find_missing(costs) or costs[0]
-        [rate] = [rate for rate in rates if rate.key == missing.lease.key]
+        [limit] = [limit for limit in limits if limit.key == missing.lease.key]
         if missing.lease.is_stock:
-            return Overloaded(rate.stock_text)
+            return Overloaded(limit.stock_text)
         text = LIMIT_TEXTS[missing.lease.key.limit]
-        wait_ms = missing.lease.missing_ms(missing.tokens)
-        return Overloaded(f"{text} of {rate.subject} is used up; retry in {wait_ms} ms")
+        wait_ms = missing.lease.missing_ms(missing.permits)
+        return Overloaded(f"{text} of {limit.subject} is used up; retry in {wait_ms} ms")
 
     # ------------------------------------------------------------ renewals
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Lease tokens until the block ends."""
+        """Lease permits until the block ends."""
         return self._renewal.running()
 
-    def pause_ms(self, leases: Sequence[Lease]) -> int:  # noqa: ARG002  # of TokenWaiters
+    def pause_ms(self, leases: Sequence[Lease]) -> int:  # noqa: ARG002  # of PermitWaiters
         """Return the time until the next request to the home. A waiting send has little time."""
         return REQUEST_PAUSE_MS if self._waiting_count else RENEWAL_MS
 
@@ -304,12 +304,12 @@ class SendQuotas:
         for queue in self._queues_of(leases).values():
             for waiting in queue:
                 if not waiting.passed.done():
-                    for lease, tokens in waiting.costs:
+                    for lease, permits in waiting.costs:
                         if lease.key in chosen:
-                            lease.waiting.append(tokens)
+                            lease.waiting.append(permits)
 
     def serve(self, leases: Sequence[Lease]) -> None:
-        """Let sends pass whose tokens have arrived, one of each queue in turn."""
+        """Let sends pass whose permits have arrived, one of each queue in turn."""
         queues = self._queues_of(leases)
         self._refuse_full(queues.values())
         # A send leaves its queue when its task runs: until then, no later send may overtake it.
@@ -338,9 +338,9 @@ def _pending_sends(queue: Iterable[_WaitingSend]) -> Iterator[_WaitingSend]:
             held |= groups
 
 
-def _find_full(rates: Sequence[MatchedRate], costs: Sequence[Cost]) -> MatchedRate | None:
+def _find_full(limits: Sequence[MatchedLimit], costs: Sequence[Cost]) -> MatchedLimit | None:
     """Return a limit of a stock without room for a send."""
-    for rate, cost in zip(rates, costs, strict=True):
-        if cost.lease.is_full(cost.tokens):
-            return rate
+    for limit, cost in zip(limits, costs, strict=True):
+        if cost.lease.is_full(cost.permits):
+            return limit
     return None

@@ -34,7 +34,7 @@ from tidemill.message.rules import (
     message_type,
 )
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
-from tidemill.proxy.cluster.linked_group import open_recall
+from tidemill.proxy.cluster.linked_group import open_recall, open_transaction
 from tidemill.proxy.link.commands import CANCEL_TIMER, END_TRANSACTION, HALF
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import CallStatus, status_of
@@ -164,7 +164,7 @@ class Producer:
                     send = await self._wait_for_topic(call, name, send)
                 sends.append(send)
             del message, send
-            # The tokens of the first messages of a topic were taken before its creation.
+            # The permits of the first messages of a topic were taken before its creation.
             if self._quotas is not None and self._quotas.is_active and not is_new:
                 contents = [(send.blob, send.message_group, send.is_delayed) for send in sends]
                 await self._admit(self._quotas, call, name, contents)
@@ -180,7 +180,7 @@ class Producer:
     async def _admit(
         self, quotas: SendQuotas, call: Call, topic: str, contents: Sequence[Content]
     ) -> None:
-        """Take the tokens of all messages of a request, or none. Raises Overloaded."""
+        """Take the permits of all messages of a request, or none. Raises Overloaded."""
         await quotas.admit(
             user=call.user,
             user_id=call.client.owner,
@@ -343,8 +343,8 @@ class Producer:
         if not ending.transaction_id.strip():
             raise InvalidTransactionId("the transaction id is blank")
         topic = self._cluster.find_topic(name)
-        broker, half_id = self._cluster.open_transaction(
-            ending.transaction_id, topic.name, ending.message_id
+        broker, half_id = open_transaction(
+            self._cluster.brokers, ending.transaction_id, topic.name, ending.message_id
         )
         own_topic = broker.find_topic(topic)
         if own_topic is None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidemill.message.resources import ResourceName
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
-    from tidemill.proxy.quotas.deliveries import DeliveryQuotas, DeliveryTokens
+    from tidemill.proxy.quotas.deliveries import DeliveryPermits, DeliveryQuotas
     from tidemill.proxy.server.broker_queue import BrokerQueue
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.server.pull_pages import PullPage, PullPages
@@ -51,7 +51,7 @@ WAITS_MAX: Final = 768
 # Attempts of a pull whose messages find no room, because more have arrived or others took the room.
 PULLS_MAX: Final = 4
 ROOM_WAIT_S: Final = 10.0  # for the client to read earlier responses
-TOKENS_WAIT_MS: Final = 250  # for a quota, while the pull holds room that other calls need
+PERMITS_WAIT_MS: Final = 250  # for a quota, while the pull holds room that other calls need
 # Delay after a wait that ended for a message that the filter may reject.
 LOOK_AGAIN_S: Final = 0.1
 _NOTHING: Final = "no message became available"
@@ -197,20 +197,20 @@ class Puller:
                 if not await responses.hold_in_turn(missing_bytes, timeout_s=ROOM_WAIT_S):
                     raise Overloaded(_MUCH_UNREAD)
                 held_bytes, missing_bytes = missing_bytes, 0
-            tokens = None
+            permits = None
             if held_bytes:
-                # Other calls cannot use reserved memory, so the pull waits briefly for tokens.
+                # Other calls cannot use reserved memory, so the pull waits briefly for permits.
                 try:
-                    tokens = await self._take_tokens(call, pull, end_ms, most_ms=TOKENS_WAIT_MS)
+                    permits = await self._take_permits(call, pull, end_ms, most_ms=PERMITS_WAIT_MS)
                 except BaseException as error:
                     responses.release(held_bytes)
                     if not isinstance(error, _Ended):
                         raise
                     held_bytes = 0
             if not held_bytes:
-                tokens = await self._take_tokens(call, pull, end_ms)
+                permits = await self._take_permits(call, pull, end_ms)
             try:
-                page = await self._read_page(call, queue, pull, tokens, topic)
+                page = await self._read_page(call, queue, pull, permits, topic)
             except BaseException:
                 responses.release(held_bytes)
                 raise
@@ -222,42 +222,42 @@ class Puller:
                 return page
             # A pull consumes nothing, so the page can be read again.
             responses.release(held_bytes)
-            if tokens is not None:
-                tokens.give_back()
+            if permits is not None:
+                permits.give_back()
             del page
             held_bytes, missing_bytes = 0, size_bytes
         raise ConnectionBufferFull(_MUCH_UNREAD)
 
-    async def _take_tokens(
+    async def _take_permits(
         self, call: Call, pull: link_pb2.PullRequest, end_ms: int, *, most_ms: int | None = None
-    ) -> DeliveryTokens | None:
-        """Wait for the tokens of a consumer group with a quota. Raises _Ended without tokens.
+    ) -> DeliveryPermits | None:
+        """Wait for the permits of a consumer group with a quota. Raises _Ended without permits.
 
-        A pull that does not wait for messages waits for tokens in the first half of its time.
+        A pull that does not wait for messages waits for permits in the first half of its time.
         """
         if self._quotas is None or not self._quotas.is_limited(call.group):
             return None
         wait_ms = max(end_ms - self._clock.monotonic_ms(), self._timeout_ms(call) // 2)
         if most_ms is not None:
             wait_ms = min(wait_ms, most_ms)
-        tokens = await self._quotas.take(call.group, pull.max_messages, timeout_ms=wait_ms)
-        if tokens is None:
+        permits = await self._quotas.take(call.group, pull.max_messages, timeout_ms=wait_ms)
+        if permits is None:
             raise _Ended(MessageNotFound(_NOTHING), pull.offset)
-        return tokens
+        return permits
 
     async def _read_page(
         self,
         call: Call,
         queue: BrokerQueue,
         pull: link_pb2.PullRequest,
-        tokens: DeliveryTokens | None,
+        permits: DeliveryPermits | None,
         topic: ResourceName,
     ) -> PullPage:
-        """Read a page with at most as many messages as there are tokens."""
-        if tokens is not None:
+        """Read a page with at most as many messages as there are permits."""
+        if permits is not None:
             limited = link_pb2.PullRequest()
             limited.CopyFrom(pull)
-            limited.max_messages = tokens.messages
+            limited.max_messages = permits.messages
             pull = limited
         try:
             page = await self._pages.read(
@@ -269,11 +269,11 @@ class Puller:
                 timeout_ms=self._timeout_ms(call),
             )
         except BaseException:
-            if tokens is not None:
-                tokens.give_back()
+            if permits is not None:
+                permits.give_back()
             raise
-        if tokens is not None:
-            tokens.spend(len(page.items), sum(map(len, page.items)))
+        if permits is not None:
+            permits.spend(len(page.items), sum(map(len, page.items)))
         return page
 
     def _wait_ms(self, call: Call, parsed: service.PullMessageRequest) -> int:

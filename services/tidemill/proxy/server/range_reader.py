@@ -1,6 +1,6 @@
 """PipelineSource's ReadMessages: a range of a queue, page by page (ADR 0046).
 
-If a read names a consumer group, each page waits for the tokens of the group's dispatch quotas
+If a read names a consumer group, each page waits for the permits of the group's dispatch quotas
 (ADR 0084). Meanwhile, the client gets replies without messages, so that it does not take the wait
 for an outage.
 """
@@ -24,7 +24,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.cluster import BrokerCluster
-    from tidemill.proxy.quotas.deliveries import DeliveryQuotas, DeliveryTokens
+    from tidemill.proxy.quotas.deliveries import DeliveryPermits, DeliveryQuotas
     from tidemill.proxy.server.pull_pages import PullPage, PullPages
 
 PAGE_TIMEOUT_MS: Final = 10_000
@@ -36,10 +36,10 @@ HELD_REPLY_MS: Final = 500
 
 
 class _Page(NamedTuple):
-    """A page that the broker has sent, and the tokens of its messages."""
+    """A page that the broker has sent, and the permits of its messages."""
 
     page: PullPage
-    tokens: DeliveryTokens | None  # None: no quota limits the read
+    permits: DeliveryPermits | None  # None: no quota limits the read
 
 
 class RangeReader:
@@ -136,48 +136,48 @@ class RangeReader:
         group: str,
         wait_ms: int,
     ) -> _Page | None:
-        """Read a page; return None if its tokens have not come within `wait_ms`.
+        """Read a page; return None if its permits have not come within `wait_ms`.
 
-        A page has at most as many messages as there are tokens. Raises Overloaded if this process
+        A page has at most as many messages as there are permits. Raises Overloaded if this process
         stops.
         """
-        tokens = None
+        permits = None
         if group and self._quotas is not None and self._quotas.is_limited(group):
-            tokens = await self._take(self._quotas, group, pull, wait_ms)
-            if tokens is None:
+            permits = await self._take(self._quotas, group, pull, wait_ms)
+            if permits is None:
                 return None
             limited = link_pb2.PullRequest()
             limited.CopyFrom(pull)
-            limited.max_messages = tokens.messages
+            limited.max_messages = permits.messages
             pull = limited
         try:
             page = await self._pages.read(
                 queue, pull, reader=address, header=OF_READ, topic=topic, timeout_ms=PAGE_TIMEOUT_MS
             )
         except BaseException:
-            if tokens is not None:
-                tokens.give_back()
+            if permits is not None:
+                permits.give_back()
             raise
-        if tokens is not None:
-            tokens.spend(len(page.items), sum(map(len, page.items)))
-        return _Page(page, tokens)
+        if permits is not None:
+            permits.spend(len(page.items), sum(map(len, page.items)))
+        return _Page(page, permits)
 
     async def _take(
         self, quotas: DeliveryQuotas, group: str, pull: link_pb2.PullRequest, wait_ms: int
-    ) -> DeliveryTokens | None:
-        """Return the tokens of a page; None if there are none within `wait_ms`."""
+    ) -> DeliveryPermits | None:
+        """Return the permits of a page; None if there are none within `wait_ms`."""
         wanted = PULL_MAX
         if pull.until_offset:
             wanted = min(max(pull.until_offset - pull.offset, 1), PULL_MAX)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_ms / 1_000
-        tokens = await quotas.take(group, wanted, timeout_ms=wait_ms)
-        if tokens is None:
+        permits = await quotas.take(group, wanted, timeout_ms=wait_ms)
+        if permits is None:
             if self._cluster.polls_released.is_set():
                 raise Overloaded("this proxy stops; continue the read at another one")
             # It returns sooner if too many reads wait.
             await asyncio.sleep(max(until_s - loop.time(), 0))
-        return tokens
+        return permits
 
 
 def _held_at(offset: int) -> bytes:
@@ -186,13 +186,13 @@ def _held_at(offset: int) -> bytes:
 
 
 def _drop(asking: asyncio.Task[_Page | None]) -> None:
-    """End the read of a page that the client does not get, and return the tokens of the page."""
+    """End the read of a page that the client does not get, and return the permits of the page."""
     asking.cancel()
     if not asking.done() or asking.cancelled() or asking.exception() is not None:
         return
     found = asking.result()
-    if found is not None and found.tokens is not None:
-        found.tokens.give_back()
+    if found is not None and found.permits is not None:
+        found.permits.give_back()
 
 
 def _queue_of(cluster: BrokerCluster, request: pb.ReadMessagesRequest, topic: str) -> BrokerQueue:

@@ -48,7 +48,7 @@ ADDED_BYTES = 512
 # Pops of one receive. If a reply does not fit, the receive reserves its size and pops again. Other
 # consumers may have taken the messages in between, or more messages may be ready.
 POPS_MAX = 4
-# Time at the broker, and for tokens of a quota, while the receive holds memory that other polls
+# Time at the broker, and for permits of a quota, while the receive holds memory that other polls
 # need. A link is rarely full for longer; then the receive polls without reserved memory.
 ROOM_POLL_MS = 250
 _NOTHING = "no message became available"
@@ -69,8 +69,8 @@ class PopCall(Protocol):
         """Pop and return the reply."""
 
 
-class _NoTokens(Exception):
-    """The poll has ended without tokens of its consumer group."""
+class _NoPermits(Exception):
+    """The poll has ended without permits of its consumer group."""
 
 
 class Receiver:
@@ -304,8 +304,8 @@ class Receiver:
         """Pop messages that fit into the free memory of the connection, and reserve that memory.
 
         If the client has too much unread, the poll waits for memory as it waits for messages. It
-        then reserves the known size first and waits only briefly for the tokens of `receive` and at
-        the broker, because other polls cannot use reserved memory.
+        then reserves the known size first and waits only briefly for the permits of `receive` and
+        at the broker, because other polls cannot use reserved memory.
         """
         now_ms = self._clock.monotonic_ms
         end_ms = now_ms() + poll_ms
@@ -317,8 +317,8 @@ class Receiver:
                 room_bytes, wanted_bytes = wanted_bytes, 0
             if receive is not None:
                 try:
-                    room_bytes = await _take_tokens(receive, pop, room_bytes, responses)
-                except _NoTokens:
+                    room_bytes = await _take_permits(receive, pop, room_bytes, responses)
+                except _NoPermits:
                     return link_pb2.PopReply()
             request = link_pb2.PopRequest()
             request.CopyFrom(pop)
@@ -347,7 +347,7 @@ class Receiver:
                     return reply
                 link.give_back(pop.group_id, pop.topic_id, reply.batches)
                 if receive is not None:
-                    receive.return_tokens()
+                    receive.return_permits()
                 wanted_bytes = size_bytes
             elif not room_bytes or not left_ms:
                 responses.release(room_bytes)
@@ -415,20 +415,20 @@ class Receiver:
         return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
 
 
-async def _take_tokens(
+async def _take_permits(
     receive: MultiBrokerReceive, pop: link_pb2.PopRequest, room_bytes: int, responses: Responses
 ) -> int:
-    """Wait for tokens. Return the memory that is still reserved. Raises _NoTokens."""
+    """Wait for permits. Return the memory that is still reserved. Raises _NoPermits."""
     if room_bytes:
         try:
-            if await receive.take_tokens(pop.max_messages, wait_ms=ROOM_POLL_MS):
+            if await receive.take_permits(pop.max_messages, wait_ms=ROOM_POLL_MS):
                 return room_bytes
         except BaseException:
             responses.release(room_bytes)
             raise
         responses.release(room_bytes)
-    if not await receive.take_tokens(pop.max_messages):
-        raise _NoTokens
+    if not await receive.take_permits(pop.max_messages):
+        raise _NoPermits
     return 0
 
 

@@ -35,7 +35,7 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import DisconnectError, RequestTooLarge
 from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.grpc.status import RpcCode, RpcError
-from tidemill.transport.http2.allowances import TokenBucket
+from tidemill.transport.http2.allowances import RateBucket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -99,7 +99,7 @@ class Telemetry:
         # have to free the frames.
         repeat = _RepeatedAnswer(responses)
         subscription = _GroupSubscription(self.updates, call.client, responses)
-        allowance = TokenBucket(burst=COMMANDS_BURST, per_s=COMMANDS_PER_S, now_s=self._now_s())
+        allowance = RateBucket(burst=COMMANDS_BURST, per_s=COMMANDS_PER_S, now_s=self._now_s())
         streams = contextlib.ExitStack()
         try:
             streams.enter_context(self._clients.streams.open(call.client, responses))

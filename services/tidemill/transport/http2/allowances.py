@@ -18,32 +18,32 @@ BYTES_PER_PING: Final = 16_384  # a frame of the usual size; clients ping once p
 
 
 @final
-class TokenBucket:
-    """A token bucket for one kind of frame."""
+class RateBucket:
+    """The frames of one kind that a peer may send now: a burst, which a rate refills."""
 
-    __slots__ = ("_burst", "_per_s", "_refilled_at_s", "_tokens")
+    __slots__ = ("_burst", "_per_s", "_refilled_at_s", "_unused")
 
     def __init__(self, *, burst: int, per_s: int, now_s: float) -> None:
         self._burst = float(burst)
         self._per_s = per_s
-        self._tokens = float(burst)
+        self._unused = float(burst)
         self._refilled_at_s = now_s
 
     def take(self, now_s: float) -> bool:
-        """Take one token; return False if there is none."""
-        if self._tokens < 1:
+        """Use one frame; return False if there is none."""
+        if self._unused < 1:
             elapsed_s = now_s - self._refilled_at_s
-            self._tokens = min(self._burst, self._tokens + elapsed_s * self._per_s)
+            self._unused = min(self._burst, self._unused + elapsed_s * self._per_s)
             self._refilled_at_s = now_s
-            if self._tokens < 1:
+            if self._unused < 1:
                 return False
-        self._tokens -= 1
+        self._unused -= 1
         return True
 
     def earn(self, count: int) -> int:
-        """Add tokens for work that the peer allowed; return how many of `count` fitted."""
-        added = min(count, int(self._burst - self._tokens))
-        self._tokens += added
+        """Add frames for work that the peer allowed; return how many of `count` fitted."""
+        added = min(count, int(self._burst - self._unused))
+        self._unused += added
         return added
 
 
@@ -59,8 +59,8 @@ class Allowances:
         # Earned and unused. A peer may read much at once and answer later.
         self._credits = {Limit.CONTROL: 0, Limit.PINGS: 0, Limit.RESETS: 0}
 
-        def bucket(burst: int, per_s: int) -> TokenBucket:
-            return TokenBucket(burst=burst, per_s=per_s, now_s=now_s)
+        def bucket(burst: int, per_s: int) -> RateBucket:
+            return RateBucket(burst=burst, per_s=per_s, now_s=now_s)
 
         self._by_limit = {
             Limit.RESETS: bucket(limits.resets_burst, limits.resets_per_s),
@@ -71,11 +71,11 @@ class Allowances:
         }
 
     def take(self, limit: Limit, now_s: float) -> None:
-        """Take one token; raise ConnectionFailure if there is none."""
+        """Use one frame; raise ConnectionFailure if there is none."""
         bucket = self._by_limit[limit]
         if bucket.take(now_s):
             return
-        # Peers answer our data with frames, so sent data earns tokens.
+        # Peers answer our data with frames, so sent data earns frames.
         earned = self._credits
         earned[Limit.CONTROL] += 2 * self.earned + self.earned_bytes // BYTES_PER_CONTROL_FRAME
         earned[Limit.PINGS] += self.earned + self.earned_bytes // BYTES_PER_PING

@@ -11,7 +11,7 @@ from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import greeted_server
 from tests.support.clients.streams import stream_count
 from tidemill.transport.http2 import frames
-from tidemill.transport.http2.allowances import TokenBucket
+from tidemill.transport.http2.allowances import RateBucket
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import ConnectionEnded, Event, RequestReceived, StreamReset
 from tidemill.transport.http2.flow_control import PROGRESS_BYTES
@@ -20,7 +20,7 @@ from tidemill.transport.http2.limits import Limit, Limits
 
 
 def test_an_allowance_is_a_burst_and_a_rate() -> None:
-    allowance = TokenBucket(burst=3, per_s=2, now_s=0.0)
+    allowance = RateBucket(burst=3, per_s=2, now_s=0.0)
     assert [allowance.take(0.0) for _ in range(4)] == [True, True, True, False]
     assert [allowance.take(1.0) for _ in range(3)] == [True, True, False]
     assert [allowance.take(100.0) for _ in range(4)] == [True, True, True, False]

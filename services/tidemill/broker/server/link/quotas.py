@@ -1,7 +1,7 @@
-"""BrokerQuotas: the home leases tokens to proxies (ADR 0078).
+"""BrokerQuotas: the home leases permits to proxies (ADR 0078).
 
 The buckets are memory of the process and no state. A new home begins with empty ones: its
-predecessor may have granted all tokens until then. Each second, the home counts its own stocks of
+predecessor may have granted all permits until then. Each second, the home counts its own stocks of
 quotas, and it gets those of the other broker groups.
 """
 
@@ -18,7 +18,8 @@ from prometheus_client.core import GaugeMetricFamily
 from tidemill.broker.server.members.quota_stocks import QuotaStocks
 from tidemill.broker.server.round.rpc import read_in_round
 from tidemill.common.errors import BadRequest, ServiceError
-from tidemill.security.quotas import QUOTA, STOCK_LIMITS, QuotaLimit, RateKey, quota_of
+from tidemill.security.permit_buckets import LeaseDemand, QuotaBuckets
+from tidemill.security.quotas import QUOTA, STOCK_LIMITS, LimitKey, QuotaLimit, quota_of
 from tidemill.security.stock_buckets import (
     REPORT_PERIOD_MS,
     UNKNOWN_ROOM,
@@ -26,7 +27,6 @@ from tidemill.security.stock_buckets import (
     StockGrant,
     StockReading,
 )
-from tidemill.security.token_buckets import LeaseDemand, QuotaBuckets
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ log = structlog.get_logger()
 DEMANDS_MAX: Final = 1_000  # of one request: they take 3 ms
 DECODED_MAX: Final = 10_000  # quotas, the limit of a cluster
 _LIMITS: Final = frozenset({limit.value for limit in QuotaLimit})
-TOKENS_MAX: Final = 1 << 40  # of one demand: more bytes than all proxies can hold
+PERMITS_MAX: Final = 1 << 40  # of one demand: more bytes than all proxies can hold
 
 
 @final
 class QuotaService:
-    """The token buckets of the home."""
+    """The permit buckets of the home."""
 
     def __init__(
         self, rounds: Rounds, count_proxies: Callable[[], int], monotonic_ms: Callable[[], int]
@@ -57,15 +57,15 @@ class QuotaService:
         self._count_proxies = count_proxies
         # By quota: its item, and the limits in it.
         self._decoded: dict[str, tuple[bytes, Mapping[QuotaLimit, int]]] = {}
-        self._buckets = QuotaBuckets(self._find_rate, monotonic_ms())
+        self._buckets = QuotaBuckets(self._find_limit, monotonic_ms())
         self._counts = QuotaStocks()  # of this broker group
         self._stocks = StockBuckets()
 
-    async def LeaseTokens(self, request: pb.LeaseTokensRequest) -> pb.LeaseTokensReply:
-        """Take unused tokens back, and lease others."""
+    async def LeasePermits(self, request: pb.LeasePermitsRequest) -> pb.LeasePermitsReply:
+        """Take unused permits back, and lease others."""
 
-        def lease(engine: Engine, _turn: Turn) -> pb.LeaseTokensReply:
-            engine.administration.check_home("tokens of quotas")
+        def lease(engine: Engine, _turn: Turn) -> pb.LeasePermitsReply:
+            engine.administration.check_home("permits of quotas")
             if len(request.demands) > DEMANDS_MAX:
                 raise BadRequest(
                     f"{len(request.demands)} demands; at most {DEMANDS_MAX} are allowed"
@@ -82,8 +82,8 @@ class QuotaService:
             for demand in demands:
                 if demand is not None:
                     self._warn(demand.key, now_ms)
-            return pb.LeaseTokensReply(
-                granted=[grant.tokens for grant in grants],
+            return pb.LeasePermitsReply(
+                granted=[grant.permits for grant in grants],
                 rooms=[grant.room for grant in grants],
                 proxies=self._count_proxies(),
             )
@@ -93,7 +93,7 @@ class QuotaService:
     def _grant(self, process_id: bytes, demand: LeaseDemand, now_ms: int) -> StockGrant:
         if demand.key.limit not in STOCK_LIMITS:
             return StockGrant(self._buckets.lease(process_id, demand, now_ms), UNKNOWN_ROOM)
-        limit = self._find_rate(demand.key)
+        limit = self._find_limit(demand.key)
         if limit is None:
             return StockGrant(demand.wanted, UNKNOWN_ROOM)  # It has just been deleted.
         return self._stocks.lease(demand, limit, now_ms)
@@ -122,7 +122,7 @@ class QuotaService:
         is_home = home is None or home.name == engine.catalog.broker_name
         if not is_home or not self._rounds.is_master:
             # The last ones before this broker becomes the home are at most a second old.
-            self._buckets = QuotaBuckets(self._find_rate, self._monotonic_ms())
+            self._buckets = QuotaBuckets(self._find_limit, self._monotonic_ms())
             self._stocks.retain((), (), self._monotonic_ms())  # The metrics are those of the home.
             return
         if not engine.catalog.security.count(QUOTA) and not self._counts.limits:
@@ -148,11 +148,11 @@ class QuotaService:
         for stock in stocks:
             asked_at_ms = now_ms - took_ms
             timers = StockReading(stock.pending_timers, asked_at_ms, now_ms)
-            key = RateKey(stock.quota, QuotaLimit.PENDING_TIMERS)
+            key = LimitKey(stock.quota, QuotaLimit.PENDING_TIMERS)
             # A broker group that has just become the home does not know the limits yet.
             if self._stocks.reports.is_expected(key):
                 self._stocks.reports.note(key, broker_group, timers)
-            key = RateKey(stock.quota, QuotaLimit.STORED_BYTES)
+            key = LimitKey(stock.quota, QuotaLimit.STORED_BYTES)
             if stock.HasField("stored_bytes") and self._stocks.reports.is_expected(key):
                 counted_at_ms = asked_at_ms - stock.age_ms
                 stored = StockReading(stock.stored_bytes, counted_at_ms, now_ms)
@@ -160,13 +160,13 @@ class QuotaService:
 
     # ------------------------------------------------------------ metrics
 
-    def _warn(self, key: RateKey, now_ms: int) -> None:
+    def _warn(self, key: LimitKey, now_ms: int) -> None:
         bucket = self._buckets.buckets.get(key)
         if bucket is not None and bucket.is_warning_due(now_ms):
             self._log_warning(key, bucket.used_ratio(now_ms))
 
     @staticmethod
-    def _log_warning(key: RateKey, used_ratio: float) -> None:
+    def _log_warning(key: LimitKey, used_ratio: float) -> None:
         log.warning(
             "quota nearly used up",
             quota=key.quota,
@@ -192,7 +192,7 @@ class QuotaService:
                 ratios.add_metric((key.quota, key.limit.value), ratio)
         yield ratios
 
-    def _find_rate(self, key: RateKey) -> int | None:
+    def _find_limit(self, key: LimitKey) -> int | None:
         encoded = self._rounds.engine.catalog.security.find((QUOTA, key.quota))
         if encoded is None:
             return None
@@ -204,12 +204,12 @@ class QuotaService:
         return known[1].get(key.limit)
 
 
-def _demand_of(demand: pb.TokenDemand, number: int) -> LeaseDemand | None:
+def _demand_of(demand: pb.PermitDemand, number: int) -> LeaseDemand | None:
     """Read a demand; None if its limit is unknown. Raises BadRequest."""
     counts = demand.wanted, demand.first, demand.returned
-    if not all(0 <= count <= TOKENS_MAX for count in (*counts, demand.used_locally)):
-        raise BadRequest(f"a demand of {counts} tokens; each is 0 to {TOKENS_MAX}")
+    if not all(0 <= count <= PERMITS_MAX for count in (*counts, demand.used_locally)):
+        raise BadRequest(f"a demand of {counts} permits; each is 0 to {PERMITS_MAX}")
     if demand.limit not in _LIMITS:
         return None
-    key = RateKey(demand.quota, QuotaLimit(demand.limit))
+    key = LimitKey(demand.quota, QuotaLimit(demand.limit))
     return LeaseDemand(key, *counts, number, demand.confirmed, demand.used_locally)

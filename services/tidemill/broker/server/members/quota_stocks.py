@@ -14,8 +14,8 @@ from tidemill.message.resource_names import TIMER_TOPIC
 from tidemill.security.quotas import (
     QUOTA,
     STOCK_LIMITS,
+    LimitKey,
     QuotaKind,
-    RateKey,
     TrafficQuota,
     has_stock_limit,
     quota_of,
@@ -54,10 +54,10 @@ class QuotaStocks:
         self._begin = 0  # of the next page
 
     @property
-    def limits(self) -> dict[RateKey, int]:
+    def limits(self) -> dict[LimitKey, int]:
         """All limits of stocks, as of the last count."""
         return {
-            RateKey(quota.name, limit): count
+            LimitKey(quota.name, limit): count
             for quota in self._decoded.values()
             for limit, count in quota.limits.items()
             if limit in STOCK_LIMITS

@@ -27,7 +27,7 @@ from tidemill.common.errors import ServiceError
 from tidemill.message import stored_message
 from tidemill.message.transaction_id import TransactionSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.transport.http2.allowances import TokenBucket
+from tidemill.transport.http2.allowances import RateBucket
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -58,7 +58,7 @@ class CheckBack:
         self._rounds = rounds
         self._producers = producers
         self._monotonic_ms = monotonic_ms
-        self._allowance = TokenBucket(burst=per_s, per_s=per_s, now_s=monotonic_ms() / 1000)
+        self._allowance = RateBucket(burst=per_s, per_s=per_s, now_s=monotonic_ms() / 1000)
         self._per_s = per_s
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +107,7 @@ class CheckBack:
 
     async def _take(self) -> list[DueCheck]:
         """Return some due checks of half messages that are not under way."""
-        # The first one has its token already.
+        # The caller has taken the first one from the allowance.
         allowed = 1
         while allowed < TAKEN_A_ROUND and self._allowance.take(self._monotonic_ms() / 1000):
             allowed += 1
