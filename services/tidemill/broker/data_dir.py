@@ -16,6 +16,7 @@ import structlog
 
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
 from tidemill.common.lifecycle import StartError
+from tidemill.common.private_files import make_private_folder
 
 log = structlog.get_logger()
 
@@ -66,7 +67,7 @@ def _take_lock(lock: IO[str], retries: int, pause: Callable[[float], None]) -> b
 
 def _opened_lock(path: Path) -> IO[str]:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path)
         return (path / LOCK_NAME).open("a+")
     except OSError as error:
         raise StartError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import final
 
 from tidemill.broker.engine.store.disk import DiskFailed, DiskHasNoSpace, ReadFailed
+from tidemill.common.private_files import make_private_folder
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 IOV_MAX = 1024  # buffers of one pwritev, the limit of Linux
@@ -129,7 +130,7 @@ class PosixDisk:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._folders: dict[str, PosixFolder] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the files in a folder, sorted."""

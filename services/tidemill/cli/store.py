@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tidemill.cli.rest import OutputFormat, options_of, say, show
+from tidemill.common.private_files import make_private_folder
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
@@ -227,7 +228,8 @@ def _unfinished(target: Path) -> Iterator[None]:
     from tidemill.broker.offline.copy import COPYING
 
     mark = target / FOLDER / f"unfinished{COPYING}"
-    mark.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(target)
+    make_private_folder(mark.parent)
     mark.touch()
     # The mark and the folders above it are durable before the first member.
     _sync_above(mark)

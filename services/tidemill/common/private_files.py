@@ -1,4 +1,4 @@
-"""Files with secrets: other users of the machine may not read them."""
+"""Files with secrets, and folders with data: other users of the machine may not read them."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ def read_private(file: str, *, bytes_max: int) -> str:
     if len(content) > bytes_max:
         raise ValueError(f"it is longer than {bytes_max} bytes")
     return content.decode("ascii", errors="replace")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder for its owner alone, and missing folders above it. Raises OSError.
+
+    An existing folder keeps its permissions: an operator, or the fsGroup of a pod, may have set
+    them for others.
+    """
+    folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from sqlite3 import SQLITE_CORRUPT, SQLITE_ERROR, SQLITE_NOTADB, SQLITE_READONLY
 from typing import Final, TypeVar, final
 from zlib import crc32
 
+from tidemill.common.private_files import make_private_folder
 from tidemill.controller.election.leadership import LeaseSeen
 from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.swap import StoredRecord, WriteAttempt
@@ -287,7 +288,7 @@ class SqliteStore:
         return self._connection
 
     def _connect(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._path.parent)
         connection = self._connection = _open(self._path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

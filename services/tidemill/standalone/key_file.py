@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tidemill.common.lifecycle import StartError
+from tidemill.common.private_files import make_private_folder
 from tidemill.security.secret_keys import KEY_FILE, new_key_id, new_key_line
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def ensure_key_file(settings: StandaloneSettings) -> None:
         return
     file = settings.data_dir / KEY_FILE
     try:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(settings.data_dir)
         if not file.exists():
             _make(file)
     except OSError as error:
