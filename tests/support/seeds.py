@@ -30,6 +30,7 @@ FAILED: Final[Mapping[str, Sequence[int]]] = {
     "flipped bits": (2309152766,),
     "simulation": (0, 101, 199, 900, 910, 419470409, 4032556698),
     "simulation of three broker groups": (0, 4, 7, 9, 4032556702, 892041422),
+    "transaction model": (2299911595,),
     "simulation of replicas": (0, 73, 1028, 1067, 1133, 2797776572),
 }
 

@@ -145,6 +145,10 @@ KNOWN_KEYS = frozenset(
         "tls_certificate_file",
         "tls_client_ca_file",
         "tls_key_file",
+        "transaction_checks_per_second",
+        "transaction_open_max",
+        "transaction_outcome_memory_ms",
+        "transaction_outcomes_max",
         "topics_max",
         "unready_after_ms",
     ]

@@ -81,7 +81,7 @@ class TransactionWorld(World):
         """Return the due checks with the bodies of their messages."""
         self.run_due()
         checks = {}
-        while (check := self.engine.transactions.take_check(self.now_ms)) is not None:
+        while (check := self.engine.half_checks.take_check(self.now_ms)) is not None:
             checks[check.half_id] = text_of(check.blob)
         return checks
 
@@ -89,6 +89,6 @@ class TransactionWorld(World):
         """Take the due checks, and report that producers' streams have taken all of them."""
         checks = self.take_checks()
         for half_id in checks:
-            self.engine.transactions.note_written(half_id, self.now_ms)
+            self.engine.half_checks.note_written(half_id, self.now_ms)
         self.commit()
         return checks

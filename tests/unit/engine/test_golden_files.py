@@ -378,7 +378,7 @@ def transacted_history() -> dict[str, bytes]:
         if text == "recovered":
             world.recover(half_id)
     world.half("open", first_check_ms=3_600_000)
-    for _ in world.engine.transactions.restate(world.engine.log.log_end, world.now_ms):
+    for _ in world.engine.half_checks.restate(world.engine.log.log_end, world.now_ms):
         pass
     world.commit()
     world.checkpoint()

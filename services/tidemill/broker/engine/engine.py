@@ -48,6 +48,8 @@ from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex, open_index
+from tidemill.broker.engine.transaction.checks import HalfChecks
+from tidemill.broker.engine.transaction.halves import HalfMessages
 from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.broker.engine.transaction.transactions import Transactions
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
@@ -70,7 +72,10 @@ ROOM_PERIOD_MS = 1_000  # between two checks of the disk for work that waits for
 
 @final
 class Engine:
-    """The store and the consumption of one broker group. `recovery.open_engine` opens it."""
+    """The store and the consumption of one broker group. `recovery.open_engine` opens it.
+
+    It is one class, because it is the list of the parts, and of their turns in a round.
+    """
 
     def __init__(self, disk: Disk, config: EngineConfig) -> None:
         """Make the parts and connect them. It is one list, because each part needs earlier ones."""
@@ -153,7 +158,10 @@ class Engine:
         self.is_last_time_known = True  # False: it is that of an older record
 
     def _open_upkeep(self, timer_index: TimerIndex, snapshot_size: SnapshotSize) -> None:
-        """Make the timers, the transactions and the background jobs."""
+        """Make the timers, the transactions and the background jobs.
+
+        It is one list, because each part needs earlier ones.
+        """
         config = self.config
         self.quiet = QuietMoment(self.log, self._acks)
         parts = UpkeepParts(
@@ -184,15 +192,20 @@ class Engine:
             ready=self.state.mark_topic_ready,
             is_retirement_near=self._is_retirement_near,
         )
+        halves = HalfMessages(
+            self.store, self.catalog, self.fold, self.tally, ready=self.state.mark_topic_ready
+        )
+        self.half_checks = HalfChecks(
+            self.transaction_table, halves, self.fold, self.tally, self.room
+        )
         self.transactions = Transactions(
             self.transaction_table,
-            self.store,
+            halves,
+            self.half_checks,
             self.catalog,
             self.fold,
-            self.tally,
             self.room,
             schedule_timer=self.timers.commands.schedule,
-            ready=self.state.mark_topic_ready,
             open_max=config.transaction.open_max,
         )
         self.retention = Retention(
@@ -206,7 +219,8 @@ class Engine:
             ArchiveGate(self.catalog, self.room, config),
             LogAges(),
             self.live_bytes,
-            self.transactions,
+            self.transaction_table,
+            self.half_checks,
         )
         self.log_space = LogSpace(
             self.store,
@@ -342,7 +356,7 @@ class Engine:
                 yield
                 if not has_more:
                     break
-        yield from self.transactions.due_slices(now_ms, due_ms=expiry_ms)
+        yield from self.half_checks.due_slices(now_ms, due_ms=expiry_ms)
         has_timers = yield from self.timers.due_slices(now_ms, firing_ms=firing_ms)
         return has_timers or has_more
 
@@ -362,7 +376,7 @@ class Engine:
             revive_ms += now_ms - expiry_ms
             if not self.room.may_copy:
                 revive_ms = max(revive_ms, now_ms + ROOM_PERIOD_MS)
-        check_ms = self.transactions.next_due_ms()
+        check_ms = self.half_checks.next_due_ms()
         if check_ms is not None:
             check_ms += now_ms - expiry_ms
         dues = (revive_ms, check_ms, self.timers.next_due_ms(now_ms, firing_ms=firing_ms))
@@ -415,7 +429,7 @@ class Engine:
         for _ in self.consumption.renewals.suspend_unproven(now_ms):
             self.commit(now_ms)
         self.consumption.reviver.take_over()
-        self.transactions.take_over(now_ms)
+        self.half_checks.take_over(now_ms)
         if not self.catalog.handle_secret:
             item = {"op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()}
             self.fold.append(ConfigItem(item), now_ms)

@@ -133,7 +133,8 @@ _OUTCOME_EVENTS: Final[dict[int, TransactionEvent]] = {
     OutcomeReason.EXPIRED: TransactionEvent.EXPIRED,
     OutcomeReason.RECOVERED: TransactionEvent.RECOVERED,
 }
-_UNKNOWN_TOPIC: Final = TopicId(0)  # of a result whose half message is before the state floor
+# Of a rollback or an expiry whose half message is before the state floor.
+_UNKNOWN_TOPIC: Final = TopicId(0)
 NEXT_ID: Final = "nextId"  # a configuration item that keeps ids unique
 # Flags in the header of a record, by kind; others have none. `message.decode` checks its own.
 _FLAGS_KNOWN: Final[dict[int, int]] = {
@@ -373,7 +374,10 @@ class Fold:
             return
         if not isinstance(cause, HalfMessage):
             outcome = cause if isinstance(cause, HalfOutcome) else cause.outcome
-            topic_id = cause.target.topic_id if isinstance(cause, CommittedTimer) else topic_id
+            if isinstance(cause, CommittedTimer):
+                topic_id = cause.target.topic_id
+            elif outcome.reason == OutcomeReason.EXPIRED:
+                topic_id = _UNKNOWN_TOPIC  # The message is on the dead-letter topic.
             event = _OUTCOME_EVENTS[outcome.reason]
             self._transactions.apply_result(
                 outcome.half_id, event, topic_id, log_offset, stored_at_ms

@@ -15,7 +15,7 @@ from tidemill.broker.engine.transaction.schedule import BUCKET_MS, ENTRIES_KEPT,
 @pytest.mark.parametrize("seed", seeds("check schedule", 5))
 def test_a_deadline_is_never_early_and_at_most_a_bucket_late(seed: int) -> None:
     random = Random(seed)
-    schedule, waiting, now_ms, taken = CheckSchedule(), {}, 0, 0
+    schedule, waiting, now_ms, taken = CheckSchedule(), {}, -1, 0
     for half_id in range(2_000):
         waiting[half_id] = random.randrange(60_000)
         schedule.add(HalfId(half_id), waiting[half_id])

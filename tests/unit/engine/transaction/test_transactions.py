@@ -143,7 +143,7 @@ def test_a_check_counts_only_when_a_producer_got_it() -> None:
     assert world.take_checks() == {}
     world.advance(200)
     assert world.take_checks() == {half_id: "a"}
-    world.engine.transactions.postpone(half_id, world.now_ms + 1_000)
+    world.engine.half_checks.add(half_id, world.now_ms + 1_000)
     world.advance(1_100)
     (status,) = [world.engine.transactions.status(half_id)]
     assert (status.checks, status.client, status.message_id) == (0, SENDER, "id-a")
@@ -177,7 +177,7 @@ def test_after_the_last_check_the_message_becomes_a_dead_letter() -> None:
     (dead,) = world.pop(topic=HALF_DEAD_LETTER_TOPIC)
     assert (dead.body, dead.origin) == ("a", TOPIC)
     assert world.drain() == []
-    assert world.engine.transactions.next_due_ms() is None
+    assert world.engine.half_checks.next_due_ms() is None
 
 
 def test_a_recovered_transaction_is_open_again_under_a_new_id() -> None:

@@ -24,7 +24,7 @@ from tidemill.broker.engine.layout.message import (
 from tidemill.broker.engine.layout.record import RecordHeader
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
-from tidemill.broker.engine.transaction.transactions import HALF_QUEUE
+from tidemill.broker.engine.transaction.halves import HALF_QUEUE
 from tidemill.message import stored_message
 
 _tuple = tuple.__new__

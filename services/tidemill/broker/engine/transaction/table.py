@@ -44,7 +44,7 @@ BLOCK_ROWS_MERGED = BLOCK_ROWS_MAX // 2  # two neighbours with fewer rows become
 
 
 class TransactionEvent(Enum):
-    """What a record does to a transaction."""
+    """The effects of records on a transaction."""
 
     HALF = auto()
     CHECKED = auto()
@@ -231,7 +231,7 @@ class TransactionTable:
         self._forget(stored_at_ms, 2)  # Two for each new one: the number falls to the bound.
 
     def forget_topic(self, topic_id: TopicId) -> None:
-        """Remove the open half messages of a deleted topic: nobody can commit them any more."""
+        """Remove the open half messages of a deleted topic. They can no longer be committed."""
         if not self.open_by_topic.get(topic_id):
             return
         for number in range(len(self._blocks) - 1, -1, -1):
@@ -283,7 +283,7 @@ class TransactionTable:
         return [block.rows for block in self._blocks]
 
     def load(self, encoded: bytes | memoryview) -> None:
-        """Add a block of a snapshot, in the order in which `freeze` returned them."""
+        """Add a block of a snapshot. Call it in the order of the blocks that `freeze` returned."""
         rows = np.frombuffer(encoded, dtype=ROW_DTYPE)
         half_ids = array("q", rows["half_id"].tolist())
         if half_ids:

@@ -33,7 +33,7 @@ from tidemill.broker.engine.pop.stated_rows import (
 )
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import File
-from tidemill.broker.engine.transaction.transactions import Transactions
+from tidemill.broker.engine.transaction.checks import HalfChecks
 from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
@@ -52,9 +52,9 @@ class Restatement:
     """Records live state again that only old records state."""
 
     def __init__(
-        self, parts: UpkeepParts, acks: RoundAcks, fold: Fold, transactions: Transactions
+        self, parts: UpkeepParts, acks: RoundAcks, fold: Fold, half_checks: HalfChecks
     ) -> None:
-        self._transactions = transactions
+        self._half_checks = half_checks
         self._catalog = parts.catalog
         self._pops = parts.pops
         self._acks = acks
@@ -66,7 +66,7 @@ class Restatement:
         yield from self._restate_config(end, now_ms)
         yield from self._restate_audit(end, now_ms)
         yield from self._restate_queues(end, now_ms)
-        for _ in self._transactions.restate(end, now_ms):
+        for _ in self._half_checks.restate(end, now_ms):
             yield []
         # Deliveries first: an ack in between then settles a stated one, also in a replay.
         yield from self._restate_deliveries(end, now_ms)

@@ -27,7 +27,8 @@ from tidemill.broker.engine.store.log_times import first_stored_at_ms
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.transaction.transactions import Transactions
+from tidemill.broker.engine.transaction.checks import HalfChecks
+from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints
 from tidemill.broker.engine.upkeep.live_bytes import LiveBytes
@@ -65,7 +66,8 @@ class Retention:
         gate: ArchiveGate,
         ages: LogAges,
         live_bytes: LiveBytes,
-        transactions: Transactions,
+        transactions: TransactionTable,
+        half_checks: HalfChecks,
     ) -> None:
         self._store = parts.store
         self._log = parts.store.log
@@ -76,7 +78,8 @@ class Retention:
         self._held_segments = held_segments
         self._fold = fold
         self._transactions = transactions
-        self._restatement = Restatement(parts, acks, fold, transactions)
+        self._half_checks = half_checks
+        self._restatement = Restatement(parts, acks, fold, half_checks)
         self._trims = trims
         self._checkpoints = checkpoints
         self._quiet = parts.quiet
@@ -181,7 +184,7 @@ class Retention:
         segment = self._log.segments[number]
         if not timers.may_drop(segment):
             return False
-        result = self._transactions.table.oldest_result(now_ms)
+        result = self._transactions.oldest_result(now_ms)
         if result is not None and result < segment.end:
             return False
         if self._is_old(number, now_ms):
@@ -326,7 +329,7 @@ class Retention:
         """Restate what only records before `floor` state, and record the new state floor."""
         yield from self._restatement.restate(floor, now_ms)
         yield from self._restatement.restate_lows(floor, now_ms)
-        if self._transactions.has_open_before(floor):
+        if self._half_checks.has_open_before(floor):
             return  # A half message is damaged, and a replica may have it. The floor moves later.
         # Gathered acks are applied but not logged. They must precede the record below.
         self._acks.record(now_ms)

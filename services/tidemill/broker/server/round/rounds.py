@@ -362,7 +362,7 @@ class Rounds:
         begin_s = time.monotonic()
         await run_in_turns(self._do_due(turn))
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
-        if engine.transactions.due and self.on_checks_due is not None:
+        if engine.half_checks.due and self.on_checks_due is not None:
             self.on_checks_due()
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:

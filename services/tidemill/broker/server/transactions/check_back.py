@@ -1,9 +1,9 @@
-"""The checks of half messages: who decides is asked through a proxy, and counts when asked.
+"""The checks of half messages, on their way from the broker through a proxy to a producer.
 
 The engine names the half messages that are due. For each, the producers of its topic are tried in
-turn: a producer that read its stream got the check, and then the engine counts it. A producer that
-does not read within a second, or has no stream any more, does not count. Without any producer, the
-half message waits until a proxy reports one.
+turn. The engine counts a check when it has left the buffer of a producer's stream. If a producer
+does not read within a second, or has disconnected, the check does not count. Without any producer,
+the half message waits until a proxy reports one.
 
     due        no producer of the topic                   parked until a producer appears
     due        all producers have too many checks         due again after 100 ms
@@ -31,10 +31,10 @@ from tidemill.transport.http2.allowances import RateBucket
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.transaction.transactions import DueCheck
+    from tidemill.broker.engine.transaction.checks import DueCheck
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
-    from tidemill.broker.server.transactions.producers import Producer, Producers
+    from tidemill.broker.server.transactions.producers import Producers, ProducerStream
     from tidemill.message.client_key import ClientKey
 
 log = structlog.get_logger()
@@ -95,7 +95,7 @@ class CheckBack:
             await self._wake.wait()
             self._wake.clear()
             # An ended check wakes the loop again.
-            while self._rounds.engine.transactions.due and len(self._underway) < UNDERWAY_MAX:
+            while self._rounds.engine.half_checks.due and len(self._underway) < UNDERWAY_MAX:
                 if not self._allowance.take(self._monotonic_ms() / 1000):
                     await asyncio.sleep(1 / self._per_s)
                     continue
@@ -115,7 +115,7 @@ class CheckBack:
         def take(engine: Engine, turn: Turn) -> list[DueCheck]:
             checks: list[DueCheck] = []
             while len(checks) < allowed:
-                check = engine.transactions.take_check(turn.now_ms)
+                check = engine.half_checks.take_check(turn.now_ms)
                 if check is None:
                     break
                 if check.half_id not in self._underway:
@@ -161,7 +161,7 @@ class CheckBack:
             self._underway.discard(check.half_id)
             self._wake.set()
 
-    async def _ask(self, producer: Producer, topic: str, check: DueCheck) -> str:
+    async def _ask(self, producer: ProducerStream, topic: str, check: DueCheck) -> str:
         """Ask one producer; return the result for the counter."""
         catalog = self._rounds.engine.catalog
         signer = TransactionSigner(catalog.handle_secret, catalog.broker_name)
@@ -235,13 +235,13 @@ class CheckBack:
 
 
 def _note_written(engine: Engine, turn: Turn, check: DueCheck) -> None:
-    engine.transactions.note_written(check.half_id, turn.now_ms)
+    engine.half_checks.note_written(check.half_id, turn.now_ms)
 
 
 def _postpone(engine: Engine, turn: Turn, check: DueCheck, retry_ms: int) -> None:
-    engine.transactions.postpone(check.half_id, turn.expiry_ms + retry_ms)
+    engine.half_checks.add(check.half_id, turn.expiry_ms + retry_ms)
 
 
 def _due(engine: Engine, turn: Turn, half_ids: array[int]) -> None:
     for half_id in half_ids:
-        engine.transactions.postpone(HalfId(half_id), turn.expiry_ms)
+        engine.half_checks.add(HalfId(half_id), turn.expiry_ms)

@@ -17,7 +17,7 @@ class CheckingProxy(Protocol):
         ...
 
 
-class Producer(NamedTuple):
+class ProducerStream(NamedTuple):
     """One producer at one proxy."""
 
     proxy: CheckingProxy
@@ -25,7 +25,7 @@ class Producer(NamedTuple):
 
 
 # By producer, so that one that is removed and added again comes last.
-_OfTopic: TypeAlias = dict[Producer, None]
+_OfTopic: TypeAlias = dict[ProducerStream, None]
 
 
 @final
@@ -50,7 +50,7 @@ class Producers:
             before = known.pop(client, frozenset())
             if topics:
                 known[client] = topics
-            producer = Producer(proxy, client)
+            producer = ProducerStream(proxy, client)
             for topic in before - topics:
                 self._remove(topic, producer)
             for topic in topics - before:
@@ -60,21 +60,21 @@ class Producers:
                     self.on_first(topic)
 
     def forget(self, proxy: CheckingProxy) -> None:
-        """Remove all producers of a proxy whose stream has ended."""
+        """Remove all producers of a disconnected proxy."""
         for client, topics in self._topics.pop(proxy, {}).items():
             for topic in topics:
-                self._remove(topic, Producer(proxy, client))
+                self._remove(topic, ProducerStream(proxy, client))
 
-    def _remove(self, topic: str, producer: Producer) -> None:
+    def _remove(self, topic: str, producer: ProducerStream) -> None:
         of_topic = self._of_topic[topic]
         del of_topic[producer]
         if not of_topic:
             del self._of_topic[topic]
 
-    def in_turn(self, topic: str, sender: ClientKey) -> Iterator[Producer]:
+    def in_turn(self, topic: str, sender: ClientKey) -> Iterator[ProducerStream]:
         """Yield the producers to try for a check: first the sender, then the others in turn.
 
-        The next call begins with another one of the others.
+        Each call begins with a different one of the others.
         """
         of_topic = self._of_topic.get(topic, {})
         senders = [one for one in of_topic if one.client == sender]
