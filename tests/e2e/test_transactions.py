@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.clients.api import api
+from tests.support.clients.client_process import (
+    GO_PROGRAM,
+    JAVA_CLASSES,
+    NODE_PACKAGES,
+    Facts,
+    needs,
+    run_go_client,
+    run_java_client,
+    run_node_client,
+    run_python_client,
+)
 from tests.support.clients.transactions import (
     checking_producer,
     end_transaction,
@@ -94,3 +106,38 @@ def test_a_check_never_goes_to_a_producer_of_another_topic(running: Standalone) 
                         await other.next_check()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "run_client",
+    [
+        pytest.param(run_python_client, id="python"),
+        pytest.param(run_go_client, id="go", marks=needs("go", GO_PROGRAM)),
+        pytest.param(run_java_client, id="java", marks=needs("java", JAVA_CLASSES)),
+        pytest.param(run_node_client, id="node", marks=needs("node", NODE_PACKAGES)),
+    ],
+)
+def test_official_clients_decide_and_answer_checks(
+    run_client: Callable[..., Facts],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    running: Standalone,
+) -> None:
+    topic = f"official-{request.node.callspec.id}"
+    received: list[str] = []
+
+    async def receive_all() -> None:
+        async with api(running.grpc) as client:
+            while found := await client.receive(topic, topic, poll_ms=POLL_MS):
+                received.extend(one.body.decode() for one in found)
+
+    async def first_use() -> None:
+        async with api(running.grpc) as client:
+            assert await client.receive(topic, topic) == []
+
+    asyncio.run(first_use())
+    facts = run_client(tmp_path, "transaction", running.grpc, topic=topic)
+    assert facts.the("done")["is_done"], facts
+    assert sorted(one["body"] for one in facts.of("checked")) == ["checked no", "checked yes"]
+    asyncio.run(receive_all())
+    assert sorted(received) == ["checked yes", "commit"]

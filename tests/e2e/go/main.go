@@ -321,6 +321,45 @@ func sqlPush(given arguments) {
 	}
 }
 
+// transaction commits one message, rolls one back, and lets the checker decide about two others.
+func transaction(given arguments) {
+	decided := make(chan bool, 100)
+	answers := map[string]rmq.TransactionResolution{"checked yes": rmq.COMMIT, "checked no": rmq.ROLLBACK}
+	check := func(view *rmq.MessageView) rmq.TransactionResolution {
+		body := string(view.GetBody())
+		tell("checked", fact{"body": body, "id": view.GetMessageId()})
+		decided <- true
+		return answers[body]
+	}
+	producer, err := rmq.NewProducer(configuration(given), rmq.WithTopics(given.Topic),
+		rmq.WithTransactionChecker(&rmq.TransactionChecker{Check: check}))
+	must(err)
+	must(producer.Start())
+	for _, body := range []string{"commit", "rollback", "checked yes", "checked no"} {
+		started := producer.BeginTransaction()
+		message := &rmq.Message{Topic: given.Topic, Body: []byte(body)}
+		receipts, err := producer.SendWithTransaction(context.TODO(), message, started)
+		must(err)
+		tell("sent", fact{"id": receipts[0].MessageID, "transaction": receipts[0].TransactionId})
+		if body == "commit" {
+			must(started.Commit())
+		} else if body == "rollback" {
+			must(started.RollBack())
+		}
+	}
+	isDone := true
+	for range answers {
+		select {
+		case <-decided:
+		case <-time.After(40 * time.Second):
+			isDone = false
+		}
+	}
+	tell("done", fact{"is_done": isDone})
+	time.Sleep(time.Second) // For the last decision, which the client sends after the check.
+	must(producer.GracefulStop())
+}
+
 // consumeAll receives and acks all that is there, with several polls at a time, and tells how calls
 // ended.
 func consumeAll(given arguments) {
@@ -377,6 +416,7 @@ func main() {
 	scenario := map[string]func(arguments){
 		"roundTrip": roundTrip, "redelivery": redelivery, "push": push, "consumeAll": consumeAll,
 		"loop": loop, "stay": stay, "sqlPush": sqlPush, "rejected": rejected,
+		"transaction": transaction,
 	}[os.Args[1]]
 	var given arguments
 	must(json.Unmarshal([]byte(os.Args[2]), &given))

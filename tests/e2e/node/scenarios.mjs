@@ -16,6 +16,8 @@ const WAIT_MS = 40_000; // for anything, on the slowest machine
 
 const given = JSON.parse(process.argv[3]);
 const namespace = given.namespace ?? '';
+const COMMIT = 1; // TransactionResolution of the protocol
+const ROLLBACK = 2;
 const SQL = 2; // FilterType of the protocol; the client does not export it
 
 const logger = { info() {}, warn() {}, error() {}, debug() {}, close() {} };
@@ -361,6 +363,39 @@ const scenarios = {
       tell('ready', {});
       for await (const _ of process.stdin); // Nothing that comes means anything but its end.
     });
+  },
+
+  // Commits one message, rolls one back, and lets the checker decide about two others.
+  async transaction({ endpoints: [ endpoint ], topic }) {
+    const answers = { 'checked yes': COMMIT, 'checked no': ROLLBACK };
+    let left = Object.keys(answers).length;
+    let end;
+    const isDone = new Promise(resolve => {
+      end = resolve;
+      setTimeout(() => resolve(false), WAIT_MS).unref();
+    });
+    const checker = {
+      async check(view) {
+        const body = view.body.toString();
+        tell('checked', { body, id: view.messageId });
+        if (--left === 0) end(true);
+        return answers[body];
+      },
+    };
+    const producer = new Producer({
+      endpoints: endpoint, namespace, topics: [ topic ], logger, sessionCredentials, checker,
+    });
+    await producer.startup();
+    for (const body of [ 'commit', 'rollback', ...Object.keys(answers) ]) {
+      const started = producer.beginTransaction();
+      const sent = await producer.send({ topic, body: Buffer.from(body) }, started);
+      tell('sent', { id: sent.messageId, transaction: sent.transactionId });
+      if (body === 'commit') await started.commit();
+      if (body === 'rollback') await started.rollback();
+    }
+    tell('done', { is_done: await isDone });
+    await new Promise(resolve => setTimeout(resolve, 1000)); // For the last decision, sent after the check.
+    await producer.shutdown();
   },
 
   // Starts a push consumer with a wrong SQL filter, and reports the error of the start or of its log.

@@ -28,6 +28,8 @@ from rocketmq import (
     Producer,
     PushConsumer,
     SimpleConsumer,
+    TransactionChecker,
+    TransactionResolution,
 )
 
 AWAIT_S = 3  # a poll's least time, with the request timeout of 3 s on top
@@ -321,6 +323,37 @@ def sql_push(endpoints: list[str], topic: str, group: str, sql: str) -> None:
     filters = {topic: FilterExpression(sql, SQL)}
     consumer = PushConsumer(configuration(endpoints[0]), group, Listener(), filters)
     report_error("start", consumer.startup)
+
+
+def transaction(endpoints: list[str], topic: str) -> None:
+    """Commit one message, roll one back, and let the checker decide about two others."""
+    decided = threading.Semaphore(0)
+    answers = {
+        b"checked yes": TransactionResolution.COMMIT,
+        b"checked no": TransactionResolution.ROLLBACK,
+    }
+
+    class Checker(TransactionChecker):  # type: ignore[misc]  # of a library without types
+        def check(self, checked: Any) -> TransactionResolution:
+            report_fact("checked", body=checked.body.decode(), id=checked.message_id)
+            decided.release()
+            return answers[checked.body]
+
+    producer = Producer(configuration(endpoints[0]), (topic,), checker=Checker())
+    producer.startup()
+    try:
+        for body in ("commit", "rollback", *(each.decode() for each in answers)):
+            started = producer.begin_transaction()
+            sent = producer.send(message(topic, body.encode()), started)
+            report_fact("sent", id=sent.message_id, transaction=sent.transaction_id)
+            if body == "commit":
+                started.commit()
+            elif body == "rollback":
+                started.rollback()
+        report_fact("done", is_done=all(decided.acquire(timeout=WAIT_S) for _ in answers))
+        time.sleep(1)  # for the last decision, which the client sends after the check
+    finally:
+        producer.shutdown()
 
 
 def push_fifo(endpoints: list[str], topic: str, group: str, messages: int) -> None:

@@ -32,6 +32,10 @@ import org.apache.rocketmq.client.apis.message.Message;
 import org.apache.rocketmq.client.apis.message.MessageBuilder;
 import org.apache.rocketmq.client.apis.message.MessageView;
 import org.apache.rocketmq.client.apis.producer.Producer;
+import org.apache.rocketmq.client.apis.producer.SendReceipt;
+import org.apache.rocketmq.client.apis.producer.Transaction;
+import org.apache.rocketmq.client.apis.producer.TransactionChecker;
+import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 
 /**
  * What the official Java client is put through: {@code Scenarios SCENARIO '{"topic": ...}'}.
@@ -86,6 +90,7 @@ public final class Scenarios {
             case "stay" -> scenarios.stay();
             case "repeatedForward" -> scenarios.repeatedForward();
             case "sqlPush" -> scenarios.sqlPush();
+            case "transaction" -> scenarios.transaction();
             default -> throw new IllegalArgumentException(args[0]);
         }
         // Threads of the client outlive it for a while.
@@ -293,6 +298,37 @@ public final class Scenarios {
             tell("error", Map.of("during", "start", "text", ""));
         } catch (Exception error) { // The client wraps it in several of its own.
             tell("error", Map.of("during", "start", "text", error.toString()));
+        }
+    }
+
+    /** Commits one message, rolls one back, and lets the checker decide about two others. */
+    private void transaction() throws Exception {
+        Map<String, TransactionResolution> answers =
+                Map.of("checked yes", TransactionResolution.COMMIT, "checked no", TransactionResolution.ROLLBACK);
+        CountDownLatch decided = new CountDownLatch(answers.size());
+        TransactionChecker checker = view -> {
+            String body = new String(bytes(view.getBody()), StandardCharsets.UTF_8);
+            tell("checked", Map.of("body", body, "id", view.getMessageId().toString()));
+            decided.countDown();
+            return answers.get(body);
+        };
+        try (Producer producer = PROVIDER.newProducerBuilder()
+                .setClientConfiguration(configuration())
+                .setTopics(given.topic())
+                .setTransactionChecker(checker)
+                .build()) {
+            for (String body : List.of("commit", "rollback", "checked yes", "checked no")) {
+                Transaction started = producer.beginTransaction();
+                SendReceipt sent = producer.send(message(body).build(), started);
+                tell("sent", Map.of("id", sent.getMessageId().toString()));
+                if (body.equals("commit")) {
+                    started.commit();
+                } else if (body.equals("rollback")) {
+                    started.rollback();
+                }
+            }
+            tell("done", Map.of("is_done", decided.await(WAIT.toSeconds(), TimeUnit.SECONDS)));
+            Thread.sleep(1000); // For the last decision, which the client sends after the check.
         }
     }
 
