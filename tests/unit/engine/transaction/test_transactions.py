@@ -310,6 +310,7 @@ def test_an_open_half_message_is_rewritten_and_its_segment_is_freed(*, is_decide
         assert world.state(half_id) is TransactionState.HALF
         world.commit_half(half_id)
     assert world.drain() == ["kept"]
+    world.engine.transaction_table.oldest_result(world.now_ms)
     assert world.state(ended) is None
 
 

@@ -194,7 +194,3 @@ class HalfChecks:
                     yield
                     allowance = Allowance(self._tally, items=COPIES_A_SLICE)
             yield
-
-    def has_open_before(self, end: int) -> bool:
-        """Whether an open half message has its newest record before log offset `end`."""
-        return any(self._table.open_before(end))

@@ -329,8 +329,10 @@ class Retention:
         """Restate what only records before `floor` state, and record the new state floor."""
         yield from self._restatement.restate(floor, now_ms)
         yield from self._restatement.restate_lows(floor, now_ms)
-        if self._half_checks.has_open_before(floor):
-            return  # A half message is damaged, and a replica may have it. The floor moves later.
+        for half_ids in self._transactions.open_before(floor):
+            if half_ids:
+                return  # A half message is damaged, and a replica may have it: wait for it.
+            yield []
         # Gathered acks are applied but not logged. They must precede the record below.
         self._acks.record(now_ms)
         self._fold.append(Floor(floor), now_ms)
