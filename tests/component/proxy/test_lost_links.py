@@ -414,9 +414,10 @@ def test_a_link_reports_whether_its_broker_is_reachable(monkeypatch: pytest.Monk
 
 
 def older_config(engine: Engine) -> pb.ConfigUpdate:
-    """Return the configuration as a broker sends it that knows no SQL filters."""
+    """Return the configuration as a broker sends it that knows no SQL filters or transactions."""
     config = complete_config(engine)
     config.ClearField("serves_sql_filters")
+    config.ClearField("serves_transactions")
     return config
 
 
@@ -445,5 +446,24 @@ def test_a_poll_with_an_sql_filter_is_refused_at_an_older_broker(
             assert "needs a newer version for SQL filters" in items[0].status.message
         assert (await world.send(message())).status.code == v2.OK
         assert (await world.receive(receive_request()))[0].status.code == v2.OK
+
+    run(scenario)
+
+
+def test_a_half_message_is_refused_at_an_older_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not answer."""
+
+    async def scenario(world: ProxyWorld) -> None:
+        half = message(message_type=v2.TRANSACTION)
+        assert (await world.send(half)).status.code == v2.OK
+        monkeypatch.setattr(proxy_link, "complete_config", older_config)
+        await lose(world)
+        world.broker.is_up.set()
+        configuration = world.cluster.brokers[0].link.configuration
+        await eventually(lambda: not configuration.serves_transactions)
+        answer = await world.send(half)
+        assert answer.status.code == v2.VERSION_UNSUPPORTED
+        assert "serves no transactions; upgrade it" in answer.status.message
+        assert (await world.send(message())).status.code == v2.OK
 
     run(scenario)

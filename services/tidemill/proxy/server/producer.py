@@ -18,6 +18,7 @@ from tidemill.common.errors import (
     ServiceError,
     TransactionNotFound,
     UnavailableError,
+    VersionUnsupported,
 )
 from tidemill.message import limits
 from tidemill.message.encoding import encode_stored
@@ -315,6 +316,14 @@ class Producer:
     async def _store_half(self, call: Call, topic: link_pb2.TopicConfig, send: _Send) -> Outcome:
         """Store one half message at the broker group of its target."""
         broker, topic_id, queue_id, _ = send.target
+        if not broker.link.configuration.serves_transactions:
+            status = status_of(
+                VersionUnsupported(
+                    f"the broker group {broker.name} is older than this proxy and serves no"
+                    f" transactions; upgrade it"
+                )
+            )
+            return status, _encode_entry(status, send.message_id)
         half = link_pb2.HalfRequest(
             topic_id=topic_id,
             queue_id=queue_id,

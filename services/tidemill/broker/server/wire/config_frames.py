@@ -140,6 +140,7 @@ def complete_config(engine: Engine) -> pb.ConfigUpdate:
         auto_create_groups=engine.administration.auto_create_groups,
         membership=membership_frame(engine.catalog.membership),
         serves_sql_filters=True,
+        serves_transactions=True,
     )
 
 
