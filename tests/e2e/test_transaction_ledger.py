@@ -12,6 +12,7 @@ import contextlib
 import random
 import sqlite3
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -26,7 +27,7 @@ from tests.support.clients.transactions import (
     send_half,
 )
 from tests.support.eventually import eventually
-from tests.support.processes.killing import kill_and_note
+from tests.support.processes.killing import kill_and_note, until
 from tests.support.processes.processes import Standalone, standalone
 from tests.support.seeds import seed_base
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -85,6 +86,10 @@ class Transfers:
         self._rng = rng
         self.started = 0
         self.outcomes: Counter[str] = Counter()
+
+    def has_started(self, count: int) -> bool:
+        """Whether so many transfers have begun."""
+        return self.started >= count
 
     async def produce(self, number: int) -> None:
         """Make transfers; some are rolled back, and some are left without a decision."""
@@ -156,12 +161,9 @@ def test_each_transfer_is_delivered_once_and_nothing_else(tmp_path: Path) -> Non
             producers = [
                 asyncio.create_task(transfers.produce(number)) for number in range(PRODUCERS)
             ]
-            goals = [
-                PRODUCERS * TRANSFERS * n // (len(KILLS) + 1) for n in range(1, len(KILLS) + 1)
-            ]
-            for name, goal in zip(KILLS, goals, strict=True):
-                while transfers.started < goal:
-                    await asyncio.sleep(0.05)
+            part = PRODUCERS * TRANSFERS // (len(KILLS) + 1)
+            for number, name in enumerate(KILLS, 1):
+                await until(partial(transfers.has_started, number * part))
                 await kill_and_note(running, name)
             await asyncio.gather(*producers)
             expected = ledger.names()
