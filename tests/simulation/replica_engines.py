@@ -1,4 +1,4 @@
-"""Engines as the contents of simulated replicas, with clients of queues, timers and offsets.
+"""Engines as the contents of simulated replicas, with clients of queues, timers, transactions.
 
     python -m tests.simulation.replica_engines --seeds 20 --first 0
 
@@ -13,6 +13,9 @@ the model records the answer, and the following promises must hold until the end
     C6  queue offsets are dense and unique; offsets that consumers set do not go back
     C8  a delayed message is not delivered early, and is delivered
     C9  a created topic exists
+    X1  a half message that nobody committed is not delivered
+    X2  a committed half message is delivered
+    X4  an answer to a decision does not change
 
 At the end, an independent checker folds the log of each replica
 (`tests/support/disk/log_checker.py`). If a bit of a confirmed message flips, the replica gets the
@@ -37,7 +40,7 @@ from tests.support.disk.faulty_disk import UNBOUNDED, FaultyDisk
 from tests.support.disk.log_checker import BrokenPromise, check_log
 from tests.support.worlds.engine_world import ENTROPY, SMALL, blob
 from tests.support.worlds.timer_world import TIMERS
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import GroupId, HalfId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery
 from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
@@ -48,7 +51,9 @@ from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.store.segment import LogDamaged
 from tidemill.broker.engine.store.whole_records import find_frame
 from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.engine.transaction.transactions import HalfSender
 from tidemill.broker.server.replicas.mending import served
+from tidemill.common.errors import InvalidTransactionId, TransactionNotFound
 from tidemill.message import stored_message
 from tidemill.transport.grpc.status import RpcError
 
@@ -67,6 +72,7 @@ DRAIN_S_MAX: Final = 60.0  # far more than any delay or invisible duration
 ACKS_MAX: Final = 8
 ACKED_PART: Final = 0.8
 TOPICS_MAX: Final = 20
+TOPICS: Final = ("plain", "fifo", "delayed", "half")
 
 
 @final
@@ -277,7 +283,11 @@ class Clients:
         self._world = world
         self._random = world.random
         self._is_draining = False
-        self._counts = dict.fromkeys(("plain", "fifo", "delayed"), 0)
+        self._counts = dict.fromkeys(TOPICS, 0)
+        self._halves: dict[HalfId, str] = {}  # acknowledged half messages, by key
+        # By half message: the decisions that were asked for, and the acknowledged one.
+        self._decisions_asked: dict[HalfId, set[str]] = {}
+        self._decided: dict[HalfId, str] = {}
         self._asked: set[str] = set()  # keys of all sends
         self._sent: set[str] = set()  # keys of acknowledged sends
         self._due_ms: dict[str, int] = {}
@@ -315,14 +325,14 @@ class Clients:
     def _choose(self) -> Callable[[], Answer]:
         # A master may die between the two records of a topic and its group.
         groups = {one.name for one in self._engine.catalog.groups.values()}
-        for name in ("plain", "fifo", "delayed"):
+        for name in TOPICS:
             if name not in self._names() or f"of {name}" not in groups:
                 return functools.partial(self._create, name)
         takes: list[Callable[[], Answer]] = [self._pop, self._pop, self._ack, self._ack]
         if self._is_draining:
             return self._random.choice(takes)
         sends = [self._send, self._send, self._send_ordered, self._delay]
-        others = [self._create_another, self._pull]
+        others = [self._create_another, self._pull, self._send_half, self._decide, self._decide]
         return self._random.choice([*takes, *sends, *sends, *others])
 
     # ------------------------------------------------------------ requests
@@ -332,7 +342,7 @@ class Clients:
 
     def _create(self, name: str) -> Answer:
         administration, now_ms = self._engine.administration, self._now_ms
-        type_ = TopicType.FIFO if name == "fifo" else TopicType.NORMAL
+        type_ = {"fifo": TopicType.FIFO, "half": TopicType.TRANSACTION}.get(name, TopicType.NORMAL)
         administration.put_topic(name, type_=type_, queues=1, now_ms=now_ms)
         administration.put_group(
             f"of {name}", is_ordered=name == "fifo", max_attempts=1_000, now_ms=now_ms
@@ -381,8 +391,63 @@ class Clients:
 
         return record_answer
 
+    def _send_half(self) -> Answer:
+        self._counts["half"] += 1
+        key = f"half-{self._counts['half']}"
+        data = blob(key, kind=stored_message.TYPE_TRANSACTION)
+        found = self._engine.catalog.find_topic("half")
+        assert found is not None, "the topic does not exist"
+        half_id, _ = self._engine.commands.send(
+            found.id,
+            QueueId(0),
+            data,
+            crc32(data),
+            now_ms=self._now_ms,
+            firing_ms=self._now_ms,
+            sender=HalfSender(),
+        )
+
+        def record_answer() -> None:
+            self._halves[HalfId(half_id)] = key
+
+        return record_answer
+
+    def _decide(self) -> Answer:
+        """Commit a half message or roll it back, also one that is decided already."""
+        if not self._halves:
+            return self._send_half()
+        half_id = self._random.choice(list(self._halves))
+        key, decision = (
+            self._halves[half_id],
+            self._random.choice(("commit", "commit", "roll back")),
+        )
+        asked = self._decisions_asked.setdefault(half_id, set())
+        earlier = set(asked)
+        asked.add(decision)
+        if decision == "commit":
+            self._asked.add(key)
+        transactions = self._engine.transactions
+        try:
+            if decision == "commit":
+                transactions.commit(half_id, now_ms=self._now_ms, firing_ms=self._now_ms)
+            else:
+                transactions.roll_back(half_id, now_ms=self._now_ms)
+        except (InvalidTransactionId, TransactionNotFound) as error:
+            finding = f"X4: {key} cannot {decision} after {earlier or 'nothing'}: {error.message}"
+            is_expected = bool(earlier - {decision})
+            return lambda: None if is_expected else self._add_finding(finding)
+        known = self._decided.get(half_id, decision)
+
+        def record_answer() -> None:
+            if known != decision or self._decided.setdefault(half_id, decision) != decision:
+                self._add_finding(f"X4: {key} was answered with {known}, then {decision}")
+            if decision == "commit":
+                self._sent.add(key)
+
+        return record_answer
+
     def _pop(self) -> Answer:
-        topic = self._random.choice(("plain", "fifo", "delayed"))
+        topic = self._random.choice(TOPICS)
         invisible_ms = self._random.choice(INVISIBLE_MS)
         group_id, topic_id = self._ids(topic)
         batches = self._engine.commands.pop(
