@@ -17,8 +17,10 @@ from tests.support.seeds import each, seed_chunks
 from tests.support.worlds.replica_mutants import MUTANTS, NEVER_ASKED, mutated, replaced
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout.numbers import HalfId
 from tidemill.broker.engine.metadata.catalog import ConsumerGroup
 from tidemill.broker.engine.replication import fencing
+from tidemill.broker.engine.transaction.transactions import Transactions
 from tidemill.controller.election import replacement
 
 ROOT = Path(__file__).parents[2]
@@ -197,10 +199,11 @@ def test_a_flipped_bit_is_mended(situation: str) -> None:
         assert run.was_staged
 
 
-_carry_out, _put_group, _run_due = (
+_carry_out, _put_group, _run_due, _commit = (
     ReplicaProcess.carry_out,
     Administration.put_group,
     Engine.run_due,
+    Transactions.commit,
 )
 
 
@@ -220,6 +223,10 @@ def _delivers_early(self: Engine, now_ms: int, *, firing_ms: int) -> bool:
     return _run_due(self, now_ms, firing_ms=firing_ms + 5_000)
 
 
+def _commits_as_well(self: Transactions, half_id: HalfId, *, now_ms: int, **_: Any) -> None:
+    _commit(self, half_id, now_ms=now_ms, firing_ms=now_ms)
+
+
 AT_ONCE = (ReplicaProcess, "carry_out", _answers_at_once)
 # For each promise: the change that breaks it, and the seed that shows it.
 BROKEN = {
@@ -230,6 +237,8 @@ BROKEN = {
     "C6": (AT_ONCE, "memory lost twice"),
     "C8": ((Engine, "run_due", _delivers_early), "left alone"),
     "C9": (AT_ONCE, "memory lost twice"),
+    "C1: half": ((Transactions, "roll_back", _commits_as_well), "left alone"),
+    "X4": (AT_ONCE, "memory lost twice"),
     "C2": ((replica_engines, "mend", lambda *_: iter(())), "a bit flips at a replica"),
 }
 
