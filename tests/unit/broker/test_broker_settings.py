@@ -8,11 +8,13 @@ import pytest
 
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.transaction.config import TransactionConfig
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.addresses import in_brackets
 from tidemill.common.settings import ProcessSettings
 
 OF_THE_SHELL = {
+    "transaction_checks_per_second",
     "cluster_tls_ca_file",
     "cluster_tls_certificate_file",
     "cluster_tls_key_file",
@@ -38,6 +40,7 @@ OF_THE_SHELL = {
 def test_every_setting_belongs_to_the_engine_or_to_the_shell() -> None:
     of_the_engine = {one.name for one in fields(EngineConfig)}
     of_the_engine |= {f"timer_{one.name}" for one in fields(TimerConfig)}
+    of_the_engine |= {f"transaction_{one.name}" for one in fields(TransactionConfig)}
     own = set(BrokerSettings.model_fields) - set(ProcessSettings.model_fields)
     assert own - of_the_engine == OF_THE_SHELL
 
