@@ -16,7 +16,7 @@ from tests.support.worlds.round_world import RoundWorld, idle
 from tidemill.broker.engine.layout.numbers import HalfId, QueueId
 from tidemill.broker.engine.layout.transaction import TransactionState
 from tidemill.broker.engine.transaction.transactions import HalfSender
-from tidemill.broker.server.transactions import check_back
+from tidemill.broker.server.transactions import capacity
 from tidemill.broker.server.transactions.check_back import CheckBack
 from tidemill.broker.server.transactions.producers import Producers
 from tidemill.common.errors import ProxyUnreachable
@@ -172,19 +172,20 @@ def test_a_half_message_waits_for_a_producer_of_its_topic() -> None:
         half_id = await world.half("m")
         await world.pass_time(120_000)
         assert (other.checks, world.checks_of(half_id)) == ([], 0)
-        assert world.check_back.count_parked() == {TOPIC: 1}
         engine = world.rounds.engine
+        assert not engine.half_checks.due
+        assert engine.half_checks.unlisted == {world.topic_id}
         assert engine.half_checks.next_due_ms() is None, "a half message that waits has no timer"
         other.report(A, topics=["another", TOPIC])
         await world.pass_time(300)
         assert other.checks == [("a", "m")]
-        assert world.check_back.count_parked() == {}
+        assert not engine.half_checks.unlisted
 
     run(scenario)
 
 
 def test_a_client_has_few_checks_without_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_back, "UNANSWERED_MAX", 3)
+    monkeypatch.setattr(capacity, "UNANSWERED_MAX", 3)
 
     async def scenario(world: CheckWorld) -> None:
         proxy = ScriptedProxy(world.producers, A)

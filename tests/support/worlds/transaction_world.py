@@ -81,8 +81,10 @@ class TransactionWorld(World):
         """Return the due checks with the bodies of their messages."""
         self.run_due()
         checks = {}
-        while (check := self.engine.half_checks.take_check(self.now_ms)) is not None:
-            checks[check.half_id] = text_of(check.blob)
+        half_checks = self.engine.half_checks
+        for topic_id in list(half_checks.due):
+            while (check := half_checks.take_check(topic_id, self.now_ms)) is not None:
+                checks[check.half_id] = text_of(check.blob)
         return checks
 
     def write_checks(self) -> dict[HalfId, str]:

@@ -6,8 +6,9 @@ know producers: the shell takes the due checks and reports the written ones (ADR
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple, final
 
 import numpy as np
@@ -21,13 +22,15 @@ from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.transaction.halves import HalfMessages, half_of
 from tidemill.broker.engine.transaction.schedule import CheckSchedule
 from tidemill.broker.engine.transaction.table import TransactionTable
-from tidemill.common.errors import Overloaded
 from tidemill.message.client_key import ClientKey
 
-DUE_WAITING_MAX: Final = 2_000  # due checks that the shell has not taken
-DUE_A_SLICE: Final = 512  # looked up in the table
+DUE_MAX: Final = 65_536  # due half messages in lines: 8 MB of memory
+DUE_A_TOPIC_MAX: Final = 1_024  # in the line of one topic
+DUE_A_SLICE: Final = 512  # entries of the schedule, looked up in the table
+SLICES_A_CALL: Final = 2  # no command is applied between the slices of a call
+BLOCKS_A_CALL: Final = 8  # of the table, searched for due half messages
 COPIES_A_SLICE: Final = 64
-RETRY_MS: Final = 1_000  # before an expiry or a check is tried again
+RETRY_MS: Final = 1_000  # before an expiry is tried again
 # A new master waits for the reports of producers, and spreads the checks that are overdue.
 REPORTS_WAIT_MS: Final = 2_000
 OVERDUE_SPREAD_MS: Final = 5_000
@@ -63,7 +66,14 @@ class HalfChecks:
         self._tally = tally
         self._room = room
         self._schedule = CheckSchedule()
-        self.due: deque[HalfId] = deque()  # for the shell
+        # The lines of due half messages, by topic; a dictionary is a line without duplicates.
+        self.due: dict[TopicId, dict[HalfId, None]] = {}
+        self._due_count = 0
+        # Topics with due half messages that are in no line: it was full, or nobody can be asked.
+        self.unlisted: set[TopicId] = set()
+        self._searched: set[TopicId] = set()  # by the search of the table under way
+        self._searched_to = -1  # the last half id
+        self._searched_next: set[TopicId] = set()
         self.expired: Counter[TopicId] = Counter()  # by this process
 
     # ------------------------------------------------------------ deadlines
@@ -84,42 +94,94 @@ class HalfChecks:
         """Add the deadline of a half message."""
         self._schedule.add(half_id, at_ms)
 
-    def make_due(self, half_id: HalfId) -> None:
-        """Make the check of an open half message due now. Raises Overloaded."""
-        if len(self.due) >= DUE_WAITING_MAX:
-            raise Overloaded(f"{DUE_WAITING_MAX} checks are due; this one follows in time")
-        if half_id not in self.due:
-            self.due.append(half_id)
-
     def next_due_ms(self) -> int | None:
         """Return when `due_slices` has work; None: not before another call."""
-        if len(self.due) >= DUE_WAITING_MAX:
-            return None  # The shell takes some first.
-        return self._schedule.next_ms()
+        if not self._table.open_count:
+            self._schedule.clear()
+        return 0 if self._searched or self._searched_next else self._schedule.next_ms()
 
     def due_slices(self, now_ms: int, *, due_ms: int) -> Iterator[None]:
-        """Find the half messages whose check is due by `due_ms`; expire those after the last one.
+        """Put a bounded number of due half messages into their lines, or expire them.
 
         Yields between slices.
         """
-        while (due_at_ms := self._schedule.next_ms()) is not None and due_at_ms <= due_ms:
-            limit = min(DUE_WAITING_MAX - len(self.due), DUE_A_SLICE)
-            if limit <= 0:
+        for _ in range(SLICES_A_CALL):
+            due_at_ms = self._schedule.next_ms()
+            if due_at_ms is None or due_at_ms > due_ms:
                 break
-            allowance = Allowance(self._tally, items=COPIES_A_SLICE)
-            for half_id in self._schedule.take_due(due_ms, limit):
-                row = self._find_open(half_id)
-                if row is None or row.time_ms > due_ms:
-                    continue  # It has ended, or has a later check.
-                if row.checks < row.checks_max:
-                    self.due.append(half_id)
-                elif allowance.is_spent or not self._room.may_copy:
-                    self._schedule.add(half_id, due_ms + RETRY_MS)
-                else:
-                    self._expire(row, now_ms)
+            self._find_due(now_ms, due_ms)
             yield
-        while self._schedule.sweep(self._table.open_count, self._is_open):
+        if not self._searched and self._searched_next:
+            self._searched, self._searched_next = self._searched_next, set()
+            self._searched_to = -1
+        if self._searched:
+            self._search(due_ms)
             yield
+        if self._schedule.sweep(self._table.open_count, self._is_open):
+            yield
+
+    def _find_due(self, now_ms: int, due_ms: int) -> None:
+        allowance = Allowance(self._tally, items=COPIES_A_SLICE)
+        for half_id in self._schedule.take_due(due_ms, DUE_A_SLICE):
+            row = self._find_open(half_id)
+            if row is None or row.time_ms > due_ms:
+                continue  # It has ended, or has a later check.
+            if row.checks < row.checks_max:
+                self._list(row.topic_id, half_id)
+            elif allowance.is_spent:
+                self._schedule.add(half_id, due_ms)
+            elif not self._room.may_copy:
+                self._schedule.add(half_id, due_ms + RETRY_MS)
+            else:
+                self._expire(row, now_ms)
+
+    # ------------------------------------------------------------ lines
+
+    def _list(self, topic_id: TopicId, half_id: HalfId) -> None:
+        line = self.due.get(topic_id)
+        if self._due_count >= DUE_MAX or (line is not None and len(line) >= DUE_A_TOPIC_MAX):
+            self.unlisted.add(topic_id)
+            return
+        if line is None:
+            line = self.due[topic_id] = {}
+        if half_id not in line:
+            line[half_id] = None
+            self._due_count += 1
+
+    def make_due(self, row: TransactionRow) -> None:
+        """Make the check of an open half message due now."""
+        self._list(row.topic_id, row.half_id)
+
+    def unlist(self, topic_id: TopicId) -> int:
+        """Empty the line of a topic without a producer; return the number of half messages in it.
+
+        They stay due: `list_again` finds them in the table.
+        """
+        count = len(self.due.pop(topic_id, ()))
+        self._due_count -= count
+        self.unlisted.add(topic_id)
+        return count
+
+    def list_again(self, topic_id: TopicId) -> None:
+        """Search the table for due half messages of a topic, because its line has room."""
+        if topic_id in self.unlisted:
+            self.unlisted.discard(topic_id)
+            self._searched_next.add(topic_id)
+
+    def _search(self, due_ms: int) -> None:
+        """Search some blocks of the table."""
+        blocks = self._table.walk(self._searched_to)
+        for rows in islice(blocks, BLOCKS_A_CALL):
+            is_due = (rows["state"] == TransactionState.HALF) & (rows["time_ms"] <= due_ms)
+            is_due &= rows["checks"] < rows["checks_max"]
+            is_due &= np.isin(rows["topic_id"], list(self._searched))
+            for topic_id, half_id in zip(
+                rows["topic_id"][is_due].tolist(), rows["half_id"][is_due].tolist(), strict=True
+            ):
+                self._list(TopicId(topic_id), HalfId(half_id))
+            self._searched_to = int(rows["half_id"][-1])
+        if next(blocks, None) is None:
+            self._searched.clear()
 
     def _find_open(self, half_id: HalfId) -> TransactionRow | None:
         row = self._table.find(half_id)
@@ -130,13 +192,20 @@ class HalfChecks:
 
     # ------------------------------------------------------------ due checks
 
-    def take_check(self, now_ms: int) -> DueCheck | None:
-        """Return the next half message to check; None if there is none.
+    def take_check(self, topic_id: TopicId, now_ms: int) -> DueCheck | None:
+        """Return the next half message of a topic to check; None if there is none.
 
-        The caller then calls `note_written` or `add`. If a message is damaged for good, it expires.
+        The caller then calls `note_written` or `give_back`. If a message is damaged for good, it
+        expires.
         """
-        while self.due:
-            row = self._find_open(self.due.popleft())
+        line = self.due.get(topic_id, {})
+        while line:
+            half_id = next(iter(line))
+            del line[half_id]
+            self._due_count -= 1
+            if not line:
+                del self.due[topic_id]
+            row = self._find_open(half_id)
             if row is None:
                 continue
             found = self._halves.find(row)
@@ -154,6 +223,11 @@ class HalfChecks:
                 row.period_ms,
             )
         return None
+
+    def give_back(self, check: DueCheck) -> None:
+        """Put a half message back into its line: no producer got its check."""
+        if self._is_open(check.half_id):
+            self._list(check.topic_id, check.half_id)
 
     def note_written(self, half_id: HalfId, now_ms: int) -> None:
         """Record that a check was written to a producer's stream."""

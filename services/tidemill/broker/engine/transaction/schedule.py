@@ -17,6 +17,7 @@ from tidemill.broker.engine.layout.numbers import HalfId
 
 BUCKET_MS = 100
 ENTRIES_KEPT = 65_536  # half a megabyte: with fewer entries, nothing is swept
+_EMPTY = array("q")
 SWEPT_A_SLICE = 2_048  # entries looked up in the table: a millisecond
 
 
@@ -29,6 +30,7 @@ class CheckSchedule:
         self._heap: list[int] = []  # each bucket once
         self.entry_count = 0
         self._swept: list[int] = []  # buckets that the sweep under way has not reached
+        self._swept_from = 0  # in the last of them
 
     def add(self, half_id: HalfId, at_ms: int) -> None:
         """Add a deadline. It is never due early, and at most 100 ms late."""
@@ -64,12 +66,12 @@ class CheckSchedule:
         due: list[int] = []
         while self._heap and self._heap[0] * BUCKET_MS <= now_ms and len(due) < limit:
             bucket = self._buckets[self._heap[0]]
-            taken = bucket[: limit - len(due)]
+            # From its end: a large bucket is not moved.
+            taken = bucket[-(limit - len(due)) :]
             due += taken
-            if len(taken) == len(bucket):
+            del bucket[len(bucket) - len(taken) :]
+            if not bucket:
                 del self._buckets[heappop(self._heap)]
-            else:
-                del bucket[: len(taken)]
         self.entry_count -= len(due)
         return [HalfId(half_id) for half_id in due]
 
@@ -82,16 +84,27 @@ class CheckSchedule:
             return False
         if not self._swept:
             self._swept = list(self._buckets)
+            self._swept_from = 0
         seen = 0
         while self._swept and seen < SWEPT_A_SLICE:
-            bucket = self._buckets.get(self._swept.pop())
-            if bucket is None:
+            bucket, begin = self._buckets.get(self._swept[-1], _EMPTY), self._swept_from
+            part = bucket[begin : begin + SWEPT_A_SLICE - seen]
+            if not part:
+                self._swept.pop()
+                self._swept_from = 0
                 continue
-            kept = array("q", _filtered(bucket, keep))
-            seen += len(bucket)
-            self.entry_count -= len(bucket) - len(kept)
-            bucket[:] = kept
+            kept = array("q", _filtered(part, keep))
+            seen += len(part)
+            self.entry_count -= len(part) - len(kept)
+            bucket[begin : begin + len(part)] = kept
+            self._swept_from = begin + len(kept)
         return True
+
+    def clear(self) -> None:
+        """Remove all deadlines: no half message is open."""
+        if self._heap:
+            self._buckets, self._heap, self._swept = {}, [], []
+            self.entry_count = 0
 
 
 def _filtered(half_ids: Iterable[int], keep: Callable[[HalfId], bool]) -> list[int]:

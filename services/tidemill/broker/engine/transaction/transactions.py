@@ -265,15 +265,12 @@ class Transactions:
         return new_id
 
     def check_now(self, half_id: HalfId) -> None:
-        """Make the check of an open half message due.
-
-        Raises TransactionNotFound, Conflict, Overloaded.
-        """
+        """Make the check of an open half message due. Raises TransactionNotFound, Conflict."""
         row = self._row(half_id, None)
         if row.state != TransactionState.HALF:
             state = TransactionState(row.state).name.lower()
             raise Conflict(f"only an open transaction is checked; this one is {state}")
-        self.checks.make_due(half_id)
+        self.checks.make_due(row)
 
     def status(self, half_id: HalfId) -> TransactionStatus:
         """Return the state and the fields of a transaction. Raises TransactionNotFound."""

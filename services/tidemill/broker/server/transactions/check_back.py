@@ -1,51 +1,49 @@
 """The checks of half messages, on their way from the broker through a proxy to a producer.
 
-The engine names the half messages that are due. For each, the producers of its topic are tried in
-turn. The engine counts a check when it has left the buffer of a producer's stream. If a producer
-does not read within a second, or has disconnected, the check does not count. Without any producer,
-the half message waits until a proxy reports one.
+The engine has a line of due half messages for each topic. The lines take turns, so that a topic
+whose producers do not answer delays no other topic. For each check, the producers of the topic are
+tried in turn. The engine counts a check when it has left the buffer of a producer's stream. If a
+producer does not read within a second, or has disconnected, the check does not count.
 
-    due        no producer of the topic                   parked until a producer appears
-    due        all producers have too many checks         due again after 100 ms
-    trying     written                                    counted, next check one period later
-    trying     busy, gone or unreachable, for all         due again after one second
+    topic without a producer                its line is emptied, until a proxy reports one
+    all producers have enough checks        the line waits for an answer, at most 100 ms
+    written                                 counted; the next check is one period later
+    busy, gone or unreachable               back into the line; that producer is avoided for 1 s
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from array import array
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Final, final
 
 import structlog
 
 from tidemill.broker.engine.layout.numbers import HalfId, TopicId
-from tidemill.common.errors import ServiceError
+from tidemill.broker.server.transactions.capacity import ProducerCapacity
+from tidemill.common.errors import Overloaded, ServiceError
 from tidemill.message import stored_message
 from tidemill.message.transaction_id import TransactionSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.http2.allowances import RateBucket
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.transaction.checks import DueCheck
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
     from tidemill.broker.server.transactions.producers import Producers, ProducerStream
-    from tidemill.message.client_key import ClientKey
 
 log = structlog.get_logger()
 
-UNANSWERED_MAX: Final = 32  # checks of one client without a decision
 TAKEN_A_ROUND: Final = 64  # due checks; each is read from the log
-UNDERWAY_MAX: Final = 1_024  # checks that wait for a proxy
+TAKEN_BYTES_A_ROUND: Final = 1 << 20  # a larger message is taken alone
+UNDERWAY_MAX: Final = 512  # checks on their way to producers
+UNDERWAY_BYTES_MAX: Final = 32 << 20  # of their messages
 ASK_TIMEOUT_MS: Final = 3_000  # the proxy waits a second for the client
-LIMITED_RETRY_MS: Final = 100
-FAILED_RETRY_MS: Final = 1_000
-PARKED_KEPT: Final = 65_536  # entries of ended half messages, before the parked ones are looked at
+LOOK_AGAIN_S: Final = 0.1  # at lines whose producers have enough checks
+TOPICS_A_TURN: Final = 256  # lines looked at before other tasks get their turn
 
 
 @final
@@ -59,13 +57,15 @@ class CheckBack:
         self._producers = producers
         self._monotonic_ms = monotonic_ms
         self._allowance = RateBucket(burst=per_s, per_s=per_s, now_s=monotonic_ms() / 1000)
-        self._per_s = per_s
+        self._capacity = ProducerCapacity()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._underway: set[HalfId] = set()
-        # By client: half messages without a decision, with the time until which they count.
-        self._unanswered: dict[ClientKey, dict[HalfId, int]] = {}
-        self._parked: dict[str, array[int]] = {}  # by topic without a producer
+        self._underway: dict[HalfId, DueCheck] = {}
+        self._underway_bytes = 0
+        # For the next round: checks that were written, and those that no producer got.
+        self._written: list[DueCheck] = []
+        self._returned: list[DueCheck] = []
+        self._is_round_queued = False
         # By topic id and result: written, busy, gone, no_producer.
         self.results: Counter[tuple[TopicId, str]] = Counter()
 
@@ -73,9 +73,9 @@ class CheckBack:
     async def running(self) -> AsyncIterator[None]:
         """Send the due checks until the block ends."""
         self._rounds.on_checks_due = self._wake.set
-        self._producers.on_first = self._unpark
-        transactions = self._rounds.engine.transactions
-        transactions.answered = self._note_answer
+        self._producers.on_added = self._wake.set
+        self._producers.on_removed = self._capacity.forget
+        self._rounds.engine.transactions.answered = self._note_answer
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(self._run(), name="check half messages")
             try:
@@ -85,81 +85,132 @@ class CheckBack:
                 for task in self._tasks:
                     task.cancel()
 
-    def count_parked(self) -> Counter[str]:
-        """Return the half messages that wait for a producer, by topic."""
-        return Counter({topic: len(half_ids) for topic, half_ids in self._parked.items()})
+    def _note_answer(self, half_id: HalfId) -> None:
+        self._capacity.note_answer(half_id)
+        if self._rounds.engine.half_checks.due:
+            self._wake.set()
 
     async def _run(self) -> None:
         await self._rounds.wait_until_master()
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # An ended check wakes the loop again.
-            while self._rounds.engine.half_checks.due and len(self._underway) < UNDERWAY_MAX:
-                if not self._allowance.take(self._monotonic_ms() / 1000):
-                    await asyncio.sleep(1 / self._per_s)
-                    continue
-                checks = await self._take()
-                for check in checks:
-                    self._start(check)
-                if not checks:
-                    break
+            if await self._has_work():
+                self._queue_round()
+                # The round wakes this task with new checks. Lines whose producers have enough
+                # checks are looked at again.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await self._wake.wait()
+                self._wake.set()
 
-    async def _take(self) -> list[DueCheck]:
-        """Return some due checks of half messages that are not under way."""
-        # The caller has taken the first one from the allowance.
-        allowed = 1
-        while allowed < TAKEN_A_ROUND and self._allowance.take(self._monotonic_ms() / 1000):
-            allowed += 1
+    async def _has_work(self) -> bool:
+        """Look at all topics with due half messages; return whether a line has some.
 
-        def take(engine: Engine, turn: Turn) -> list[DueCheck]:
-            checks: list[DueCheck] = []
-            while len(checks) < allowed:
-                check = engine.half_checks.take_check(turn.now_ms)
-                if check is None:
-                    break
-                if check.half_id not in self._underway:
-                    checks.append(check)
-            return checks
+        A line without a producer is emptied. A topic that has a producer again gets a line.
+        """
+        checks, catalog = self._rounds.engine.half_checks, self._rounds.engine.catalog
+        has_line = False
+        for number, topic_id in enumerate([*checks.due, *checks.unlisted], 1):
+            if number % TOPICS_A_TURN == 0:
+                await asyncio.sleep(0)
+            if catalog.topic_name(topic_id) in self._producers:
+                checks.list_again(topic_id)
+                has_line = True
+            elif count := checks.unlist(topic_id):
+                self.results[topic_id, "no_producer"] += count
+        if has_line and not checks.due:
+            self._rounds.wake()  # The engine searches for them.
+        return bool(checks.due) or bool(self._written or self._returned)
 
-        try:
-            return await self._rounds.call(take)
-        except ServiceError as error:  # The broker stops or steps down.
-            log.debug("no checks taken", reason=error.message)
-            return []
+    # ------------------------------------------------------------ in a round
 
-    def _start(self, check: DueCheck) -> None:
-        self._underway.add(check.half_id)
-        task = asyncio.create_task(self._check(check), name="check")
+    def _queue_round(self) -> None:
+        if not self._is_round_queued:
+            self._is_round_queued = True
+            self._rounds.put(_CheckRound(self))
+
+    def apply(self, turn: Turn) -> Iterator[None]:
+        """Record the results, and take due checks from the lines in turn."""
+        self._is_round_queued = False
+        checks = turn.engine.half_checks
+        written, self._written = self._written, []
+        returned, self._returned = self._returned, []
+        for number, one in enumerate(written, 1):
+            checks.note_written(one.half_id, turn.now_ms)
+            if number % TAKEN_A_ROUND == 0:
+                yield
+        for one in returned:
+            checks.give_back(one)
+        yield
+        self._capacity.expire(self._monotonic_ms())
+        if self._take(turn):
+            self._wake.set()
+
+    def _take(self, turn: Turn) -> int:
+        """Take due checks, one of each line in turn; return their number."""
+        checks, taken, taken_bytes = turn.engine.half_checks, 0, 0
+        waiting = deque(checks.due)
+        while (
+            waiting
+            and taken < TAKEN_A_ROUND
+            and taken_bytes < TAKEN_BYTES_A_ROUND
+            and len(self._underway) < UNDERWAY_MAX
+            and self._underway_bytes < UNDERWAY_BYTES_MAX
+            and self._allowance.take(self._monotonic_ms() / 1000)
+        ):
+            topic_id = waiting.popleft()
+            check = checks.take_check(topic_id, turn.now_ms)
+            if check is None:
+                continue
+            if (line := checks.due.pop(topic_id, None)) is not None:
+                checks.due[topic_id] = line  # Its next turn is after those of the others.
+            if check.half_id in self._underway:
+                continue
+            taken, taken_bytes = taken + 1, taken_bytes + len(check.blob)
+            if self._start(check):
+                waiting.append(topic_id)
+            else:
+                self._returned.append(check)  # The other half messages of its line wait as well.
+        return taken
+
+    def _start(self, check: DueCheck) -> bool:
+        """Send a check to the first producer that may get it; return False if none may."""
+        topic = self._rounds.engine.catalog.topic_name(check.topic_id)
+        now_ms = self._monotonic_ms()
+        for producer in self._producers.in_turn(topic, check.client):
+            if self._capacity.may_ask(producer, check.half_id, now_ms):
+                break
+        else:
+            return False
+        self._capacity.begin(producer)
+        self._underway[check.half_id] = check
+        self._underway_bytes += len(check.blob)
+        task = asyncio.create_task(self._check(producer, topic, check), name="check")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return True
 
     # ------------------------------------------------------------ one check
 
-    async def _check(self, check: DueCheck) -> None:
-        """Send one check to the first producer that reads it."""
+    async def _check(self, producer: ProducerStream, topic: str, check: DueCheck) -> None:
+        """Send one check to a producer."""
+        result = "gone"
         try:
-            topic = self._rounds.engine.catalog.topic_name(check.topic_id)
-            if topic not in self._producers:
-                self._park(topic, check)
-                return
-            is_limited, now_ms = True, self._monotonic_ms()
-            for producer in list(self._producers.in_turn(topic, check.client)):
-                if not self._may_ask(producer.client, check.half_id, now_ms):
-                    continue
-                is_limited = False
-                result = await self._ask(producer, topic, check)
-                self.results[check.topic_id, result] += 1
-                if result == "written":
-                    waiting = self._unanswered.setdefault(producer.client, {})
-                    waiting[check.half_id] = self._monotonic_ms() + check.period_ms
-                    await self._call(lambda engine, turn: _note_written(engine, turn, check))
-                    return
-            retry_ms = LIMITED_RETRY_MS if is_limited else FAILED_RETRY_MS
-            await self._call(lambda engine, turn: _postpone(engine, turn, check, retry_ms))
+            result = await self._ask(producer, topic, check)
         finally:
-            self._underway.discard(check.half_id)
-            self._wake.set()
+            now_ms = self._monotonic_ms()
+            self._capacity.end(producer, reads=result == "written", now_ms=now_ms)
+            del self._underway[check.half_id]
+            self._underway_bytes -= len(check.blob)
+            self.results[check.topic_id, result] += 1
+            if result == "written":
+                until_ms = now_ms + check.period_ms
+                self._capacity.note_written(check.half_id, producer.client, until_ms)
+                self._written.append(check)
+            else:
+                self._returned.append(check)
+            self._queue_round()
 
     async def _ask(self, producer: ProducerStream, topic: str, check: DueCheck) -> str:
         """Ask one producer; return the result for the counter."""
@@ -180,6 +231,8 @@ class CheckBack:
         )
         try:
             answer = await producer.proxy.ask(question, ASK_TIMEOUT_MS)
+        except Overloaded:
+            return "busy"
         except ServiceError as error:
             log.debug("check not sent", half_id=check.half_id, reason=error.message)
             return "gone"
@@ -191,57 +244,15 @@ class CheckBack:
             case _:
                 return "gone"
 
-    async def _call(self, function: Callable[[Engine, Turn], None]) -> None:
-        with contextlib.suppress(ServiceError):  # The broker stops or steps down.
-            await self._rounds.call(function)
 
-    # ------------------------------------------------------------ limits
+@final
+class _CheckRound:
+    """Work that records the results of checks, and takes due ones."""
 
-    def _may_ask(self, client: ClientKey, half_id: HalfId, now_ms: int) -> bool:
-        """Whether a client has few checks without a decision, this one aside."""
-        waiting = self._unanswered.get(client)
-        if waiting is None or half_id in waiting or len(waiting) < UNANSWERED_MAX:
-            return True
-        for old in [one for one, until_ms in waiting.items() if until_ms <= now_ms]:
-            del waiting[old]
-        return len(waiting) < UNANSWERED_MAX
+    size_bytes = 0
 
-    def _note_answer(self, half_id: HalfId) -> None:
-        """Forget an unanswered check: the client has decided, or said that it cannot yet."""
-        for client, waiting in list(self._unanswered.items()):
-            waiting.pop(half_id, None)
-            if not waiting:
-                del self._unanswered[client]
+    def __init__(self, checks: CheckBack) -> None:
+        self._checks = checks
 
-    def _park(self, topic: str, check: DueCheck) -> None:
-        """Let a half message wait for a producer of its topic."""
-        self.results[check.topic_id, "no_producer"] += 1
-        parked = self._parked.setdefault(topic, array("q"))
-        parked.append(check.half_id)
-        table = self._rounds.engine.transaction_table
-        if len(parked) > 2 * table.open_count + PARKED_KEPT:
-            kept = [half_id for half_id in parked if table.find(half_id) is not None]
-            self._parked[topic] = array("q", kept)
-
-    def _unpark(self, topic: str) -> None:
-        """Make the half messages that waited for a producer due."""
-        half_ids = self._parked.pop(topic, None)
-        if half_ids is not None:
-            task = asyncio.create_task(
-                self._call(lambda engine, turn: _due(engine, turn, half_ids))
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-
-def _note_written(engine: Engine, turn: Turn, check: DueCheck) -> None:
-    engine.half_checks.note_written(check.half_id, turn.now_ms)
-
-
-def _postpone(engine: Engine, turn: Turn, check: DueCheck, retry_ms: int) -> None:
-    engine.half_checks.add(check.half_id, turn.expiry_ms + retry_ms)
-
-
-def _due(engine: Engine, turn: Turn, half_ids: array[int]) -> None:
-    for half_id in half_ids:
-        engine.half_checks.add(HalfId(half_id), turn.expiry_ms)
+    def apply(self, turn: Turn) -> Iterator[None]:
+        yield from self._checks.apply(turn)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, TypeAlias, final
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, TypeAlias, final
 
 from tidemill.message.client_key import ClientKey
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+# Producers that are looked at for one check, besides the sender: there may be 100,000.
+LOOKED_AT_MAX: Final = 16
 
 
 class CheckingProxy(Protocol):
@@ -24,7 +28,7 @@ class ProducerStream(NamedTuple):
     client: ClientKey
 
 
-# By producer, so that one that is removed and added again comes last.
+# In the order of their turns.
 _OfTopic: TypeAlias = dict[ProducerStream, None]
 
 
@@ -35,8 +39,9 @@ class Producers:
     def __init__(self) -> None:
         self._of_topic: dict[str, _OfTopic] = {}
         self._topics: dict[CheckingProxy, dict[ClientKey, frozenset[str]]] = {}
-        # Called with a topic that has a producer after it had none.
-        self.on_first: Callable[[str], None] = _ignore
+        # Called after each report of new topics, and with a producer that has left a proxy.
+        self.on_added: Callable[[], None] = _ignore
+        self.on_removed: Callable[[ProducerStream], None] = _ignore_producer
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._of_topic
@@ -44,6 +49,7 @@ class Producers:
     def note(self, proxy: CheckingProxy, report: pb.ProducerReport) -> None:
         """Apply a report of a proxy."""
         known = self._topics.setdefault(proxy, {})
+        has_new = False
         for reported in report.producers:
             client = ClientKey(reported.client_id, reported.owner)
             topics = frozenset(reported.topics)
@@ -54,16 +60,20 @@ class Producers:
             for topic in before - topics:
                 self._remove(topic, producer)
             for topic in topics - before:
-                is_first = topic not in self._of_topic
                 self._of_topic.setdefault(topic, {})[producer] = None
-                if is_first:
-                    self.on_first(topic)
+                has_new = True
+            if not topics:
+                self.on_removed(producer)
+        if has_new:
+            self.on_added()
 
     def forget(self, proxy: CheckingProxy) -> None:
         """Remove all producers of a disconnected proxy."""
         for client, topics in self._topics.pop(proxy, {}).items():
+            producer = ProducerStream(proxy, client)
             for topic in topics:
-                self._remove(topic, ProducerStream(proxy, client))
+                self._remove(topic, producer)
+            self.on_removed(producer)
 
     def _remove(self, topic: str, producer: ProducerStream) -> None:
         of_topic = self._of_topic[topic]
@@ -72,20 +82,24 @@ class Producers:
             del self._of_topic[topic]
 
     def in_turn(self, topic: str, sender: ClientKey) -> Iterator[ProducerStream]:
-        """Yield the producers to try for a check: first the sender, then the others in turn.
+        """Yield some producers to try for a check: first the sender, then others in turn.
 
-        Each call begins with a different one of the others.
+        Each one that is yielded becomes the last in turn.
         """
         of_topic = self._of_topic.get(topic, {})
-        senders = [one for one in of_topic if one.client == sender]
-        yield from senders
-        others = [one for one in of_topic if one.client != sender]
-        if others:
-            first = others[0]
-            del of_topic[first]
-            of_topic[first] = None
-        yield from others
+        for proxy in self._topics:
+            if (mine := ProducerStream(proxy, sender)) in of_topic:
+                yield mine
+        for producer in list(islice(of_topic, LOOKED_AT_MAX)):
+            if producer.client != sender:
+                del of_topic[producer]
+                of_topic[producer] = None
+                yield producer
 
 
-def _ignore(_topic: str) -> None:
+def _ignore() -> None:
+    pass
+
+
+def _ignore_producer(_producer: ProducerStream) -> None:
     pass
