@@ -13,6 +13,27 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 A, B = ClientKey("a", 1), ClientKey("b")
 
 
+class Stream:
+    """A stream that is only compared."""
+
+    connection = "connection"
+
+    def drain_connection(self) -> None:
+        raise AssertionError("unused")
+
+    def hold(self, size_bytes: int) -> bool:
+        raise AssertionError(size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        raise AssertionError(size_bytes)
+
+    async def send(self, message: bytes) -> None:
+        raise AssertionError(message)
+
+
+ONE, TWO, THREE = Stream(), Stream(), Stream()
+
+
 def allow(_topic: str) -> None:
     pass
 
@@ -32,37 +53,37 @@ class Follower:
 
 def test_a_follower_gets_all_producers_and_then_the_changes() -> None:
     publishers, follower = Publishers(), Follower()
-    publishers.announce(A, "stream 1", ["x", "y"], allow)
+    publishers.announce(A, ONE, ["x", "y"], allow)
     with publishers.followed(follower.write):
         assert follower.topics == {("a", 1): ["x", "y"]}
-        publishers.announce(B, "stream 2", ["x"], allow)
-        publishers.announce(B, "stream 2", ["x"], allow)
+        publishers.announce(B, TWO, ["x"], allow)
+        publishers.announce(B, TWO, ["x"], allow)
         assert follower.reports == 2, "an unchanged announcement is not reported"
         publishers.note_sent(B, "z")
         assert follower.topics["b", 0] == ["x", "z"]
-        with publishers.open(B, "stream 2"):
+        with publishers.open(B, TWO):
             pass
         assert follower.topics["b", 0] == []
-    publishers.announce(B, "stream 3", ["x"], allow)
+    publishers.announce(B, THREE, ["x"], allow)
     assert follower.topics["b", 0] == []
 
 
 def test_a_client_publishes_the_topics_of_all_its_streams() -> None:
     publishers = Publishers()
-    publishers.announce(A, "stream 1", ["x"], allow)
-    publishers.announce(A, "stream 2", ["y"], allow)
-    assert publishers.may_publish(A, "x")
-    with publishers.open(A, "stream 1"):
+    publishers.announce(A, ONE, ["x"], allow)
+    publishers.announce(A, TWO, ["y"], allow)
+    assert publishers.stream_of(A, "x")
+    with publishers.open(A, ONE):
         pass
-    assert not publishers.may_publish(A, "x")
-    assert publishers.may_publish(A, "y")
-    assert not publishers.may_publish(B, "y")
+    assert not publishers.stream_of(A, "x")
+    assert publishers.stream_of(A, "y")
+    assert not publishers.stream_of(B, "y")
 
 
 def test_a_client_without_a_stream_gets_no_checks() -> None:
     publishers = Publishers()
     publishers.note_sent(A, "x")
-    assert not publishers.may_publish(A, "x")
+    assert not publishers.stream_of(A, "x")
 
 
 def test_a_client_that_lost_the_right_gets_no_checks() -> None:
@@ -73,19 +94,47 @@ def test_a_client_that_lost_the_right_gets_no_checks() -> None:
         if topic in lost:
             raise Unauthorized("no right")
 
-    publishers.announce(A, "stream", ["x"], check)
-    assert publishers.may_publish(A, "x")
+    publishers.announce(A, ONE, ["x"], check)
+    assert publishers.stream_of(A, "x")
     lost.add("x")
-    assert not publishers.may_publish(A, "x")
+    assert not publishers.stream_of(A, "x")
 
 
-def test_the_number_of_reported_pairs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers_module, "PAIRS_MAX", 3)
+def test_a_check_goes_to_a_stream_that_publishes_its_topic() -> None:
     publishers = Publishers()
-    publishers.announce(A, "stream 1", ["x", "y"], allow)
-    publishers.announce(B, "stream 2", ["x", "y"], allow)
-    assert not publishers.may_publish(B, "x")
-    publishers.announce(B, "stream 2", ["x"], allow)
-    publishers.note_sent(B, "y")
-    assert publishers.may_publish(B, "x")
-    assert not publishers.may_publish(B, "y")
+    publishers.announce(A, ONE, ["x"], allow)
+    publishers.announce(A, TWO, ["y"], allow)
+    assert publishers.stream_of(A, "x") is ONE
+    assert publishers.stream_of(A, "y") is TWO
+    publishers.note_sent(A, "z")
+    assert publishers.stream_of(A, "z") is TWO
+
+
+def test_a_topic_of_a_half_message_survives_new_settings() -> None:
+    publishers = Publishers()
+    publishers.announce(A, ONE, [], allow)
+    publishers.note_sent(A, "x")
+    publishers.announce(A, ONE, [], allow)
+    assert publishers.stream_of(A, "x") is ONE
+
+
+def test_a_sharer_gets_as_many_pairs_as_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers_module, "PAIRS_MAX", 8)
+    publishers, follower = Publishers(), Follower()
+    with publishers.followed(follower.write):
+        publishers.announce(A, ONE, [f"t{n}" for n in range(20)], allow, sharer="large")
+        assert len(follower.topics["a", 1]) == 4
+        publishers.announce(B, TWO, ["x"], allow, sharer="small")
+        assert publishers.stream_of(B, "x") is TWO
+        publishers.announce(A, ONE, ["t0"], allow, sharer="large")
+        assert follower.topics["a", 1] == ["t0"]
+
+
+def test_a_client_has_few_topics_of_half_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers_module, "SENT_TOPICS_MAX", 2)
+    publishers, follower = Publishers(), Follower()
+    publishers.announce(A, ONE, [], allow)
+    with publishers.followed(follower.write):
+        for topic in ("x", "y", "z"):
+            publishers.note_sent(A, topic)
+    assert follower.topics["a", 1] == ["y", "z"], "the newest"

@@ -1,21 +1,44 @@
 """The topics that the producers with a telemetry stream at this proxy publish.
 
-Brokers choose among them the producer that gets the check of a half message (ADR 0085).
+Brokers choose among them the producer that gets the check of a half message (ADR 0085). A producer
+publishes the topics that its settings name, and those to which it has sent half messages.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from tidemill.common.errors import ServiceError
-from tidemill.message.client_key import ClientKey
+from tidemill.proxy.shares import Shares
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.aio.misuse_log import MisuseLog
 
-# Pairs of a producer and a topic: 20 MB. Further producers get no checks through this proxy.
+if TYPE_CHECKING:
+    from tidemill.message.client_key import ClientKey
+    from tidemill.proxy.clients.telemetry_streams import TelemetrySink
+
+# Pairs of a stream and a topic: 20 MB. A user or address gets at most as much as is free.
 PAIRS_MAX: Final = 100_000
+SENT_TOPICS_MAX: Final = 256  # of one client, besides the topics in its settings
 REPORTED_AT_ONCE: Final = 500  # producers in one message of the first report
+
+
+@final
+class _Producer:
+    """One client with the topics of its streams, and those of its half messages."""
+
+    def __init__(self, sharer: str) -> None:
+        self.sharer = sharer
+        self.streams: dict[TelemetrySink, frozenset[str]] = {}  # the newest last
+        self.sent: dict[str, None] = {}
+        self.check: Callable[[str], None]
+
+    @property
+    def topics(self) -> set[str]:
+        """All topics that it publishes."""
+        return set(self.sent).union(*self.streams.values())
 
 
 @final
@@ -23,14 +46,13 @@ class Publishers:
     """The producers by client, and the followers of their changes."""
 
     def __init__(self) -> None:
-        # By client and stream: the topics that this stream has announced.
-        self._streams: dict[ClientKey, dict[object, set[str]]] = {}
-        self._checks: dict[ClientKey, Callable[[str], None]] = {}
+        self._producers: dict[ClientKey, _Producer] = {}
         self._followers: list[Callable[[pb.ProducerReport], None]] = []
-        self._pair_count = 0
+        self._shares = Shares(PAIRS_MAX)
+        self._misuse = MisuseLog()
 
     @contextlib.contextmanager
-    def open(self, client: ClientKey, stream: object) -> Iterator[None]:
+    def open(self, client: ClientKey, stream: TelemetrySink) -> Iterator[None]:
         """Forget what a stream announces when the block ends."""
         try:
             yield
@@ -38,52 +60,85 @@ class Publishers:
             self._end(client, stream)
 
     def announce(
-        self, client: ClientKey, stream: object, topics: Iterable[str], check: Callable[[str], None]
+        self,
+        client: ClientKey,
+        stream: TelemetrySink,
+        topics: Iterable[str],
+        check: Callable[[str], None],
+        *,
+        sharer: str = "",
     ) -> None:
-        """Replace the topics of a stream. `check` raises if the client may not publish a topic."""
-        before = self._topics_of(client)
-        announced = self._streams.get(client, {}).get(stream, set())
-        new = set(topics)
-        if self._pair_count + len(new) - len(announced) > PAIRS_MAX:
-            return
-        self._pair_count += len(new) - len(announced)
-        self._streams.setdefault(client, {})[stream] = new
-        self._checks[client] = check
+        """Replace the topics of a stream. `check` raises if the client may not publish a topic.
+
+        Topics beyond the share of the user or address are left out.
+        """
+        producer = self._producers.get(client)
+        if producer is None:
+            producer = self._producers[client] = _Producer(sharer)
+        before = producer.topics
+        self._release(producer, len(producer.streams.pop(stream, ())))
+        producer.streams[stream] = frozenset(self._take(producer, topics))
+        producer.check = check
         self._report(client, before)
 
     def note_sent(self, client: ClientKey, topic: str) -> None:
         """Note that a client with a stream has sent a half message to a topic."""
-        streams = self._streams.get(client)
-        if not streams or self._pair_count >= PAIRS_MAX:
+        producer = self._producers.get(client)
+        if producer is None or topic in producer.sent or topic in producer.topics:
             return
-        before = self._topics_of(client)
-        if topic not in before:
-            next(reversed(streams.values())).add(topic)
-            self._pair_count += 1
-            self._report(client, before)
-
-    def may_publish(self, client: ClientKey, topic: str) -> bool:
-        """Whether a client publishes a topic, and still has the right to."""
-        if topic not in self._topics_of(client):
-            return False
-        try:
-            self._checks[client](topic)
-        except ServiceError:
-            return False
-        return True
-
-    def _end(self, client: ClientKey, stream: object) -> None:
-        streams = self._streams.get(client)
-        if streams is None or stream not in streams:
-            return
-        before = self._topics_of(client)
-        self._pair_count -= len(streams.pop(stream))
-        if not streams:
-            del self._streams[client], self._checks[client]
+        before = producer.topics
+        if len(producer.sent) >= SENT_TOPICS_MAX:
+            del producer.sent[next(iter(producer.sent))]
+            self._release(producer, 1)
+        producer.sent.update(dict.fromkeys(self._take(producer, [topic])))
         self._report(client, before)
 
-    def _topics_of(self, client: ClientKey) -> set[str]:
-        return set().union(*self._streams.get(client, {}).values())
+    def stream_of(self, client: ClientKey, topic: str) -> TelemetrySink | None:
+        """Return the stream that gets the checks of a topic.
+
+        None: the client does not publish the topic here, or lost its right.
+        """
+        producer = self._producers.get(client)
+        if producer is None:
+            return None
+        try:
+            producer.check(topic)
+        except ServiceError:
+            return None
+        streams = [one for one, topics in producer.streams.items() if topic in topics]
+        if not streams and topic in producer.sent:
+            streams = list(producer.streams)
+        return streams[-1] if streams else None
+
+    def _take(self, producer: _Producer, topics: Iterable[str]) -> list[str]:
+        taken = []
+        for topic in topics:
+            if not self._shares.has_room(producer.sharer):
+                self._misuse.report(
+                    "producers",
+                    peer=producer.sharer,
+                    reason=f"more than {PAIRS_MAX} topics of producers; checks do not reach all",
+                    event="producer without checks",
+                )
+                break
+            self._shares.take(producer.sharer)
+            taken.append(topic)
+        return taken
+
+    def _release(self, producer: _Producer, count: int) -> None:
+        for _ in range(count):
+            self._shares.give_back(producer.sharer)
+
+    def _end(self, client: ClientKey, stream: TelemetrySink) -> None:
+        producer = self._producers.get(client)
+        if producer is None or stream not in producer.streams:
+            return
+        before = producer.topics
+        self._release(producer, len(producer.streams.pop(stream)))
+        if not producer.streams:
+            self._release(producer, len(producer.sent))
+            del self._producers[client]
+        self._report(client, before)
 
     # ------------------------------------------------------------ reports
 
@@ -91,7 +146,7 @@ class Publishers:
     def followed(self, write: Callable[[pb.ProducerReport], None]) -> Iterator[None]:
         """Report all producers now, and each change until the block ends."""
         report = pb.ProducerReport()
-        for client in self._streams:
+        for client in self._producers:
             self._add(report, client)
             if len(report.producers) >= REPORTED_AT_ONCE:
                 write(report)
@@ -105,7 +160,8 @@ class Publishers:
             self._followers.remove(write)
 
     def _report(self, client: ClientKey, before: set[str]) -> None:
-        if self._topics_of(client) == before:
+        producer = self._producers.get(client)
+        if (set() if producer is None else producer.topics) == before:
             return
         report = pb.ProducerReport()
         self._add(report, client)
@@ -113,5 +169,6 @@ class Publishers:
             write(report)
 
     def _add(self, report: pb.ProducerReport, client: ClientKey) -> None:
-        topics = sorted(self._topics_of(client))
+        producer = self._producers.get(client)
+        topics = [] if producer is None else sorted(producer.topics)
         report.producers.add(client_id=client.client_id, owner=client.owner, topics=topics)

@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 from tidemill.common.errors import (
     BadRequest,
     ClientCannot,
-    ClientMute,
     ClientNotFound,
     Overloaded,
     ServiceError,
@@ -28,6 +27,7 @@ from tidemill.security.access_log import RecordFilter
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.aio.call import DisconnectError
 
 if TYPE_CHECKING:
     from tidemill.proxy.clients.clients import ClientListing, Clients
@@ -151,7 +151,8 @@ class Questions:
     async def _check(self, asked: pb.CheckTransaction) -> pb.CheckResult.ValueType:
         """Ask a producer for the decision about a half message."""
         key = ClientKey(asked.client_id, asked.owner)
-        if not self._clients.publishers.may_publish(key, asked.topic):
+        stream = self._clients.publishers.stream_of(key, asked.topic)
+        if stream is None:
             return pb.CHECK_RESULT_GONE
         listed = self._clients.find(key)
         topic = (
@@ -166,10 +167,10 @@ class Questions:
         command = service.TelemetryCommand(recover_orphaned_transaction_command=check)
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                await self._clients.streams.write(key, command.SerializeToString())
+                await self._clients.streams.write(stream, command.SerializeToString())
         except (TimeoutError, Overloaded):
             return pb.CHECK_RESULT_BUSY
-        except ClientMute:
+        except DisconnectError:
             return pb.CHECK_RESULT_GONE
         return pb.CHECK_RESULT_WRITTEN
 

@@ -133,18 +133,12 @@ class TelemetryStreams:
         if waiting is not None and client.matches(asked) and not waiting.done():
             waiting.set_result(answer)
 
-    async def write(self, client: ClientKey, encoded: bytes) -> None:
+    async def write(self, sink: TelemetrySink, encoded: bytes) -> None:
         """Send a command without an answer; return when it has left the buffer of the stream.
 
-        Raises ClientMute, Overloaded.
+        Raises DisconnectError, Overloaded.
         """
-        streams = self._streams.get(client)
-        if not streams:
-            raise ClientMute.of(client.client_id)
-        try:
-            await _send(streams[-1], encoded)
-        except DisconnectError:
-            raise ClientMute.of(client.client_id) from None
+        await _send(sink, encoded)
 
     async def try_send(self, sink: TelemetrySink, encoded: bytes, *, timeout_s: float) -> None:
         """Send a command without an answer, unless the client does not read or has disconnected."""

@@ -29,6 +29,7 @@ from tidemill.proxy.clients.settings import (
 from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.clients.telemetry_streams import ClientAnswer
 from tidemill.proxy.filters import check_filters
+from tidemill.proxy.shares import sharer_of
 from tidemill.security.acl import Action, group_resource
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -180,7 +181,11 @@ class Telemetry:
         if settings.HasField("publishing"):
             topics = [call.name_of(topic) for topic in settings.publishing.topics]
             self._clients.publishers.announce(
-                call.client, responses, topics, lambda topic: call.require_topic(topic, Action.PUB)
+                call.client,
+                responses,
+                topics,
+                lambda topic: call.require_topic(topic, Action.PUB),
+                sharer=sharer_of(call.user, call.peer()),
             )
         else:
             self._cluster.report_alive(call.client, now_ms)
