@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients.api import api
+from tests.support.clients.api import METADATA, api
 from tests.support.clients.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
@@ -21,6 +21,7 @@ from tests.support.clients.client_process import (
     run_python_client,
 )
 from tests.support.clients.transactions import (
+    CheckingProducer,
     checking_producer,
     end_transaction,
     half_message,
@@ -28,6 +29,7 @@ from tests.support.clients.transactions import (
 )
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 POLL_MS = 5_000
 
@@ -141,3 +143,49 @@ def test_official_clients_decide_and_answer_checks(
     assert sorted(one["body"] for one in facts.of("checked")) == ["checked no", "checked yes"]
     asyncio.run(receive_all())
     assert sorted(received) == ["checked yes", "commit"]
+
+
+def test_a_producer_that_sends_its_settings_again_still_gets_its_checks(
+    running: Standalone,
+) -> None:
+    """Its settings name no topics, and its stream knows the topic from the half message."""
+
+    async def run() -> None:
+        async with api(running.grpc) as client:
+            stream = client.stub.Telemetry(metadata=METADATA)
+            settings = v2.Settings(
+                client_type=v2.PRODUCER,
+                publishing=v2.Publishing(),
+                user_agent=v2.UA(language=v2.JAVA),
+            )
+            await stream.write(service.TelemetryCommand(settings=settings))
+            await stream.read()
+            half = half_message("again", b"half", first_check_ms=2_000)
+            transaction_id = await send_half(client, half)
+            await stream.write(service.TelemetryCommand(settings=settings))
+            await stream.read()
+            check = await CheckingProducer(stream).next_check()
+            assert check.transaction_id == transaction_id
+            stream.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_check_goes_to_the_stream_that_publishes_its_topic(running: Standalone) -> None:
+    """X-6, for two streams with one client id."""
+
+    async def run() -> None:
+        async with (
+            api(running.grpc) as client,
+            checking_producer(client, ["x6-mine"], client_id="same") as mine,
+            checking_producer(client, ["x6-theirs"], client_id="same") as theirs,
+        ):
+            await send_half(client, half_message("x6-mine", b"half", first_check_ms=1_000))
+            first = asyncio.create_task(mine.next_check())
+            second = asyncio.create_task(theirs.next_check())
+            done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+            first.cancel()
+            second.cancel()
+            assert done == {first}
+
+    asyncio.run(run())

@@ -36,6 +36,8 @@ class ScriptedProxy:
         self.checks: list[tuple[str, str]] = []  # client id and body
         self.results: dict[str, pb.CheckResult.ValueType] = {}
         self.is_reachable = True
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.last = pb.CheckTransaction()
         self._producers = producers
         self.report(*clients, topics=[topic])
@@ -54,6 +56,7 @@ class ScriptedProxy:
         self.last = check
         result = self.results.get(check.client_id, WRITTEN)
         self.checks.append((check.client_id, text_of(check.blob)))
+        await self.gate.wait()
         return pb.ProxyAnswer(checked=pb.CheckedTransaction(result=result))
 
 
@@ -62,6 +65,7 @@ class CheckWorld(RoundWorld):
 
     def __init__(self, *, per_s: int = 1_000) -> None:
         super().__init__()
+        self.world.topic("others")
         self.producers = Producers()
         self.check_back = CheckBack(
             self.rounds, self.producers, per_s=per_s, monotonic_ms=self.clock.monotonic_ms
@@ -72,11 +76,11 @@ class CheckWorld(RoundWorld):
         async with self.running(), self.check_back.running():
             yield
 
-    async def half(self, text: str, sender: ClientKey = A) -> HalfId:
+    async def half(self, text: str, sender: ClientKey = A, *, topic: str = TOPIC) -> HalfId:
         data = blob(text, kind=stored_message.TYPE_TRANSACTION)
         half_id, _ = await self.rounds.call(
             lambda engine, turn: engine.commands.send(
-                self.topic_id,
+                engine.catalog.topic_ids[topic],
                 QueueId(0),
                 data,
                 crc32(data),
@@ -216,5 +220,73 @@ def test_a_half_message_without_an_answer_expires() -> None:
         engine = world.rounds.engine
         assert engine.transactions.status(half_id).state is TransactionState.EXPIRED
         assert engine.half_checks.next_due_ms() is None
+
+    run(scenario)
+
+
+def test_a_silent_producer_delays_no_other_topic() -> None:
+    async def scenario(world: CheckWorld) -> None:
+        silent = ScriptedProxy(world.producers, A)
+        other = ScriptedProxy(world.producers, B, topic="others")
+        for n in range(300):
+            await world.half(f"m{n}")
+        await world.pass_time(2_000)
+        assert len(silent.checks) == capacity.UNANSWERED_MAX
+        await world.half("urgent", B, topic="others")
+        await world.pass_time(1_300)
+        assert other.checks == [("b", "urgent")]
+
+    run(scenario)
+
+
+def test_a_stalled_producer_delays_no_other_topic() -> None:
+    async def scenario(world: CheckWorld) -> None:
+        stalled = ScriptedProxy(world.producers, A)
+        other = ScriptedProxy(world.producers, B, topic="others")
+        stalled.gate.clear()
+        for n in range(100):
+            await world.half(f"m{n}")
+        await world.pass_time(1_500)
+        assert len(stalled.checks) == capacity.UNDERWAY_OF_A_PRODUCER_MAX
+        await world.half("urgent", B, topic="others")
+        await world.pass_time(1_300)
+        assert other.checks == [("b", "urgent")]
+        stalled.gate.set()
+
+    run(scenario)
+
+
+def test_a_check_that_was_written_during_a_slow_sync_is_counted() -> None:
+    async def scenario(world: CheckWorld) -> None:
+        proxies = [ScriptedProxy(world.producers, ClientKey(f"c{n}")) for n in range(8)]
+        half_ids = [await world.half(f"m{n}") for n in range(30)]
+        for proxy in proxies:
+            proxy.gate.clear()
+        await world.pass_time(1_200)
+        world.syncs.gate.clear()
+        for proxy in proxies:
+            proxy.gate.set()
+        await idle()
+        world.syncs.gate.set()
+        await world.pass_time(1_000)
+        assert {world.checks_of(one) for one in half_ids} == {1}
+
+    run(scenario)
+
+
+def test_clients_that_never_answer_are_forgotten() -> None:
+    async def scenario(world: CheckWorld) -> None:
+        proxy = ScriptedProxy(world.producers, A)
+        for n in range(20):
+            client = ClientKey(f"client-{n}")
+            proxy.report(client, topics=[TOPIC])
+            await world.half(f"m{n}", client)
+            await world.pass_time(1_200)
+            proxy.report(client, topics=[])
+        known = world.check_back._capacity
+        assert len(known._unanswered) > 1
+        await world.pass_time(40_000)
+        assert set(known._unanswered) <= {A}
+        assert len(known._written) <= 20
 
     run(scenario)

@@ -10,6 +10,7 @@ from tests.support.worlds.transaction_world import SENDER, TransactionWorld
 from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, TopicId
 from tidemill.broker.engine.layout.transaction import TransactionState
 from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
+from tidemill.broker.engine.transaction import checks as checks_module
 from tidemill.broker.engine.transaction.config import TransactionConfig
 from tidemill.common.errors import (
     BadRequest,
@@ -353,3 +354,84 @@ def test_a_damaged_half_message_cannot_be_committed_and_expires_with_its_propert
         world.engine.catalog.topics[world.topic(HALF_DEAD_LETTER_TOPIC)], message_id="id-a"
     )
     assert found.queue_offset == 0
+
+
+def test_results_are_forgotten_a_bounded_part_in_a_look() -> None:
+    """A night of transactions becomes old at the same moment."""
+    world = TransactionWorld()
+    for _ in range(8):
+        for number in range(500):
+            half_id = world.half(f"m{number}")
+            world.engine.transactions.roll_back(half_id, now_ms=world.now_ms)
+        world.commit()
+    table = world.engine.transaction_table
+    before = len(table)
+    table.oldest_result(world.now_ms + 2 * HOUR_MS)
+    assert 0 < before - len(table) <= 2_048
+    for _ in range(4):
+        table.oldest_result(world.now_ms + 2 * HOUR_MS)
+    assert len(table) == 0
+
+
+def test_a_round_expires_a_bounded_part() -> None:
+    """Commands of clients wait for the end of the round."""
+    world = TransactionWorld()
+    world.set_policy(PolicyChange(first_check_ms=1_000, period_ms=1_000, attempts=1))
+    half_ids = [world.half(f"m{number}") for number in range(2_000)]
+    checks = world.engine.half_checks
+    for half_id in half_ids:
+        checks.note_written(half_id, world.now_ms)
+    world.commit()
+    world.now_ms += 1_100
+    open_before = world.engine.transaction_table.open_count
+    slices = sum(1 for _ in checks.due_slices(world.now_ms, due_ms=world.now_ms))
+    assert slices <= 4
+    assert 0 < open_before - world.engine.transaction_table.open_count <= 256
+    world.run_due()
+    while world.engine.transaction_table.open_count:
+        assert checks.next_due_ms() is not None
+        world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
+        world.commit()
+
+
+def test_after_the_last_decision_there_is_no_timer() -> None:
+    """X-8: no deadline is left when no half message is open."""
+    world = TransactionWorld()
+    half_id = world.half("a", first_check_ms=HOUR_MS)
+    assert world.engine.half_checks.next_due_ms() is not None
+    world.commit_half(half_id)
+    assert world.engine.half_checks.next_due_ms() is None
+
+
+def test_due_half_messages_beyond_the_line_of_their_topic_follow_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks_module, "DUE_A_TOPIC_MAX", 3)
+    world = TransactionWorld()
+    half_ids = [world.half(f"m{n}", first_check_ms=1_000) for n in range(10)]
+    other = world.half("other", topic="others", first_check_ms=1_000)
+    world.advance(1_100)
+    checks, topic_id = world.engine.half_checks, world.topic()
+    assert {one: len(line) for one, line in checks.due.items()} == {
+        topic_id: 3,
+        world.topic("others"): 1,
+    }
+    seen: list[HalfId] = []
+    for _ in range(10):
+        found = world.write_checks()
+        seen += [one for one in found if one != other]
+        checks.list_again(topic_id)
+        world.run_due()
+    assert sorted(seen) == half_ids, "each is checked once"
+
+
+def test_a_line_without_a_producer_is_found_again_in_the_table() -> None:
+    world = TransactionWorld()
+    half_ids = [world.half(f"m{n}", first_check_ms=1_000) for n in range(5)]
+    world.advance(1_100)
+    checks, topic_id = world.engine.half_checks, world.topic()
+    assert checks.unlist(topic_id) == 5
+    assert checks.next_due_ms() is None
+    world.roll_back(half_ids[0])
+    checks.list_again(topic_id)
+    assert sorted(world.write_checks()) == half_ids[1:]

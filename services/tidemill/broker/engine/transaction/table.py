@@ -41,7 +41,7 @@ from tidemill.broker.engine.transaction.results import ResultOrder
 
 BLOCK_ROWS_MAX = 4_096  # 147 KB: a copy takes 20 us
 FORGOTTEN_A_LOOK = 1_024  # by a look of retention, about 2 ms
-FORGOTTEN_AT_ONCE = 64  # results between two looks for old ones
+_NO_AGE = 0  # a time at which no result is old
 BLOCK_ROWS_MERGED = BLOCK_ROWS_MAX // 2  # two neighbours with fewer rows become one block
 
 
@@ -104,7 +104,6 @@ class TransactionTable:
         # A client repeats a decision soon. An operator recovers an expired message within days.
         self._decided = ResultOrder(config.outcome_memory_ms)
         self._expired = ResultOrder(config.expired_memory_ms)
-        self._results_since = 0  # the last look for results to forget
         self.open_count = 0
         self.open_by_topic: Counter[TopicId] = Counter()
         self.forgotten_count = 0  # results that were forgotten before their time
@@ -235,11 +234,8 @@ class TransactionTable:
             self._put(half_id, row)
         order = self._order_of(state)
         order.add(log_offset, half_id)
-        self._results_since += 1
-        if self._results_since >= FORGOTTEN_AT_ONCE or len(order) > self._outcomes_max:
-            self._results_since = 0
-            # Twice as many: the number falls to the bound.
-            self._forget(stored_at_ms, 2 * FORGOTTEN_AT_ONCE)
+        if len(order) > self._outcomes_max:
+            self._forget(_NO_AGE, 2)  # Two for each new one: the number falls to the bound.
 
     def forget_topic(self, topic_id: TopicId) -> None:
         """Remove the open half messages of a deleted topic. They can no longer be committed."""

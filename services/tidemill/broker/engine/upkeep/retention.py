@@ -184,7 +184,8 @@ class Retention:
         segment = self._log.segments[number]
         if not timers.may_drop(segment):
             return False
-        result = self._transactions.oldest_result(now_ms)
+        # A clock that jumps forward must not make clients forget their answers.
+        result = self._transactions.oldest_result(now_ms if self._ages.is_sure else 0)
         if result is not None and result < segment.end:
             return False
         if self._is_old(number, now_ms):
