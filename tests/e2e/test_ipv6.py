@@ -36,7 +36,7 @@ async def send_and_receive(endpoint: str) -> None:
 )
 def test_a_standalone_serves_ipv6(host: str, reached_at: list[str], tmp_path: Path) -> None:
     flags = [f"--{name}-host={host}" for name in ("grpc", "admin", "metrics", "scaler")]
-    flags += ["--admin-open", "--admin-plain", "--scaler-port=0", "--replicas=3"]
+    flags += ["--admin-open", "--admin-plain", "--scaler-open", "--scaler-port=0", "--replicas=3"]
     with standalone(tmp_path / "data", *flags) as running:
         for address in (running.grpc, running.admin, running.scaler):
             assert f"[{host}]:" in address

@@ -93,6 +93,10 @@
 {{- if .Values.admin.scaler.enabled -}}
 {{- $_ := set $own "scaler_host" .Values.listenAddress -}}
 {{- $_ := set $own "scaler_port" 9090 -}}
+{{- if not .Values.admin.config.scaler_tls_client_ca_file -}}
+{{- /* A NetworkPolicy admits only admin.scaler.from. */ -}}
+{{- $_ := set $own "scaler_open" true -}}
+{{- end -}}
 {{- end -}}
 {{- if include "tidemill.isReplicated" . -}}
 {{- $_ := set $own "controllers" (include "tidemill.controllers" . | fromJsonArray) -}}

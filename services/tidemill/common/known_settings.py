@@ -111,6 +111,7 @@ KNOWN_KEYS = frozenset(
         "reuse_port",
         "routes_file",
         "scaler_host",
+        "scaler_open",
         "scaler_port",
         "scaler_tls_certificate_file",
         "scaler_tls_client_ca_file",

@@ -118,6 +118,11 @@ class AdminFrontSettings(ProcessSettings):
         description="Port of the external scaler (gRPC); 0: a free port. Default: no scaler. Its"
         " clients can read the backlog of consumer groups.",
     )
+    scaler_open: Flag = Field(
+        False,
+        description="Start the scaler on an address that other machines reach without"
+        " scaler_tls_client_ca_file: they read the backlog of consumer groups.",
+    )
     scaler_tls_certificate_file: str = Field(
         "", description="Certificate chain of the scaler (PEM). Default: no TLS."
     )
@@ -174,7 +179,7 @@ class AdminFrontSettings(ProcessSettings):
 
     @model_validator(mode="after")
     def check_scaler_tls(self) -> Self:
-        """Reject one of the files without the other, and authorities without both."""
+        """Reject one of the files without the other, and a scaler that is open unasked."""
         has_both = bool(self.scaler_tls_certificate_file and self.scaler_tls_key_file)
         files = (
             self.scaler_tls_certificate_file,
@@ -184,6 +189,13 @@ class AdminFrontSettings(ProcessSettings):
         if any(files) and not has_both:
             raise ValueError(
                 "TLS of the scaler needs both scaler_tls_certificate_file and scaler_tls_key_file"
+            )
+        is_open = not (is_loopback(self.scaler_host) or self.scaler_tls_client_ca_file)
+        if self.scaler_port is not None and is_open and not self.scaler_open:
+            raise ValueError(
+                f"scaler_host {self.scaler_host} is not a loopback address and the scaler needs no"
+                " client certificate; set scaler_tls_client_ca_file, or set scaler_open in a"
+                " network whose policies admit only KEDA"
             )
         return self
 

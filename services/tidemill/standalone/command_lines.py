@@ -144,6 +144,7 @@ class CommandLines:
         return [
             f"--scaler-host={settings.scaler_host}",
             f"--scaler-port={port_of(addresses.get('scaler'), settings.scaler_port)}",
+            _flag("scaler-open", is_on=settings.scaler_open),
             f"--scaler-tls-certificate-file={settings.scaler_tls_certificate_file}",
             f"--scaler-tls-key-file={settings.scaler_tls_key_file}",
             f"--scaler-tls-client-ca-file={settings.scaler_tls_client_ca_file}",

@@ -58,6 +58,47 @@ def test_an_open_door_needs_its_flag(
 
 
 @pytest.mark.parametrize(
+    ("flags", "is_refused"),
+    [
+        ([], False),
+        (["--scaler-port=0"], False),
+        (["--scaler-host=0.0.0.0"], False),
+        (["--scaler-host=0.0.0.0", "--scaler-port=0"], True),
+        (["--scaler-host=0.0.0.0", "--scaler-port=0", "--scaler-open"], False),
+        (
+            [
+                "--scaler-host=0.0.0.0",
+                "--scaler-port=0",
+                "--scaler-tls-certificate-file=a",
+                "--scaler-tls-key-file=b",
+                "--scaler-tls-client-ca-file=c",
+            ],
+            False,
+        ),
+        (
+            [
+                "--scaler-host=0.0.0.0",
+                "--scaler-port=0",
+                "--scaler-tls-certificate-file=a",
+                "--scaler-tls-key-file=b",
+            ],
+            True,
+        ),
+    ],
+)
+def test_an_open_scaler_needs_its_flag(
+    flags: list[str], is_refused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for settings in (AdminSettings, StandaloneSettings):
+        if not is_refused:
+            settings.load(flags)
+            continue
+        with pytest.raises(SystemExit):
+            settings.load(flags)
+        assert "set scaler_open" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("flags", "count"),
     [
         ([], 0),
