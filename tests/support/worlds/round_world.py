@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, ClassVar
 from zlib import crc32
 
 from tests.support.clocks import ManualClock
@@ -83,6 +83,8 @@ class Proxy:
 class RoundWorld:
     """A broker in memory; `changes` apply to the engine's configuration."""
 
+    world_type: ClassVar[type[World]] = World
+
     def __init__(
         self,
         *,
@@ -91,7 +93,7 @@ class RoundWorld:
         rounds_max: int = ROUNDS_IN_FLIGHT_MAX,
         **changes: Any,
     ) -> None:
-        self.world = World(**changes)
+        self.world = self.world_type(**changes)
         self.clock = ManualClock(self.world.now_ms)
         self.topic_id = self.world.topic()
         self.group_id = self.world.group()

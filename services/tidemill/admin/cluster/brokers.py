@@ -34,6 +34,7 @@ from tidemill.common.errors import (
     Overloaded,
     ServiceError,
     TopicNotFound,
+    TransactionNotFound,
 )
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -54,7 +55,7 @@ Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[BrokerClient]]
 # The broker is unreachable, so its contents are unknown.
 UNREACHABLE_ERRORS: Final = (BrokerUnreachable, BrokerTimeout, Draining)
 # The broker does not know the resource; another broker may.
-UNKNOWN_ERRORS: Final = (TopicNotFound, GroupNotFound, MessageNotFound)
+UNKNOWN_ERRORS: Final = (TopicNotFound, GroupNotFound, MessageNotFound, TransactionNotFound)
 
 
 class BrokerGroupClient(NamedTuple):

@@ -93,6 +93,12 @@ CANCEL_TIMER = _change(lambda stubs: stubs.admin.CancelTimer)
 RESCHEDULE_TIMER = _change(lambda stubs: stubs.admin.RescheduleTimer)
 FIRE_TIMER = _change(lambda stubs: stubs.admin.FireTimer)
 
+# Transactions.
+LIST_TRANSACTIONS = _read(lambda stubs: stubs.admin.ListTransactions)
+GET_TRANSACTION = _read(lambda stubs: stubs.admin.GetTransaction)
+CHANGE_TRANSACTION = _change(lambda stubs: stubs.admin.ChangeTransaction)
+RECOVER_TRANSACTIONS = _change(lambda stubs: stubs.admin.RecoverTransactions)
+
 # Users, roles and the security mode.
 LIST_SECURITY = _read(lambda stubs: stubs.admin.ListSecurity)
 CHANGE_SECURITY = _change(lambda stubs: stubs.admin.ChangeSecurity)

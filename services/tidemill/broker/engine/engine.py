@@ -50,6 +50,7 @@ from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex, open_index
 from tidemill.broker.engine.transaction.checks import HalfChecks
 from tidemill.broker.engine.transaction.halves import HalfMessages
+from tidemill.broker.engine.transaction.inspection import TransactionInspection
 from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.broker.engine.transaction.transactions import Transactions
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
@@ -202,6 +203,7 @@ class Engine:
             self.transaction_table,
             halves,
             self.half_checks,
+            TransactionInspection(self.transaction_table, self.store, self.catalog),
             self.catalog,
             self.fold,
             self.room,

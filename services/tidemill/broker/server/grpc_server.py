@@ -17,6 +17,7 @@ from tidemill.broker.server.admin.security import SecurityAdmin
 from tidemill.broker.server.admin.storage import StorageAdmin
 from tidemill.broker.server.admin.timers import TimerAdmin
 from tidemill.broker.server.admin.topics import TopicAdmin
+from tidemill.broker.server.admin.transactions import TransactionAdmin
 from tidemill.broker.server.link.link_service import BrokerLinkService
 from tidemill.broker.server.link.quotas import QuotaService
 from tidemill.broker.server.members.home_service import BrokerHomeService
@@ -155,6 +156,7 @@ async def broker_server(
             consumer_groups,
             messages,
             timers,
+            TransactionAdmin(rounds, producers),
             deliveries,
             broker_groups,
             SecurityAdmin(rounds),

@@ -27,8 +27,10 @@ from tidemill.broker.engine.layout.transaction import (
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.metadata.transaction_policy import TRANSACTION_LEVEL
 from tidemill.broker.engine.room import DiskRoom
+from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.transaction.checks import HalfChecks
 from tidemill.broker.engine.transaction.halves import HalfMessages, half_of, outcome_of
+from tidemill.broker.engine.transaction.inspection import TransactionInspection, TransactionStatus
 from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.common.errors import (
     Conflict,
@@ -50,19 +52,12 @@ class HalfSender(NamedTuple):
     first_check_ms: int | None = None  # None: the policy of the topic decides
 
 
-class TransactionStatus(NamedTuple):
-    """One transaction, for operators."""
+class RecoverableHalf(NamedTuple):
+    """An expired half message with its record and its topic."""
 
-    half_id: HalfId
-    state: TransactionState
-    topic_id: TopicId
-    topic: str  # "" if the topic was deleted
-    time_ms: int  # of the next check, or of the end
-    checks: int
-    checks_max: int
-    sent_at_ms: int  # 0: unknown, as the next two
-    message_id: str
-    client: ClientKey
+    row: TransactionRow
+    found: Record
+    topic: Topic
 
 
 class TimerSchedule(Protocol):
@@ -93,6 +88,7 @@ class Transactions:
         table: TransactionTable,
         halves: HalfMessages,
         checks: HalfChecks,
+        inspection: TransactionInspection,
         catalog: Catalog,
         recorder: Recorder,
         room: DiskRoom,
@@ -103,6 +99,7 @@ class Transactions:
         self.table = table
         self.checks = checks
         self._halves = halves
+        self.inspection = inspection
         self._catalog = catalog
         self._recorder = recorder
         self._room = room
@@ -226,8 +223,17 @@ class Transactions:
 
     # ------------------------------------------------------------ operators
 
-    def recover(self, half_id: HalfId, *, now_ms: int) -> HalfId:
-        """Open an expired half message again, and return its new half id.
+    def check_end(self, half_id: HalfId, state: TransactionState) -> None:
+        """Check that a transaction is open, or has ended in a state.
+
+        Raises InvalidTransactionId, TransactionNotFound.
+        """
+        row = self._row(half_id, None)
+        if row.state not in {TransactionState.HALF, state}:
+            raise _already(row)
+
+    def check_recover(self, half_id: HalfId) -> RecoverableHalf:
+        """Return what a recovery of a transaction needs.
 
         Raises TransactionNotFound, Conflict, Repairing, Overloaded, DiskFull.
         """
@@ -237,8 +243,10 @@ class Transactions:
             raise Conflict(f"only an expired transaction can be recovered; this one is {state}")
         found = self._halves.read(row)
         # After a replay from the state floor on, only the dead letter names the topic.
-        topic = self._catalog.topics.get(row.topic_id) or self._catalog.find_topic(
-            outcome_of(found).origin
+        topic = (
+            self._catalog.topics.get(row.topic_id)
+            if row.topic_id
+            else self._catalog.find_topic(outcome_of(found).origin)
         )
         if topic is None:
             raise Conflict("the topic of the transaction was deleted; it cannot be recovered")
@@ -246,6 +254,14 @@ class Transactions:
             raise Overloaded(f"{self._open_max} half messages are open, the limit")
         if not self._room.may_copy:
             raise self._room.copies_rejected("recovers no transactions")
+        return RecoverableHalf(row, found, topic)
+
+    def recover(self, half_id: HalfId, *, now_ms: int) -> HalfId:
+        """Open an expired half message again, and return its new half id.
+
+        Raises as `check_recover`.
+        """
+        row, found, topic = self.check_recover(half_id)
         policy = topic.transaction
         half = HalfMessage(
             HalfId(0),
@@ -264,44 +280,21 @@ class Transactions:
         self.recovered[topic.id] += 1
         return new_id
 
-    def check_now(self, half_id: HalfId) -> None:
-        """Make the check of an open half message due. Raises TransactionNotFound, Conflict."""
+    def check_check(self, half_id: HalfId) -> TransactionRow:
+        """Return a half message that can be checked now. Raises TransactionNotFound, Conflict."""
         row = self._row(half_id, None)
         if row.state != TransactionState.HALF:
             state = TransactionState(row.state).name.lower()
             raise Conflict(f"only an open transaction is checked; this one is {state}")
-        self.checks.make_due(row)
+        return row
+
+    def check_now(self, half_id: HalfId) -> None:
+        """Make the check of an open half message due. Raises as `check_check`."""
+        self.checks.make_due(self.check_check(half_id))
 
     def status(self, half_id: HalfId) -> TransactionStatus:
         """Return the state and the fields of a transaction. Raises TransactionNotFound."""
-        return self.describe(self._row(half_id, None))
-
-    def describe(self, row: TransactionRow) -> TransactionStatus:
-        """Return the fields of a row of the table, with those of its message if it is readable."""
-        sent_at_ms, message_id, client = 0, "", UNKNOWN_CLIENT
-        topic = self._catalog.topic_name(row.topic_id)
-        found = self._halves.find(row)
-        # A rollback has no message; a damaged message has no fields.
-        if found is not None and len(found.tail):
-            message_id = stored_message.message_id_of(found.tail)
-            if row.state == TransactionState.HALF:
-                half = half_of(found)
-                client = ClientKey(half.client_id, half.owner)
-                sent_at_ms = found.header.stored_at_ms
-            elif row.state == TransactionState.EXPIRED:
-                topic = outcome_of(found).origin
-        return TransactionStatus(
-            row.half_id,
-            TransactionState(row.state),
-            row.topic_id,
-            topic,
-            row.time_ms,
-            row.checks,
-            row.checks_max,
-            sent_at_ms,
-            message_id,
-            client,
-        )
+        return self.inspection.describe(self._row(half_id, None))
 
 
 def _ignore(_half_id: HalfId) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tidemill.broker.engine.layout.transaction import TransactionState
 from tidemill.broker.engine.metadata.audit_log import AuditedChange
 from tidemill.broker.engine.metadata.topic_retention import BROKER_DEFAULT
 from tidemill.broker.engine.metadata.transaction_policy import DEFAULT_POLICY
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
     from tidemill.broker.engine.metadata.membership import BrokerGroup
     from tidemill.broker.engine.timer.status import TimerStatus
+    from tidemill.broker.engine.transaction.inspection import TransactionStatus
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 CREATE: Final = "Create"
@@ -148,6 +150,19 @@ def broker_group_facts(group: BrokerGroup | None) -> dict[str, Any]:
 def timer_facts(status: TimerStatus) -> dict[str, Any]:
     """Return the state of a timer, without its message."""
     return {"topic": status.topic, "state": status.state.name, "dueAtMs": status.due_at_ms}
+
+
+def transaction_facts(status: TransactionStatus) -> dict[str, Any]:
+    """Return the state of a transaction, without its message."""
+    facts = {"topic": status.topic, "state": state_name(status.state), "checks": status.checks}
+    if status.message_id:
+        facts["messageId"] = status.message_id
+    return facts
+
+
+def state_name(state: TransactionState) -> str:
+    """Return the name of a state in the REST API."""
+    return "OPEN" if state is TransactionState.HALF else state.name
 
 
 def security_facts(items: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
