@@ -25,8 +25,10 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import (
+    BROKER_DEAD_LETTER_TOPICS,
     DEAD_LETTER_TOPIC_PREFIX,
     GROUP_CHARS_MAX,
+    HALF_DEAD_LETTER_TOPIC,
     RETRY_TOPIC_PREFIX,
     TIMER_DEAD_LETTER_TOPIC,
     TOPIC_CHARS_MAX,
@@ -108,7 +110,7 @@ def topic_resource(topic: str) -> Resource:
     if topic.startswith(RETRY_TOPIC_PREFIX):
         group = topic.removeprefix(RETRY_TOPIC_PREFIX).partition("+")[0]
         return Resource(ResourceType.GROUP, group)
-    if topic.startswith(DEAD_LETTER_TOPIC_PREFIX) and topic != TIMER_DEAD_LETTER_TOPIC:
+    if topic.startswith(DEAD_LETTER_TOPIC_PREFIX) and topic not in BROKER_DEAD_LETTER_TOPICS:
         return Resource(ResourceType.GROUP, topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX))
     return Resource(ResourceType.TOPIC, topic)
 
@@ -304,7 +306,8 @@ def _parse_pattern(text: str) -> tuple[ResourceType | None, str, bool]:
     if type_ is ResourceType.TOPIC and name.startswith(_OF_GROUPS):
         raise BadRequest(
             f"{text!r} would never decide: a retry or dead-letter topic is the resource of its"
-            f" consumer group, so write Group:NAME; {TIMER_DEAD_LETTER_TOPIC} needs Topic:*"
+            f" consumer group, so write Group:NAME; {TIMER_DEAD_LETTER_TOPIC} and"
+            f" {HALF_DEAD_LETTER_TOPIC} need Topic:*"
         )
     if type_ is ResourceType.CLUSTER and not is_prefix and name not in AREAS:
         raise BadRequest(f"there is no area {name!r}; the areas are {', '.join(AREAS)}")

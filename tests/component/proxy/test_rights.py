@@ -22,6 +22,7 @@ from tests.support.worlds.proxy_world import (
     run,
 )
 from tidemill.common.errors import Unauthorized
+from tidemill.message.resource_names import BROKER_DEAD_LETTER_TOPICS
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server import access
@@ -499,9 +500,10 @@ def test_a_pipeline_call_is_allowed_with_exactly_its_rights(
     run(scenario)
 
 
-def test_the_dead_letters_of_timers_need_the_right_on_all_topics() -> None:
+@pytest.mark.parametrize("topic", sorted(BROKER_DEAD_LETTER_TOPICS))
+def test_the_dead_letters_of_the_broker_need_the_right_on_all_topics(topic: str) -> None:
     async def scenario(users: AccessWorld, client: Client) -> None:
-        row = Row("ReceiveMessage", receive_request("%DLQ%TIMER"), [])
+        row = Row("ReceiveMessage", receive_request(topic), [])
         users.put_user("one", *entries([GROUP_SUB, ("Topic:order*", "Sub")]))
         assert (await client.code(row, signed("one")))[0] == v2.UNAUTHORIZED
         users.put_user("all", *entries([GROUP_SUB, ("Topic:*", "Sub")]))

@@ -128,6 +128,7 @@ def test_the_deciding_entry_and_its_subject_are_named() -> None:
         ("%DLQ%billing", "Group:billing"),
         ("%RETRY%shop%billing+shop%orders", "Group:shop%billing"),
         ("%DLQ%TIMER", "Topic:%DLQ%TIMER"),
+        ("%DLQ%HALF", "Topic:%DLQ%HALF"),
         ("shop%orders", "Topic:shop%orders"),
     ],
 )
@@ -144,7 +145,9 @@ def test_a_malformed_resource_is_refused(resource: str) -> None:
         parse_entry(resource, ["Pub"])
 
 
-@pytest.mark.parametrize("topic", ["%DLQ%billing", "%RETRY%billing+orders", "%DLQ%*", "%DLQ%TIMER"])
+@pytest.mark.parametrize(
+    "topic", ["%DLQ%billing", "%RETRY%billing+orders", "%DLQ%*", "%DLQ%TIMER", "%DLQ%HALF"]
+)
 def test_an_entry_that_would_never_decide_is_refused(topic: str) -> None:
     with pytest.raises(BadRequest, match="write Group:NAME"):
         parse_entry(f"Topic:{topic}", ["Sub"])

@@ -10,7 +10,7 @@ from fastapi import Request
 
 from tidemill.common.errors import Forbidden
 from tidemill.message.client_key import NO_OWNER
-from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
+from tidemill.message.resource_names import BROKER_DEAD_LETTER_TOPICS
 from tidemill.security.acl import (
     Action,
     Resource,
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 READS: Final = (Action.GET, Action.LIST)  # one of them suffices for a row of a list
 _CLIENTS: Final = Resource(ResourceType.CLUSTER, "clients")
-_TIMER_DEAD_LETTERS: Final = Resource(ResourceType.TOPIC, TIMER_DEAD_LETTER_TOPIC)
+_BROKER_DEAD_LETTERS: Final = frozenset(
+    Resource(ResourceType.TOPIC, name) for name in BROKER_DEAD_LETTER_TOPICS
+)
 
 
 class RefusalNotes(Protocol):
@@ -129,8 +131,8 @@ class RequestAccess:
             return False
 
         def decides(action: Action) -> bool:
-            if resource == _TIMER_DEAD_LETTERS:
-                # Its messages are of all topics.
+            if resource in _BROKER_DEAD_LETTERS:
+                # Their messages are of all topics.
                 return known.allows_all(action, ResourceType.TOPIC, find_address)
             return known.decide(action, resource, find_address).is_allowed
 

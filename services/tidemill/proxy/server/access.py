@@ -22,7 +22,7 @@ from tidemill.common.errors import (
     Unauthorized,
     WrongCredentials,
 )
-from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC, check_group, check_topic
+from tidemill.message.resource_names import BROKER_DEAD_LETTER_TOPICS, check_group, check_topic
 from tidemill.proxy.metrics import request_code
 from tidemill.proxy.server.access_metrics import access_metrics
 from tidemill.proxy.server.credentials import CallCredentials
@@ -140,8 +140,8 @@ class AccessGate:
         """
         if not self.needs_credentials:
             return
-        if resource.name == TIMER_DEAD_LETTER_TOPIC and resource.type is ResourceType.TOPIC:
-            # Its messages are of all topics.
+        if resource.name in BROKER_DEAD_LETTER_TOPICS and resource.type is ResourceType.TOPIC:
+            # Their messages are of all topics.
             for action in actions:
                 self.require_all(call, action, ResourceType.TOPIC)
             return
