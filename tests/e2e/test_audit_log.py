@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from tests.support.clients.api import METADATA, Api, api, message
 from tests.support.clients.commands import tidemill
+from tests.support.clients.transactions import checking_producer, half_message, send_half
 from tests.support.eventually import eventually
 from tests.support.processes.killing import child_pid
 from tests.support.processes.processes import Standalone, standalone
@@ -182,6 +184,40 @@ def change_timers(world: World) -> None:
     act("fireTimer", names[2], "Update", ids[2], has_dry_run=False)
 
 
+async def change_transactions(world: World, client: Api) -> None:
+    """Decide two transactions, check one, and recover expired ones."""
+    act = functools.partial(asyncio.to_thread, world.act)
+    policy = {"firstCheckMs": 1_000, "periodMs": 1_000, "attempts": 1}
+    world.http.put(
+        "/topics/halves", json={"messageType": "TRANSACTION", "transaction": policy}
+    ).raise_for_status()
+    ids = {
+        name: await send_half(client, half_message("halves", name.encode(), first_check_ms=HOUR_MS))
+        for name in ("commit", "rollBack", "check")
+    }
+    for name, state in (("commit", "COMMITTED"), ("rollBack", "ROLLED_BACK")):
+        resource = f"Transaction:{ids[name]}"
+        changed = await act(f"{name}Transaction", resource, "Update", ids[name])
+        assert changed["transaction"]["state"] == state
+        [record] = world.changes(resource=resource)
+        assert (record["before"]["state"], record["after"]["state"]) == ("OPEN", state)
+    await act("checkTransaction", f"Transaction:{ids['check']}", "Update", ids["check"])
+    expired = [await send_half(client, half_message("halves", body)) for body in (b"1", b"2", b"3")]
+    async with checking_producer(client, ["halves"]):
+        query = {"topic": "halves", "state": "EXPIRED"}
+
+        def are_expired() -> bool:
+            found = world.http.get("/transactions", params=query).raise_for_status().json()
+            return len(found["transactions"]) == len(expired)
+
+        await asyncio.to_thread(eventually, are_expired)
+    resource = f"Transaction:{expired[0]}"
+    recovered = await act("recoverTransaction", resource, "Update", expired[0])
+    assert recovered["recovered"]["state"] == "OPEN"
+    body = {"topic": "halves"}
+    assert (await act("recoverTransactions", "Topic:halves", "Update", body=body))["count"] == 2
+
+
 def change_users(world: World) -> None:
     act = world.act
     entries = [{"resource": "Topic:orders", "actions": ["Pub"]}]
@@ -254,6 +290,7 @@ async def change_everything(world: World) -> None:
         await asyncio.to_thread(change_topics, world)
         await change_groups(world, client)
         await end_clients(world, client)
+        await change_transactions(world, client)
     await asyncio.to_thread(change_timers, world)
     world.act("purgeTopic", "Topic:orders", "Delete", "orders", body={"all": True})
     world.act("deleteGroup", "Group:billing", "Delete", "billing")

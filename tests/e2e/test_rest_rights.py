@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.support.clients.api import POLL_MS_MIN, api
+from tests.support.clients.transactions import half_message, send_half
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 from tests.support.worlds.access_world import signed
@@ -197,6 +198,32 @@ def test_a_timer_needs_the_rights_of_its_topic(rest: RestApi) -> None:
     reschedule = f"POST /timers/{timer}:reschedule"
     assert rest.passed("changer", reschedule, delayMs=2 * HOUR_MS)["state"] == "PENDING"
     assert rest.passed("changer", f"POST /timers/{timer}:fire")["timerId"] == timer
+
+
+def test_a_transaction_needs_the_rights_of_its_topic(rest: RestApi) -> None:
+    async def send() -> list[str]:
+        async with api(rest.running.grpc, headers=signed("producer", SECRET)) as client:
+            return [await send_half(client, half_message("orders", body)) for body in (b"a", b"b")]
+
+    first, second = asyncio.run(send())
+    for action in ("", ":commit", ":rollback", ":check", ":recover"):
+        method = "POST" if action else "GET"
+        unknown = "A" * len(first)
+        hidden = rest.missing("stranger", f"{method} /transactions/{first}{action}")
+        missing = rest.missing("stranger", f"{method} /transactions/{unknown}{action}")
+        assert hidden.replace(first, unknown) == missing
+        if action:
+            assert "may not" in rest.refused("reader", f"POST /transactions/{first}{action}")
+    assert rest.passed("reader", f"GET /transactions/{first}")["state"] == "OPEN"
+    for user, count in (("stranger", 0), ("reader", 2)):
+        assert len(rest.passed(user, "GET /transactions")["transactions"]) == count
+        assert len(rest.passed(user, "GET /transactions?topic=orders")["transactions"]) == count
+    rest.refused("reader", "POST /transactions:recover", topic="orders")
+    assert rest.passed("changer", "POST /transactions:recover", topic="orders")["count"] == 0
+    changed = rest.passed("changer", f"POST /transactions/{first}:commit")
+    assert changed["transaction"]["state"] == "COMMITTED"
+    changed = rest.passed("changer", f"POST /transactions/{second}:rollback")
+    assert changed["transaction"]["state"] == "ROLLED_BACK"
 
 
 def test_a_user_sees_its_own_clients_only(rest: RestApi) -> None:

@@ -40,6 +40,7 @@ from tidemill.admin.routes import (
     timers,
     tokens,
     topics,
+    transactions,
     users,
 )
 from tidemill.admin.scaling.demand_queries import DemandQueries
@@ -79,6 +80,7 @@ ROUTES = (
     consumer_groups,
     messages,
     timers,
+    transactions,
     clients,
     bans,
     quotas,
@@ -149,8 +151,8 @@ def create_app(
     app = AdminApi(
         title="Tidemill admin API",
         version=API_VERSION,
-        description="Topics, consumer groups, messages, timers, clients and broker groups of a"
-        " Tidemill cluster.",
+        description="Topics, consumer groups, messages, timers, transactions, clients and broker"
+        " groups of a Tidemill cluster.",
         responses=RESPONSES,
         generate_unique_id_function=_operation_id,
         # The pages of FastAPI load files from the internet, and it renders the document each time.

@@ -111,7 +111,11 @@ class Door:
         method, _, path = operation.partition(" ")
         for parameter, name in NAMES.items():
             path = path.replace(parameter, name)
-        path = path.replace("{timer_id}", "1").replace("{queue}", "0")
+        path = (
+            path.replace("{timer_id}", "1")
+            .replace("{transaction_id}", "A" * 26)
+            .replace("{queue}", "0")
+        )
         path = path.replace("{", "").replace("}", "")
         sent = dict(headers or {})
         if credentials is not None:

@@ -3,7 +3,8 @@
 A request needs all rights of its row. `Get Topic:{topic}` is an action on the resource of a path
 parameter, and `Get Cluster:clients` on an area; of `Create|Update` one suffices. A FILTERED row
 admits any user, and its route leaves out hidden items. An operation without a row needs a super
-user. Routes check rights that need more than the path: of a PUT, and of the topic of a timer.
+user. Routes check rights that need more than the path: of a PUT, and of the topic of a
+timer or transaction.
 """
 
 from __future__ import annotations
@@ -92,6 +93,13 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "POST /timers/{timer_id}:cancel": FILTERED,
     "POST /timers/{timer_id}:reschedule": FILTERED,
     "POST /timers/{timer_id}:fire": FILTERED,
+    "GET /transactions": FILTERED,
+    "GET /transactions/{transaction_id}": FILTERED,
+    "POST /transactions/{transaction_id}:commit": FILTERED,
+    "POST /transactions/{transaction_id}:rollback": FILTERED,
+    "POST /transactions/{transaction_id}:check": FILTERED,
+    "POST /transactions/{transaction_id}:recover": FILTERED,
+    "POST /transactions:recover": FILTERED,  # The body has the topic.
     "GET /clients": FILTERED,
     "GET /clients/{client_id}": FILTERED,
     "POST /clients/{client_id}:stack": _needs("Update Cluster:clients"),

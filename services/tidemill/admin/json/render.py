@@ -16,7 +16,14 @@ from tidemill.admin.json.consumer_groups import (
     TopicProgressView,
 )
 from tidemill.admin.json.deliveries import DeliveryView, QueueLockView
-from tidemill.admin.json.topics import AckedView, QueueView, RetentionView, TopicTypeView, TopicView
+from tidemill.admin.json.topics import (
+    AckedView,
+    QueueView,
+    RetentionView,
+    TopicTypeView,
+    TopicView,
+    TransactionPolicyView,
+)
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -29,6 +36,13 @@ def topic_of(config: pb.TopicConfig) -> TopicView:
         is_system=config.is_system,
         delivery_spread_ms=config.delivery_spread_ms or None,
         retention=_retention_of(config.retention) if config.HasField("retention") else None,
+        transaction=_policy_of(config.transaction) if config.HasField("transaction") else None,
+    )
+
+
+def _policy_of(policy: pb.TransactionPolicy) -> TransactionPolicyView:
+    return TransactionPolicyView(
+        first_check_ms=policy.first_check_ms, period_ms=policy.period_ms, attempts=policy.attempts
     )
 
 

@@ -89,6 +89,38 @@ class RetentionView(Schema):
     acked: AckedView | None = Field(None, description=RETENTION_ACKED)
 
 
+FIRST_CHECK_MS = "Time from a half message to its first check, 1,000 to 3,600,000 ms."
+CHECK_PERIOD_MS = (
+    "Time between two checks, and from the last check to the expiry, 1,000 to 3,600,000 ms."
+)
+CHECK_ATTEMPTS = "Checks that producers get before the half message expires, 1 to 100."
+
+
+class TransactionSettings(Schema):
+    """When half messages are checked. A missing field does not change.
+
+    A change applies to new half messages.
+    """
+
+    first_check_ms: StrictInt | None = Field(
+        None, ge=1_000, le=3_600_000, description=f"{FIRST_CHECK_MS} Default: 6,000."
+    )
+    period_ms: StrictInt | None = Field(
+        None, ge=1_000, le=3_600_000, description=f"{CHECK_PERIOD_MS} Default: 30,000."
+    )
+    attempts: StrictInt | None = Field(
+        None, ge=1, le=100, description=f"{CHECK_ATTEMPTS} Default: 15."
+    )
+
+
+class TransactionPolicyView(Schema):
+    """When half messages are checked."""
+
+    first_check_ms: int = Field(description=FIRST_CHECK_MS)
+    period_ms: int = Field(description=CHECK_PERIOD_MS)
+    attempts: int = Field(description=CHECK_ATTEMPTS)
+
+
 class TopicTypeView(StrEnum):
     """The message types that a topic accepts."""
 
@@ -124,6 +156,10 @@ class TopicSettings(Schema):
         description="When messages are removed. The only setting of a dead-letter topic (`%DLQ%`"
         " and the consumer group). Needs feature level 2 at all broker groups.",
     )
+    transaction: TransactionSettings | None = Field(
+        None,
+        description="When half messages are checked. Needs feature level 4 at all broker groups.",
+    )
     force: StrictBool = Field(False, description="Change the type even if the topic has messages.")
 
 
@@ -139,6 +175,11 @@ class TopicView(Schema):
     )
     retention: RetentionView | None = Field(
         None, description="When messages are removed. Missing: by the defaults of the broker."
+    )
+    transaction: TransactionPolicyView | None = Field(
+        None,
+        description="When half messages are checked. Missing: by the defaults, after 6 s, then"
+        " every 30 s, 15 times.",
     )
 
 

@@ -6,6 +6,7 @@ import base64
 
 from tidemill.admin.json.messages import MessageView
 from tidemill.admin.json.timers import TimerStateView, TimerView
+from tidemill.admin.json.transactions import TransactionStateView, TransactionView
 from tidemill.message import stored_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -77,6 +78,27 @@ def timer_of(timer: pb.Timer, *, broker: str, with_keys: bool = True) -> TimerVi
         shown.born_at_ms = fields.born_at_ms
         shown.born_host = system.born_host
     return shown
+
+
+def transaction_of(transaction: pb.Transaction, *, broker: str) -> TransactionView:
+    """Return the model of a transaction."""
+    is_open = transaction.state == pb.TRANSACTION_STATE_OPEN
+    return TransactionView(
+        transaction_id=transaction.transaction_id or None,
+        broker=broker,
+        state=TransactionStateView(
+            pb.TransactionState.Name(transaction.state).removeprefix("TRANSACTION_STATE_")
+        ),
+        topic=transaction.topic or None,
+        topic_deleted=transaction.is_topic_deleted,
+        message_id=transaction.message_id or None,
+        client_id=transaction.client_id or None,
+        sent_at_ms=transaction.sent_at_ms or None,
+        checks=transaction.checks,
+        checks_max=transaction.checks_max,
+        next_check_at_ms=transaction.time_ms if is_open else None,
+        ended_at_ms=None if is_open else transaction.time_ms,
+    )
 
 
 def _text(body: bytes) -> str | None:

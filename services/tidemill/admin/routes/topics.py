@@ -28,6 +28,7 @@ from tidemill.admin.json.topics import (
     TopicPutView,
     TopicSettings,
     TopicTypeView,
+    TransactionSettings,
 )
 from tidemill.admin.routes import (
     Access,
@@ -108,6 +109,7 @@ async def put_topic(
         queues=settings.queues or 0,
         delivery_spread_ms=settings.delivery_spread_ms,
         retention=retention,
+        transaction=_policy_change(settings.transaction),
         force=settings.force,
         existence=existence,
         requested_by=caller,
@@ -137,6 +139,16 @@ def _retention_change(settings: RetentionSettings | None) -> pb.TopicRetentionCh
         ms=settings.ms or 0 if "ms" in given else None,
         bytes=settings.bytes or 0 if "bytes" in given else None,
         frees_acked=settings.acked not in {None, AckedView.KEEP} if "acked" in given else None,
+    )
+
+
+def _policy_change(settings: TransactionSettings | None) -> pb.TransactionPolicyChange | None:
+    if settings is None:
+        return None
+    return pb.TransactionPolicyChange(
+        first_check_ms=settings.first_check_ms,
+        period_ms=settings.period_ms,
+        attempts=settings.attempts,
     )
 
 
