@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -186,7 +185,10 @@ def change_timers(world: World) -> None:
 
 async def change_transactions(world: World, client: Api) -> None:
     """Decide two transactions, check one, and recover expired ones."""
-    act = functools.partial(asyncio.to_thread, world.act)
+
+    async def act(*arguments: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(world.act, *arguments, **options)
+
     policy = {"firstCheckMs": 1_000, "periodMs": 1_000, "attempts": 1}
     world.http.put(
         "/topics/halves", json={"messageType": "TRANSACTION", "transaction": policy}

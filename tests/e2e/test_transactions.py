@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.support.clients.client_process import (
     run_node_client,
     run_python_client,
 )
+from tests.support.clients.commands import tidemill
 from tests.support.clients.transactions import (
     CheckingProducer,
     checking_producer,
@@ -27,6 +30,7 @@ from tests.support.clients.transactions import (
     half_message,
     send_half,
 )
+from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -189,3 +193,58 @@ def test_a_check_goes_to_the_stream_that_publishes_its_topic(running: Standalone
             assert done == {first}
 
     asyncio.run(run())
+
+
+def test_an_operator_decides_and_recovers_transactions(running: Standalone) -> None:
+    """A message expires, is recovered under a new id, and an operator commits it."""
+    topic = "operated"
+    set_up = ("topic", "create", topic, "--type", "TRANSACTION")
+    checks = ("--first-check", "1s", "--check-period", "1s", "--check-attempts", "1")
+    created = tidemill(running, *set_up, *checks)
+    assert "half messages checked after 1 s, then every 1 s, 1 times" in created.stdout
+    assert "checked after 1 s" in tidemill(running, "topic", "show", topic).stdout
+
+    def listed(*options: str) -> list[dict[str, Any]]:
+        done = tidemill(running, "transaction", "list", "--topic", topic, *options, "-o", "json")
+        found = json.loads(done.stdout)
+        assert isinstance(found, list)
+        return found
+
+    async def expire() -> str:
+        async with api(running.grpc) as client, checking_producer(client, [topic]):
+            transaction_id = await send_half(client, half_message(topic, b"late"))
+            await asyncio.to_thread(eventually, lambda: listed("--state", "expired"))
+            return transaction_id
+
+    expired_id = asyncio.run(expire())
+    shown = tidemill(running, "transaction", "show", expired_id).stdout
+    assert "expired: its message is on %DLQ%HALF" in shown
+    refused = tidemill(running, "transaction", "commit", expired_id, "--yes")
+    assert refused.returncode == 1
+    assert "InvalidTransactionId" in refused.stderr
+    planned = tidemill(running, "transaction", "recover", "--topic", topic, "--dry-run").stdout
+    assert "1 expired transaction of topic operated would be recovered" in planned
+    assert expired_id in planned
+    recovered = tidemill(running, "transaction", "recover", expired_id, "--yes").stdout
+    assert "expired -> recovered" in recovered
+    (old, new) = listed()
+    assert (old["state"], old["transactionId"]) == ("RECOVERED", expired_id)
+    assert new["state"] == "OPEN"
+    assert new["transactionId"] in recovered
+    again = tidemill(running, "transaction", "recover", expired_id, "--yes")
+    assert (again.returncode, "Conflict" in again.stderr) == (1, True)
+    check = tidemill(running, "transaction", "check", new["transactionId"], "--yes")
+    assert "the check waits for one" in check.stderr
+
+    async def receive() -> None:
+        async with api(running.grpc) as client:
+            assert await client.receive(topic, topic) == []
+            commit = ("transaction", "commit", new["transactionId"], "--yes")
+            done = await asyncio.to_thread(tidemill, running, *commit)
+            assert "open -> committed" in done.stdout
+            (received,) = await client.receive(topic, topic, poll_ms=POLL_MS)
+            assert received.body == b"late"
+
+    asyncio.run(receive())
+    message = tidemill(running, "message", "show", topic, b"late".hex()).stdout
+    assert "transaction_expired" in message

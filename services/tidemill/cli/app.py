@@ -30,6 +30,7 @@ from tidemill.cli import (
     timers,
     tokens,
     topics,
+    transactions,
     users,
 )
 from tidemill.cli.credentials import find_credentials
@@ -61,6 +62,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill group progress billing -o json`
 * `tidemill message send reminders "call back" --delay 1h30m`
 * `tidemill timer ls`
+* `tidemill transaction list`
 * `tidemill delivery ls billing`
 * `tidemill client ls --group billing`
 * `tidemill broker-group ls`
@@ -77,6 +79,7 @@ app.add_typer(groups.app, name="group")
 app.add_typer(deliveries.app, name="delivery")
 app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
+app.add_typer(transactions.app, name="transaction")
 app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
@@ -139,10 +142,20 @@ def _add_list_alias(noun: typer.Typer) -> None:
             noun.command(other, hidden=True)(command.callback)
 
 
-for _noun in (topics, groups, deliveries, timers, clients, broker_groups):
+for _noun in (topics, groups, deliveries, timers, transactions, clients, broker_groups):
     _add_list_alias(_noun.app)
 
-for _noun in (topics, groups, deliveries, messages, timers, clients, broker_groups, cluster):
+for _noun in (
+    topics,
+    groups,
+    deliveries,
+    messages,
+    timers,
+    transactions,
+    clients,
+    broker_groups,
+    cluster,
+):
     for _command in _noun.app.registered_commands:
         _command.epilog = "Options for the admin API, such as --admin: see tidemill --help."
 

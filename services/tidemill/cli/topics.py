@@ -96,6 +96,24 @@ RetentionAcked = Annotated[
         f" Default: {Acked.KEEP.value}."
     ),
 ]
+FirstCheck = Annotated[
+    str | None,
+    typer.Option(
+        metavar=DURATION, help="Time from a half message to its first check, 1s to 1h. Default: 6s."
+    ),
+]
+CheckPeriod = Annotated[
+    str | None,
+    typer.Option(
+        metavar=DURATION,
+        help="Time between two checks, and from the last one to the expiry, 1s to 1h."
+        " Default: 30s.",
+    ),
+]
+CheckAttempts = Annotated[
+    int | None,
+    typer.Option(min=1, max=100, help="Checks of a half message before it expires. Default: 15."),
+]
 Force = Annotated[
     bool, typer.Option("--force", help="Change the type even of a topic with messages.")
 ]
@@ -131,6 +149,9 @@ def create_topic(
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
     retention_acked: RetentionAcked = None,
+    first_check: FirstCheck = None,
+    check_period: CheckPeriod = None,
+    check_attempts: CheckAttempts = None,
     is_forced: Force = False,
 ) -> None:
     """Create a topic, or change one.
@@ -144,8 +165,9 @@ def create_topic(
         "queues": queues,
         "deliverySpreadMs": None if delivery_spread is None else duration_ms(delivery_spread),
     }
-    kept = _retention_body(retention, retention_bytes, retention_acked)
-    _put(context, name, body, kept, is_forced=is_forced)
+    body["retention"] = _retention_body(retention, retention_bytes, retention_acked)
+    body["transaction"] = _checks_body(first_check, check_period, check_attempts)
+    _put(context, name, body, is_forced=is_forced)
 
 
 @app.command("set")
@@ -158,6 +180,9 @@ def set_topic(
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
     retention_acked: RetentionAcked = None,
+    first_check: FirstCheck = None,
+    check_period: CheckPeriod = None,
+    check_attempts: CheckAttempts = None,
     is_forced: Force = False,
 ) -> None:
     """Change a topic. Settings without an option stay.
@@ -167,6 +192,7 @@ def set_topic(
     Examples:
     * `tidemill topic set orders --retention 30d --retention-bytes 10GiB`
     * `tidemill topic set %DLQ%billing --retention forever`
+    * `tidemill topic set payments --first-check 30s --check-period 1m --check-attempts 20`
     """
     if not name.startswith(DEAD_LETTER_TOPIC_PREFIX):  # Its group decides whether it may exist.
         call(context, "GET", f"/topics/{segment(name)}")  # Ends the command if it is missing.
@@ -175,21 +201,15 @@ def set_topic(
         "queues": queues,
         "deliverySpreadMs": None if delivery_spread is None else duration_ms(delivery_spread),
     }
-    kept = _retention_body(retention, retention_bytes, retention_acked)
-    _put(context, name, body, kept, is_forced=is_forced)
+    body["retention"] = _retention_body(retention, retention_bytes, retention_acked)
+    body["transaction"] = _checks_body(first_check, check_period, check_attempts)
+    _put(context, name, body, is_forced=is_forced)
 
 
-def _put(
-    context: typer.Context,
-    name: str,
-    body: dict[str, Json],
-    retention: dict[str, Json],
-    *,
-    is_forced: bool,
-) -> None:
-    given: dict[str, Json] = {key: value for key, value in body.items() if value is not None}
-    if retention:
-        given["retention"] = retention
+def _put(context: typer.Context, name: str, body: dict[str, Json], *, is_forced: bool) -> None:
+    given: dict[str, Json] = {
+        key: value for key, value in body.items() if value is not None and value != {}
+    }
     if is_forced:
         given["force"] = True
     topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
@@ -211,6 +231,18 @@ def _retention_body(ms: str | None, size: str | None, acked: Acked | None) -> di
     if acked is not None:
         body["acked"] = acked.value
     return body
+
+
+def _checks_body(
+    first_check: str | None, period: str | None, attempts: int | None
+) -> dict[str, Json]:
+    """Return the given settings of the checks of half messages as REST expects them."""
+    body: dict[str, Json] = {
+        "firstCheckMs": None if first_check is None else duration_ms(first_check),
+        "periodMs": None if period is None else duration_ms(period),
+        "attempts": attempts,
+    }
+    return {key: value for key, value in body.items() if value is not None}
 
 
 @app.command("show")
@@ -237,6 +269,8 @@ def show_topic(context: typer.Context, name: Name) -> None:
     show(context, topic, ("TOPIC", "TYPE", *columns), rows)
     if options_of(context).output is not OutputFormat.JSON and "retention" in topic:
         typer.echo(f"Messages are kept {_retention(topic)}.")
+    if options_of(context).output is not OutputFormat.JSON and "transaction" in topic:
+        typer.echo(f"Half messages are checked {_checks(topic)}.")
     warn_unreachable(topic)
 
 
@@ -337,8 +371,9 @@ def _change(before: Json, topic: Json) -> str:
     spread_ms = topic.get("deliverySpreadMs", 0)
     spread = f", deliveries spread over {spread_ms} ms" if spread_ms else ""
     kept = f", messages kept {_retention(topic)}" if "retention" in topic else ""
+    checked = f", half messages checked {_checks(topic)}" if "transaction" in topic else ""
     if before is None:
-        return f"{kind}, {queues}{spread}{kept}"
+        return f"{kind}, {queues}{spread}{kept}{checked}"
     if before["messageType"] != kind:
         kind = f"{before['messageType']} -> {kind}"
     if before["queues"] != topic["queues"]:
@@ -348,8 +383,19 @@ def _change(before: Json, topic: Json) -> str:
         spread = f", deliveries spread over {spread_before_ms} -> {spread_ms} ms"
     if _retention(before) != _retention(topic):
         kept = f", messages kept {_retention(before)} -> {_retention(topic)}"
-    is_changed = "->" in kind + queues + spread + kept
-    return f"{'changed' if is_changed else 'is there, unchanged'}: {kind}, {queues}{spread}{kept}"
+    if _checks(before) != _checks(topic):
+        checked = f", half messages checked {_checks(before)} -> {_checks(topic)}"
+    parts = f"{kind}, {queues}{spread}{kept}{checked}"
+    return f"{'changed' if '->' in parts else 'is there, unchanged'}: {parts}"
+
+
+def _checks(topic: Json) -> str:
+    """Return when half messages of a topic are checked, as text."""
+    policy = topic.get("transaction")
+    if policy is None:
+        return "by the defaults"
+    times = f"after {span(policy['firstCheckMs'])}, then every {span(policy['periodMs'])}"
+    return f"{times}, {policy['attempts']} times"
 
 
 def _retention(topic: Json) -> str:

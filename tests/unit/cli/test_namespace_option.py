@@ -49,6 +49,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, 
             "groups": [],
             "clients": [],
             "timers": [],
+            "transactions": [],
             "messages": [],
         }
         return httpx.Response(200, json=answer, request=httpx.Request(method, url))
@@ -90,6 +91,11 @@ def test_every_command_of_these_nouns_uses_the_namespace_or_rejects_it() -> None
         ("timer", "cancel", "1", "--yes"),
         ("timer", "fire", "1", "--yes"),
         ("timer", "reschedule", "1", "--delay=1h", "--yes"),
+        ("transaction", "show", "id"),
+        ("transaction", "commit", "id", "--yes"),
+        ("transaction", "rollback", "id", "--yes"),
+        ("transaction", "check", "id", "--yes"),
+        ("transaction", "recover", "id", "--yes"),
         ("client", "show", "id"),
         ("client", "stack", "id"),
     ],
@@ -136,6 +142,8 @@ def test_a_filter_has_the_full_name(requests: list[tuple[str, str, dict[str, str
     assert requests[0][2]["topic"] == "shop%orders"
     run("--namespace", "shop", "timer", "ls", "--topic", "orders")
     assert requests[1][2]["topic"] == "shop%orders"
+    run("--namespace", "shop", "transaction", "list", "--topic", "orders")
+    assert requests[2][2]["topic"] == "shop%orders"
 
 
 def test_an_illegal_namespace_is_wrong_usage() -> None:

@@ -68,8 +68,48 @@ def test_a_lock_is_looked_at_before_it_is_released(answers: dict[str, Any]) -> N
     assert run(*release, "4").exit_code == 1
 
 
+TRANSACTION = {
+    "transactionId": "AQABAAAAAAAAAGTnQzWbq2Vc9g",
+    "state": "OPEN",
+    "topic": "orders",
+    "topicDeleted": False,
+    "messageId": "01AC",
+    "sentAtMs": 0,
+    "checks": 2,
+    "checksMax": 15,
+    "nextCheckAtMs": 1,
+    "broker": "broker-0",
+}
+
+
+def test_an_overdue_check_waits_for_a_producer(answers: dict[str, Any]) -> None:
+    answers["/transactions"] = {"transactions": [TRANSACTION]}
+    header, row = run("transaction", "list", "--older-than", "10m").output.splitlines()[:2]
+    for column, value in (("STATE", "open"), ("CHECKS", "2/15"), ("NEXT", "waits for a producer")):
+        assert row[header.index(column) :].startswith(value)
+
+
+def test_a_change_of_a_transaction_needs_a_confirmation(answers: dict[str, Any]) -> None:
+    id_ = TRANSACTION["transactionId"]
+    for verb in ("commit", "rollback", "check", "recover"):
+        refused = run("transaction", verb, str(id_))
+        assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    refused = run("transaction", "recover", "--topic", "orders")
+    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    assert answers == {}
+
+
+@pytest.mark.parametrize("arguments", [(), ("ID", "--topic", "t"), ("ID", "--older-than", "1h")])
+def test_a_recovery_is_of_one_transaction_or_of_a_topic(arguments: tuple[str, ...]) -> None:
+    refused = run("transaction", "recover", *arguments, "--yes")
+    assert refused.exit_code == 2
+    assert "--topic" in refused.output
+
+
 @pytest.mark.parametrize("word", ["ls", "list"])
-@pytest.mark.parametrize("noun", ["topic", "group", "timer", "client", "broker-group", "delivery"])
+@pytest.mark.parametrize(
+    "noun", ["topic", "group", "timer", "transaction", "client", "broker-group", "delivery"]
+)
 def test_each_noun_has_both_words_for_its_list(noun: str, word: str) -> None:
     assert run(noun, word, "--help").exit_code == 0
 

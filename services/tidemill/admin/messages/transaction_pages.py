@@ -17,7 +17,7 @@ from typing import Annotated, Final, NamedTuple
 from fastapi import Query
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
-from tidemill.common.errors import BadRequest
+from tidemill.common.errors import Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TOKEN_CHARS_MAX: Final = 8_192  # 100 broker groups
@@ -48,12 +48,12 @@ def encode_token(request: pb.ListTransactionsRequest, cursors: Mapping[str, int]
 
 
 def decode_token(request: pb.ListTransactionsRequest, token: str | None) -> dict[str, int]:
-    """Return the positions after which a page begins. Raises BadRequest."""
+    """Return the positions after which a page begins. Raises Conflict."""
     if token is None:
         return {}
     filter_hash, *ends = token.split(",")
     if filter_hash != _filter_hash(request):
-        raise BadRequest("the pageToken belongs to another filter; begin with the first page")
+        raise Conflict("the pageToken belongs to another filter; begin with the first page")
     pairs = (end.rpartition(":") for end in ends)
     return {broker: min(int(half_id), HALF_ID_MAX) for broker, _, half_id in pairs}
 

@@ -32,7 +32,6 @@ from tidemill.admin.messages.transaction_pages import (
 from tidemill.admin.messages.views import transaction_of
 from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
 from tidemill.common.errors import BrokerGroupUnreachable, TransactionNotFound
-from tidemill.message.resource_names import check_topic
 from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -258,7 +257,6 @@ async def recover_transactions(
 
     A broker group that is unreachable recovers nothing. Repeat the call later.
     """
-    check_topic(wanted.topic)
     access.require(Action.UPDATE, topic_resource(wanted.topic))
     view = TransactionRecoveryView(
         dry_run=dry_run, by=caller, topic=wanted.topic, count=0, transactions=[], has_more=False
