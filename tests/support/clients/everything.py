@@ -20,6 +20,12 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
 
 from tests.support.clients.api import CALL_S, METADATA, Api, api, message, receive_request
+from tests.support.clients.transactions import (
+    checking_producer,
+    end_transaction,
+    half_message,
+    send_half,
+)
 from tests.support.processes.processes import ADMIN_S, Standalone
 from tidemill.proxy.clients.points import HISTOGRAMS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -80,6 +86,7 @@ async def touch_everything(running: ServerAddresses) -> None:
     running.put("topics/steps", messageType="FIFO", queues=1)
     running.put("topics/reminders", messageType="DELAY", queues=2)
     running.put("topics/news", messageType="NORMAL", queues=4)
+    running.put("topics/payments", messageType="TRANSACTION", queues=1)
     running.put("groups/depot")
     running.put("groups/strict", maxAttempts=1)
     running.put("groups/orderly", deliveryOrder="FIFO")
@@ -91,6 +98,7 @@ async def touch_everything(running: ServerAddresses) -> None:
         await asyncio.gather(
             _come_back(client), _die(client), _keep_order(client), _delay(client), _wait(client)
         )
+        await _decide(client)
         await _measure(client)
     await asyncio.to_thread(_administer, running)
 
@@ -129,6 +137,17 @@ async def _die(client: Api) -> None:
         pass
     while not await dead:
         dead = asyncio.create_task(client.receive("%DLQ%strict", "undertaker", poll_ms=POLL_MS))
+
+
+async def _decide(client: Api) -> None:
+    """Commit a half message, and roll another one back. A third one gets a check."""
+    for resolution in (v2.COMMIT, v2.ROLLBACK):
+        half = half_message("payments", b"decided")
+        transaction_id = await send_half(client, half)
+        await end_transaction(client, half, transaction_id, resolution)
+    async with checking_producer(client, ["payments"]) as producer:
+        await send_half(client, half_message("payments", b"open", first_check_ms=SHORT_MS))
+        await producer.next_check()
 
 
 async def _keep_order(client: Api) -> None:

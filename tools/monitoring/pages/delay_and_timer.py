@@ -183,10 +183,69 @@ _FILES = Row(
     ),
 )
 
+_TRANSACTIONS = Row(
+    "Transactions",
+    (
+        panel(
+            "Half messages",
+            "Half messages that are neither committed nor rolled back, by topic.",
+            Query("sum by (topic) (rocketmq_half_messages{HERE, TOPIC})", "{{topic}}"),
+            look=Look.STACKED,
+        ),
+        panel(
+            "Oldest half message",
+            "Age of the oldest half message without a decision, by topic.",
+            Query(
+                "max by (topic) (rocketmq_transaction_oldest_open_seconds{HERE, TOPIC})",
+                "{{topic}}",
+            ),
+            unit="s",
+        ),
+        panel(
+            "Without a producer",
+            "Half messages with a due check and without a connected producer of their topic.",
+            Query(
+                "sum by (topic) (rocketmq_transaction_waiting_messages{HERE, TOPIC})", "{{topic}}"
+            ),
+            alerts=("TransactionsWithoutProducer",),
+        ),
+        panel(
+            "Decisions",
+            "Commits and rollbacks per second, and half messages that expired without a decision or were recovered by an operator.",
+            Query("sum(rate(rocketmq_commit_messages_total{HERE, TOPIC}[RATE]))", "committed"),
+            Query("sum(rate(rocketmq_rollback_messages_total{HERE, TOPIC}[RATE]))", "rolled back"),
+            Query("sum(rate(rocketmq_transaction_expired_total{HERE, TOPIC}[RATE]))", "expired"),
+            Query(
+                "sum(rate(rocketmq_transaction_recovered_total{HERE, TOPIC}[RATE]))", "recovered"
+            ),
+            unit="cps",
+        ),
+        panel(
+            "Time to the decision",
+            "Quantiles of the seconds from a half message to its commit, rollback or expiry.",
+            *quantiles("rocketmq_finish_message_latency", "HERE, TOPIC", of=(0.5, 0.99)),
+            unit="s",
+        ),
+        panel(
+            "Checks",
+            "Checks per second by result. Only written checks count as attempts. Results that were forgotten before their time make repeated decisions fail.",
+            Query(
+                "sum by (result) (rate(rocketmq_transaction_checks_total{HERE, TOPIC}[RATE]))",
+                "{{result}}",
+            ),
+            Query(
+                "sum(rate(rocketmq_transaction_forgotten_outcomes_total{HERE}[RATE]))",
+                "forgotten results",
+            ),
+            unit="cps",
+        ),
+    ),
+)
+
 PAGE: Final = Page(
     name="delay-and-timer",
     title="Tidemill / Delay and timer",
-    description="Punctuality of delayed messages, pending messages, and the load ahead.",
-    rows=(_PUNCTUALITY, _COMING, _COMMANDS, _FILES),
+    description="Punctuality of delayed messages, pending messages, the load ahead, and transactions.",
+    rows=(_PUNCTUALITY, _COMING, _COMMANDS, _FILES, _TRANSACTIONS),
     has_topics=True,
 )

@@ -193,7 +193,7 @@ class Engine:
             ready=self.state.mark_topic_ready,
             is_retirement_near=self._is_retirement_near,
         )
-        halves = HalfMessages(
+        halves = self.half_messages = HalfMessages(
             self.store, self.catalog, self.fold, self.tally, ready=self.state.mark_topic_ready
         )
         self.half_checks = HalfChecks(

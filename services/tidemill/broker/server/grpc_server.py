@@ -84,8 +84,13 @@ class BrokerServer:
     """The running server."""
 
     def __init__(
-        self, server: RpcServer, serving: health.HealthService, quotas: QuotaService
+        self,
+        server: RpcServer,
+        serving: health.HealthService,
+        quotas: QuotaService,
+        checks: CheckBack,
     ) -> None:
+        self.checks = checks
         self._quotas = quotas
         self._server = server
         self._health = serving
@@ -177,4 +182,4 @@ async def broker_server(
     )
     server = RpcServer(methods, LIMITS, listen, message_bytes_max=REQUEST_BYTES_MAX)
     async with server.serving(), quotas.running(), checks.running():
-        yield BrokerServer(server, serving, quotas)
+        yield BrokerServer(server, serving, quotas, checks)

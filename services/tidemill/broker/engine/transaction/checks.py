@@ -245,6 +245,7 @@ class HalfChecks:
             self._schedule.add(row.half_id, now_ms + RETRY_MS)  # A replica may have it.
         else:
             self.expired[row.topic_id] += 1
+            self._halves.observe_end(row, now_ms)
 
     # ------------------------------------------------------------ restatement
 

@@ -17,7 +17,8 @@ from tidemill.broker.engine.layout.message import (
     OutcomeReason,
     RecoveredHalf,
 )
-from tidemill.broker.engine.layout.numbers import HalfId, QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, RecordHeader, RecordKind
 from tidemill.broker.engine.layout.transaction import TransactionRow
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
@@ -26,9 +27,14 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import Repairing
+from tidemill.common.histogram import Histogram
 from tidemill.message.resource_names import HALF_DEAD_LETTER_TOPIC, HALF_TOPIC
 
 HALF_QUEUE: Final = QueueId(0)  # first records
+LATENCY_BUCKETS_MS: Final = (
+    *(5, 10, 50, 100, 500, 1_000, 5_000, 10_000, 30_000, 60_000),
+    *(300_000, 600_000, 1_800_000, 3_600_000, 14_400_000, 86_400_000),
+)
 COPY_QUEUE: Final = QueueId(1)  # copies before the state floor passes
 
 
@@ -50,6 +56,8 @@ class HalfMessages:
         self._recorder = recorder
         self._tally = tally
         self._ready = ready
+        # From the half message to its end, in ms.
+        self.latencies: Histogram[TopicId] = Histogram(LATENCY_BUCKETS_MS)
 
     # ------------------------------------------------------------ reading
 
@@ -69,6 +77,22 @@ class HalfMessages:
             return self._store.record(row.log_offset)
         except (MessageDamaged, LookupError):
             return None
+
+    def find_sent_ms(self, half_id: HalfId) -> int | None:
+        """Return the time of the send of a half message; None if its first record is freed."""
+        head = self._store.log.bytes_at(LogOffset(half_id), HEADER_SIZE)
+        if len(head) < HEADER_SIZE:
+            return None
+        header = RecordHeader._make(HEADER.unpack_from(head))
+        is_half = header.kind == RecordKind.MESSAGE and header.flags & FLAG_HALF
+        is_right = is_half and int(header.log_offset) == half_id
+        return header.stored_at_ms if is_right else None
+
+    def observe_end(self, row: TransactionRow, now_ms: int) -> None:
+        """Count the time from a half message to its end, unless its first record is freed."""
+        sent_at_ms = self.find_sent_ms(row.half_id)
+        if sent_at_ms is not None:
+            self.latencies.observe(row.topic_id, max(now_ms - sent_at_ms, 0))
 
     def _content(self, row: TransactionRow) -> tuple[bytes | memoryview, int]:
         """Return the message with its CRC, or its intact properties.

@@ -108,11 +108,6 @@ class TransactionTable:
         self.open_by_topic: Counter[TopicId] = Counter()
         self.forgotten_count = 0  # results that were forgotten before their time
 
-    @property
-    def result_count(self) -> int:
-        """The number of remembered results, or a few more."""
-        return len(self._decided) + len(self._expired)
-
     def __len__(self) -> int:
         return sum(len(block.half_ids) for block in self._blocks)
 
@@ -167,18 +162,20 @@ class TransactionTable:
         orders = [order for order in (self._decided, self._expired) if order]
         return min((order.oldest[0] for order in orders), default=None)
 
-    def find_oldest_open(self) -> dict[TopicId, HalfId]:
-        """Return the oldest open half message of each topic."""
-        oldest: dict[TopicId, HalfId] = {}
+    def find_oldest_open(self) -> Iterator[tuple[TopicId, HalfId] | None]:
+        """Yield the oldest open half message of each topic, and None after each block."""
+        topics: set[int] = set()
         for rows in self.walk():
             is_open = rows["state"] == _HALF
             topic_ids, firsts = np.unique(rows["topic_id"][is_open], return_index=True)
             half_ids = rows["half_id"][is_open][firsts]
             for topic_id, half_id in zip(topic_ids.tolist(), half_ids.tolist(), strict=True):
-                oldest.setdefault(TopicId(topic_id), HalfId(half_id))
-            if len(oldest) == len(self.open_by_topic):
-                break
-        return oldest
+                if topic_id not in topics:
+                    topics.add(topic_id)
+                    yield TopicId(topic_id), HalfId(half_id)
+            if len(topics) >= len(self.open_by_topic):
+                return
+            yield None
 
     # ------------------------------------------------------------ fold
 

@@ -184,6 +184,7 @@ class Transactions:
         else:
             self._halves.append_committed(row, found, now_ms)
         self.committed[row.topic_id] += 1
+        self._halves.observe_end(row, now_ms)
 
     def roll_back(
         self,
@@ -205,6 +206,7 @@ class Transactions:
             raise _already(row)
         self._recorder.append(RolledBack(half_id, actor), now_ms)
         self.rolled_back[row.topic_id] += 1
+        self._halves.observe_end(row, now_ms)
 
     def note_unsure(self, half_id: HalfId, *, topic_id: TopicId | None = None) -> None:
         """Take an answer without a decision. Raises TransactionNotFound."""
