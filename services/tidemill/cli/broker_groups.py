@@ -305,12 +305,15 @@ def _lines(group: Json) -> list[str]:
 
 
 def _counts(left: Json) -> str:
-    return f"{left['messages']} messages, {left['inFlight']} in flight, {left['delayed']} delayed"
+    counts = f"{left['messages']} messages, {left['inFlight']} in flight, {left['delayed']} delayed"
+    halves = left.get("halfMessages", 0)
+    return f"{counts}, {halves} half messages" if halves else counts
 
 
 def _is_empty(group: Json) -> bool:
     left = group.get("left")
-    return left is not None and not any(left[key] for key in ("messages", "inFlight", "delayed"))
+    counted = ("messages", "inFlight", "delayed", "halfMessages")
+    return left is not None and not any(left.get(key) for key in counted)
 
 
 def _but(group: Json) -> str:

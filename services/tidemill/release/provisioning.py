@@ -184,9 +184,11 @@ def find_members_to_remove(items: Json, named: Sequence[str]) -> Iterator[str]:
             )
             continue
         backlog = one.get("left")
+        half_count = backlog.get("halfMessages", 0) if backlog else 0
+        halves = f", {half_count} half messages" if half_count else ""
         state = (
             f"backlog: {backlog['messages']} messages, {backlog['inFlight']} in flight,"
-            f" {backlog['delayed']} delayed"
+            f" {backlog['delayed']} delayed{halves}"
             if backlog
             else "it is not draining"
             if one["state"] == "active"

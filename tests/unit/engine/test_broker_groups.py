@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.transaction_world import TransactionWorld
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import ConsumerGroup, TopicType
 from tidemill.broker.engine.metadata.membership import Home, redistribute
 from tidemill.broker.engine.queries.removal_check import ITEMS_MAX, Readers, RemovalBacklog
+from tidemill.broker.server.members.home_service import _not_empty
 from tidemill.common.errors import BadRequest, Conflict, Forbidden, GroupDraining
 from tidemill.message.broker_names import natural_order
 
@@ -567,3 +569,14 @@ def leave(world: World) -> None:
 def left(world: World) -> tuple[int, int, int]:
     found = count(world)
     return found.ready_count, found.in_flight_count, found.delayed_count
+
+
+def test_a_broker_group_with_an_open_half_message_is_not_empty() -> None:
+    follower = TransactionWorld()
+    half_id = follower.half("a")
+    found = count(follower)
+    assert found
+    assert (found.half_count, found.ready_count) == (1, 0)
+    assert "and 1 half messages are open" in _not_empty("broker-1", found)
+    follower.roll_back(half_id)
+    assert not count(follower)

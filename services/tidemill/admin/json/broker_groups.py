@@ -44,6 +44,9 @@ class BacklogView(Schema):
     )
     in_flight: int = Field(description="Messages in flight: delivered and not acked.")
     delayed: int = Field(description="Pending delayed messages.")
+    half_messages: int = Field(
+        0, description="Half messages that are neither committed nor rolled back."
+    )
     items: list[BacklogItemView] = Field(
         [], description="Backlog by topic and group; a long list is cut."
     )

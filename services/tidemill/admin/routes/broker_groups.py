@@ -381,6 +381,7 @@ def _backlog(backlog: pb.Backlog) -> BacklogView:
         messages=backlog.ready_count,
         in_flight=backlog.in_flight_count,
         delayed=backlog.delayed_count,
+        half_messages=backlog.half_count,
         items=[
             BacklogItemView(
                 topic=item.topic,
@@ -420,9 +421,14 @@ def _check_removable(group: BrokerGroupView, *, force: bool) -> None:
             f"the backlog of {group.name} is unknown: {group.reason}. Start it again, or give up"
             f" its messages: tidemill broker-group remove {group.name} --force"
         )
-    if group.left.messages or group.left.in_flight or group.left.delayed:
-        backlog = group.left
+    backlog = group.left
+    if backlog.messages or backlog.in_flight or backlog.delayed or backlog.half_messages:
+        halves = (
+            f", and {backlog.half_messages} half messages are open (tidemill transaction list)"
+            if backlog.half_messages
+            else ""
+        )
         raise Conflict(
             f"{group.name} is not empty: {backlog.messages} messages are ready,"
-            f" {backlog.in_flight} in flight and {backlog.delayed} delayed"
+            f" {backlog.in_flight} in flight and {backlog.delayed} delayed{halves}"
         )

@@ -149,6 +149,7 @@ class Engine:
             self.security,
             self.inspection,
             timer_index,
+            self.transaction_table,
             archive_group=config.archive_gate_group,
         )
         # The level to which this broker may raise its log; views raise that of a replica.

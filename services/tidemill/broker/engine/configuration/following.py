@@ -29,6 +29,7 @@ from tidemill.broker.engine.metadata.transaction_policy import DEFAULT_POLICY, T
 from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.broker.engine.queries.removal_check import Readers, RemovalBacklog, RemovalCount
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.common.errors import Conflict, Forbidden
 
 CHANGES_A_SLICE = 16  # deletions are the slowest changes
@@ -46,6 +47,7 @@ class Following:
         security: SecurityAdministration,
         inspection: Inspection,
         timer_index: TimerIndex,
+        transactions: TransactionTable,
         *,
         archive_group: str,
     ) -> None:
@@ -55,6 +57,7 @@ class Following:
         self._security = security
         self._inspection = inspection
         self._timer_index = timer_index
+        self._transactions = transactions
         self._archive_group = archive_group
         self.restored_count = 0  # homes restored from a backup, since the process started
 
@@ -229,6 +232,7 @@ class Following:
     def count_backlog(self, backlog: RemovalBacklog, readers: Readers) -> Iterator[None]:
         """Add the messages here to `backlog`; `readers` are the readers at the home."""
         backlog.delayed_count = self._timer_index.pending_count
+        backlog.half_count = self._transactions.open_count
         count = RemovalCount(
             backlog, self._catalog, self._inspection, readers, archive_group=self._archive_group
         )

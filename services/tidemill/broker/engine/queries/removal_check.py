@@ -8,7 +8,8 @@ A rule states the backlog of a group (ADR 0034):
     reads no topic anywhere                  all messages, unless it starts at the latest
     is the archive that retention waits for  the messages after its pull offsets (ADR 0053)
 
-Topics without a reader count as a whole. The archive does not count as a reader.
+Topics without a reader count as a whole. The archive does not count as a reader. An open half
+message counts, because it may still be committed.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ class RemovalBacklog:
     ready_count: int = 0
     in_flight_count: int = 0
     delayed_count: int = 0
+    half_count: int = 0  # open half messages
     items: list[RemovalBacklogItem] = field(default_factory=list)
     unnamed_count: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.ready_count or self.in_flight_count or self.delayed_count)
+        counts = self.ready_count, self.in_flight_count, self.delayed_count, self.half_count
+        return any(counts)
 
     def add(self, item: RemovalBacklogItem) -> None:
         """Count an item; keep the first `ITEMS_MAX` items."""

@@ -250,9 +250,11 @@ def follow(
 
 def _not_empty(name: str, backlog: RemovalBacklog) -> str:
     text = (
-        f"{name} is not empty: {backlog.ready_count} messages are ready, "
-        f"{backlog.in_flight_count} in flight and {backlog.delayed_count} delayed"
+        f"{name} is not empty: {backlog.ready_count} messages are ready,"
+        f" {backlog.in_flight_count} in flight and {backlog.delayed_count} delayed"
     )
+    if backlog.half_count:
+        text += f", and {backlog.half_count} half messages are open (tidemill transaction list)"
     named = [_named(item) for item in backlog.items[:NAMED_MAX]]
     more = backlog.unnamed_count + len(backlog.items) - len(named)
     return "; ".join(

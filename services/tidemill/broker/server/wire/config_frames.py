@@ -214,6 +214,7 @@ def backlog_frame(backlog: RemovalBacklog) -> pb.Backlog:
         delayed_count=backlog.delayed_count,
         items=[pb.BacklogItem(**item._asdict()) for item in backlog.items],
         unnamed_count=backlog.unnamed_count,
+        half_count=backlog.half_count,
     )
 
 
