@@ -38,7 +38,7 @@ app = typer.Typer(
 
 
 class State(StrEnum):
-    """The states of which there are lists."""
+    """The states that a list can show."""
 
     OPEN = "open"
     EXPIRED = "expired"
@@ -140,7 +140,7 @@ def commit_transaction(
 def roll_back_transaction(
     context: typer.Context, transaction: Id, is_dry: DryRun = False, is_sure: Yes = False
 ) -> None:
-    """Roll an open transaction back: nobody receives its message.
+    """Roll an open transaction back: its message is never delivered.
 
     A repeated rollback succeeds.
 
@@ -156,7 +156,7 @@ def check_transaction(
 ) -> None:
     """Ask a producer of the topic for the decision now, not at the next check.
 
-    The check counts as one of the attempts of the transaction.
+    The check counts as an attempt.
 
     Example: tidemill transaction check AQABAAAAAAAAAGTnQzWbq2Vc9g --yes
     """

@@ -151,6 +151,10 @@ KNOWN_KEYS = frozenset(
         "transaction_outcome_memory_ms",
         "transaction_outcomes_max",
         "topics_max",
+        "transaction_checks_per_second",
+        "transaction_open_max",
+        "transaction_outcome_memory_ms",
+        "transaction_outcomes_max",
         "unready_after_ms",
     ]
 )
