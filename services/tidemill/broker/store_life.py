@@ -25,7 +25,6 @@ from tidemill.broker.metrics.retention_metrics import RetentionMetrics
 from tidemill.broker.metrics.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.metrics.timer_metrics import TimerMetrics
 from tidemill.broker.metrics.traffic import Traffic
-from tidemill.broker.metrics.transaction_metrics import TransactionMetrics
 from tidemill.broker.server.grpc_server import broker_server
 from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.replicas.mending import Mender
@@ -214,8 +213,7 @@ class BrokerProcess:
             mending(mender),
             members.running(),
         ):
-            registry.register(server.collect)
-            TransactionMetrics(registry, rounds, server.checks)
+            server.register(registry, rounds)
             self._announce(server.address, metrics.url)
             readiness.phase = "serving"
             await self._wait_for_stop(rounds, is_alone=replicas is None)

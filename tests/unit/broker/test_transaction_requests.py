@@ -194,12 +194,13 @@ def test_a_check_of_an_operator_is_due_at_once_and_is_audited() -> None:
     async def scenario(world: AdminWorld) -> None:
         (known,) = (one.transaction_id for one in (await world.find()).transactions)
         assert not (await world.change(known, CHECK, is_dry=True)).has_producer
-        assert list(world.world.engine.transactions.checks.due) == []
+        assert world.world.engine.half_checks.due == {}
         report = pb.ProducerReport(producers=[pb.PublishingClient(client_id="p", topics=[TOPIC])])
         world.producers.note(Proxy(), report)
         done = await world.change(known, CHECK)
         assert done.has_producer
-        assert list(world.world.engine.transactions.checks.due) == [done.before.half_id]
+        due = world.world.engine.half_checks.due
+        assert [list(line) for line in due.values()] == [[done.before.half_id]]
         (record,) = world.audited()
         assert record["after"] == {"checkRequested": True}
 

@@ -29,8 +29,8 @@ class MeteredChecks(Protocol):
         """Checks by topic id and result."""
         ...
 
-    def count_parked(self) -> Counter[str]:
-        """Return the half messages that wait for a producer, by topic."""
+    def find_without_producer(self) -> set[TopicId]:
+        """Return the topics with due checks and without a connected producer."""
         ...
 
 
@@ -110,7 +110,7 @@ class TransactionMetrics:
         yield family
 
     def _collect_checks(self) -> Iterator[Metric]:
-        results, parked = self._checks.results, self._checks.count_parked()
+        results, waiting_ids = self._checks.results, self._checks.find_without_producer()
         opened = self._rounds.engine.transaction_table.open_by_topic
         checks = CounterMetricFamily(
             "rocketmq_transaction_checks_total",
@@ -120,15 +120,14 @@ class TransactionMetrics:
         )
         waiting = GaugeMetricFamily(
             "rocketmq_transaction_waiting_messages",
-            "Half messages with a due check and without a connected producer of their topic.",
+            "Open half messages of a topic with due checks and without a connected producer.",
             labels=("topic",),
         )
         for topic_id, name in self._shown(dict.fromkeys(topic_id for topic_id, _ in results)):
             for result in CHECK_RESULTS:
                 checks.add_metric((name, result), results.get((topic_id, result), 0))
-            # Parked half messages that have ended are removed later.
-            topic = self._rounds.engine.catalog.topic_name(topic_id)
-            waiting.add_metric((name,), min(parked[topic], opened.get(topic_id, 0)))
+            count = opened.get(topic_id, 0) if topic_id in waiting_ids else 0
+            waiting.add_metric((name,), count)
             yield from full_parts(checks, waiting)
         yield from (checks, waiting)
 

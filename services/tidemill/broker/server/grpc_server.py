@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.metrics.transaction_metrics import TransactionMetrics
 from tidemill.broker.server.admin.audit import AuditAdmin
 from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
@@ -29,6 +30,7 @@ from tidemill.broker.server.replicas.streams import STREAM
 from tidemill.broker.server.transactions.check_back import CheckBack
 from tidemill.broker.server.transactions.producers import Producers
 from tidemill.common.clock import SystemClock
+from tidemill.common.metrics import Registry
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.transport.aio import health, metrics
 from tidemill.transport.aio.call import RpcMethod, bidirectional
@@ -90,7 +92,7 @@ class BrokerServer:
         quotas: QuotaService,
         checks: CheckBack,
     ) -> None:
-        self.checks = checks
+        self._checks = checks
         self._quotas = quotas
         self._server = server
         self._health = serving
@@ -100,8 +102,12 @@ class BrokerServer:
         """The address of the server."""
         return self._server.address
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the transport and of quotas."""
+    def register(self, registry: Registry, rounds: Rounds) -> None:
+        """Export the metrics of the transport, of quotas and of transactions."""
+        registry.register(self._collect)
+        TransactionMetrics(registry, rounds, self._checks)
+
+    def _collect(self) -> Iterator[Metric]:
         yield from metrics.collect(self._server)
         yield from self._quotas.collect()
 

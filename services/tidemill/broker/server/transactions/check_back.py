@@ -90,6 +90,15 @@ class CheckBack:
         if self._rounds.engine.half_checks.due:
             self._wake.set()
 
+    def find_without_producer(self) -> set[TopicId]:
+        """Return the topics with due checks and without a connected producer."""
+        engine = self._rounds.engine
+        return {
+            topic_id
+            for topic_id in engine.half_checks.unlisted
+            if engine.catalog.topic_name(topic_id) not in self._producers
+        }
+
     async def _run(self) -> None:
         await self._rounds.wait_until_master()
         while True:
