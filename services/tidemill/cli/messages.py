@@ -92,11 +92,16 @@ def send_message(
     group: Annotated[
         str | None, typer.Option(help="Message group; its messages stay in order.")
     ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(min=0, help="Priority on a PRIORITY topic; a higher one is delivered first."),
+    ] = None,
 ) -> None:
     """Send a message, at once or for a later time.
 
     The type of the topic must be NORMAL or MIXED; with a delay DELAY or MIXED, with a message group
-    FIFO or MIXED. `tidemill timer` cancels or reschedules a delayed message until it is due.
+    FIFO or MIXED, with a priority PRIORITY. `tidemill timer` cancels or reschedules a delayed
+    message until it is due.
 
     Examples:
     * `tidemill message send orders "hello" --tag new --key order-17`
@@ -118,6 +123,7 @@ def send_message(
         "keys": keys,
         "properties": _properties(properties or []),
         "messageGroup": group,
+        "priority": priority,
     }
     given = {name: value for name, value in fields.items() if value is not None}
     sent = call(context, "POST", f"/topics/{segment(topic)}/messages", body=given)

@@ -118,7 +118,7 @@ Force = Annotated[
     bool, typer.Option("--force", help="Change the type even of a topic with messages.")
 ]
 
-UNSERVED = {TopicTypeName.PRIORITY, TopicTypeName.LITE}
+UNSERVED = {TopicTypeName.LITE}
 
 
 @app.command("list")

@@ -45,6 +45,7 @@ _BORN_TIMESTAMP = bytes_header(7)
 _BORN_HOST = bytes_header(8)
 _MESSAGE_GROUP = bytes_header(17)
 _TRACE_CONTEXT = bytes_header(18)
+_PRIORITY = varint_header(22)
 
 # Tags are few and short. A tag of kilobytes is allowed and would waste the cache.
 _CACHED_CHARS_MAX = 128
@@ -119,6 +120,9 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
         limits.TRACE_CONTEXT.check_text(properties.trace_context)
         trace_context = properties.trace_context.encode()
         parts += (_TRACE_CONTEXT, varint(len(trace_context)), trace_context)
+    if properties.HasField("priority"):
+        # Also a 0: the consumer gets what the producer sent.
+        parts += (_PRIORITY, varint(properties.priority))
     system_wire = b"".join(parts)
     if len(system_wire) > stored_message.SYSTEM_WIRE_SIZE_MAX or len(keys) >= _KEY_HASHES_MAX:
         raise PropertiesTooLarge(

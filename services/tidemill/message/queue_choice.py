@@ -33,6 +33,14 @@ class RoundRobin:
         return next(self._turns) % queues
 
 
+def level_of(priority: int, *, queues: int) -> int:
+    """Return the level of a message on a PRIORITY topic: the id of its queue.
+
+    Invariant: every process and every release returns the same level for a number of queues.
+    """
+    return min(priority, queues - 1)
+
+
 def queue_of_message_group(message_group: str, *, queues: int) -> int:
     """Return the queue of every message of a message group.
 

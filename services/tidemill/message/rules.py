@@ -58,10 +58,10 @@ _ACCEPTED_TYPES: dict[int, list[v2.MessageType.ValueType]] = {
     link_pb2.TOPIC_TYPE_DELAY: [v2.DELAY],
     link_pb2.TOPIC_TYPE_TRANSACTION: [v2.TRANSACTION],
     link_pb2.TOPIC_TYPE_LITE: [v2.LITE],
-    link_pb2.TOPIC_TYPE_PRIORITY: [v2.PRIORITY],
+    link_pb2.TOPIC_TYPE_PRIORITY: [v2.PRIORITY, v2.NORMAL, v2.DELAY],
     link_pb2.TOPIC_TYPE_MIXED: [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION],
 }
-SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION})
+SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION, v2.PRIORITY})
 
 
 def check_message(message: v2.Message) -> None:
@@ -183,7 +183,8 @@ def check_item(blob: bytes, item_bytes_max: int) -> None:
 def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
     """Return the type that the properties of a message imply.
 
-    Raises MessageTypeConflict if the properties contradict each other or the declared type.
+    Raises MessageTypeConflict if the properties contradict each other or the declared type, and
+    BadRequest for a negative priority.
     """
     declared = properties.message_type
     found: list[v2.MessageType.ValueType] = []
@@ -195,7 +196,11 @@ def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
     if properties.HasField("lite_topic"):
         found.append(v2.LITE)
     if properties.HasField("priority"):
-        found.append(v2.PRIORITY)
+        if properties.priority < 0:
+            raise BadRequest(f"priority is {properties.priority}; it must be 0 or higher")
+        # A delayed message with a priority has type DELAY, and its topic must be a PRIORITY topic.
+        if found != [v2.DELAY]:
+            found.append(v2.PRIORITY)
     if declared == v2.TRANSACTION:
         found.append(v2.TRANSACTION)
     if len(found) > 1:
@@ -211,12 +216,27 @@ def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
         )
     if declared == derived:
         return derived
+    if properties.HasField("priority"):
+        if derived == v2.DELAY and declared == v2.PRIORITY:
+            return derived
+        if derived == v2.PRIORITY and declared == v2.NORMAL and not properties.priority:
+            return declared  # Node.js declares the type NORMAL for a priority of 0.
     if declared not in (v2.MESSAGE_TYPE_UNSPECIFIED, derived):
         raise MessageTypeConflict(
             f"the message declares type {type_name(declared)}, and its properties imply"
             f" {type_name(derived)}"
         )
     return derived
+
+
+def type_for_topic(
+    kind: v2.MessageType.ValueType, properties: v2.SystemProperties
+) -> v2.MessageType.ValueType:
+    """Return the type that a topic must accept to store a message of type `kind`.
+
+    Only a topic of type PRIORITY stores a delayed message with a priority.
+    """
+    return v2.PRIORITY if properties.HasField("priority") else kind
 
 
 def first_check_ms(properties: v2.SystemProperties) -> int:
@@ -250,11 +270,18 @@ def advertised_types(topic_type: link_pb2.TopicType.ValueType) -> list[v2.Messag
 def check_type(
     kind: v2.MessageType.ValueType, topic: str, topic_type: link_pb2.TopicType.ValueType
 ) -> None:
-    """Raise MessageTypeConflict or NotBuilt unless `topic` accepts messages of this type."""
+    """Raise MessageTypeConflict or NotBuilt unless `topic` accepts messages of this type.
+
+    `kind` is `type_for_topic` of the message.
+    """
     if kind not in accepted_types(topic_type):
         accepted = ", ".join(type_name(accepted) for accepted in accepted_types(topic_type))
         text = f"the topic {topic} accepts messages of type {accepted}, not {type_name(kind)}"
-        if kind in accepted_types(link_pb2.TOPIC_TYPE_MIXED):
+        if kind == v2.PRIORITY:
+            text += f"; to accept priorities, run `tidemill topic create {topic} --type PRIORITY`"
+        elif topic_type != link_pb2.TOPIC_TYPE_PRIORITY and kind in accepted_types(
+            link_pb2.TOPIC_TYPE_MIXED
+        ):
             text += f"; to accept both, run `tidemill topic create {topic} --type MIXED`"
         raise MessageTypeConflict(text)
     if kind not in SERVED_TYPES:

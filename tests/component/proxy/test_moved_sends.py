@@ -19,13 +19,20 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 NAMES = ("broker-0", "broker-1")
 
 
-def run(scenario: Callable[[ProxyWorld, MemoryBroker, MemoryBroker], Awaitable[None]]) -> None:
-    """Run `scenario` with a home broker, a follower, and a proxy that knows both."""
+def run(
+    scenario: Callable[[ProxyWorld, MemoryBroker, MemoryBroker], Awaitable[None]],
+    *,
+    kind: int = pb.TOPIC_TYPE_MIXED,
+) -> None:
+    """Run `scenario` with a home broker, a follower, and a proxy that knows both.
+
+    `kind` is the type of their topic.
+    """
 
     async def main() -> None:
         async with asyncio.timeout(20), AsyncExitStack() as stack:
             brokers = [await stack.enter_async_context(MemoryBroker().serving()) for _ in NAMES]
-            join(brokers)
+            join(brokers, kind=kind)
             settings = ProxySettings(brokers=[broker.address for broker in brokers])
             world = ProxyWorld(brokers[0], settings)
             await stack.enter_async_context(world.cluster.running())
@@ -36,17 +43,17 @@ def run(scenario: Callable[[ProxyWorld, MemoryBroker, MemoryBroker], Awaitable[N
     asyncio.run(main())
 
 
-def join(brokers: list[MemoryBroker]) -> None:
+def join(brokers: list[MemoryBroker], *, kind: int) -> None:
     """Make the first broker the home. All brokers have one topic, each under its own id."""
     home = Home(cluster_id="c", name=NAMES[0], address=brokers[0].address)
     placements = tuple([(name, 8) for name in NAMES])
     brokers[1].engine.put_group("so that ids differ")
-    of_home = brokers[0].engine.put_topic("topic")
+    of_home = brokers[0].engine.put_topic("topic", kind=kind)
     for name, broker in zip(NAMES, brokers, strict=True):
         catalog = broker.engine.catalog
         catalog.broker_name, catalog.membership.home = name, home
         is_home = broker is brokers[0]
-        own = of_home if is_home else broker.engine.put_topic("topic")
+        own = of_home if is_home else broker.engine.put_topic("topic", kind=kind)
         own = replace(own, home_id=0 if is_home else of_home.id, placements=placements)
         catalog.topics["topic"] = own
         broker.engine.take_config_changes()  # The first configuration includes them.
@@ -172,3 +179,25 @@ def test_a_rejection_does_not_hide_an_unknown_outcome() -> None:
         return world.cluster.find_topic("topic")
 
     run(scenario)
+
+
+def test_messages_of_all_levels_rotate_over_the_broker_groups() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        for number in range(8):
+            answer = await world.send(message(message_id=f"m{number}", priority=number // 2))
+            assert answer.status.code == v2.OK
+        for broker in (home, follower):
+            assert [each.queue_id for each in broker.engine.log] == [0, 1, 2, 3]
+
+    run(scenario, kind=pb.TOPIC_TYPE_PRIORITY)
+
+
+def test_a_moved_message_keeps_its_level() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.failures["append"] = pb.Failure(error="DiskFull", message="full")
+        for number in range(4):
+            answer = await world.send(message(message_id=f"m{number}", priority=5))
+            assert answer.status.code == v2.OK
+        assert [each.queue_id for each in home.engine.log] == [5] * 4
+
+    run(scenario, kind=pb.TOPIC_TYPE_PRIORITY)

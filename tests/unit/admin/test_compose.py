@@ -109,3 +109,17 @@ def test_the_rules_for_messages_of_clients_apply(
 ) -> None:
     with pytest.raises(error):
         composer().compose("topic", NewMessage.model_validate(fields))
+
+
+@pytest.mark.parametrize("priority", [0, 7, (1 << 31) - 1])
+def test_a_priority_is_stored_as_sent(priority: int) -> None:
+    blob = composer().compose("orders", NewMessage(body="b", priority=priority)).blob
+    fields = stored_message.decode(blob)
+    system = v2.SystemProperties.FromString(blob[fields.system_at : fields.user_at])
+    assert (system.message_type, system.HasField("priority")) == (v2.PRIORITY, True)
+    assert system.priority == priority
+
+
+def test_a_priority_with_a_message_group_is_a_conflict() -> None:
+    with pytest.raises(MessageTypeConflict):
+        composer().compose("orders", NewMessage(body="b", priority=1, message_group="g"))

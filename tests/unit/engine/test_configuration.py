@@ -183,3 +183,18 @@ def test_topics_and_groups_are_created_by_their_use_as_each_setting_says(
     ):
         with contextlib.nullcontext() if is_allowed else pytest.raises(error):
             ensure(*missing, world.now_ms)
+
+
+def test_a_priority_topic_has_eight_levels_by_default_and_at_most_32() -> None:
+    world = World(default_queues=16)
+    administration, now_ms = world.engine.administration, world.now_ms
+    priority = TopicType.PRIORITY
+    assert administration.put_topic("t", type_=priority, queues=0, now_ms=now_ms).queues == 8
+    assert administration.put_topic("t", type_=None, queues=32, now_ms=now_ms).queues == 32
+    with pytest.raises(Conflict, match="at most 32 queues, one for each level, not 33"):
+        administration.put_topic("t", type_=None, queues=33, now_ms=now_ms)
+    with pytest.raises(Conflict, match="only grow"):
+        administration.put_topic("t", type_=None, queues=8, now_ms=now_ms)
+    administration.put_topic("wide", type_=TopicType.NORMAL, queues=33, now_ms=now_ms)
+    with pytest.raises(Conflict, match="at most 32 queues"):
+        administration.put_topic("wide", type_=priority, queues=0, now_ms=now_ms)

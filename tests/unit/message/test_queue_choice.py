@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tidemill.message.queue_choice import (
     RoundRobin,
     broker_queue_of_message_group,
+    level_of,
     queue_of_message_group,
 )
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -50,3 +51,9 @@ def test_a_message_group_has_one_queue_among_all_broker_groups() -> None:
     for n in range(100):
         place = broker_queue_of_message_group(f"order-{n}", placements)
         assert place == flat[queue_of_message_group(f"order-{n}", queues=len(flat))]
+
+
+def test_a_level_is_the_priority_up_to_the_last_queue() -> None:
+    priorities = (0, 1, 7, 8, (1 << 31) - 1)
+    assert [level_of(priority, queues=8) for priority in priorities] == [0, 1, 7, 7, 7]
+    assert [level_of(priority, queues=1) for priority in priorities] == [0] * 5

@@ -60,7 +60,7 @@ def test_a_system_topic_is_read_only() -> None:
         (link_pb2.TOPIC_TYPE_DELAY, [v2.DELAY]),
         (link_pb2.TOPIC_TYPE_TRANSACTION, [v2.TRANSACTION]),
         (link_pb2.TOPIC_TYPE_LITE, [v2.LITE]),
-        (link_pb2.TOPIC_TYPE_PRIORITY, [v2.PRIORITY]),
+        (link_pb2.TOPIC_TYPE_PRIORITY, [v2.PRIORITY, v2.NORMAL, v2.DELAY]),
         (link_pb2.TOPIC_TYPE_MIXED, [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION]),
         (link_pb2.TOPIC_TYPE_UNSPECIFIED, [v2.NORMAL]),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field, StrictInt
 
@@ -43,6 +43,9 @@ Base64 = Annotated[
         }
     ),
 ]
+
+
+PRIORITY_MAX: Final = (1 << 31) - 1  # an int32 of the protocol
 
 
 class MessageEventView(Schema):
@@ -120,6 +123,13 @@ class NewMessage(ExclusiveSchema):
     delay_ms: StrictInt | None = Field(
         None, ge=0, le=EXACT_MAX, description="Delay of the delivery after storage, in ms."
     )
+    priority: StrictInt | None = Field(
+        None,
+        ge=0,
+        le=PRIORITY_MAX,
+        description="A message with a higher priority is delivered earlier. Only topics of type"
+        " PRIORITY accept it.",
+    )
     delay_level: StrictInt | None = Field(
         None,
         ge=1,
@@ -159,7 +169,8 @@ class MessageView(Schema):
     queue_id: int = Field(description="Queue of this copy, from 0.")
     queue_offset: int = Field(description="Offset in the queue.")
     log_offset: int = Field(description="Offset of its record in the log.")
-    message_type: str = Field(description="NORMAL, FIFO or DELAY.")
+    message_type: str = Field(description="NORMAL, FIFO, DELAY, TRANSACTION or PRIORITY.")
+    priority: int | None = Field(None, description="Priority of the message, as sent.")
     tag: str | None = Field(None, description="Tag of the message.")
     keys: list[str] | None = Field(
         None, description="Keys of the message. Missing if the body is hidden."

@@ -56,6 +56,8 @@ class Composer:
             body_encoding=v2.IDENTITY,
             born_host=self._host,
         )
+        if new.priority is not None:
+            properties.priority = new.priority
         delay_ms = _delay_ms(new)
         is_delayed = delay_ms is not None or new.due_at_ms is not None
         if is_delayed:

@@ -35,6 +35,7 @@ def message_of(
         message_type=v2.MessageType.Name(system.message_type),
         tag=system.tag if system.HasField("tag") else None,
         message_group=system.message_group if system.HasField("message_group") else None,
+        priority=system.priority if system.HasField("priority") else None,
         born_at_ms=fields.born_at_ms,
         born_host=system.born_host,
         stored_at_ms=found.stored_at_ms,

@@ -27,7 +27,11 @@ from tidemill.common.errors import (
 )
 from tidemill.common.readiness import PeerStatus
 from tidemill.message.client_key import ClientKey
-from tidemill.message.queue_choice import broker_queue_of_message_group, queue_of_message_group
+from tidemill.message.queue_choice import (
+    broker_queue_of_message_group,
+    level_of,
+    queue_of_message_group,
+)
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
@@ -67,6 +71,7 @@ class SendTarget(NamedTuple):
     topic_id: int  # at this broker group; 0 if it does not know the topic yet
     queue_id: int
     may_move: bool = False  # whether another broker group may store the message instead
+    priority: int | None = None  # of a message of a PRIORITY topic, which decides its queue
 
 
 class RouteQueues(NamedTuple):
@@ -236,6 +241,18 @@ class BrokerCluster:
         lap, position = divmod(turn, len(up) or len(untried))
         broker, topic_id, queues = (up or untried)[position]
         return SendTarget(broker, topic_id, lap % queues, may_move=len(up) > 1)
+
+    def choose_level(
+        self, topic: link_pb2.TopicConfig, priority: int, *, tried: Collection[LinkedGroup] = ()
+    ) -> SendTarget:
+        """Choose the broker group of a message on a PRIORITY topic. Its queue is its level.
+
+        Raises BrokerUnreachable if all broker groups were tried.
+        """
+        target = self.choose_target(topic, "", tried=tried)
+        own = target.broker.find_topic(topic)
+        queues = topic.queues if own is None else own.queues
+        return target._replace(queue_id=level_of(priority, queues=queues), priority=priority)
 
     def _target_of_group(self, topic: link_pb2.TopicConfig, message_group: str) -> SendTarget:
         """Return the target of a message group, which does not depend on the state of links."""

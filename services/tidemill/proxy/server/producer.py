@@ -33,6 +33,7 @@ from tidemill.message.rules import (
     check_type,
     first_check_ms,
     message_type,
+    type_for_topic,
 )
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
 from tidemill.proxy.cluster.linked_group import open_recall, open_transaction
@@ -236,7 +237,10 @@ class Producer:
         properties = message.system_properties
         blob = self._encode(topic, message, now_ms)
         message_group = properties.message_group
-        target = self._cluster.choose_target(topic, message_group)
+        if topic.type == link_pb2.TOPIC_TYPE_PRIORITY:
+            target = self._cluster.choose_level(topic, properties.priority)
+        else:
+            target = self._cluster.choose_target(topic, message_group)
         is_delayed = properties.HasField("delivery_timestamp")
         if properties.message_type == v2.TRANSACTION:
             # It has one transaction id, so it is stored at one broker group, and once.
@@ -285,7 +289,7 @@ class Producer:
             if message_group in rejected_groups:
                 # Later messages of a message group may not overtake a rejected one.
                 raise Overloaded("an earlier message of this message group was rejected; retry")
-            broker, topic_id, queue_id, may_move = target
+            broker, topic_id, queue_id, may_move, _ = target
             if may_move:
                 stored = await self._store_anywhere(call, topic, target, blob)
                 broker, (queue_offset, due_at_ms), may_be_elsewhere = stored
@@ -315,7 +319,7 @@ class Producer:
 
     async def _store_half(self, call: Call, topic: link_pb2.TopicConfig, send: _Send) -> Outcome:
         """Store one half message at the broker group of its target."""
-        broker, topic_id, queue_id, _ = send.target
+        broker, topic_id, queue_id, _, _ = send.target
         if not broker.link.configuration.serves_transactions:
             status = status_of(
                 VersionUnsupported(
@@ -401,7 +405,10 @@ class Producer:
             else:
                 return _Stored(target.broker, appended, may_be_elsewhere=unknown is not None)
             try:
-                target = self._cluster.choose_target(topic, "", tried=tried)
+                if target.priority is None:
+                    target = self._cluster.choose_target(topic, "", tried=tried)
+                else:
+                    target = self._cluster.choose_level(topic, target.priority, tried=tried)
             except BrokerUnreachable as error:
                 # No broker group remains to try; one of those tried may have stored the message.
                 raise unknown or error from None
@@ -423,7 +430,7 @@ def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> by
     check_message(message)
     properties = message.system_properties
     kind = message_type(properties)
-    check_type(kind, topic.name, topic.type)
+    check_type(type_for_topic(kind, properties), topic.name, topic.type)
     if properties.body_encoding not in _ENCODINGS:
         raise BadRequest(f"the body encoding {properties.body_encoding} is unknown")
     return encode_stored(message, message_type=kind, now_ms=now_ms)

@@ -24,6 +24,7 @@ from tidemill.broker.engine.metadata.catalog import (
     group_item,
     topic_item,
 )
+from tidemill.broker.engine.metadata.priority import LEVELS_DEFAULT, LEVELS_MAX, PRIORITY_LEVEL
 from tidemill.broker.engine.metadata.pull_offsets import (
     FEW_OFFSETS,
     FORGOTTEN,
@@ -202,14 +203,15 @@ class Administration:
         old = self._catalog.find_topic(name)
         if old is None:
             self._quota.check_topics(len(self._catalog.topics))
+            queues = queues or self._default_queues_of(type_)
             topic = Topic(
                 id=TopicId(self._catalog.next_id),
                 version=1,
                 name=name,
                 type=type_ or TopicType.MIXED,
-                queues=queues or self._default_queues,
+                queues=queues,
                 delivery_spread_ms=delivery_spread_ms or 0,
-                placements=self._catalog.membership.placements(queues or self._default_queues),
+                placements=self._catalog.membership.placements(queues),
                 created_at_ms=self._created_at_ms(now_ms),
                 retention=retention.apply_to(BROKER_DEFAULT),
                 transaction=transaction.apply_to(DEFAULT_POLICY),
@@ -245,10 +247,18 @@ class Administration:
                 topic = replace(topic, placements=tuple([(name, topic.queues) for name in names]))
             if topic.type is not old.type and not is_forced:
                 self._check_empty(old, topic.type)
+        if topic.type is TopicType.PRIORITY and topic.queues > LEVELS_MAX:
+            raise Conflict(
+                f"a topic of type PRIORITY has at most {LEVELS_MAX} queues, one for each level, not"
+                f" {topic.queues}"
+            )
         self._check_levels(topic)
         if not is_dry:
             self._put(topic_item(topic), now_ms)
         return topic
+
+    def _default_queues_of(self, type_: TopicType | None) -> int:
+        return LEVELS_DEFAULT if type_ is TopicType.PRIORITY else self._default_queues
 
     def _check_levels(self, topic: Topic) -> None:
         """Raise Conflict if a topic has a setting that a broker group cannot know yet."""
@@ -256,6 +266,8 @@ class Administration:
             self._check_level("a retention of a topic", RETENTION_LEVEL)
         if topic.transaction != DEFAULT_POLICY:
             self._check_level("a transaction policy of a topic", TRANSACTION_LEVEL)
+        if topic.type is TopicType.PRIORITY:
+            self._check_level("a topic of type PRIORITY", PRIORITY_LEVEL)
 
     def _check_level(self, setting: str, level: int) -> None:
         behind = self._groups_below(level)

@@ -6,7 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from google.protobuf.message import DecodeError
+
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.queries.queue_reader import committed_end, describe
 from tidemill.broker.server.admin.lookup import (
     check_existence,
@@ -26,7 +29,7 @@ from tidemill.common.errors import (
 )
 from tidemill.common.slices import run_slices
 from tidemill.message import stored_message
-from tidemill.message.queue_choice import RoundRobin, queue_of_message_group
+from tidemill.message.queue_choice import RoundRobin, level_of, queue_of_message_group
 from tidemill.message.rules import check_type
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 READ_MAX: Final = 256  # messages of one read, even if a request wants more
 READ_BYTES_MAX: Final = 4 << 20  # of one read; one larger message is still returned
+_TYPES_WITH_PRIORITY: Final = frozenset({v2.PRIORITY, v2.DELAY})
 FOUND_MESSAGES_MAX: Final = 256  # messages of one search, even if a request wants more
 
 
@@ -61,6 +65,8 @@ class MessageAdmin:
             fields = _decode(request.blob)
             message_group = _message_group_of(request.blob, fields)
             kind = v2.MessageType.ValueType(fields.message_type)
+            priority = _priority_of(request.blob, fields)
+            required = kind if priority is None else v2.PRIORITY
             exists = engine.catalog.find_topic(request.topic) is not None
             check_existence(request.existence, request.topic, is_topic=True, exists=exists)
             has_delay = request.HasField("delay_ms")
@@ -68,7 +74,7 @@ class MessageAdmin:
                 raise BadRequest("a delay needs a message of type DELAY")
             if not exists:
                 # A rejected message must not create its topic.
-                check_type(kind, request.topic, pb.TOPIC_TYPE_MIXED)
+                check_type(required, request.topic, pb.TOPIC_TYPE_MIXED)
                 engine.commands.check_first(
                     request.blob,
                     crc32(request.blob),
@@ -77,8 +83,11 @@ class MessageAdmin:
                 )
             with audited(engine, request, after={"createdByUse": True}, action=CREATE):
                 topic = use_topic(engine, request.topic, turn.now_ms)
-            check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))
-            queue_id = self._choose_queue(request, message_group, topic)
+            check_type(required, topic.name, pb.TopicType.ValueType(topic.type))
+            if topic.type is TopicType.PRIORITY:
+                queue_id = level_of(priority or 0, queues=topic.queues)
+            else:
+                queue_id = self._choose_queue(request, message_group, topic)
             facts = {"messageId": stored_message.message_id_of(request.blob), "queue": queue_id}
             with audited(engine, request, after={**facts, "bytes": len(request.blob)}):
                 queue_offset, due_at_ms = engine.commands.send(
@@ -177,6 +186,19 @@ def _message_group_of(blob: bytes, fields: stored_message.StoredMessage) -> str:
         return blob[group_at : group_at + fields.group_size].decode()
     except UnicodeDecodeError:
         raise MessageCorrupted("the message group is not UTF-8") from None
+
+
+def _priority_of(blob: bytes, fields: stored_message.StoredMessage) -> int | None:
+    """Return the priority of a message; None if it has none."""
+    if fields.message_type not in _TYPES_WITH_PRIORITY:
+        return None
+    try:
+        properties = v2.SystemProperties.FromString(blob[fields.system_at : fields.user_at])
+    except DecodeError:
+        raise MessageCorrupted("the system properties are not valid") from None
+    if properties.priority < 0:
+        raise BadRequest(f"priority is {properties.priority}; it must be 0 or higher")
+    return properties.priority if properties.HasField("priority") else None
 
 
 def _decode(blob: bytes) -> stored_message.StoredMessage:
