@@ -28,7 +28,7 @@ from tidemill.cli.rest import (
 )
 from tidemill.common.clock import SystemClock
 from tidemill.common.exit_codes import EXIT_REFUSED
-from tidemill.common.prompts import confirm, fail
+from tidemill.common.prompts import confirm, fail, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import INSTANT, age, from_now, instant_ms
 
@@ -38,11 +38,23 @@ app = typer.Typer(
 
 LOCKS_SHOWN = 20  # locked queues with the largest backlog; --output json shows all
 WAITS_SHOWN_MAX = 4  # waits of a retry policy: the first and the last; --output json shows all
+STRICT_FACTOR = 100  # priority factor without a share for low levels
 QUEUES_SHOWN_MAX = 8  # queues in the question before a reset
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Name = Annotated[str, typer.Argument(help="Name of the consumer group.", callback=in_namespace)]
+
+
+PriorityFactor = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=STRICT_FACTOR,
+        help="Percentage of messages of a PRIORITY topic by priority; the others are the oldest of"
+        " lower levels. New group: 90.",
+    ),
+]
 
 
 class Order(StrEnum):
@@ -95,6 +107,7 @@ def create_group(
         TopicEnd | None,
         typer.Option(help="Start of a group that has read nothing yet. Default: earliest."),
     ] = None,
+    priority_factor: PriorityFactor = None,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
@@ -111,6 +124,7 @@ def create_group(
         "maxAttempts": max_attempts,
         "retry": {"customized": {"nextMs": retry_ms}} if retry_ms else None,
         "startFrom": start_from.value if start_from else None,
+        "priorityFactor": priority_factor,
     }
     given = {key: value for key, value in body.items() if value is not None}
     path = f"/groups/{segment(name)}"
@@ -129,9 +143,25 @@ def create_group(
                 f" {max_attempts}? A message that has used them up becomes a dead letter when it is"
                 f" due."
             )
-    group = call(context, "PUT", path, body=given)
+    _put(context, name, given)
+
+
+@app.command("set")
+def set_group(context: typer.Context, name: Name, priority_factor: PriorityFactor = None) -> None:
+    """Change a consumer group. Settings without an option stay.
+
+    Example: tidemill group set billing --priority-factor 90
+    """
+    call(context, "GET", f"/groups/{segment(name)}")  # Ends the command if it is missing.
+    _put(context, name, {} if priority_factor is None else {"priorityFactor": priority_factor})
+
+
+def _put(context: typer.Context, name: str, given: Json) -> None:
+    group = call(context, "PUT", f"/groups/{segment(name)}", body=given)
     before = None if group["isNew"] else group.get("before", group)
     say(context, group, f"group {name}: {change_of(before, group)}")
+    if group.get("priorityFactor") == STRICT_FACTOR:
+        warn(f"with factor {STRICT_FACTOR}, messages of low priority can wait without end")
 
 
 def change_of(before: Json, group: Json) -> str:
@@ -144,8 +174,11 @@ def change_of(before: Json, group: Json) -> str:
     retry = ""
     if before["retry"] != group["retry"]:
         retry = f", retry {_retry(before['retry'])} -> {_retry(group['retry'])}"
-    word = "changed" if "->" in attempts + retry else "is there, unchanged"
-    return f"{word}: {group['deliveryOrder']}, {attempts}{retry}"
+    factor = ""
+    if before.get("priorityFactor") != group.get("priorityFactor"):
+        factor = f", priority factor {before['priorityFactor']} -> {group['priorityFactor']}"
+    word = "changed" if "->" in attempts + retry + factor else "is there, unchanged"
+    return f"{word}: {group['deliveryOrder']}, {attempts}{retry}{factor}"
 
 
 @app.command("show")
@@ -160,6 +193,7 @@ def show_group(context: typer.Context, name: Name) -> None:
         ("attempts", group["maxAttempts"]),
         ("retry", _retry(group["retry"])),
         ("starts from", group["startFrom"]),
+        ("priority factor", group.get("priorityFactor", "-")),
     ]
     rows += [("conflict", conflict_text(each)) for each in group.get("conflicts") or ()]
     show(context, group, ("GROUP", name), rows)

@@ -7,8 +7,8 @@ import contextlib
 import pytest
 
 from tests.support.worlds.engine_world import GROUP, World
-from tidemill.broker.engine.metadata.catalog import TopicType
-from tidemill.common.errors import Conflict, GroupNotFound, TopicNotFound
+from tidemill.broker.engine.metadata.catalog import TopicType, decode_group, group_item
+from tidemill.common.errors import BadRequest, Conflict, GroupNotFound, TopicNotFound
 
 
 def test_a_dead_letter_topic_can_be_watched_before_the_first_dead_letter() -> None:
@@ -198,3 +198,29 @@ def test_a_priority_topic_has_eight_levels_by_default_and_at_most_32() -> None:
     administration.put_topic("wide", type_=TopicType.NORMAL, queues=33, now_ms=now_ms)
     with pytest.raises(Conflict, match="at most 32 queues"):
         administration.put_topic("wide", type_=priority, queues=0, now_ms=now_ms)
+
+
+def test_a_priority_factor_survives_a_restart_and_a_default_is_not_written() -> None:
+    world = World()
+    administration = world.engine.administration
+    group = administration.put_group("g", now_ms=world.now_ms)
+    assert group.priority_factor == 90
+    assert "priority_factor" not in group_item(group)["group"]
+    group = administration.put_group("g", priority_factor=0, now_ms=world.now_ms)
+    assert decode_group(group_item(group)["group"]) == group
+    world.commit()
+    world.restart()
+    assert world.engine.catalog.find_group("g") == group
+    with pytest.raises(BadRequest, match="a priority factor is 0 to 100, not 101"):
+        world.engine.administration.put_group("g", priority_factor=101, now_ms=world.now_ms)
+
+
+def test_priorities_need_level_4_at_all_broker_groups() -> None:
+    world = World(feature_level=3)
+    administration, now_ms = world.engine.administration, world.now_ms
+    with pytest.raises(Conflict, match="needs feature level 4, and these broker groups are below"):
+        administration.put_topic("t", type_=TopicType.PRIORITY, queues=0, now_ms=now_ms)
+    with pytest.raises(Conflict, match="needs feature level 4, and these broker groups are below"):
+        administration.put_group("g", priority_factor=50, now_ms=now_ms)
+    assert not world.engine.catalog.groups
+    administration.put_group("g", priority_factor=90, now_ms=now_ms)

@@ -28,6 +28,11 @@ from tidemill.admin.json.topics import QueueView
 MAX_ATTEMPTS = "Deliveries before a message becomes a dead letter."
 RETRY = "Delay of a message before its next delivery."
 START_FROM = "Start position of the group in a topic."
+PRIORITY_FACTOR = (
+    "Percentage of the messages of a PRIORITY topic that are delivered by priority. The others are"
+    " the oldest ones of lower levels. At 100, lower levels can starve. At 0, priorities have no"
+    " effect."
+)
 REQUESTED_DRY_RUN = "Check the request and answer without a change."
 
 
@@ -80,6 +85,9 @@ class ConsumerGroupSettings(Schema):
         description=f"{START_FROM} It can change until the group has begun to read; then 409."
         " Default: earliest.",
     )
+    priority_factor: StrictInt | None = Field(
+        None, ge=0, le=100, description=f"{PRIORITY_FACTOR} Default: 90."
+    )
 
 
 class ConsumerGroupView(Schema):
@@ -90,6 +98,9 @@ class ConsumerGroupView(Schema):
     max_attempts: int = Field(description=MAX_ATTEMPTS)
     retry: RetryPolicyView = Field(description=RETRY)
     start_from: Literal["earliest", "latest"] = Field(description=START_FROM)
+    priority_factor: int | None = Field(
+        None, description=f"{PRIORITY_FACTOR} Missing while its broker has an older version."
+    )
 
 
 class ConsumerGroupDetailView(ConsumerGroupView):

@@ -74,6 +74,7 @@ def group_of(config: pb.GroupConfig) -> ConsumerGroupView:
         max_attempts=config.max_attempts,
         retry=retry,
         start_from="latest" if config.start_from_latest else "earliest",
+        priority_factor=config.priority_factor if config.HasField("priority_factor") else None,
     )
 
 

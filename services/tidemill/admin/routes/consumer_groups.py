@@ -89,6 +89,8 @@ async def put_group(
         requested_by=caller,
         audit=author.of(f"Group:{group}"),
     )
+    if settings.priority_factor is not None:
+        request.priority_factor = settings.priority_factor
     if settings.delivery_order is not None:
         is_fifo = settings.delivery_order is DeliveryOrder.FIFO
         request.delivery_order = (

@@ -24,7 +24,13 @@ from tidemill.broker.engine.metadata.catalog import (
     group_item,
     topic_item,
 )
-from tidemill.broker.engine.metadata.priority import LEVELS_DEFAULT, LEVELS_MAX, PRIORITY_LEVEL
+from tidemill.broker.engine.metadata.priority import (
+    FACTOR_DEFAULT,
+    LEVELS_DEFAULT,
+    LEVELS_MAX,
+    PRIORITY_LEVEL,
+    check_factor,
+)
 from tidemill.broker.engine.metadata.pull_offsets import (
     FEW_OFFSETS,
     FORGOTTEN,
@@ -382,6 +388,7 @@ class Administration:
         exponential: ExponentialRetry | None = None,
         customized_ms: Sequence[int] = (),
         start_from_latest: bool | None = None,
+        priority_factor: int | None = None,
         is_dry: bool = False,
         now_ms: int,
     ) -> ConsumerGroup:
@@ -390,6 +397,8 @@ class Administration:
         `is_dry` only checks. Raises Conflict, BadRequest.
         """
         _check_retry(max_attempts, exponential, customized_ms)
+        if priority_factor is not None:
+            check_factor(priority_factor)
         self.check_home()
         old = self._catalog.find_group(name)
         if old is not None and is_ordered is not None and is_ordered != old.is_ordered:
@@ -414,8 +423,12 @@ class Administration:
             group = replace(group, exponential=exponential)
         elif customized_ms:
             group = replace(group, exponential=None, customized_ms=tuple(customized_ms))
+        if priority_factor is not None:
+            group = replace(group, priority_factor=priority_factor)
         if old == group:
             return group
+        if group.priority_factor != FACTOR_DEFAULT:
+            self._check_level("a priority factor of a consumer group", PRIORITY_LEVEL)
         group = replace(group, version=group.version + 1)
         if not is_dry:
             self._put(group_item(group), now_ms)

@@ -24,6 +24,7 @@ from tidemill.broker.engine.metadata.catalog import (
     topic_item,
 )
 from tidemill.broker.engine.metadata.membership import Home, home_item
+from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT, PRIORITY_LEVEL
 from tidemill.broker.engine.metadata.topic_retention import BROKER_DEFAULT, RETENTION_LEVEL
 from tidemill.broker.engine.metadata.transaction_policy import DEFAULT_POLICY, TRANSACTION_LEVEL
 from tidemill.broker.engine.queries.inspection import Inspection
@@ -185,6 +186,9 @@ class Following:
                 known = None if other is known else known
         own_id = GroupId(catalog.next_id) if known is None else known.id
         group = replace(homes, id=own_id, home_id=homes.id)
+        if catalog.feature_level < PRIORITY_LEVEL:
+            # As for the settings of a topic.
+            group = replace(group, priority_factor=FACTOR_DEFAULT)
         own = catalog.groups.get(own_id)
         if own is not None and own.begun:
             begun = merge_beginnings(homes.begun, own.begun, catalog=catalog)

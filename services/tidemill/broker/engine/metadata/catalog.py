@@ -32,6 +32,7 @@ from tidemill.broker.engine.metadata.membership import (
     broker_group_item,
     home_item,
 )
+from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT
 from tidemill.broker.engine.metadata.pull_offsets import ITEM_PREFIX as PULL_PREFIX
 from tidemill.broker.engine.metadata.pull_offsets import PullOffsets, key_of, pull_offset_item
 from tidemill.broker.engine.metadata.security_items import ITEM_PREFIX as SECURITY_PREFIX
@@ -145,6 +146,7 @@ class ConsumerGroup:
     created_at_ms: int = 0
     # The topics that it reads at any broker group, with the home's ids, and since when.
     begun: Beginnings = ()
+    priority_factor: int = FACTOR_DEFAULT  # for topics of type PRIORITY
 
 
 @dataclass(slots=True)
@@ -611,6 +613,8 @@ def group_item(group: ConsumerGroup) -> dict[str, Any]:
     for name in ("home_id", "created_at_ms", "begun"):  # As for topics.
         if not values[name]:
             del values[name]
+    if group.priority_factor == FACTOR_DEFAULT:
+        del values["priority_factor"]
     if group.exponential is not None:
         values["exponential"] = asdict(group.exponential)
     return {"op": "group", "group": values}

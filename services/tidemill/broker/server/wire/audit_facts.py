@@ -130,6 +130,7 @@ def group_facts(group: ConsumerGroup | None) -> dict[str, Any]:
         "deliveryOrder": "FIFO" if group.is_ordered else "CONCURRENT",
         "maxAttempts": group.max_attempts,
         "startFrom": "latest" if group.start_from_latest else "earliest",
+        "priorityFactor": group.priority_factor,
     }
     if group.exponential is not None:
         facts["retry"] = {

@@ -17,6 +17,7 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
+from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT
 from tidemill.broker.engine.metadata.topic_retention import (
     BROKER_DEFAULT,
     RetentionChange,
@@ -95,6 +96,7 @@ def group_config(group: ConsumerGroup) -> pb.GroupConfig:
         else pb.DELIVERY_ORDER_CONCURRENT,
         max_attempts=group.max_attempts,
         start_from_latest=group.start_from_latest,
+        priority_factor=group.priority_factor,
         home_id=group.home_id,
         created_at_ms=group.created_at_ms,
         begun=_beginnings(group),
@@ -201,6 +203,9 @@ def read_group(config: pb.GroupConfig) -> ConsumerGroup:
         exponential=_exponential(config),
         customized_ms=tuple(config.customized.next_ms),
         start_from_latest=config.start_from_latest,
+        priority_factor=(
+            config.priority_factor if config.HasField("priority_factor") else FACTOR_DEFAULT
+        ),
         created_at_ms=config.created_at_ms,
         begun=read_begun(config.begun),
     )
@@ -305,6 +310,7 @@ class GroupFields(TypedDict):
     exponential: ExponentialRetry | None
     customized_ms: tuple[int, ...]
     start_from_latest: bool | None
+    priority_factor: int | None
 
 
 def group_fields(request: pb.PutGroupRequest) -> GroupFields:
@@ -320,6 +326,7 @@ def group_fields(request: pb.PutGroupRequest) -> GroupFields:
         start_from_latest=(
             request.start_from_latest if request.HasField("start_from_latest") else None
         ),
+        priority_factor=request.priority_factor if request.HasField("priority_factor") else None,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT, FACTOR_MAX
 from tidemill.message.similar_names import find_similar
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def group_put(before: ConsumerGroup | None, group: ConsumerGroup, *, by: str) ->
         log.info("group created", **fields, auto_create=False)
     else:
         log.info("group changed", **fields)
+    old_factor = FACTOR_DEFAULT if before is None else before.priority_factor
+    if group.priority_factor == FACTOR_MAX and old_factor != FACTOR_MAX:
+        log.warning("low priorities can starve", group=group.name, priority_factor=FACTOR_MAX)
 
 
 def topic_created_by_use(topic: Topic, names: Container[str]) -> None:
