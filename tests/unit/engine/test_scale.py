@@ -34,8 +34,8 @@ from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
 from tidemill.broker.engine.metadata.topic_retention import RetentionChange
 from tidemill.broker.engine.pop.acks import ENTRIES_A_RECORD
-from tidemill.broker.engine.pop.consumption import QUEUES_A_SLICE
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
+from tidemill.broker.engine.pop.first_pops import QUEUES_A_SLICE
 from tidemill.broker.engine.pop.message_selection import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.renewals import GIVEN_BACK_A_TURN, SILENT_GRACE_MS, SILENT_MS
