@@ -466,7 +466,8 @@ class Administration:
         offsets = [[topic.id, queue_id, offset] for queue_id, offset in enumerate(new_offsets)]
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
         if retry_id is not None:
-            offsets.append([retry_id, 0, self._catalog.queue(retry_id, QueueId(0)).max_offset])
+            retries = self._catalog.queues_of(self._catalog.topics[retry_id])
+            offsets += [[retry_id, queue.queue_id, queue.max_offset] for queue in retries]
         config = {"op": "reset", "group_id": group.id, "offsets": offsets}
         self._put(config, now_ms)
         return new_offsets

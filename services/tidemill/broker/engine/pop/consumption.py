@@ -13,7 +13,8 @@ copy settles the message that it revives or dead-letters.
     revocations        deliveries of clients that have lost a right
     stated_rows        state as rows                   catch_up    state from a snapshot
     delivery_limits    shares of consumer groups       moved_positions  resets, retention
-    first_pops         begin of a group in a topic
+    first_pops         begin of a group in a topic    retry_turns  order of retries
+    level_pop          pop of a PRIORITY topic         level_turns  levels of ordered groups
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
 from tidemill.broker.engine.message_store import MessageDamaged, MessageRecord, MessageStore
-from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup
+from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, TopicType
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.damaged import DamagedMessages
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryBatch, DeliveryWriter
 from tidemill.broker.engine.pop.delivery_limits import DeliveryLimits
 from tidemill.broker.engine.pop.first_pops import FirstPops
+from tidemill.broker.engine.pop.level_pop import LevelPop
+from tidemill.broker.engine.pop.level_turns import LevelTurns
 from tidemill.broker.engine.pop.linked_lists import NIL
-from tidemill.broker.engine.pop.message_selection import MessageSelector
+from tidemill.broker.engine.pop.message_selection import MessageSelection, MessageSelector
 from tidemill.broker.engine.pop.ordered import OrderedPop, is_repeated
 from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.pop.readiness import PopReadiness, ReadyMessages
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
+from tidemill.broker.engine.pop.retry_turns import is_retry_first
 from tidemill.broker.engine.pop.revive import Reviver
 from tidemill.broker.engine.pop.revocations import Revocations
 from tidemill.broker.engine.pop.settlement import Settlement
@@ -52,9 +56,6 @@ from tidemill.common.errors import GroupNotFound, Overloaded, TopicNotFound
 from tidemill.message.client_key import ClientKey
 
 __all__ = ["AckResult", "Consumption", "Delivery", "DeliveryBatch"]
-
-RETRY_SHARE = 5  # every fifth pop looks at the retry topic first, as in the reference (20 %)
-RETRY_WAIT_MAX_MS = 1_000  # a retry message that has waited this long always goes first
 
 
 @final
@@ -83,9 +84,11 @@ class Consumption:
         self._first_pops = FirstPops(state, store, catalog, recorder, tally, self.acks)
         self._limits = DeliveryLimits(state, recorder, deliveries_max=deliveries_max)
         self.redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)
+        self._levels = LevelPop(state, store, self._reader, self._stalled, deliver=self._deliver)
         self._ordered = OrderedPop(
             state, self._reader, self._deliveries, self.acks, self.redelivery, tally, recorder
         )
+        self._level_turns = LevelTurns(self._ordered)
         self.settlement = Settlement(
             state, catalog, recorder, self.acks, self.redelivery, self._limits
         )
@@ -160,7 +163,20 @@ class Consumption:
         if wanted is not EVERY_MESSAGE:
             self._reader.begin_scan()
         is_locked = False  # Whether another client's batch locks one of the queues.
+        has_levels = topic.type is TopicType.PRIORITY
+        if has_levels and not is_ordered:
+            return self._levels.pop(
+                subscription,
+                group,
+                max_messages=max_messages,
+                room=room,
+                visible_at_ms=visible_at_ms,
+                wanted=wanted,
+                now_ms=now_ms,
+            )
         sources = self._sources(subscription, is_ordered=is_ordered, now_ms=now_ms)
+        if has_levels:
+            sources = self._level_turns.order(subscription, group, attempt_id, now_ms)
         repeated = 0  # queues, the first ones
         if is_ordered and attempt_id:
             # A repeated attempt gets all its batches: they are hidden until their time ends.
@@ -195,9 +211,11 @@ class Consumption:
                 batches.append(batch)
                 taken_bytes += batch.size_bytes
                 missing -= len(batch.indexes)
-                is_full = missing <= 0 or budget.is_alone or len(batches) >= room
+                is_full = missing <= 0 or budget.is_alone or len(batches) >= room or has_levels
                 if is_full and number + 1 >= repeated:
                     break
+        if has_levels and len(batches) > repeated:
+            self._level_turns.note_batch(subscription, group, batches[-1].queue_id)
         if refusal is not None and not batches:
             raise refusal
         if is_locked and not batches:
@@ -210,10 +228,12 @@ class Consumption:
         """Return the queues of a pop: in rotated order, with the retry topic if it has messages."""
         queues, first = subscription.queues, subscription.turn % len(subscription.queues)
         sources = queues[first:] + queues[:first]
-        retry = subscription.retry
-        if not is_ordered and retry and retry.position < retry.queue.max_offset:
-            is_first = self._is_retry_first(subscription.turn, retry, now_ms)
-            sources.insert(0 if is_first else len(sources), retry)
+        if not is_ordered:
+            # More than one only if the topic had type PRIORITY before.
+            for retry in subscription.retries:
+                if retry.position < retry.queue.max_offset:
+                    is_first = is_retry_first(self._store, subscription.turn, retry, now_ms)
+                    sources.insert(0 if is_first else len(sources), retry)
         return sources
 
     def prepare_pop(self, group_id: GroupId, topic_id: TopicId) -> bool:
@@ -257,21 +277,6 @@ class Consumption:
         self.reviver.resume()
         self.damaged.resume()
 
-    def _is_retry_first(self, turn: int, retry: PopProgress, now_ms: int) -> bool:
-        """Return whether a pop reads the retry topic first."""
-        if turn % RETRY_SHARE == 0:
-            return True
-        return self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
-
-    def _waits_since(self, progress: PopProgress, now_ms: int) -> int:
-        offset = progress.next_offset
-        if offset == progress.queue.max_offset:
-            return now_ms  # All messages have expired.
-        try:
-            return self._store.stored_at(progress.queue, offset)[1]
-        except BlockFileDamaged:
-            return now_ms
-
     def _pop_unordered(
         self,
         progress: PopProgress,
@@ -286,8 +291,20 @@ class Consumption:
         selection = self._reader.select(progress, budget, wanted)
         if selection is None or not selection.offsets:
             return None
+        return self._deliver(progress, group, selection, budget.taken_bytes, visible_at_ms, now_ms)
+
+    def _deliver(
+        self,
+        progress: PopProgress,
+        group: ConsumerGroup,
+        selection: MessageSelection,
+        size_bytes: int,
+        visible_at_ms: int,
+        now_ms: int,
+    ) -> DeliveryBatch | None:
+        """Hide chosen messages. Dead-letter those without an attempt left."""
         batch = self._deliveries.deliver(
-            progress, selection, visible_at_ms, now_ms, size_bytes=budget.taken_bytes
+            progress, selection, visible_at_ms, now_ms, size_bytes=size_bytes
         )
         if progress.named_topic_id == progress.topic_id:
             return batch

@@ -104,11 +104,20 @@ class FirstPops:
             # The lag counts the topic from now on, here after a restart and at other broker groups.
             self._note_begun(group, topic, now_ms)
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
-        retry = (
-            None if retry_id is None else self._state.progress_of(group.id, retry_id, QueueId(0))
-        )
+        retries = []
+        if retry_id is not None:
+            retries = [
+                self._state.progress_of(group.id, retry_id, QueueId(number))
+                for number in range(self._catalog.topics[retry_id].queues)
+            ]
+        before = self._state.subscriptions.get((group.id, topic.id))
         subscription = PopSubscription(
-            group_id=group.id, topic_id=topic.id, version=topic.version, queues=queues, retry=retry
+            group_id=group.id,
+            topic_id=topic.id,
+            version=topic.version,
+            queues=queues,
+            retries=retries,
+            credit=0 if before is None else before.credit,
         )
         self._state.subscriptions[group.id, topic.id] = subscription
         return subscription

@@ -117,6 +117,7 @@ def _forget(state: PopState, progress: PopProgress) -> None:
     pair = progress.group_id, progress.topic_id
     if progress.queue.queue_id == 0:  # Once for all queues.
         state.subscriptions.pop(pair, None)
+        state.delivered_by_level.pop(pair, None)
         for name in COUNTED:
             state.counts.pop((name, *pair), None)
         state.ack_times_ms.drop(pair)

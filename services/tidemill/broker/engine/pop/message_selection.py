@@ -73,16 +73,36 @@ class MessageSelector:
             log_offsets, sizes, _ = zip(*queue.entries(offset, budget.messages_left), strict=True)
             count = budget.take_first(sizes)
             end = offset + count
-            if log_offsets[0] < self._store.log.log_end - WARM_BYTES:
-                self._read_ahead(progress, offset, end)
+            self.read_ahead(progress, log_offsets[0], offset, end)
             return _tuple(MessageSelection, (range(offset, end), log_offsets[:count], end))
-        return self._select_matching(progress, offset, budget, wanted)
+        return self._select_matching(progress, offset, budget, wanted, self._scan)
 
-    def _read_ahead(self, progress: PopProgress, begin: int, end: int) -> None:
-        """Ask the kernel to read the messages of this delivery and the next ones at once.
+    def select_at(
+        self, progress: PopProgress, offset: int, count: int, wanted: MessageFilter
+    ) -> MessageSelection:
+        """Choose up to `count` matching messages from `offset`, for a pop of several levels.
+
+        It scans at most half of the entries that the pop may still scan. Queues that do not match
+        then leave a part of the scan to lower levels.
+        """
+        scan = Allowance(self._tally, items=self._scan.items_left // 2)
+        budget = PopBudget(count, taken_bytes=0, is_untouched=True)
+        return self._select_matching(progress, offset, budget, wanted, scan)
+
+    @property
+    def is_scan_spent(self) -> bool:
+        """Whether the pop may scan no further entries."""
+        return self._scan.is_spent or self._scan.items_left < EVALUATIONS_AT_ONCE
+
+    def read_ahead(
+        self, progress: PopProgress, first_log_offset: LogOffset, begin: int, end: int
+    ) -> None:
+        """Ask the kernel to read the messages of a delivery and the next ones, if they are cold.
 
         Reading cold messages one by one from the disk would block the owner.
         """
+        if first_log_offset >= self._store.log.log_end - WARM_BYTES:
+            return
         queue = progress.queue
         read_ahead_until = progress.read_ahead_until
         if not begin <= read_ahead_until <= end + READ_AHEAD_MESSAGES:
@@ -113,9 +133,14 @@ class MessageSelector:
         return self._store.evaluate(log_offset, wanted) == MATCH
 
     def _select_matching(
-        self, progress: PopProgress, offset: int, budget: PopBudget, wanted: MessageFilter
+        self,
+        progress: PopProgress,
+        offset: int,
+        budget: PopBudget,
+        wanted: MessageFilter,
+        scan: Allowance,
     ) -> MessageSelection:
-        queue, scan, hashes = progress.queue, self._scan, wanted.tag_hashes
+        queue, hashes = progress.queue, wanted.tag_hashes
         is_retry = progress.named_topic_id != progress.topic_id
         at_once = SCAN_ENTRIES_AT_ONCE if hashes is not None else EVALUATIONS_AT_ONCE
         begin, unknown = offset, 0

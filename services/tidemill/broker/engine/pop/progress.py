@@ -115,6 +115,9 @@ class PopSubscription:
     topic_id: TopicId
     version: int  # version of the topic, whose number of queues may grow
     queues: list[PopProgress]
-    retry: PopProgress | None = None
+    # The queues of the retry topic: one, or one for each level of a PRIORITY topic. Empty: none.
+    retries: list[PopProgress] = field(default_factory=list)
     # Number of pops. It rotates the queues and gives the retry topic its share.
     turn: int = 0
+    # Of a PRIORITY topic: the claim of lower levels to fair slots, in hundredths (`level_pop`).
+    credit: int = 0

@@ -99,9 +99,8 @@ class PopReadiness:
             ]
         else:
             sources = subscription.queues
-            retry = subscription.retry
-            if retry is not None:
-                sources = [*sources, retry]
+            if subscription.retries:
+                sources = [*sources, *subscription.retries]
         return _all(sources) if wanted is EVERY_MESSAGE else self._matching(sources, wanted)
 
     def _matching(self, sources: list[PopProgress], wanted: MessageFilter) -> ReadyMessages:

@@ -10,11 +10,13 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Cause, MessageEntry, MessagePosition, Reason
 from tidemill.broker.engine.layout.numbers import (
@@ -27,7 +29,14 @@ from tidemill.broker.engine.layout.numbers import (
 )
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_SUSPEND
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
-from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
+from tidemill.broker.engine.metadata.catalog import (
+    Catalog,
+    ConsumerGroup,
+    Topic,
+    TopicType,
+    topic_item,
+)
+from tidemill.broker.engine.metadata.priority import PRIORITY_LEVEL
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import DeliveryBatch
@@ -314,16 +323,30 @@ class Redelivery:
     def _retry_topic(self, group: ConsumerGroup, topic_id: TopicId, now_ms: int) -> Topic:
         retry_of = group.id, topic_id
         known = self._catalog.retry_topic_ids.get(retry_of)
-        if known is not None:
-            return self._catalog.topics[known]
-        name = f"{RETRY_TOPIC_PREFIX}{group.name}+{self._catalog.topics[topic_id].name}"
-        return self._ensure_topic(name, now_ms, retry_of=retry_of)
+        topic, queues = self._catalog.topics[topic_id], 1
+        if topic.type is TopicType.PRIORITY and self._catalog.feature_level >= PRIORITY_LEVEL:
+            queues = topic.queues  # One for each level. Older programs read only the first queue.
+        if known is None:
+            name = f"{RETRY_TOPIC_PREFIX}{group.name}+{topic.name}"
+            return self._ensure_topic(name, now_ms, retry_of=retry_of, queues=queues)
+        retry = self._catalog.topics[known]
+        if retry.queues < queues:
+            retry = replace(retry, queues=queues, version=retry.version + 1)
+            self._recorder.append(ConfigItem(topic_item(retry)), now_ms)
+        return retry
 
     def _ensure_topic(
-        self, name: str, now_ms: int, retry_of: tuple[GroupId, TopicId] | None = None
+        self,
+        name: str,
+        now_ms: int,
+        *,
+        retry_of: tuple[GroupId, TopicId] | None = None,
+        queues: int = 1,
     ) -> Topic:
         next_id = self._catalog.next_id
-        topic = ensure_system_topic(self._catalog, self._recorder, name, now_ms, retry_of=retry_of)
+        topic = ensure_system_topic(
+            self._catalog, self._recorder, name, now_ms, retry_of=retry_of, queues=queues
+        )
         # A new topic costs as much as a copy.
         self._tally.add(topic.id == next_id)
         return topic
@@ -361,7 +384,9 @@ class Redelivery:
             *root_position,
             origin,
         )
-        queue = self._catalog.queue(target.id, QueueId(0))
+        # The queue of a message of a PRIORITY topic is its level, here and on the retry topic.
+        level = progress.queue.queue_id
+        queue = self._catalog.queue(target.id, level if level < target.queues else QueueId(0))
         self._recorder.append(
             MessageEntry(
                 target.id,

@@ -110,6 +110,8 @@ class PopState:
         self.counts: Counter[tuple[str, int, int]] = Counter()  # (name, group id, topic id)
         # Milliseconds from a delivery to each of its acks, by group id and topic id.
         self.ack_times_ms: Histogram[tuple[GroupId, TopicId]] = Histogram(DELIVERY_BUCKETS_MS)
+        # Messages that pops of PRIORITY topics took, by (level, whether the slot was fair).
+        self.delivered_by_level: dict[tuple[GroupId, TopicId], dict[tuple[int, bool], int]] = {}
         self.catch_up: SnapshotCoverage | None = None
         self.kept_count = 0  # slots without live messages, which only reject old handles
 
@@ -456,8 +458,13 @@ class PopState:
         self, group_id: GroupId, topic_id: TopicId, retry_topic_id: TopicId
     ) -> None:
         """Make a group's pops of a topic read its retry topic too."""
-        progress = self.progress_of(group_id, retry_topic_id, QueueId(0))
-        progress.named_topic_id = topic_id
+        topic = self.catalog.topics.get(retry_topic_id)
+        retries = [
+            self.progress_of(group_id, retry_topic_id, QueueId(number))
+            for number in range(1 if topic is None else topic.queues)
+        ]
+        for progress in retries:
+            progress.named_topic_id = topic_id
         subscription = self.subscriptions.get((group_id, topic_id))
         if subscription is not None:
-            subscription.retry = progress
+            subscription.retries = retries

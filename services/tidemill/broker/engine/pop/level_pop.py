@@ -1,0 +1,284 @@
+"""The pop of a topic of type PRIORITY for a group that is not ordered (ADR 0086).
+
+The queue id of a message is its level. A pop first counts, slot by slot, how many messages each
+queue gives. Then each queue gives them as one delivery.
+
+- A strict slot takes the next message of the highest level with a ready message.
+- A fair slot takes the oldest message of all lower levels. With factor 0 it takes the oldest one of
+  all levels.
+
+A strict slot that passes a ready message of a lower level adds 100 - factor to the credit of the
+subscription. A fair slot costs the factor. The first slot of a pop of several messages is strict
+unless the credit is at least twice the factor. So a factor of 50 or more gives such a pop the
+highest level, also if each answer is cut to one message by its size.
+
+Of two messages, the one with the lower log offset is older: it was stored first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, final
+
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
+from tidemill.broker.engine.metadata.priority import FACTOR_MAX
+from tidemill.broker.engine.pop.budget import PopBudget
+from tidemill.broker.engine.pop.message_selection import MessageSelection, MessageSelector
+from tidemill.broker.engine.pop.retry_turns import is_retry_first
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+    from tidemill.broker.engine.message_store import MessageStore
+    from tidemill.broker.engine.metadata.catalog import ConsumerGroup
+    from tidemill.broker.engine.pop.deliveries import DeliveryBatch
+    from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
+    from tidemill.broker.engine.pop.state import PopState
+    from tidemill.broker.engine.store.consume_queue import QueueEntry
+
+# Entries that are read first. Most lower levels give one message to a pop.
+FIRST_ENTRIES: Final = 2
+
+# The progress, the group, the chosen messages and their bytes, the end of the invisible duration,
+# and the time. It returns None if all of them went to the dead-letter topic.
+Deliver: TypeAlias = Callable[
+    ["PopProgress", "ConsumerGroup", MessageSelection, int, int, int], "DeliveryBatch | None"
+]
+
+
+def capped_credit(credit: int, factor: int) -> int:
+    """Return the credit of a subscription for a factor that may have been lowered."""
+    return min(credit, 2 * factor + FACTOR_MAX)
+
+
+@final
+class LevelQueue:
+    """A queue during one pop: its next messages, and how many of them the pop takes."""
+
+    __slots__ = (
+        "entries",
+        "fair_count",
+        "is_ended",
+        "level",
+        "next_offset",
+        "offsets",
+        "progress",
+        "rank",
+        "size_bytes",
+        "taken",
+    )
+
+    def __init__(self, progress: PopProgress, *, rank: int) -> None:
+        """`rank` orders the queues of one level."""
+        self.progress = progress
+        self.level: int = progress.queue.queue_id
+        self.rank = rank
+        self.entries: list[QueueEntry] = []  # of the messages at `offsets`
+        self.offsets: list[int] = []
+        self.next_offset = progress.position  # where the next entries are read
+        self.taken = 0  # of the entries, the first ones
+        self.fair_count = 0  # of the taken ones, in fair slots
+        self.size_bytes = 0  # of the taken ones
+        self.is_ended = False  # no further messages for this pop
+
+    def take(self, size_bytes: int, *, is_fair: bool) -> None:
+        """Count the next message as taken."""
+        self.taken += 1
+        self.fair_count += is_fair
+        self.size_bytes += size_bytes
+
+    def selection(self) -> MessageSelection:
+        """Return the taken messages, and the offset at which the next pop begins."""
+        taken, entries = self.taken, self.entries
+        is_all = taken == len(entries)
+        return MessageSelection(
+            self.offsets[:taken],
+            [entry[0] for entry in entries[:taken]],
+            self.next_offset if is_all else self.offsets[taken - 1] + 1,
+        )
+
+
+@final
+class LevelPop:
+    """The pop of topics of type PRIORITY."""
+
+    def __init__(
+        self,
+        state: PopState,
+        store: MessageStore,
+        reader: MessageSelector,
+        stalled: set[tuple[GroupId, TopicId]],
+        *,
+        deliver: Deliver,
+    ) -> None:
+        """Add a (group, topic) with a damaged queue file to `stalled`."""
+        self._state = state
+        self._store = store
+        self._reader = reader
+        self._stalled = stalled
+        self._deliver = deliver
+
+    def pop(
+        self,
+        subscription: PopSubscription,
+        group: ConsumerGroup,
+        *,
+        max_messages: int,
+        room: int,
+        visible_at_ms: int,
+        wanted: MessageFilter,
+        now_ms: int,
+    ) -> list[DeliveryBatch]:
+        """Take up to `max_messages` and POP_BYTES_MAX, from up to `room` queues.
+
+        The result is in the order of the levels, the highest first.
+        """
+        queues = self._queues(subscription, now_ms)
+        factor = group.priority_factor
+        subscription.credit = capped_credit(subscription.credit, factor)
+        self._choose(subscription, queues, factor, max_messages, room, wanted)
+        batches = []
+        for queue in queues:
+            progress = queue.progress
+            if not queue.taken:
+                if queue.offsets:
+                    # No message before the first match matches the filter.
+                    progress.position = queue.offsets[0]
+                continue
+            selection = queue.selection()
+            if wanted is EVERY_MESSAGE:
+                first, end = selection.log_offsets[0], selection.next_offset
+                self._reader.read_ahead(progress, first, selection.offsets[0], end)
+            self._count(subscription, queue)
+            batch = self._deliver(
+                progress, group, selection, queue.size_bytes, visible_at_ms, now_ms
+            )
+            if batch is not None:
+                batches.append(batch)
+        return batches
+
+    def _queues(self, subscription: PopSubscription, now_ms: int) -> list[LevelQueue]:
+        """Return the queues with messages: the highest level first.
+
+        In a level the retry queue comes first or last, by the rules of other topics.
+        """
+        queues = [
+            LevelQueue(progress, rank=1)
+            for progress in subscription.queues
+            if progress.position < progress.queue.max_offset
+        ]
+        for retry in subscription.retries:
+            if retry.position < retry.queue.max_offset:
+                is_first = is_retry_first(self._store, subscription.turn, retry, now_ms)
+                queues.append(LevelQueue(retry, rank=0 if is_first else 2))
+        queues.sort(key=lambda queue: (-queue.level, queue.rank))
+        for queue in queues:
+            if queue.progress.position < queue.progress.queue.min_offset:
+                self._reader.skip_expired(queue.progress)
+                queue.next_offset = queue.progress.position
+        return queues
+
+    def _choose(
+        self,
+        subscription: PopSubscription,
+        queues: Sequence[LevelQueue],
+        factor: int,
+        max_messages: int,
+        room: int,
+        wanted: MessageFilter,
+    ) -> None:
+        """Fill the slots of a pop: count the messages that each queue gives."""
+        budget = PopBudget(max_messages, taken_bytes=0, is_untouched=True)
+        used, top, low = 0, 0, 0
+        while budget.messages_left:
+            left = budget.messages_left
+            while top < len(queues) and self._head(queues[top], wanted, left) is None:
+                top += 1
+            if top == len(queues):
+                return
+            highest, low = queues[top], max(low, top + 1)
+            while factor < FACTOR_MAX and low < len(queues):
+                is_lower = queues[low].level < highest.level
+                if is_lower and self._head(queues[low], wanted, left) is not None:
+                    break
+                low += 1
+            passes = factor < FACTOR_MAX and low < len(queues)
+            is_first_of_several = left == max_messages > 1
+            cost = 2 * factor if is_first_of_several else factor
+            is_fair = passes and subscription.credit >= cost
+            chosen = highest
+            if is_fair:
+                chosen = self._oldest(queues[low if factor else top :], wanted, left)
+            size_bytes = chosen.entries[chosen.taken][1]
+            if used + (not chosen.taken) > room or not budget.take(size_bytes):
+                return
+            used += not chosen.taken
+            chosen.take(size_bytes, is_fair=is_fair)
+            if is_fair:
+                subscription.credit -= factor
+            elif passes:
+                subscription.credit += FACTOR_MAX - factor
+
+    def _oldest(
+        self, queues: Sequence[LevelQueue], wanted: MessageFilter, count: int
+    ) -> LevelQueue:
+        """Return the queue whose next message was stored first. One of them has a message."""
+        found: LevelQueue | None = None
+        oldest = 0
+        for queue in queues:
+            head = self._head(queue, wanted, count)
+            if head is not None and (found is None or head[0] < oldest):
+                found, oldest = queue, head[0]
+        assert found is not None, "the first queue has a message"
+        return found
+
+    def _head(self, queue: LevelQueue, wanted: MessageFilter, count: int) -> QueueEntry | None:
+        """Return the entry of the next message of a queue; None if it has none for this pop.
+
+        `count` is the number of messages that the pop may still take.
+        """
+        if queue.taken == len(queue.entries) and not queue.is_ended:
+            try:
+                if wanted is EVERY_MESSAGE:
+                    self._read(queue, count)
+                else:
+                    self._scan(queue, wanted, count)
+            except BlockFileDamaged:
+                queue.is_ended = True
+                self._stalled.add((queue.progress.group_id, queue.progress.named_topic_id))
+        return None if queue.taken == len(queue.entries) else queue.entries[queue.taken]
+
+    def _read(self, queue: LevelQueue, count: int) -> None:
+        offset = queue.next_offset
+        if offset >= queue.progress.queue.max_offset:
+            queue.is_ended = True
+            return
+        wanted = count if queue.entries else min(count, FIRST_ENTRIES)
+        entries = queue.progress.queue.entries(offset, wanted)
+        queue.entries += entries
+        queue.next_offset = offset + len(entries)
+        queue.offsets += range(offset, queue.next_offset)
+
+    def _scan(self, queue: LevelQueue, wanted: MessageFilter, count: int) -> None:
+        progress = queue.progress
+        if queue.next_offset >= progress.queue.max_offset:
+            queue.is_ended = True
+            return
+        if self._reader.is_scan_spent:
+            # The next turn continues with this level.
+            queue.is_ended = True
+            self._state.ready.add((progress.group_id, progress.named_topic_id))
+            return
+        found = self._reader.select_at(progress, queue.next_offset, count, wanted)
+        queue.next_offset = found.next_offset
+        queue.offsets += found.offsets
+        queue.entries += [progress.queue.entry(offset) for offset in found.offsets]
+        # The scan of this level is over for this pop, or the queue has no further match.
+        queue.is_ended = not found.offsets
+
+    def _count(self, subscription: PopSubscription, queue: LevelQueue) -> None:
+        pair = subscription.group_id, subscription.topic_id
+        counts = self._state.delivered_by_level.setdefault(pair, {})
+        for is_fair, count in ((False, queue.taken - queue.fair_count), (True, queue.fair_count)):
+            if count:
+                counts[queue.level, is_fair] = counts.get((queue.level, is_fair), 0) + count

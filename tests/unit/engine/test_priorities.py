@@ -1,0 +1,362 @@
+"""Pops of topics of type PRIORITY: strict and fair slots, retries, growth, ordered groups."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from zlib import crc32
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World, blob
+from tidemill.broker.engine.configuration.administration import ResetTarget
+from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.pop.progress import PopSubscription
+from tidemill.broker.server.wire import config_log
+from tidemill.message import stored_message
+
+SECOND_MS = 1_000
+HIGH = 7
+
+
+def level_of(message: PoppedMessage | str) -> int:
+    """Return the level in the body of a message: `LEVEL-NUMBER`."""
+    return int((message if isinstance(message, str) else message.body).split("-")[0])
+
+
+class LevelWorld(World):
+    """An engine with a PRIORITY topic of eight levels, and a follower."""
+
+    def __init__(self, *, factor: int = 90, queues: int = 8, is_ordered: bool = False) -> None:
+        super().__init__(is_followed=True)
+        self.put_topic(queues)
+        self.group(GROUP, priority_factor=factor, is_ordered=is_ordered)
+        self.sent = 0
+
+    def put_topic(self, queues: int) -> None:
+        self.engine.administration.put_topic(
+            TOPIC, type_=TopicType.PRIORITY, queues=queues, now_ms=self.now_ms
+        )
+        self.commit()
+
+    def put(self, level: int, count: int = 1) -> None:
+        """Send messages of a level."""
+        begin, self.sent = self.sent, self.sent + count
+        self.send(*(f"{level}-{number}" for number in range(begin, self.sent)), queue_id=level)
+
+    def set_factor(self, factor: int) -> None:
+        self.engine.administration.put_group(GROUP, priority_factor=factor, now_ms=self.now_ms)
+        self.commit()
+
+    @property
+    def subscription(self) -> PopSubscription:
+        """The queues of the consumer group, with its credit."""
+        catalog = self.engine.catalog
+        pair = catalog.group_ids[GROUP], catalog.topic_ids[TOPIC]
+        return self.engine.state.subscriptions[pair]
+
+    def levels(self, want: int = 32) -> list[int]:
+        """Pop, ack, and return the levels of the messages."""
+        popped = self.pop(want)
+        self.ack(*popped)
+        return [level_of(message) for message in popped]
+
+
+def largest_distance(levels: list[int]) -> int:
+    """Return the largest number of messages from one low message to the next one."""
+    low = [-1, *(place for place, level in enumerate(levels) if level < HIGH)]
+    return max(right - left for left, right in pairwise(low))
+
+
+@pytest.mark.parametrize("want", [2, 8, 32])
+def test_next_pop_has_the_high_message(want: int) -> None:
+    world = LevelWorld()
+    world.put(0, 1_000)
+    world.levels(want)
+    world.put(HIGH)
+    assert world.levels(want)[0] == HIGH
+
+
+def test_messages_of_a_level_keep_their_order() -> None:
+    world = LevelWorld(factor=100)
+    for _ in range(5):
+        for level in (3, 0, 5):
+            world.put(level)
+    bodies = world.drain()
+    assert [level_of(body) for body in bodies] == [5] * 5 + [3] * 5 + [0] * 5
+    numbers = [int(body.split("-")[1]) for body in bodies]
+    assert all(numbers[begin : begin + 5] == sorted(numbers[begin : begin + 5]) for begin in (0, 5))
+
+
+@pytest.mark.parametrize("want", [1, 2, 7, 32])
+@pytest.mark.parametrize(("factor", "distance"), [(90, 11), (50, 3), (75, 5)])
+def test_low_levels_do_not_starve(want: int, factor: int, distance: int) -> None:
+    """The high level is never empty. All low messages arrive, in the order of their sends."""
+    world = LevelWorld(factor=factor)
+    for number in range(70):
+        world.put(number % HIGH)
+    received: list[str] = []
+    while sum(level_of(body) < HIGH for body in received) < 70:
+        world.put(HIGH, want)
+        popped = world.pop(want)
+        world.ack(*popped)
+        received += _in_slots_order(popped)
+        assert len(received) <= 70 * distance + want
+    low = [body for body in received if level_of(body) < HIGH]
+    assert low == [f"{number % HIGH}-{number}" for number in range(70)]
+    # A batch is sorted, so a distance is known to the size of a batch only.
+    distances = largest_distance([level_of(body) for body in received])
+    assert distances <= distance + (want - 1 if want > 1 else 0)
+
+
+def _in_slots_order(popped: list[PoppedMessage]) -> list[str]:
+    """Return high messages, then low ones by age: the sorting of an answer hides the slots."""
+    high = [one.body for one in popped if level_of(one) == HIGH]
+    low = sorted((one.body for one in popped if level_of(one) < HIGH), key=lambda b: int(b[2:]))
+    return high + low
+
+
+def test_factor_100_starves_and_warns() -> None:
+    world = LevelWorld()
+    before = world.engine.catalog.find_group(GROUP)
+    world.set_factor(100)
+    after = world.engine.catalog.find_group(GROUP)
+    assert after is not None
+    with capture_logs() as logs:
+        config_log.group_put(before, after, by="")
+    warnings = [line for line in logs if line["log_level"] == "warning"]
+    assert [(line["event"], line["group"]) for line in warnings] == [
+        ("low priorities can starve", GROUP)
+    ]
+    world.put(0, 3)
+    for _ in range(50):
+        world.put(HIGH, 4)
+        assert world.levels(4) == [HIGH] * 4
+    assert world.levels() == [0] * 3
+
+
+def test_factor_0_is_oldest_first() -> None:
+    world = LevelWorld(factor=0)
+    sent = [7, 0, 3, 3, 7, 1, 0, 6, 7, 2]
+    for level in sent:
+        world.put(level)
+    assert [world.levels(1)[0] for _ in sent] == sent
+
+
+def test_factor_50_alternates() -> None:
+    world = LevelWorld(factor=50)
+    world.put(0, 10)
+    world.put(HIGH, 10)
+    assert [world.levels(1)[0] for _ in range(10)] == [7, 0] * 5
+
+
+def test_old_credit_does_not_hold_back_the_high_level_after_a_change_of_the_factor() -> None:
+    world = LevelWorld(factor=90)
+    world.put(0, 300)
+    world.put(HIGH, 600)
+    for _ in range(8):
+        world.levels(1)
+    assert world.subscription.credit == 80
+    world.set_factor(1)
+    assert HIGH not in world.levels(), "factor 1: 99 of 100 messages are the oldest"
+    world.set_factor(100)
+    assert world.levels() == [HIGH] * 32
+
+
+def test_a_restart_forgets_the_credit_and_no_message() -> None:
+    world = LevelWorld(factor=90)
+    world.put(0, 10)
+    world.put(HIGH, 30)
+    levels = [world.levels(1)[0] for _ in range(8)]
+    assert world.subscription.credit == 80
+    world.restart(power_cut=True)
+    levels += [world.levels(1)[0] for _ in range(32)]
+    assert sorted(levels) == [0] * 10 + [HIGH] * 30
+    assert largest_distance(levels[:20]) == 18, "the bound grows by one round"
+
+
+def test_one_answer_is_sorted_by_level_and_fair_slots_are_the_oldest() -> None:
+    world = LevelWorld(factor=50)
+    for level in (1, 0, 2, 7, 7, 7, 7):
+        world.put(level)
+    assert world.levels(6) == [7, 7, 7, 2, 1, 0]
+
+
+def test_a_low_level_alone_is_delivered_at_once() -> None:
+    world = LevelWorld()
+    world.put(0, 5)
+    assert world.levels(3) == [0] * 3
+    assert world.levels() == [0] * 2
+    assert world.levels() == []
+
+
+# ------------------------------------------------------------ retries
+
+
+@pytest.mark.parametrize("way", ["nack", "expired", "failover", "restart"])
+def test_retry_of_a_high_message_overtakes_low_messages(way: str) -> None:
+    world = LevelWorld()
+    world.put(5)
+    [high] = world.pop(1, invisible_ms=SECOND_MS)
+    world.put(3, 50)
+    if way == "nack":
+        world.change(high, 10)
+    if way == "failover":
+        world.fail_over()
+    if way == "restart":
+        world.restart(power_cut=True)
+    world.advance(SECOND_MS + 1)
+    [again] = [one for one in world.pop(2) if level_of(one) == 5]
+    assert (again.body, again.attempt) == (high.body, 2)
+    retry = world.engine.catalog.find_topic(f"%RETRY%{GROUP}+{TOPIC}")
+    assert retry is not None
+    assert retry.queues == 8
+
+
+def test_retries_of_all_levels_keep_their_order_of_levels() -> None:
+    world = LevelWorld(factor=100)
+    for level in (0, 7, 3):
+        world.put(level, 2)
+    assert len(world.pop(invisible_ms=SECOND_MS)) == 6
+    world.advance(SECOND_MS + 1)
+    world.put(4)
+    world.fail_over()
+    assert world.levels() == [7, 7, 4, 3, 3, 0, 0]
+
+
+def test_a_dead_letter_has_one_queue() -> None:
+    world = LevelWorld()
+    world.engine.administration.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
+    world.put(6)
+    world.pop(invisible_ms=SECOND_MS)
+    world.advance(SECOND_MS + 1)
+    assert world.bodies(group="auditor", topic=f"%DLQ%{GROUP}") == ["6-0"]
+
+
+def test_a_retry_that_waited_a_second_goes_first_in_its_level_only() -> None:
+    world = LevelWorld(factor=100)
+    world.put(3)
+    world.pop(1, invisible_ms=SECOND_MS)
+    world.advance(SECOND_MS + 1)
+    world.put(3, 2)
+    world.put(6)
+    world.advance(2 * SECOND_MS)
+    assert world.drain() == ["6-3", "3-0", "3-1", "3-2"]
+
+
+@pytest.mark.parametrize("switch", ["none", "restart", "failover"])
+def test_growing_queues_keeps_stored_levels(switch: str) -> None:
+    world = LevelWorld(factor=100, queues=2)
+    world.put(1, 2)
+    world.put(0)
+    world.pop(1, invisible_ms=SECOND_MS)
+    world.advance(SECOND_MS + 1)
+    world.put_topic(8)
+    world.put(5)
+    world.pop(1, invisible_ms=SECOND_MS)
+    world.advance(SECOND_MS + 1)
+    if switch == "restart":
+        world.restart()
+    if switch == "failover":
+        world.fail_over()
+    retry = world.engine.catalog.find_topic(f"%RETRY%{GROUP}+{TOPIC}")
+    assert retry is not None
+    assert retry.queues == 8
+    assert world.levels() == [5, 1, 1, 0]
+
+
+def test_a_reset_applies_to_all_levels_and_their_retries() -> None:
+    world = LevelWorld()
+    for level in (7, 2, 0):
+        world.put(level)
+    world.pop(invisible_ms=SECOND_MS)
+    world.advance(SECOND_MS + 1)
+    target = ResetTarget(earliest=True)
+    world.engine.administration.reset_offset(GROUP, TOPIC, target, world.now_ms)
+    world.commit()
+    assert world.levels() == [7, 2, 0]
+    assert world.levels() == [], "the retries from before the reset are void"
+
+
+# ------------------------------------------------------------ ordered groups
+
+
+def test_ordered_group_blocks_one_level() -> None:
+    world = LevelWorld(factor=100, is_ordered=True)
+    for level in (7, 7, 3, 3, 0):
+        world.put(level)
+    first = world.pop(1)
+    assert [one.body for one in first] == ["7-0"]
+    assert world.bodies() == ["3-2", "3-3"]
+    world.ack(*first)
+    assert world.bodies() == ["7-1"]
+    assert world.bodies() == ["0-4"]
+    assert world.bodies() == []
+
+
+def test_an_ordered_pop_takes_its_batch_from_one_level_and_fair_slots_are_batches() -> None:
+    world = LevelWorld(factor=50, is_ordered=True)
+    world.put(0, 6)
+    world.put(2, 6)
+    world.put(HIGH, 12)
+    batches = [world.levels(2) for _ in range(8)]
+    assert batches == [[7, 7], [0, 0]] * 3 + [[7, 7], [2, 2]]
+
+
+# ------------------------------------------------------------ filters
+
+
+def test_a_level_that_does_not_match_does_not_hide_a_lower_level() -> None:
+    world = LevelWorld()
+    for number in range(3_000):
+        world.send(f"7-{number}", queue_id=HIGH, tag="other")
+    world.send("1-0", queue_id=1, tag="wanted")
+    world.send("7-wanted", queue_id=HIGH, tag="wanted")
+    received: list[str] = []
+    for _ in range(4):
+        received += world.bodies(tags=("wanted",))
+    assert received == ["1-0", "7-wanted"]
+
+
+def test_a_filter_keeps_the_order_of_levels_and_skips_other_messages() -> None:
+    world = LevelWorld(factor=50)
+    for number in range(6):
+        for level in (0, 3, 7):
+            tag = "wanted" if number % 2 else "other"
+            world.send(f"{level}-{number}", queue_id=level, tag=tag)
+    bodies = world.bodies(4, tags=("wanted",))
+    assert bodies == ["7-1", "7-3", "3-1", "0-1"]
+    bodies = world.drain(tags=("wanted",))
+    assert bodies == ["7-5", "3-3", "3-5", "0-3", "0-5"]
+
+
+# ------------------------------------------------------------ delays
+
+
+@pytest.mark.parametrize("switch", ["none", "restart", "failover"])
+def test_delayed_message_fires_into_its_level(switch: str) -> None:
+    world = LevelWorld(factor=100)
+    topic_id = world.topic()
+    for level in (2, 6):
+        data = blob(f"{level}-late", kind=stored_message.TYPE_DELAY)
+        world.engine.commands.send(
+            topic_id,
+            QueueId(level),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
+            delay_ms=5 * SECOND_MS,
+        )
+    world.commit()
+    world.put(4)
+    if switch == "restart":
+        world.restart(power_cut=True)
+    if switch == "failover":
+        world.fail_over()
+    assert world.bodies() == ["4-0"]
+    world.put(4)
+    world.put(6)
+    world.advance(6 * SECOND_MS)
+    assert world.bodies() == ["6-2", "6-late", "4-1", "2-late"]
