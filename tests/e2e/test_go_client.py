@@ -77,3 +77,14 @@ def test_a_push_consumer_acks_successes_and_gets_failures_again(
     ]
     # The process may have ended before its ack of the last one.
     assert running.lag("push") <= 1
+
+
+def test_priority_0_is_level_0_and_higher_priorities_come_first(
+    tmp_path: Path, running: Standalone
+) -> None:
+    running.put("topics/urgent", messageType="PRIORITY")
+    facts = run_go_client(tmp_path, "priorities", running.grpc, topic="urgent", group="urgent")
+    assert [fact["body"] for fact in facts.of("received")] == ["7", "100", "1", "none", "0"]
+    assert facts.the("error")["during"] == "negative"
+    assert facts.the("error")["text"], "a negative priority is an error"
+    assert running.lag("urgent") == 0

@@ -192,3 +192,15 @@ def test_the_largest_message_arrives_and_the_small_ones_beside_it(
     consumed = facts.the("consumed")
     assert (consumed["messages"], consumed["bytes"]) == (3, body_bytes + len("smallanother"))
     assert not [name for name in consumed["ended"] if "RESOURCE_EXHAUSTED" in name]
+
+
+def test_node_js_priority_0_is_level_0_and_higher_priorities_come_first(
+    tmp_path: Path, running: Standalone
+) -> None:
+    running.put("topics/urgent", messageType="PRIORITY")
+    facts = run_node_client(tmp_path, "priorities", running.grpc, topic="urgent", group="urgent")
+    assert [fact["body"] for fact in facts.of("received")] == ["7", "100", "1", "none", "0"]
+    assert [fact["priority"] for fact in facts.of("received")] == [7, 100, 1, 0, 0]
+    assert facts.the("error")["during"] == "negative"
+    assert facts.the("error")["text"], "a negative priority is an error"
+    assert running.lag("urgent") == 0

@@ -227,3 +227,15 @@ def test_a_delayed_message_comes_when_it_is_due_unless_it_is_recalled(
     assert facts.the("too late")["id"] == ""
     assert facts.the("error")["code"] == BAD_REQUEST
     assert facts.the("left")["count"] == 0
+
+
+def test_priority_0_is_level_0_and_higher_priorities_come_first(
+    tmp_path: Path, running: Standalone
+) -> None:
+    running.put("topics/urgent", messageType="PRIORITY")
+    facts = run_python_client(tmp_path, "priorities", running.grpc, topic="urgent", group="urgent")
+    assert [fact["body"] for fact in facts.of("received")] == ["7", "100", "1", "none", "0"]
+    assert [fact["priority"] for fact in facts.of("received")] == [7, 100, 1, 0, 0]
+    assert facts.the("error")["during"] == "negative"
+    assert facts.the("error")["text"], "a negative priority is an error"
+    assert running.lag("urgent") == 0

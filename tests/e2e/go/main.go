@@ -247,6 +247,25 @@ func redelivery(given arguments) {
 	})
 }
 
+func priorities(given arguments) {
+	producing(given, func(producer rmq.Producer) {
+		send(producer, &rmq.Message{Topic: given.Topic, Body: []byte("none")})
+		for _, priority := range []int32{0, 1, 7, 100} {
+			message := &rmq.Message{Topic: given.Topic, Body: []byte(fmt.Sprint(priority))}
+			must(message.SetPriority(priority))
+			send(producer, message)
+		}
+	})
+	negative := &rmq.Message{Topic: given.Topic, Body: []byte("negative")}
+	tellError("negative", negative.SetPriority(-1))
+	consuming(given, func(consumer rmq.SimpleConsumer) {
+		for _, view := range receive(consumer, 5, invisibleDuration) {
+			tellReceived(view, nil)
+			must(ack(consumer, view))
+		}
+	})
+}
+
 // push lets a listener succeed, but for the first time it sees message 2. Its graceful stop would wait
 // for whole long polls, so the process ends without it.
 func push(given arguments) {
@@ -414,7 +433,7 @@ func consumeAll(given arguments) {
 
 func main() {
 	scenario := map[string]func(arguments){
-		"roundTrip": roundTrip, "redelivery": redelivery, "push": push, "consumeAll": consumeAll,
+		"roundTrip": roundTrip, "redelivery": redelivery, "priorities": priorities, "push": push, "consumeAll": consumeAll,
 		"loop": loop, "stay": stay, "sqlPush": sqlPush, "rejected": rejected,
 		"transaction": transaction,
 	}[os.Args[1]]

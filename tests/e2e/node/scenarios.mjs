@@ -413,6 +413,22 @@ const scenarios = {
     await tellError('start', () => Promise.all([ consumer.startup(), logged ]));
   },
 
+  async priorities({ endpoints: [ endpoint ], topic, group }) {
+    await producing(endpoint, [ topic ], async producer => {
+      await producer.send({ topic, body: Buffer.from('none') });
+      for (const priority of [ 0, 1, 7, 100 ]) {
+        await producer.send({ topic, body: Buffer.from(String(priority)), priority });
+      }
+      await tellError('negative', () => producer.send({ topic, body: Buffer.from('negative'), priority: -1 }));
+    });
+    await consuming(endpoint, group, { [topic]: '*' }, async consumer => {
+      for (const message of await receive(consumer, 5)) {
+        tellReceived(message, { priority: message.priority ?? null });
+        await consumer.ack(message);
+      }
+    });
+  },
+
   async wrongType({ endpoints: [ endpoint ], normal, fifo }) {
     await producing(endpoint, [ normal, fifo ], async producer => {
       await tellError('fifo', () => producer.send({ topic: normal, body: Buffer.from('1'), messageGroup: 'g' }));

@@ -268,6 +268,22 @@ def tag_filter(endpoints: list[str], topic: str, group: str) -> None:
         report_fact("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
 
 
+def priorities(endpoints: list[str], topic: str, group: str) -> None:
+    """Send several priorities, the lowest first; receive them."""
+    [endpoint] = endpoints
+    with producing(endpoint, topic) as producer:
+        producer.send(message(topic, b"none"))
+        for priority in (0, 1, 7, 100):
+            one = message(topic, f"{priority}".encode())
+            one.priority = priority
+            producer.send(one)
+    report_error("negative", lambda: setattr(message(topic, b"negative"), "priority", -1))
+    with consuming(endpoint, group, topic) as consumer:
+        for received in receive(consumer, 5):
+            report_received(received, priority=received.priority)
+            consumer.ack(received)
+
+
 def fifo(endpoints: list[str], topic: str, group: str) -> None:
     """Send message groups in turn; receive them without acks, then with."""
     [endpoint] = endpoints
