@@ -65,7 +65,7 @@ def test_a_group_is_created_shown_changed_and_deleted(api: Client) -> None:
         "maxAttempts": 3,
         "retry": {"exponential": {"initialMs": 1000, "maxMs": 7_200_000, "multiplier": 2}},
     }
-    expected = {"name": "life", "startFrom": "earliest", **body}
+    expected = {"name": "life", "startFrom": "earliest", "priorityFactor": 90, **body}
     assert api.put("/groups/life", json=body).json() == {**expected, "isNew": True}
     assert api.get("/groups/life").json() == expected
     changed = api.put("/groups/life", json={"retry": {"customized": {"nextMs": [1000, 5000]}}})
@@ -407,3 +407,29 @@ def test_a_name_that_was_bound_again_deletes_nothing(running: Standalone, api: C
     )
     assert answer.startswith(b"HTTP/1.1 421 ")
     assert api.get("/topics/rebound").status_code == 200
+
+
+def test_a_priority_chooses_the_queue_and_is_shown(api: Client) -> None:
+    api.put("/topics/urgent", json={"messageType": "PRIORITY"})
+    assert api.get("/topics/urgent").json()["queues"] == 8
+    for priority, queue_id in ((0, 0), (5, 5), (100, 7)):
+        sent = api.post("/topics/urgent/messages", json={"body": "b", "priority": priority}).json()
+        assert sent["queueId"] == queue_id
+        path = f"/topics/urgent/messages/{sent['messageId']}"
+        [found] = api.get(path).json()["messages"]
+        assert (found["priority"], found["messageType"]) == (priority, "PRIORITY")
+    assert api.post("/topics/urgent/messages", json={"body": "b"}).json()["queueId"] == 0
+    delayed = {"body": "b", "priority": 6, "delayMs": 3_600_000}
+    assert api.post("/topics/urgent/messages", json=delayed).json()["queueId"] == 6
+    api.put("/topics/plain", json={"messageType": "NORMAL"})
+    for refused in ({"priority": 1}, {"priority": 1, "delayMs": 1_000}):
+        answer = api.post("/topics/plain/messages", json={"body": "b", **refused})
+        assert "tidemill topic create plain --type PRIORITY" in problem(answer)[2]
+
+
+def test_a_group_has_a_priority_factor(api: Client) -> None:
+    assert api.put("/groups/factor", json={}).json()["priorityFactor"] == 90
+    changed = api.put("/groups/factor", json={"priorityFactor": 0}).json()
+    assert (changed["priorityFactor"], changed["before"]["priorityFactor"]) == (0, 90)
+    assert api.put("/groups/factor", json={"maxAttempts": 5}).json()["priorityFactor"] == 0
+    assert api.get("/groups/factor").json()["priorityFactor"] == 0

@@ -15,7 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.e2e.conftest import Certificates
-from tests.support.clients.everything import MESSAGES, measuring, quick_start, touch_everything
+from tests.support.clients.everything import (
+    MESSAGES,
+    URGENT,
+    measuring,
+    quick_start,
+    touch_everything,
+)
 from tests.support.processes.controlled_group import controlled_group
 from tests.support.processes.exposed import exposed, parse, table
 from tests.support.processes.processes import Standalone, standalone
@@ -144,6 +150,20 @@ def test_delayed_messages_are_counted(seen: list[Sample]) -> None:
     assert total(seen, "timer_dropped_total") == 0
     assert total(seen, "timer_early_total") == 0
     assert total(seen, "metrics_overflow_total") == 0
+
+
+def test_levels_of_a_priority_topic_are_counted(seen: list[Sample]) -> None:
+    pair = {"topic": "urgent", "consumer_group": "ambulance"}
+    for level, waiting in (("0", 0), ("1", 1)):
+        stored = total(seen, "priority_stored_total", topic="urgent", level=level)
+        assert stored == URGENT // 2 + waiting
+        assert total(seen, "priority_delivered_total", **pair, level=level) == URGENT // 2
+        assert total(seen, "priority_ready_messages", **pair, level=level) == waiting
+        oldest_s = total(seen, "priority_oldest_ready_seconds", **pair, level=level)
+        assert (oldest_s > 0) == bool(waiting)
+    assert total(seen, "priority_delivered_total", **pair, slot="fair", level="0") >= 1
+    assert total(seen, "priority_delivered_total", **pair, slot="fair", level="1") == 0
+    assert {s.value for s in seen if s.name == "rocketmq_priority_factor"} == {50}
 
 
 def test_known_label_values_start_at_zero(running: Standalone) -> None:

@@ -18,6 +18,7 @@ import structlog
 from tidemill.broker.engine.replication.config import ReplicationConfig
 from tidemill.broker.metrics.conflict_metrics import ConflictMetrics
 from tidemill.broker.metrics.lag import Lag
+from tidemill.broker.metrics.level_metrics import LevelMetrics
 from tidemill.broker.metrics.message_metrics import MessageMetrics
 from tidemill.broker.metrics.pop_metrics import PopMetrics
 from tidemill.broker.metrics.replica_metrics import ReplicaMetrics
@@ -186,6 +187,7 @@ class BrokerProcess:
         )
         MessageMetrics(registry, traffic, lag, rounds)
         PopMetrics(registry, traffic, lag, rounds)
+        LevelMetrics(registry, lag, rounds)
         ConflictMetrics(registry, polls.filters, rounds, clock)
         StoreMetrics(registry, sizes, rounds)
         RetentionMetrics(registry, sizes, rounds)

@@ -141,6 +141,7 @@ def message(
     message_id: str = "",
     due_at_ms: int = 0,
     tag: str = "",
+    priority: int | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> v2.Message:
     """Return a message as a client sends it. With a due time, it is delayed."""
@@ -151,6 +152,8 @@ def message(
         system.delivery_timestamp.FromMilliseconds(due_at_ms)
     if tag:
         system.tag = tag
+    if priority is not None:
+        system.priority = priority
     return v2.Message(
         topic=v2.Resource(name=topic),
         body=body,

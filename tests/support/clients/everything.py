@@ -39,6 +39,7 @@ SHORT_MS = 1_000  # the shortest invisible duration
 LONG_MS = 60_000
 DELAY_MS = 1_500
 MESSAGES = 16
+URGENT = 16  # messages of two levels, spread over two broker groups
 EXPORT_NS = 60_000_000_000  # period of a client's exports
 
 
@@ -87,7 +88,9 @@ async def touch_everything(running: ServerAddresses) -> None:
     running.put("topics/reminders", messageType="DELAY", queues=2)
     running.put("topics/news", messageType="NORMAL", queues=4)
     running.put("topics/payments", messageType="TRANSACTION", queues=1)
+    running.put("topics/urgent", messageType="PRIORITY", queues=2)
     running.put("groups/depot")
+    running.put("groups/ambulance", priorityFactor=50)
     running.put("groups/strict", maxAttempts=1)
     running.put("groups/orderly", deliveryOrder="FIFO")
     running.put("groups/patient")
@@ -96,7 +99,12 @@ async def touch_everything(running: ServerAddresses) -> None:
         await _live(client)
         await _deliver(client)
         await asyncio.gather(
-            _come_back(client), _die(client), _keep_order(client), _delay(client), _wait(client)
+            _come_back(client),
+            _die(client),
+            _keep_order(client),
+            _delay(client),
+            _wait(client),
+            _hurry(client),
         )
         await _decide(client)
         await _measure(client)
@@ -118,6 +126,18 @@ async def _deliver(client: Api) -> None:
     while len(received) < MESSAGES:
         received += await client.receive("parcels", "depot", poll_ms=POLL_MS)
     await client.ack("parcels", "depot", [_handle(each) for each in received])
+
+
+async def _hurry(client: Api) -> None:
+    """Send two levels, and let both wait: one delivery of each level is in a slot of its own."""
+    for n in range(URGENT):
+        await client.send(message("urgent", b"urgent %d" % n, priority=n // 2 % 2))
+    received: list[v2.Message] = []
+    while len(received) < URGENT:
+        received += await client.receive("urgent", "ambulance", poll_ms=POLL_MS)
+    await client.ack("urgent", "ambulance", [_handle(each) for each in received])
+    # It waits for a consumer at the scrape.
+    await client.send(message("urgent", b"waiting", priority=1))
 
 
 async def _come_back(client: Api) -> None:

@@ -47,5 +47,7 @@ class Lag:
     def __init__(self) -> None:
         # By group, topic, and whether the values are of the group's retry topic.
         self.of_topics: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
+        # By group, topic and level, of PRIORITY topics, with the retries of the level.
+        self.of_levels: dict[tuple[GroupId, TopicId, int], TopicLag] = {}
         self.in_flight_count = 0  # of all groups
         self.now_ms = 0

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.metrics.lag import LAG_AGE_MS_MAX, Lag, TopicLag
 from tidemill.common.errors import QueryFailed, UnavailableError
 
@@ -34,6 +35,7 @@ class LagReader:
         # The current pass: queues not read yet, and the values so far.
         self._unseen: Iterator[ProgressKey | None] | None = None
         self._found: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
+        self._levels: dict[tuple[GroupId, TopicId, int], TopicLag] = {}
         self._in_flight_count = 0
 
     async def __call__(self) -> None:
@@ -46,7 +48,8 @@ class LagReader:
         try:
             async with asyncio.timeout(LAG_WAIT_S):
                 if self._unseen is None:
-                    self._unseen, self._found = _queues(self._rounds.engine), {}
+                    self._unseen = _queues(self._rounds.engine)
+                    self._found, self._levels = {}, {}
                     self._in_flight_count = 0
                 while await self._rounds.read(self._look_at_some):
                     pass
@@ -56,7 +59,7 @@ class LagReader:
         except (UnavailableError, TimeoutError):
             return  # Draining, a stalled disk, or many queues: the previous values stay.
         self._unseen = None
-        self._lag.of_topics = self._found
+        self._lag.of_topics, self._lag.of_levels = self._found, self._levels
         self._lag.in_flight_count = self._in_flight_count
         self._lag.now_ms = self._clock.wall_ms()
 
@@ -71,6 +74,10 @@ class LagReader:
             named_id = engine.state.index.peek(key).named_topic_id
             place = key[0], named_id, queue.is_retry
             self._found.setdefault(place, TopicLag()).add(queue)
+            named = engine.catalog.topics.get(named_id)
+            if named is not None and named.type is TopicType.PRIORITY:
+                level = key[0], named_id, queue.queue_id
+                self._levels.setdefault(level, TopicLag()).add(queue)
             self._in_flight_count += queue.in_flight_count
         return len(some) == PROGRESS_A_ROUND
 
