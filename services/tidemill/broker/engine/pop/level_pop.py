@@ -1,7 +1,7 @@
 """The pop of a topic of type PRIORITY for a group that is not ordered (ADR 0086).
 
 The queue id of a message is its level. A pop first counts, slot by slot, how many messages each
-queue gives. Then each queue gives them as one delivery.
+queue gives. Then each of these queues makes one delivery.
 
 - A strict slot takes the next message of the highest level with a ready message.
 - A fair slot takes the oldest message of all lower levels. With factor 0 it takes the oldest one of
@@ -88,7 +88,7 @@ class LevelQueue:
         self.size_bytes += size_bytes
 
     def selection(self) -> MessageSelection:
-        """Return the taken messages, and the offset at which the next pop begins."""
+        """Return the taken messages, and the first offset of the next pop."""
         taken, entries = self.taken, self.entries
         is_all = taken == len(entries)
         return MessageSelection(
@@ -222,7 +222,7 @@ class LevelPop:
     def _oldest(
         self, queues: Sequence[LevelQueue], wanted: MessageFilter, count: int
     ) -> LevelQueue:
-        """Return the queue whose next message was stored first. One of them has a message."""
+        """Return the queue with the oldest next message. One of the queues has a message."""
         found: LevelQueue | None = None
         oldest = 0
         for queue in queues:
