@@ -236,16 +236,36 @@ def test_bodies_are_packed_once_and_the_same_each_time(cluster: FakeCluster) -> 
 
 
 def test_a_row_with_an_unsupported_column_is_a_bad_row(cluster: FakeCluster) -> None:
-    rows: list[dict[str, Any]] = [
-        {"body": b"a", "dedup_key": "k"},
-        {"body": b"b", "priority": 3},
-        {"body": b"c"},
-    ]
+    rows: list[dict[str, Any]] = [{"body": b"a", "dedup_key": "k"}, {"body": b"c"}]
     sent = send(cluster, rows, **DEAD_LETTERS)
     assert sent.rows == 1
     assert [why for _, why in sent.bad] == [
-        "it has a dedup_key, but mode dedup is not supported yet",
-        "priority messages are not supported yet",
+        "it has a dedup_key, but mode dedup is not supported yet"
+    ]
+
+
+def test_a_priority_is_sent_with_and_without_a_delay(cluster: FakeCluster) -> None:
+    rows: list[dict[str, Any]] = [
+        {"body": b"a", "priority": 3},
+        {"body": b"b", "priority": 0},
+        {"body": b"c", "priority": 3, "delay_ms": 1_000},
+        {"body": b"d", "priority": None},
+        {"body": b"e", "priority": -1},
+        {"body": b"f", "priority": 1, "message_group": "g"},
+    ]
+    sent = send(cluster, rows, **DEAD_LETTERS)
+    ordered = sorted(cluster.sent, key=lambda message: message.body)
+    systems = [message.system_properties for message in ordered]
+    assert [(one.message_type, one.priority) for one in systems] == [
+        (v2.PRIORITY, 3),
+        (v2.PRIORITY, 0),
+        (v2.DELAY, 3),
+        (v2.NORMAL, 0),
+    ]
+    assert [one.HasField("priority") for one in systems] == [True, True, True, False]
+    assert [why for _, why in sent.bad] == [
+        "its priority is -1; it must be 0 or higher",
+        "it has a priority and a message group; only one of them is allowed",
     ]
 
 

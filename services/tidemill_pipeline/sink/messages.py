@@ -129,8 +129,15 @@ def message_of(
         if None in row["keys"]:
             raise BadRow("one of its keys is null; use array_compact(keys)")
         system.keys.extend(row["keys"])
-    if row.get("priority") is not None:
-        raise BadRow("priority messages are not supported yet")
+    priority = row.get("priority")
+    if priority is not None:
+        if priority < 0:
+            raise BadRow(f"its priority is {priority}; it must be 0 or higher")
+        if group:
+            raise BadRow("it has a priority and a message group; only one of them is allowed")
+        system.priority = priority
+        if due_ms is None:
+            system.message_type = v2.PRIORITY
     if row.get("dedup_key") is not None:
         raise BadRow("it has a dedup_key, but mode dedup is not supported yet")
     for name, value in _pairs(row.get("properties")):
