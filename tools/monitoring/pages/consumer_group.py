@@ -156,6 +156,27 @@ _FAILURES = Row(
             alerts=("DlqGrowing",),
         ),
         panel(
+            "Age by priority",
+            "Age of the oldest message of each level of PRIORITY topics that waits for a consumer.",
+            Query(
+                "max by (topic, level) "
+                "(rocketmq_priority_oldest_ready_seconds{HERE, TOPIC, GROUP})",
+                "{{topic}} {{level}}",
+            ),
+            unit="s",
+            alerts=("PriorityStarves",),
+        ),
+        panel(
+            "Messages by priority",
+            "Deliveries of each level of PRIORITY topics per second, in strict and in fair slots.",
+            Query(
+                "sum by (level, slot) "
+                "(rate(rocketmq_priority_delivered_total{HERE, TOPIC, GROUP}[RATE]))",
+                "{{level}} {{slot}}",
+            ),
+            unit="cps",
+        ),
+        panel(
             "Lost to retention or damage",
             "Messages of the last hour that retention removed before the next delivery to the consumer group, and messages with a damaged record.",
             Query(
