@@ -12,6 +12,7 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.pop.budget import ALONE_BYTES
 from tidemill.broker.engine.pop.progress import PopSubscription
 from tidemill.broker.server.wire import config_log
 from tidemill.message import stored_message
@@ -29,7 +30,7 @@ class LevelWorld(World):
     """An engine with a PRIORITY topic of eight levels, and a follower."""
 
     def __init__(self, *, factor: int = 90, queues: int = 8, is_ordered: bool = False) -> None:
-        super().__init__(is_followed=True)
+        super().__init__(is_followed=True, segment_bytes=4 << 20)
         self.put_topic(queues)
         self.group(GROUP, priority_factor=factor, is_ordered=is_ordered)
         self.sent = 0
@@ -264,6 +265,27 @@ def test_growing_queues_keeps_stored_levels(switch: str) -> None:
     assert retry is not None
     assert retry.queues == 8
     assert world.levels() == [5, 1, 1, 0]
+
+
+def test_a_topic_that_loses_its_type_still_delivers_the_retries_of_all_levels() -> None:
+    world = LevelWorld()
+    for level in (0, 3, 7):
+        world.put(level)
+    world.pop(invisible_ms=SECOND_MS)
+    world.advance(SECOND_MS + 1)
+    world.engine.administration.put_topic(
+        TOPIC, type_=TopicType.NORMAL, queues=0, is_forced=True, now_ms=world.now_ms
+    )
+    world.commit()
+    assert sorted(world.levels()) == [0, 3, 7]
+
+
+def test_a_large_message_ends_a_pop_and_travels_alone() -> None:
+    world = LevelWorld(factor=100)
+    world.send("5-large", queue_id=5, size=ALONE_BYTES)
+    world.put(7)
+    world.put(3)
+    assert [world.levels() for _ in range(3)] == [[7], [5], [3]]
 
 
 def test_a_reset_applies_to_all_levels_and_their_retries() -> None:
