@@ -84,3 +84,14 @@ def test_a_fifo_push_consumer_goes_on_after_a_repeated_forward(
     assert "OK" in facts.the("forwarded")["answer"]
     assert facts.the("done")["is_done"]
     assert [fact["body"] for fact in facts.of("received")] == ["first", "last"]
+
+
+def test_priority_0_is_level_0_and_higher_priorities_come_first(
+    tmp_path: Path, running: Standalone
+) -> None:
+    running.put("topics/urgent", messageType="PRIORITY")
+    facts = run_java_client(tmp_path, "priorities", running.grpc, topic="urgent", group="urgent")
+    assert [fact["body"] for fact in facts.of("received")] == ["7", "100", "1", "none", "0"]
+    assert facts.the("error")["during"] == "negative"
+    assert facts.the("error")["text"], "a negative priority is an error"
+    assert running.lag("urgent") == 0

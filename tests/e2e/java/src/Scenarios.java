@@ -85,6 +85,7 @@ public final class Scenarios {
         switch (args[0]) {
             case "roundTrip" -> scenarios.roundTrip();
             case "redelivery" -> scenarios.redelivery();
+            case "priorities" -> scenarios.priorities();
             case "push" -> scenarios.push();
             case "consumeAll" -> scenarios.consumeAll();
             case "stay" -> scenarios.stay();
@@ -129,6 +130,28 @@ public final class Scenarios {
             MessageView third = receive(consumer, 1, INVISIBLE).get(0);
             tellReceived(third, Map.of());
             consumer.ack(third);
+        }
+    }
+
+    /** Send several priorities, the lowest first; receive them. */
+    private void priorities() throws Exception {
+        try (Producer producer = producer()) {
+            send(producer, message("none").build());
+            for (int priority : new int[] {0, 1, 7, 100}) {
+                send(producer, message(String.valueOf(priority)).setPriority(priority).build());
+            }
+        }
+        try {
+            message("negative").setPriority(-1);
+            tell("error", Map.of("during", "negative", "text", ""));
+        } catch (IllegalArgumentException error) {
+            tell("error", Map.of("during", "negative", "text", error.getMessage()));
+        }
+        try (SimpleConsumer consumer = consumer()) {
+            for (MessageView message : receive(consumer, 5, INVISIBLE)) {
+                tellReceived(message, Map.of());
+                consumer.ack(message);
+            }
         }
     }
 
