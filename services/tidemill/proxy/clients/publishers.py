@@ -1,7 +1,7 @@
-"""The topics that the producers with a telemetry stream at this proxy publish.
+"""The producers with a telemetry stream at this proxy, and the topics of each.
 
-Brokers choose among them the producer that gets the check of a half message (ADR 0085). A producer
-publishes the topics that its settings name, and those to which it has sent half messages.
+Brokers choose among them the producer that gets the check of a half message (ADR 0085). The topics
+of a producer come from its settings and from the half messages that it has sent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Publishers:
 
     @contextlib.contextmanager
     def open(self, client: ClientKey, stream: TelemetrySink) -> Iterator[None]:
-        """Forget what a stream announces when the block ends."""
+        """Forget the topics of a stream when the block ends."""
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import HalfId, QueueId, TopicId
 from tidemill.broker.engine.layout.transaction import CheckWritten, TransactionRow, TransactionState
 from tidemill.broker.engine.room import DiskRoom
+from tidemill.broker.engine.sorted_search import is_among
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.transaction.halves import HalfMessages, half_of
 from tidemill.broker.engine.transaction.schedule import CheckSchedule
@@ -174,7 +175,7 @@ class HalfChecks:
         for rows in islice(blocks, BLOCKS_A_CALL):
             is_due = (rows["state"] == TransactionState.HALF) & (rows["time_ms"] <= due_ms)
             is_due &= rows["checks"] < rows["checks_max"]
-            is_due &= np.isin(rows["topic_id"], list(self._searched))
+            is_due &= is_among(np.array(sorted(self._searched)), rows["topic_id"])
             for topic_id, half_id in zip(
                 rows["topic_id"][is_due].tolist(), rows["half_id"][is_due].tolist(), strict=True
             ):

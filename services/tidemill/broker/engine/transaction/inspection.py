@@ -19,6 +19,7 @@ from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.transaction import TransactionRow, TransactionState
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.sorted_search import is_among
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.common.errors import BadRequest
@@ -165,7 +166,7 @@ class TransactionSearch:
         return True
 
     def _matching(self, rows: np.ndarray) -> list[int]:
-        is_match = np.isin(rows["state"], [int(state) for state in self._query.states])
+        is_match = is_among(np.array(sorted(self._query.states)), rows["state"])
         if self._query.topic_id is not None:
             # The message of an expired transaction may be the only one to name its topic.
             is_match &= (rows["topic_id"] == self._query.topic_id) | (rows["topic_id"] == 0)

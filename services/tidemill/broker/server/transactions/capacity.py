@@ -14,7 +14,7 @@ UNDERWAY_OF_A_PRODUCER_MAX: Final = 4  # checks that wait until the producer rea
 AVOIDED_MS: Final = 1_000  # a producer that did not read its stream
 
 
-class _Written(NamedTuple):
+class _WrittenCheck(NamedTuple):
     until_ms: int
     half_id: HalfId
     client: ClientKey
@@ -30,7 +30,7 @@ class ProducerCapacity:
         # Checks without an answer: the client of each, and their number of each client.
         self._asked: dict[HalfId, ClientKey] = {}
         self._unanswered: Counter[ClientKey] = Counter()
-        self._written: deque[_Written] = deque()  # by the time until which they count, about
+        self._written: deque[_WrittenCheck] = deque()  # by the time until which they count, about
 
     def may_ask(self, producer: ProducerStream, half_id: HalfId, now_ms: int) -> bool:
         """Whether a producer may get the check of a half message now."""
@@ -59,7 +59,7 @@ class ProducerCapacity:
         self.note_answer(half_id)
         self._asked[half_id] = client
         self._unanswered[client] += 1
-        self._written.append(_Written(until_ms, half_id, client))
+        self._written.append(_WrittenCheck(until_ms, half_id, client))
 
     def note_answer(self, half_id: HalfId) -> None:
         """Forget a check: a client has decided, or said that it cannot yet."""

@@ -1,8 +1,8 @@
 """The checks of half messages, on their way from the broker through a proxy to a producer.
 
 The engine has a line of due half messages for each topic. The lines take turns, so that a topic
-whose producers do not answer delays no other topic. For each check, the producers of the topic are
-tried in turn. The engine counts a check when it has left the buffer of a producer's stream. If a
+without answers does not delay other topics. For each check, the broker tries the producers of the
+topic in turn. The engine counts a check when it has left the buffer of a producer's stream. If a
 producer does not read within a second, or has disconnected, the check does not count.
 
     topic without a producer                its line is emptied, until a proxy reports one
@@ -41,9 +41,9 @@ TAKEN_A_ROUND: Final = 64  # due checks; each is read from the log
 TAKEN_BYTES_A_ROUND: Final = 1 << 20  # a larger message is taken alone
 UNDERWAY_MAX: Final = 512  # checks on their way to producers
 UNDERWAY_BYTES_MAX: Final = 32 << 20  # of their messages
-ASK_TIMEOUT_MS: Final = 3_000  # the proxy waits a second for the client
-LOOK_AGAIN_S: Final = 0.1  # at lines whose producers have enough checks
-TOPICS_A_TURN: Final = 256  # lines looked at before other tasks get their turn
+ASK_TIMEOUT_MS: Final = 3_000  # a proxy gives the client a second to read
+LOOK_AGAIN_S: Final = 0.1  # at lines without a free producer
+TOPICS_A_TURN: Final = 256  # lines visited before other tasks run
 
 
 @final
@@ -106,8 +106,8 @@ class CheckBack:
             self._wake.clear()
             if await self._has_work():
                 self._queue_round()
-                # The round wakes this task with new checks. Lines whose producers have enough
-                # checks are looked at again.
+                # The round wakes this task with new checks. After a pause the task visits lines
+                # again that had no free producer.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_AGAIN_S):
                         await self._wake.wait()
