@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import pytest
 
 from tests.support.worlds.engine_world import GROUP, World
@@ -14,8 +16,11 @@ from tests.unit.engine.test_damaged_messages import (
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.message_filter import EVALUATION_ITEMS
 from tidemill.broker.engine.pop.message_selection import SCAN_ENTRIES_MAX
+from tidemill.broker.engine.queries.queue_reader import ENTRIES_A_STEP
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.server.wire.filters import find_filter
+from tidemill.message.encoding import encode_stored
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SQL = "region = 'eu' AND price > 5"
 FIFO = "fifo"
@@ -110,3 +115,46 @@ def test_a_filter_does_not_skip_a_damaged_message(position: int) -> None:
     damage(world, 1, position)
     assert world.bodies(sql="region = 'eu'") == ["m0", "m2", "m3"]
     assert len(dead_letters(world)) == 1
+
+
+def send_other_region(world: World) -> None:
+    """Send messages that a proxy could have encoded: a filter on TAGS decodes the system properties."""
+    system = v2.SystemProperties(message_id="id", tag="x")
+    message = v2.Message(user_properties={"region": "eu"}, system_properties=system, body=b"body")
+    data = encode_stored(message, message_type=v2.NORMAL, now_ms=world.now_ms)
+    topic_id, now_ms = world.topic(), world.now_ms
+    for _ in range(4 * SCAN_ENTRIES_MAX // EVALUATION_ITEMS):
+        world.engine.commands.send(
+            topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms
+        )
+    world.commit()
+
+
+@pytest.mark.parametrize("sql", ["region = 'us'", "TAGS = 'x' AND region = 'us'"])
+def test_evaluations_after_a_match_of_the_tag_count_for_the_slice(sql: str) -> None:
+    world = World()
+    send_other_region(world)
+    tally, counts = world.engine.tally, world.engine.state.counts
+    before = tally.items
+    assert world.pop(sql=sql) == []
+    scanned = counts["scanned_sql", world.group(), world.topic()]
+    assert scanned * EVALUATION_ITEMS <= tally.items - before
+    assert scanned <= SCAN_ENTRIES_MAX // EVALUATION_ITEMS
+    # A notification: the count of ready messages ends with its slice too.
+    before = tally.items
+    world.engine.consumption.ready_count(
+        world.group(), world.topic(), wanted=find_filter((), sql), now_ms=world.now_ms
+    )
+    assert SCAN_ENTRIES_MAX <= tally.items - before <= SCAN_ENTRIES_MAX + 2 * EVALUATION_ITEMS
+
+
+@pytest.mark.parametrize("sql", ["region = 'us'", "TAGS = 'x' AND region = 'us'"])
+def test_a_step_of_a_pull_ends_after_a_bounded_number_of_evaluations(sql: str) -> None:
+    world = World()
+    send_other_region(world)
+    queue = world.engine.catalog.queue(world.topic(), QueueId(0))
+    reader = world.engine.inspection.read(
+        queue, 0, wanted=find_filter((), sql), max_messages=32, max_bytes=1 << 20
+    )
+    assert reader.step()
+    assert reader.next_offset <= ENTRIES_A_STEP // EVALUATION_ITEMS

@@ -13,6 +13,7 @@ UNKNOWN: Final = 1  # a property is missing, or cannot be compared
 MATCH: Final = 2
 # Items of a slice that one evaluation counts; a compared hash counts one.
 EVALUATION_ITEMS: Final = 64
+TAG_EVALUATION_ITEMS: Final = 16  # of a tag filter, which decodes only the tag
 
 
 class MessageFilter(Hashable, Protocol):
@@ -33,6 +34,10 @@ class MessageFilter(Hashable, Protocol):
     def expression(self) -> str:
         """The filter as text, in its canonical form."""
 
+    @property
+    def cost_items(self) -> int:
+        """The items of a slice that one evaluation counts."""
+
     def evaluate(self, blob: bytes | memoryview) -> int:
         """Return the result for a stored message. Raises ValueError if it is damaged."""
 
@@ -42,6 +47,7 @@ class TagFilter:
     """The messages with one of some tags; without tags, every message."""
 
     language = "tag"
+    cost_items = TAG_EVALUATION_ITEMS
 
     def __init__(self, tags: frozenset[str] = frozenset()) -> None:
         self.tags = tags

@@ -26,6 +26,7 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.log_times import stored_before_ms
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.store.segment import CorruptStore, Record, RecordFreed
+from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import BrokerTimeout
 from tidemill.message import salvage, stored_message
 
@@ -316,16 +317,22 @@ class MessageStore:
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
 
-    def evaluate(self, log_offset: LogOffset, wanted: MessageFilter) -> int:
+    def evaluate(
+        self, log_offset: LogOffset, size_bytes: int, wanted: MessageFilter, tally: Tally
+    ) -> int:
         """Return the result of a filter for a message; the caller has matched the hash of its tag.
 
-        A damaged message counts as a match: the reader then meets the damage and does not skip it.
+        `tally` counts the evaluation, and the bytes of the message if they are verified. A damaged
+        message counts as a match: the reader then meets the damage and does not skip it.
         """
+        tally.add(wanted.cost_items)
         try:
             if wanted.tag_hashes is None:
+                tally.add(0, size_bytes=size_bytes)
                 return wanted.evaluate(self.record(log_offset).tail)
             result = wanted.evaluate(self.log.read(log_offset)[1])
             if result != MATCH:
+                tally.add(0, size_bytes=size_bytes)
                 self.record(log_offset)
         except (MessageDamaged, *_UNREADABLE):
             return MATCH

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.message_filter import (
-    EVALUATION_ITEMS,
-    EVERY_MESSAGE,
-    MATCH,
-    NO_MATCH,
-    MessageFilter,
-)
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MATCH, NO_MATCH, MessageFilter
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.progress import PopProgress
@@ -125,12 +119,13 @@ class MessageSelector:
             last = LogOffset(log_offset + size)
         self._store.log.advise(first, last - first)
 
-    def matches(self, log_offset: LogOffset, tag_hash: int, wanted: MessageFilter) -> bool:
+    def matches(self, entry: QueueEntry, wanted: MessageFilter) -> bool:
         """Return whether the message of a queue entry matches a filter."""
+        log_offset, size, tag_hash = entry
         hashes = wanted.tag_hashes
         if hashes is not None and tag_hash not in hashes:
             return False
-        return self._store.evaluate(log_offset, wanted) == MATCH
+        return self._store.evaluate(log_offset, size, wanted, self._tally) == MATCH
 
     def _select_matching(
         self,
@@ -154,10 +149,9 @@ class MessageSelector:
                 self._advise(entries)
             for log_offset, size, tag_hash in entries:
                 result = NO_MATCH
-                if hashes is None or tag_hash in hashes:
-                    result = self._store.evaluate(log_offset, wanted)
-                    if hashes is None:
-                        self._tally.add(EVALUATION_ITEMS, size_bytes=size)
+                is_read = hashes is None or tag_hash in hashes
+                if is_read:
+                    result = self._store.evaluate(log_offset, size, wanted, self._tally)
                 if result == MATCH:
                     is_full = not budget.take(size)
                     if is_full:
@@ -170,7 +164,7 @@ class MessageSelector:
                         self._state.count("filtered_retry", progress, 1)
                 offset += 1
                 is_full = budget.messages_left == 0
-                if is_full or (hashes is None and scan.is_spent):
+                if is_full or (is_read and scan.is_spent):
                     break
         self._count_scan(progress, wanted, offset - begin, len(offsets), unknown)
         if not offsets:

@@ -194,8 +194,7 @@ class OrderedPop:
         return MessageSelection(offsets, log_offsets, progress.next_offset)
 
     def _matches(self, progress: PopProgress, offset: int, wanted: MessageFilter) -> bool:
-        log_offset, _, tag_hash = progress.queue.entry(offset)
-        return self._reader.matches(log_offset, tag_hash, wanted)
+        return self._reader.matches(progress.queue.entry(offset), wanted)
 
     def _settle_expired(self, progress: PopProgress) -> None:
         """Settle the messages of live deliveries that retention removed: they must not block."""

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.engine.message_filter import (
-    EVALUATION_ITEMS,
-    EVERY_MESSAGE,
-    MATCH,
-    MessageFilter,
-)
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MATCH, MessageFilter
 from tidemill.broker.engine.pop.message_selection import (
     EVALUATIONS_AT_ONCE,
     SCAN_ENTRIES_AT_ONCE,
@@ -149,8 +144,7 @@ class PopReadiness:
         for number, (log_offset, size, tag_hash) in enumerate(entries, start=1):
             if hashes is not None and tag_hash not in hashes:
                 continue
-            found += self._store.evaluate(log_offset, wanted) == MATCH
-            self._tally.add(EVALUATION_ITEMS, size_bytes=size)
+            found += self._store.evaluate(log_offset, size, wanted, self._tally) == MATCH
             if scan.is_spent:
                 return found, number
         return found, len(entries)

@@ -26,12 +26,7 @@ from tidemill.broker.engine.layout.message import (
     TimerReason,
     TimerTarget,
 )
-from tidemill.broker.engine.message_filter import (
-    EVALUATION_ITEMS,
-    EVERY_MESSAGE,
-    MATCH,
-    MessageFilter,
-)
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MATCH, MessageFilter
 from tidemill.broker.engine.message_store import MessageDamaged, MessageMendPending, MessageStore
 from tidemill.broker.engine.store.commit_log import GAP_BYTES_MAX, READ_BYTES_MAX, WARM_BYTES
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -200,10 +195,7 @@ class QueueReader:
         hashes = wanted.tag_hashes
         if hashes is not None and tag_hash not in hashes:
             return False
-        result = self._store.evaluate(log_offset, wanted)
-        if hashes is None:
-            self._tally.add(EVALUATION_ITEMS, size_bytes=size)
-        return result == MATCH
+        return self._store.evaluate(log_offset, size, wanted, self._tally) == MATCH
 
     def _read(self, log_offset: LogOffset) -> None:
         """Copy a message, or skip it if it is damaged.

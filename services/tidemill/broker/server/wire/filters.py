@@ -8,7 +8,12 @@ from typing import Final, final
 
 from google.protobuf.message import DecodeError
 
-from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter, TagFilter
+from tidemill.broker.engine.message_filter import (
+    EVALUATION_ITEMS,
+    EVERY_MESSAGE,
+    MessageFilter,
+    TagFilter,
+)
 from tidemill.message import stored_message
 from tidemill.message.sql92.compiled import CompiledFilter
 from tidemill.message.sql92.grammar import parse
@@ -22,6 +27,7 @@ class SqlFilter:
     """The messages that match an SQL92 filter."""
 
     language = "sql"
+    cost_items = EVALUATION_ITEMS
 
     def __init__(self, text: str) -> None:
         """Compile a filter. Raises IllegalFilter."""
