@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tidemill.message.encoding import encode_stored
-from tidemill.message.sql92.compiled import CompiledFilter
+from tidemill.message.sql92.compiled import (
+    DECODED_BYTES_A_STEP,
+    SCANNED_BYTES_A_STEP,
+    CompiledFilter,
+)
 from tidemill.message.sql92.conditions import FALSE, TRUE, UNKNOWN
 from tidemill.message.sql92.grammar import parse
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -73,3 +77,42 @@ def test_the_tags_that_a_filter_requires(expression: str, tags: set[str] | None)
 def test_what_is_no_stored_message_is_an_error() -> None:
     with pytest.raises(ValueError, match="stored message"):
         evaluate("a = 1", b"short")
+
+
+@pytest.mark.parametrize(
+    ("expression", "steps"),
+    [
+        ("TRUE", 1),
+        ("a IS NULL", 1),
+        ("a IN ('x', 'y')", 1),
+        ("a BETWEEN 'x' AND 'y'", 1),
+        ("a BETWEEN 1 AND 2", 8),
+        ("a = 'x'", 1),
+        ("a = b", 1),
+        ("a < b", 8),
+        ("a = TRUE", 1),
+        ("a > 5", 4),
+        ("5 < a", 4),
+        ("NOT a > 5", 5),
+        ("a > 5 AND (a = 'x' OR b = 'y')", 8),
+        ("a STARTSWITH 'x'", 1),
+        ("a CONTAINS 'x'", 1),
+    ],
+)
+def test_the_steps_of_a_filter(expression: str, steps: int) -> None:
+    assert CompiledFilter(parse(expression)).cost_steps(stored({})) == steps
+
+
+def test_the_steps_grow_with_the_bytes_that_a_filter_reads() -> None:
+    blob = stored({"a": "x" * 15_000})
+    decoded = CompiledFilter(parse("a = 'x'")).cost_steps(blob)
+    assert decoded == 1 + 15_008 // DECODED_BYTES_A_STEP
+    searched = CompiledFilter(parse("a CONTAINS 'x' OR a NOT CONTAINS 'y'")).cost_steps(blob)
+    assert searched == decoded + 2 + 2 * 15_008 // SCANNED_BYTES_A_STEP
+    # TAGS and KEYS are no user properties.
+    assert CompiledFilter(parse("TAGS = 'x'")).cost_steps(blob) < 10
+
+
+@pytest.mark.parametrize("value", ["TRUE", "tRue", "true "])
+def test_truth_in_any_case_of_letters(value: str) -> None:
+    assert evaluate("a = TRUE", stored({"a": value})) == (UNKNOWN if " " in value else TRUE)

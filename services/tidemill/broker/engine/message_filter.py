@@ -11,7 +11,7 @@ from tidemill.message import stored_message
 NO_MATCH: Final = 0
 UNKNOWN: Final = 1  # a property is missing, or cannot be compared
 MATCH: Final = 2
-# Items of a slice that one evaluation counts; a compared hash counts one.
+# Items of a slice that one evaluation counts at least; a compared hash counts one.
 EVALUATION_ITEMS: Final = 64
 TAG_EVALUATION_ITEMS: Final = 16  # of a tag filter, which decodes only the tag
 
@@ -34,9 +34,11 @@ class MessageFilter(Hashable, Protocol):
     def expression(self) -> str:
         """The filter as text, in its canonical form."""
 
-    @property
-    def cost_items(self) -> int:
-        """The items of a slice that one evaluation counts."""
+    def cost_items(self, blob: bytes | memoryview) -> int:
+        """Return the items of a slice that the evaluation of a stored message counts.
+
+        Raises ValueError if the message is damaged.
+        """
 
     def evaluate(self, blob: bytes | memoryview) -> int:
         """Return the result for a stored message. Raises ValueError if it is damaged."""
@@ -47,7 +49,6 @@ class TagFilter:
     """The messages with one of some tags; without tags, every message."""
 
     language = "tag"
-    cost_items = TAG_EVALUATION_ITEMS
 
     def __init__(self, tags: frozenset[str] = frozenset()) -> None:
         self.tags = tags
@@ -58,6 +59,10 @@ class TagFilter:
     def expression(self) -> str:
         """The tags in order."""
         return " || ".join(sorted(self.tags)) or "*"
+
+    def cost_items(self, _blob: bytes | memoryview) -> int:
+        """Return the items of a slice, which do not depend on the message."""
+        return TAG_EVALUATION_ITEMS
 
     def evaluate(self, blob: bytes | memoryview) -> int:
         """Compare the tag of a stored message; its hash has matched already."""

@@ -18,7 +18,7 @@ from tidemill.broker.engine.layout.message import (
     MessagePosition,
 )
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
-from tidemill.broker.engine.message_filter import MATCH, MessageFilter
+from tidemill.broker.engine.message_filter import EVALUATION_ITEMS, MATCH, MessageFilter
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -325,16 +325,19 @@ class MessageStore:
         `tally` counts the evaluation, and the bytes of the message if they are verified. A damaged
         message counts as a match: the reader then meets the damage and does not skip it.
         """
-        tally.add(wanted.cost_items)
         try:
             if wanted.tag_hashes is None:
-                tally.add(0, size_bytes=size_bytes)
-                return wanted.evaluate(self.record(log_offset).tail)
-            result = wanted.evaluate(self.log.read(log_offset)[1])
+                blob: bytes | memoryview = self.record(log_offset).tail
+                tally.add(wanted.cost_items(blob), size_bytes=size_bytes)
+                return wanted.evaluate(blob)
+            blob = self.log.read(log_offset)[1]
+            tally.add(wanted.cost_items(blob))
+            result = wanted.evaluate(blob)
             if result != MATCH:
                 tally.add(0, size_bytes=size_bytes)
                 self.record(log_offset)
         except (MessageDamaged, *_UNREADABLE):
+            tally.add(EVALUATION_ITEMS)
             return MATCH
         return result
 

@@ -20,6 +20,10 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 # Names that are not those of user properties, which may not have them.
 TAGS: Final = "TAGS"
 KEYS: Final = "KEYS"
+# Bytes of properties that take one step of an evaluation, measured with the costliest properties:
+# to search a text in a value takes 2.6 ns a byte, and to decode properties takes 11 ns a byte.
+SCANNED_BYTES_A_STEP: Final = 128
+DECODED_BYTES_A_STEP: Final = 32
 
 
 @final
@@ -33,6 +37,7 @@ class CompiledFilter:
         self._names = tuple(numbers.by_name)
         self._has_system_names = not {TAGS, KEYS}.isdisjoint(self._names)
         self._has_user_names = not {TAGS, KEYS}.issuperset(self._names)
+        self._cost = condition.cost
         self.canonical = condition.canonical()
         # Without one of these tags, no message matches. None: it may match without a tag.
         self.required_tags = required_tags(condition)
@@ -40,6 +45,16 @@ class CompiledFilter:
     def evaluate(self, blob: bytes | memoryview) -> int:
         """Return FALSE, UNKNOWN or TRUE. Raises ValueError if `blob` is not a stored message."""
         return self._evaluate(self._values(blob))
+
+    def cost_steps(self, blob: bytes | memoryview) -> int:
+        """Return the highest cost of the evaluation of a message, in half microseconds.
+
+        Raises ValueError if `blob` is not a stored message.
+        """
+        steps, scans = self._cost
+        system_wire, user_wire = stored_message.wires_of(blob)
+        size = self._has_user_names * len(user_wire) + self._has_system_names * len(system_wire)
+        return steps + size // DECODED_BYTES_A_STEP + scans * size // SCANNED_BYTES_A_STEP
 
     def _values(self, blob: bytes | memoryview) -> Values:
         system_wire, user_wire = stored_message.wires_of(blob)

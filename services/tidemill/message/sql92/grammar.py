@@ -35,13 +35,13 @@ from tidemill.message.sql92.conditions import (
     Constant,
     In,
     IsNull,
-    Literal,
     Not,
     Number,
     Operand,
     Or,
     Property,
     TextMatch,
+    is_number,
 )
 from tidemill.message.sql92.tokens import FilterToken, shown_token, syntax_error, tokens_of
 
@@ -258,7 +258,7 @@ class _Parser:
         if operator.value in _ORDERS and (isinstance(subject, bool) or isinstance(right, bool)):
             raise self._unexpected("compare TRUE and FALSE with = or <>", operator)
         for literal, other in ((subject, right), (right, subject)):
-            if isinstance(literal, bool) and _is_number(other):
+            if isinstance(literal, bool) and is_number(other):
                 raise self._unexpected("a number is never equal to TRUE or FALSE", first)
         # A property stands on the left in the canonical form.
         is_left = isinstance(subject, Property) or not isinstance(right, Property)
@@ -302,7 +302,3 @@ class _Parser:
         number = Decimal(self._take().value)
         # Not by a multiplication, which rounds.
         return number if sign > 0 else number.copy_negate()
-
-
-def _is_number(operand: Operand | Literal) -> bool:
-    return isinstance(operand, int | Decimal) and not isinstance(operand, bool)

@@ -27,7 +27,6 @@ class SqlFilter:
     """The messages that match an SQL92 filter."""
 
     language = "sql"
-    cost_items = EVALUATION_ITEMS
 
     def __init__(self, text: str) -> None:
         """Compile a filter. Raises IllegalFilter."""
@@ -36,6 +35,10 @@ class SqlFilter:
         tags = self._compiled.required_tags
         self.tag_hashes = None if tags is None else frozenset(map(stored_message.tag_hash, tags))
         self._hash = hash(self.expression)
+
+    def cost_items(self, blob: bytes | memoryview) -> int:
+        """Return the items of a slice. Raises ValueError if the message is damaged."""
+        return EVALUATION_ITEMS + self._compiled.cost_steps(blob)
 
     def evaluate(self, blob: bytes | memoryview) -> int:
         """Return the result for a stored message. Raises ValueError if it is damaged."""
