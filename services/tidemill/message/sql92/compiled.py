@@ -24,6 +24,8 @@ KEYS: Final = "KEYS"
 # to search a text in a value takes 2.6 ns a byte, and to decode properties takes 11 ns a byte.
 SCANNED_BYTES_A_STEP: Final = 128
 DECODED_BYTES_A_STEP: Final = 32
+_EMPTY_BYTES: Final = 2_048  # of a filter without conditions
+_CHAR_BYTES: Final = 8  # of the canonical text, and of the names and texts in it
 
 
 @final
@@ -46,12 +48,17 @@ class CompiledFilter:
         """Return FALSE, UNKNOWN or TRUE. Raises ValueError if `blob` is not a stored message."""
         return self._evaluate(self._values(blob))
 
+    @property
+    def memory_bytes(self) -> int:
+        """The estimated memory of this filter."""
+        return _EMPTY_BYTES + self._cost.memory_bytes + _CHAR_BYTES * len(self.canonical)
+
     def cost_steps(self, blob: bytes | memoryview) -> int:
         """Return the highest cost of the evaluation of a message, in half microseconds.
 
         Raises ValueError if `blob` is not a stored message.
         """
-        steps, scans = self._cost
+        steps, scans, _ = self._cost
         system_wire, user_wire = stored_message.wires_of(blob)
         size = self._has_user_names * len(user_wire) + self._has_system_names * len(system_wire)
         return steps + size // DECODED_BYTES_A_STEP + scans * size // SCANNED_BYTES_A_STEP

@@ -70,29 +70,33 @@ class Condition(Protocol):
         """Return the evaluation, which reads the properties by their numbers."""
 
     @property
-    def cost(self) -> EvaluationCost:
-        """The highest cost of one evaluation."""
+    def cost(self) -> ConditionCost:
+        """The highest cost of one evaluation, and of keeping it."""
 
 
-class EvaluationCost(NamedTuple):
-    """The work of one evaluation, beside the decoding of the message."""
+class ConditionCost(NamedTuple):
+    """The work of one evaluation, beside the decoding of the message, and its memory."""
 
     steps: int  # of about half a microsecond
     scans: int  # searches of a text in a whole value
+    memory_bytes: int  # estimated, beside the canonical text
 
     @classmethod
-    def of_all(cls, parts: Sequence[Condition]) -> EvaluationCost:
+    def of_all(cls, parts: Sequence[Condition]) -> ConditionCost:
         """Return the sum of the costs of parts, and a step for their chain."""
         costs = [part.cost for part in parts]
-        return cls(1 + sum(cost.steps for cost in costs), sum(cost.scans for cost in costs))
+        steps, scans, memory_bytes = map(sum, zip(*costs, strict=True))
+        return cls(1 + steps, scans, _CHAIN_BYTES + memory_bytes)
 
 
 # Measured: a comparison of texts takes 0.1 us. A number of 64 digits takes 1.3 us, and two take
 # 2.7 us.
-_ONE_STEP: Final = EvaluationCost(1, 0)
-_NUMBER_COST: Final = EvaluationCost(4, 0)
-_TWO_NUMBERS_COST: Final = EvaluationCost(8, 0)
-_SCAN_COST: Final = EvaluationCost(1, 1)
+_ONE_STEP: Final = ConditionCost(1, 0, 600)
+_NUMBER_COST: Final = ConditionCost(4, 0, 900)
+_TWO_NUMBERS_COST: Final = ConditionCost(8, 0, 1_500)
+_SCAN_COST: Final = ConditionCost(1, 1, 600)
+_CHAIN_BYTES: Final = 300
+_TEXT_OF_IN_BYTES: Final = 140
 
 
 @final
@@ -155,7 +159,7 @@ class Constant:
         return lambda _values: level
 
     @property
-    def cost(self) -> EvaluationCost:
+    def cost(self) -> ConditionCost:
         """One step."""
         return _ONE_STEP
 
@@ -188,9 +192,9 @@ class Or:
         return evaluate
 
     @property
-    def cost(self) -> EvaluationCost:
+    def cost(self) -> ConditionCost:
         """The costs of all parts."""
-        return EvaluationCost.of_all(self.parts)
+        return ConditionCost.of_all(self.parts)
 
 
 @final
@@ -221,9 +225,9 @@ class And:
         return evaluate
 
     @property
-    def cost(self) -> EvaluationCost:
+    def cost(self) -> ConditionCost:
         """The costs of all parts."""
-        return EvaluationCost.of_all(self.parts)
+        return ConditionCost.of_all(self.parts)
 
 
 @final
@@ -243,9 +247,9 @@ class Not:
         return _negated(self.part.compiled(numbers))
 
     @property
-    def cost(self) -> EvaluationCost:
+    def cost(self) -> ConditionCost:
         """The cost of the part, and one step."""
-        return EvaluationCost.of_all((self.part,))
+        return ConditionCost.of_all((self.part,))
 
 
 def _negated(evaluate: Evaluate) -> Evaluate:
@@ -272,7 +276,7 @@ class IsNull:
         return lambda values: missing if values[at] is None else present
 
     @property
-    def cost(self) -> EvaluationCost:
+    def cost(self) -> ConditionCost:
         """One step."""
         return _ONE_STEP
 
@@ -305,9 +309,10 @@ class In:
         return evaluate
 
     @property
-    def cost(self) -> EvaluationCost:
-        """One step: the number of texts has no effect."""
-        return _ONE_STEP
+    def cost(self) -> ConditionCost:
+        """One step: the number of texts has an effect on the memory only."""
+        memory_bytes = _ONE_STEP.memory_bytes + _TEXT_OF_IN_BYTES * len(self.texts)
+        return _ONE_STEP._replace(memory_bytes=memory_bytes)
 
 
 @final
@@ -337,7 +342,7 @@ class Between:
         return _negated(evaluate) if self.is_negated else evaluate
 
     @property
-    def cost(self) -> EvaluationCost:
+    def cost(self) -> ConditionCost:
         """The cost of two comparisons."""
         return _ONE_STEP if isinstance(self.low, str) else _TWO_NUMBERS_COST
 
@@ -376,7 +381,7 @@ class TextMatch:
         return evaluate
 
     @property
-    def cost(self) -> EvaluationCost:
+    def cost(self) -> ConditionCost:
         """One step, and the search of CONTAINS."""
         return _SCAN_COST if self.word == "CONTAINS" else _ONE_STEP
 
@@ -417,7 +422,7 @@ class Comparison:
         return _property_and_number(at, operator, right)
 
     @property
-    def cost(self) -> EvaluationCost:
+    def cost(self) -> ConditionCost:
         """The cost of reading the numbers in the values."""
         operands = (self.left, self.right)
         if all(isinstance(operand, Property) for operand in operands):
