@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.common.errors import IllegalFilter
-from tidemill.message.sql92.conditions import TRUE, PropertyNumbers
+from tidemill.message.sql92.conditions import EXPONENT_MAX, TRUE, PropertyNumbers
 from tidemill.message.sql92.grammar import parse
 
 NAMES = ["a", "b", "_c$", "x-y", "or", 'say "z"']
@@ -233,6 +233,32 @@ def test_any_sequence_of_tokens_is_a_filter_or_rejected(parts: list[str]) -> Non
 @given(text=st.text())
 def test_any_text_is_a_filter_or_rejected(text: str) -> None:
     check_any_text(text)
+
+
+# Numbers near the highest exponent, before and after a change to their normal form.
+edge_numbers = st.builds(
+    "{}{}{}".format,
+    st.sampled_from(["", "-", "+"]),
+    st.sampled_from(["0", "1", "10", "123.4", "0.001", ".5", "0.0", "0." + "0" * 400 + "1"]),
+    st.one_of(
+        st.just(""),
+        st.builds(
+            "{}{}{}".format,
+            st.sampled_from(["e", "E"]),
+            st.sampled_from(["", "-", "+"]),
+            st.integers(EXPONENT_MAX - 8, EXPONENT_MAX + 4),
+        ),
+    ),
+)
+
+
+@given(operator=operators, low=edge_numbers, high=edge_numbers)
+def test_numbers_near_the_highest_exponent_have_a_canonical_form(
+    operator: str, low: str, high: str
+) -> None:
+    check_any_text(f"a {operator} {low}")
+    check_any_text(f"{low} {operator} {high}")
+    check_any_text(f"a BETWEEN {low} AND {high}")
 
 
 @given(tree=trees, character=st.sampled_from("'\"()=<>1aé -*/\n\0"), data=st.data())

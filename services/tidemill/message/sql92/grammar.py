@@ -300,5 +300,10 @@ class _Parser:
         if exponent and abs(int(exponent)) > EXPONENT_MAX:
             raise self._error(f"an exponent is at most {EXPONENT_MAX}", token)
         number = Decimal(self._take().value)
+        # The canonical form of 10e308 is 1.0E+309.
+        exponent = str(number).partition("E")[2]
+        if exponent and abs(int(exponent)) > EXPONENT_MAX:
+            limit = f"an exponent is at most {EXPONENT_MAX}"
+            raise self._error(f"{limit}, and this number has {exponent}", token)
         # Not by a multiplication, which rounds.
         return number if sign > 0 else number.copy_negate()
