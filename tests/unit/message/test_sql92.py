@@ -252,3 +252,10 @@ def test_limits_hold_at_their_edge(make: object, limit: int) -> None:
 
 def test_texts_that_differ_in_blanks_case_and_order_of_operands_are_equal() -> None:
     assert parse(" a  =1 and( b in('y','x') )") == parse("1 = a AND b IN ('x', 'y')")
+
+
+@pytest.mark.parametrize("begin", ["(", "NOT ", "a=1 OR "])
+def test_a_limit_rejects_a_filter_before_its_rest_is_read(begin: str) -> None:
+    """A rejected filter then costs no more than the part within the limits."""
+    with pytest.raises(IllegalFilter, match="more than"):
+        parse(begin * 500 + "a = 'this text has no end")

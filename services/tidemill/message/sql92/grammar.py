@@ -64,8 +64,10 @@ def parse(expression: str) -> Condition:
 class _Parser:
     def __init__(self, expression: str) -> None:
         self._expression = expression
-        self._tokens = list(tokens_of(expression))
-        self._at = 0  # of the next token
+        # Tokens are read one by one: a text beyond a limit is rejected before its rest is read.
+        self._rest = tokens_of(expression)
+        self._next = next(self._rest)
+        self._following = next(self._rest, self._next)  # after the end comes the end
         self._depth = 0
         self._predicates = 0
         self._texts = 0  # of all IN
@@ -85,19 +87,16 @@ class _Parser:
 
     # ------------------------------------------------------------ tokens
 
-    @property
-    def _next(self) -> FilterToken:
-        return self._tokens[self._at]
-
     def _take(self) -> FilterToken:
         token = self._next
-        self._at += 1
+        self._next = self._following
+        self._following = next(self._rest, self._next)
         return token
 
     def _take_word(self, *words: str) -> bool:
         """Take the next token if it is one of these keywords or symbols."""
         if self._next.is_word(*words):
-            self._at += 1
+            self._take()
             return True
         return False
 
@@ -151,18 +150,16 @@ class _Parser:
             condition = self._deeper(self._take(), self._or)
             self._expect(")", "a parenthesis is still open")
             return condition
-        if self._next.is_word("TRUE", "FALSE"):
-            following = self._tokens[self._at + 1]
-            if not following.is_word(*_COMPARISONS):
-                return Constant(self._take().value == "TRUE")
+        is_truth = self._next.is_word("TRUE", "FALSE")
+        if is_truth and not self._following.is_word(*_COMPARISONS):
+            return Constant(self._take().value == "TRUE")
         return self._predicate()
 
     def _is_alone(self) -> bool:
         """Whether the next token is a property without an operator behind it."""
         if self._next.kind not in ("name", "quoted"):
             return False
-        following = self._tokens[self._at + 1]
-        return following.kind == "end" or following.is_word("AND", "OR", ")")
+        return self._following.kind == "end" or self._following.is_word("AND", "OR", ")")
 
     def _predicate(self) -> Condition:
         first = self._next
