@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidemill.common.errors import BadRequest
 from tidemill.common.private_files import read_private
@@ -81,20 +81,30 @@ def files_of(folder: str) -> list[str]:
     return [str(Path(folder) / job) for job in Job]
 
 
-def read_job_secrets(folder: str) -> JobSecrets:
+class JobFiles(NamedTuple):
+    """The content of a folder."""
+
+    secrets: JobSecrets
+    unusable: dict[Job, str]  # the reason by job; no reason has the content of a file
+
+
+def read_job_files(folder: str) -> JobFiles:
     """Read the secrets of a folder. A job without a file has none.
 
-    Raises OSError; raises ValueError for a malformed or too open file. No text has its content.
+    One malformed, unreadable or too open file has no effect on the other jobs. Raises ValueError
+    if the folder is missing.
     """
     if not Path(folder).is_dir():
         raise ValueError("it is not a folder")
-    found = JobSecrets()
+    found = JobFiles(JobSecrets(), {})
     for job in Job:
         try:
             text = read_private(str(Path(folder) / job), bytes_max=FILE_BYTES_MAX)
-            found[job] = check_secret(text.strip())
+            found.secrets[job] = check_secret(text.strip())
         except FileNotFoundError:
             continue
+        except OSError as error:
+            found.unusable[job] = error.strerror or str(error)
         except (ValueError, BadRequest) as error:
-            raise ValueError(f"{job}: {error}") from None
+            found.unusable[job] = str(error)
     return found

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.security_home import SecurityHome
+from tests.support.worlds.proxy_world import eventually
 from tidemill.admin.cluster.job_users import RETIRE_AFTER_MS, JobNameIsTaken, JobUserUpkeep
 from tidemill.admin.cluster.user_changes import UserChanges
 from tidemill.common.errors import BrokerUnreachable
@@ -153,12 +155,56 @@ def test_changed_files_are_read_again_and_bad_ones_are_not(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("mode", "text"), [(0o604, FIRST), (0o600, "short"), (0o600, ""), (0o600, f"a {FIRST}")]
 )
-def test_a_bad_file_is_refused_without_its_content(tmp_path: Path, mode: int, text: str) -> None:
+def test_a_bad_file_is_skipped_and_logged_without_its_content(
+    tmp_path: Path, mode: int, text: str
+) -> None:
+    home = SecurityHome()
     write(tmp_path, text, Job.CHECK)
     (tmp_path / Job.CHECK).chmod(mode)
-    with pytest.raises(StartError, match=r"security_job_users_dir .*: check: ") as caught:
-        upkeep(SecurityHome(), tmp_path)
-    assert FIRST not in str(caught.value)
+    write(tmp_path, SECOND, Job.ROLL)
+    with capture_logs() as logs:
+        keeping = upkeep(home, tmp_path)
+    assert [(line["log_level"], line["job"]) for line in logs] == [("error", "check")]
+    assert FIRST not in str(logs)
+    # The others work, now and after a change.
+    asyncio.run(keeping.attempt(Job.ROLL))
+    assert secrets_of(user(home, Job.ROLL)) == [SECOND]
+    write(tmp_path, THIRD, Job.ROLL)
+    assert keeping.read_again()
+    asyncio.run(keeping.attempt(Job.ROLL))
+    assert secrets_of(user(home, Job.ROLL)) == [SECOND, THIRD]
+
+
+def test_a_job_keeps_its_secret_while_its_file_is_malformed(tmp_path: Path) -> None:
+    home = SecurityHome()
+    write(tmp_path, FIRST, *Job)
+    keeping = upkeep(home, tmp_path)
+    write(tmp_path, "short", Job.CHECK)
+    write(tmp_path, SECOND, Job.ROLL)
+    assert keeping.read_again()
+    for job in (Job.CHECK, Job.ROLL):
+        asyncio.run(keeping.attempt(job))
+    assert secrets_of(user(home, Job.CHECK)) == [FIRST]
+    assert secrets_of(user(home, Job.ROLL)) == [SECOND]
+
+
+def test_a_refused_user_does_not_hold_the_others(tmp_path: Path) -> None:
+    home = SecurityHome()
+    write(tmp_path, FIRST, *Job)
+    keeping = upkeep(home, tmp_path)
+
+    async def refuse_once() -> None:
+        home.before_change = SecurityHome().before_change
+        raise BrokerUnreachable("the home refuses the first change")
+
+    async def scenario() -> None:
+        home.before_change = refuse_once
+        async with asyncio.timeout(30), keeping.running():
+            await eventually(lambda: len(home.audits) == len(Job))
+
+    asyncio.run(scenario())
+    first, *others = Job
+    assert [one.resource for one in home.audits] == [f"User:{job.user}" for job in (*others, first)]
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:

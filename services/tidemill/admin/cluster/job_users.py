@@ -22,7 +22,7 @@ from tidemill.common.errors import ServiceError
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartError
 from tidemill.security.identities import User, UserType, user_of
-from tidemill.security.job_users import RIGHTS, Job, files_of, read_job_secrets
+from tidemill.security.job_users import RIGHTS, Job, JobFiles, files_of, read_job_files
 from tidemill.security.table import USER
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -64,11 +64,13 @@ class JobUserUpkeep:
         self._process = process
         self._files = FileChanges(files_of(folder))
         try:
-            self._secrets = read_job_secrets(folder)
-        except (OSError, ValueError) as error:
+            found = read_job_files(folder)
+        except ValueError as error:
             raise StartError(
                 f"security_job_users_dir {folder!r} cannot be used: {error}"
             ) from error
+        self._log_unusable(found)
+        self._secrets = found.secrets
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -93,44 +95,66 @@ class JobUserUpkeep:
     async def _store(self) -> None:
         """Create or change the users, with attempts until the home accepts all of them."""
         pause_s = PAUSE_S_MIN
-        for job in self._secrets:
-            while True:
-                try:
-                    is_changed = await self.attempt(job)
-                except JobNameIsTaken as error:
-                    log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
-                        "user of a job not stored", user=job.user, reason=str(error)
-                    )
-                    break
-                except (ServiceError, grpc.aio.AioRpcError) as error:
-                    # Other processes start at the same time, so the first failures are ordinary.
-                    if pause_s >= PAUSE_S_MAX:
-                        log.warning(
-                            "user of a job not stored yet", user=job.user, reason=str(error)
-                        )
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
-                else:
-                    if is_changed:
-                        log.info("user of a job stored", user=job.user)
-                    break
+        jobs = list(self._secrets)
+        # A user that the home refuses does not delay the other users.
+        while jobs := [
+            job for job in jobs if not await self._try(job, is_late=pause_s >= PAUSE_S_MAX)
+        ]:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _try(self, job: Job, *, is_late: bool) -> bool:
+        """Create or change a user, and return whether no further attempt is needed.
+
+        Other processes start at the same time. So only a late failure is logged.
+        """
+        try:
+            is_changed = await self.attempt(job)
+        except JobNameIsTaken as error:
+            log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
+                "user of a job not stored", user=job.user, reason=str(error)
+            )
+        except (ServiceError, grpc.aio.AioRpcError) as error:
+            if is_late:
+                log.warning("user of a job not stored yet", user=job.user, reason=str(error))
+            return False
+        else:
+            if is_changed:
+                log.info("user of a job stored", user=job.user)
+        return True
 
     def read_again(self) -> bool:
-        """Read changed files; return whether a secret differs. Former secrets stay otherwise."""
+        """Read changed files; return whether a secret differs.
+
+        A job whose file is unusable keeps its former secret.
+        """
         if not self._files.detect():
             return False
         try:
-            found = read_job_secrets(self._folder)
-        except (OSError, ValueError) as error:
+            found = read_job_files(self._folder)
+        except ValueError as error:
             log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
                 "secrets of jobs not reloaded, previous ones stay valid",
                 folder=self._folder,
                 reason=str(error),
             )
             return False
-        is_changed = not found.is_same(self._secrets)
-        self._secrets = found
+        self._log_unusable(found)
+        for job in found.unusable:
+            if job in self._secrets:
+                found.secrets[job] = self._secrets[job]
+        is_changed = not found.secrets.is_same(self._secrets)
+        self._secrets = found.secrets
         return is_changed
+
+    def _log_unusable(self, found: JobFiles) -> None:
+        for job, reason in found.unusable.items():
+            log.error(
+                "secret of a job not usable, its user is not changed",
+                folder=self._folder,
+                job=str(job),
+                reason=reason,
+            )
 
     async def attempt(self, job: Job) -> bool:
         """Create or change the user of a job if it differs; return whether it was changed.
