@@ -195,6 +195,21 @@ def test_the_number_of_revoked_clients_is_limited(monkeypatch: pytest.MonkeyPatc
     assert {name for name, answer in answers.items() if answer is refusal} == {"b"}
 
 
+def test_identities_take_no_places_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revoked_clients, "REVOKED_MAX", 2)
+    known = revoked_clients.RevokedClients(lambda: 5)
+    world = RevocationWorld()
+    for name in ("a", "b", "c"):
+        known.note(ClientKey(name, 1), f"token:{name}")
+    of_user, of_token = Unauthorized("no"), Unauthorized("no")
+    of_user.user_id = 1
+    for name, is_known in (("a", False), ("b", True), ("c", True)):
+        call = world.call("ack_message", client_id=name)
+        of_token.identities = (f"token:{name}",)
+        for refusal in (of_user, of_token):
+            assert (known.answer(call, refusal) is not refusal) is is_known
+
+
 def test_new_settings_replace_the_rights_that_a_stream_needs() -> None:
     async def scenario() -> None:
         world = RevocationWorld()

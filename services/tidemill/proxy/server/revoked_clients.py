@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, final
 
 from tidemill.common.errors import Banned, InvalidReceiptHandle, ServiceError, Unauthorized
 from tidemill.message.client_key import NO_OWNER, ClientKey
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidemill.security.acl import Resource
 
 REVOKED_MS: Final = 3_600_000
-# Clients, and the identities of some. Beyond it, the oldest one gets 40100 again.
+# Clients, and as many identities of clients. Beyond it, the oldest one gets 40100 again.
 REVOKED_MAX: Final = 100_000
 # Topics and consumer groups in one report to the brokers. A client that has lost more rights loses
 # all its deliveries.
@@ -31,9 +31,10 @@ SETTLING: Final = frozenset(
     {"ack_message", "change_invisible_duration", "forward_message_to_dead_letter_queue"}
 )
 
-# A client id, and the id of the user or an identity: the service account or certificate that the
-# user listed, or the hash of its token. Without the user, only the identity is known.
-_RevokedKey: TypeAlias = tuple[str, int] | tuple[str, str]
+# A client id and an identity: the service account or certificate that the user listed, or the hash
+# of its token. If the user was deleted, only the identity is known.
+_ClientIdentity: TypeAlias = tuple[str, str]
+_KeyT = TypeVar("_KeyT", ClientKey, _ClientIdentity)
 
 
 @final
@@ -42,7 +43,9 @@ class RevokedClients:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._ends_ms: OrderedDict[_RevokedKey, int] = OrderedDict()  # the oldest first
+        # The ends, the oldest first. Clients with an identity take no places of other clients.
+        self._client_ends_ms: OrderedDict[ClientKey, int] = OrderedDict()
+        self._identity_ends_ms: OrderedDict[_ClientIdentity, int] = OrderedDict()
         # Called with a client that has lost a right while a stream of it was open, and with the
         # topics and consumer groups of the lost rights; none: it has lost all.
         self.on_revoked: Callable[[ClientKey, Sequence[Resource]], None] = _ignore
@@ -68,15 +71,15 @@ class RevokedClients:
 
     def note(self, client: ClientKey, identity: str = "") -> None:
         """Note that a client has lost a right; `identity` was its credential, if not a secret."""
-        self._note(client)
+        self._note(self._client_ends_ms, client)
         if identity:
-            self._note((client.client_id, identity))
+            self._note(self._identity_ends_ms, (client.client_id, identity))
 
-    def _note(self, key: _RevokedKey) -> None:
-        self._ends_ms.pop(key, None)
-        self._ends_ms[key] = self._now_ms() + REVOKED_MS
-        if len(self._ends_ms) > REVOKED_MAX:
-            self._ends_ms.popitem(last=False)
+    def _note(self, ends_ms: OrderedDict[_KeyT, int], key: _KeyT) -> None:
+        ends_ms.pop(key, None)
+        ends_ms[key] = self._now_ms() + REVOKED_MS
+        if len(ends_ms) > REVOKED_MAX:
+            ends_ms.popitem(last=False)
 
     def answer(self, call: GatedCall, error: ServiceError) -> ServiceError:
         """Return the error that a refused call gets.
@@ -87,11 +90,14 @@ class RevokedClients:
         if call.method not in SETTLING or not isinstance(error, Unauthorized):
             return error
         client = call.client if call.caller else ClientKey(call.client_id, error.user_id)
-        keys: list[_RevokedKey] = [(call.client_id, each) for each in _identities(call, error)]
+        ends_ms = [
+            self._identity_ends_ms.get((call.client_id, each), 0)
+            for each in _identities(call, error)
+        ]
         # Wrong credentials learn nothing.
         if client.owner != NO_OWNER or isinstance(error, Banned):
-            keys.append(client)
-        if not any(self._now_ms() <= self._ends_ms.get(key, 0) for key in keys):
+            ends_ms.append(self._client_ends_ms.get(client, 0))
+        if self._now_ms() > max(ends_ms, default=0):
             return error
         return InvalidReceiptHandle(
             f"this client has lost its rights, and others get its messages: {error.message}"
