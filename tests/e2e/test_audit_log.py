@@ -384,7 +384,10 @@ def test_refused_calls_and_accesses_are_listed_and_logged(secured: Secured) -> N
         found = world.http.get("/audit", params=query).raise_for_status().json()["records"]
         assert len({one["id"] for one in found}) >= count
         assert {one["clientId"] for one in found} == ({client_id} if count else set())
-    assert world.http.get("/audit?action=pub").status_code == 400
+    for action in ("Pub", "pub", "PUB"):
+        found = world.http.get("/audit", params={"action": action}).raise_for_status().json()
+        assert {one["action"] for one in found["records"]} == {"Pub"}
+    assert world.http.get("/audit?action=publish").status_code == 400
     lines = [json.loads(line) for line in running.log.read_text().splitlines() if '"audit"' in line]
     assert [(line["process"], line["user"]) for line in lines if line.get("kind") == "refusal"]
     world.http.get("/topics/orders/messages", params={"key": "k"}).raise_for_status()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
 
 from tidemill.admin.audit.pages import CURSOR_CHARS_MAX, CURSOR_PATTERN, find_page
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
@@ -28,7 +29,18 @@ Resource = Annotated[
         description="Only of this resource, such as Topic:orders. A last `*` stands for any text.",
     ),
 ]
-Action = Annotated[AuditAction | None, Query(description="Only this action.")]
+
+
+def _action(value: object) -> object:
+    """Return the action in its usual case. The command line accepts any case too."""
+    return value.capitalize() if isinstance(value, str) else value
+
+
+Action = Annotated[
+    AuditAction | None,
+    BeforeValidator(_action),
+    Query(description="Only this action, in any case of letters."),
+]
 Result = Annotated[AuditResult | None, Query(description="Only this result.")]
 ClientId = Annotated[
     str,
