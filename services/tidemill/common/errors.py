@@ -85,6 +85,10 @@ class IllegalFilter(RequestError):
     """The filter expression is not valid."""
 
 
+class FilterBeyondLimit(IllegalFilter):
+    """The filter expression is longer, deeper or larger than a limit."""
+
+
 class IllegalInvisibleDuration(RequestError):
     """The invisible duration is outside its limits."""
 
@@ -345,6 +349,7 @@ CODES: dict[type[ServiceError], Codes] = {
     TransactionNotFound: Codes(40008, HTTPStatus.NOT_FOUND),
     IllegalMessageId: Codes(40009, HTTPStatus.BAD_REQUEST),
     IllegalFilter: Codes(40010, HTTPStatus.BAD_REQUEST),
+    FilterBeyondLimit: Codes(40010, HTTPStatus.BAD_REQUEST),
     IllegalInvisibleDuration: Codes(40011, HTTPStatus.BAD_REQUEST),
     # Both depend on more than the request: the time and limit of the broker, the type of the topic.
     IllegalDeliveryTime: Codes(40012, HTTPStatus.CONFLICT),

@@ -17,8 +17,8 @@ from typing import Final, Literal, final
 
 from tidemill.common.errors import (
     BadRequest,
+    FilterBeyondLimit,
     IllegalAccessPoint,
-    IllegalFilter,
     IllegalMessageGroup,
     IllegalMessageId,
     IllegalTag,
@@ -197,7 +197,7 @@ FILTER: Final = FieldLimit(
     field="`FilterExpression.expression`",
     limit=TAG.limit,
     unit="bytes",
-    error=IllegalFilter,
+    error=FilterBeyondLimit,
     reason="it must be able to name the longest tag; the broker keeps it while the poll waits",
 )
 SQL_FILTER: Final = FieldLimit(
@@ -205,7 +205,7 @@ SQL_FILTER: Final = FieldLimit(
     field="`FilterExpression.expression`",
     limit=4_096,
     unit="bytes",
-    error=IllegalFilter,
+    error=FilterBeyondLimit,
     reason="a broker compiles it in about two milliseconds",
 )
 FILTER_TAGS: Final = FieldLimit(
@@ -213,7 +213,7 @@ FILTER_TAGS: Final = FieldLimit(
     field="`FilterExpression.expression`",
     limit=128,
     unit="entries",
-    error=IllegalFilter,
+    error=FilterBeyondLimit,
     reason="the broker keeps about 100 bytes per tag while the poll waits",
 )
 RECEIPT_HANDLE: Final = FieldLimit(

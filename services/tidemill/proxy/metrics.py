@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from tidemill.common.errors import FilterBeyondLimit, IllegalFilter
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import Labels, histogram_family
 
@@ -35,12 +36,19 @@ class ProxyMetrics:
         self.backend: Histogram[Labels] = Histogram()
         self.throttled = 0
         self.messages_returned = 0
+        self.rejected_filters = {"syntax": 0, "limit": 0}
         self.streams = {"telemetry": 0, "receive": 0, "pull": 0}
         self.is_serving = False
 
     def observe_backend(self, broker: str, request_code: str, result: str, value_ms: float) -> None:
         """Count a request to a broker."""
         self.backend.observe((broker, request_code, result), value_ms)
+
+    def note_rejection(self, error: BaseException | None) -> None:
+        """Count the filter that a call was rejected for, if it was rejected for one."""
+        if isinstance(error, IllegalFilter):
+            reason = "limit" if isinstance(error, FilterBeyondLimit) else "syntax"
+            self.rejected_filters[reason] += 1
 
     def register(self, registry: Registry) -> None:
         """Export the counters at every scrape."""
@@ -81,6 +89,14 @@ class ProxyMetrics:
         )
         returned.add_metric((), self.messages_returned)
         yield returned
+        filters = CounterMetricFamily(
+            "rocketmq_filter_rejected_total",
+            "Calls rejected for their filter: it is malformed, or beyond a limit.",
+            labels=("reason",),
+        )
+        for reason, count in self.rejected_filters.items():
+            filters.add_metric((reason,), count)
+        yield filters
         streams = GaugeMetricFamily("rocketmq_proxy_streams", "Open streams.", labels=("kind",))
         for kind, count in self.streams.items():
             streams.add_metric((kind,), count)

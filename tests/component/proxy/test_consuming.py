@@ -312,6 +312,33 @@ def test_a_receive_is_refused_with_its_code(
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("filter_type", "expression", "reason"),
+    [
+        (v2.TAG, "||", "syntax"),
+        (v2.TAG, "||".join(map(str, range(129))), "limit"),
+        (v2.TAG, "a" * 20_000, "limit"),
+        (v2.SQL, "a LIKE 'x'", "syntax"),
+        (v2.SQL, "(" * 33, "limit"),
+        (v2.SQL, " OR ".join(["a = 1"] * 129), "limit"),
+        (v2.SQL, f"a IN ({','.join(['$'] * 1_001)})".replace("$", "''"), "limit"),
+        (v2.SQL, f"a = '{'x' * 4_096}'", "limit"),
+    ],
+)
+def test_rejected_filters_are_counted_with_their_reason(
+    filter_type: v2.FilterType.ValueType, expression: str, reason: str
+) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        request = receive_request()
+        request.filter_expression.type = filter_type
+        request.filter_expression.expression = expression
+        items = await world.receive(request)
+        assert items[0].status.code == v2.ILLEGAL_FILTER_EXPRESSION
+        assert world.metrics.rejected_filters == {"syntax": 0, "limit": 0, reason: 1}
+
+    run(scenario)
+
+
 def test_unknown_names_are_not_found_where_use_does_not_create() -> None:
     async def scenario(world: ProxyWorld) -> None:
         items = await world.receive(receive_request())

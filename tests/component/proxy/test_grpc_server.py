@@ -164,6 +164,7 @@ def test_a_consumer_learns_of_a_wrong_filter_on_every_path() -> None:
                 metadata=METADATA,
             )
             assert answer.status.code == status, name
+        assert client.world.metrics.rejected_filters == {"syntax": 2, "limit": 0}
 
     run(scenario)
 

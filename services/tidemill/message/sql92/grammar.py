@@ -25,7 +25,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final, TypeVar, cast, final
 
-from tidemill.common.errors import IllegalFilter
+from tidemill.common.errors import FilterBeyondLimit, IllegalFilter
 from tidemill.message.sql92.conditions import (
     EXPONENT_MAX,
     And,
@@ -43,7 +43,7 @@ from tidemill.message.sql92.conditions import (
     TextMatch,
     is_number,
 )
-from tidemill.message.sql92.tokens import FilterToken, shown_token, syntax_error, tokens_of
+from tidemill.message.sql92.tokens import FilterToken, at_position, shown_token, tokens_of
 
 DEPTH_MAX: Final = 32  # of parentheses and NOT
 PREDICATES_MAX: Final = 128
@@ -109,7 +109,10 @@ class _Parser:
         return self._error(f"unexpected {shown_token(self._expression, token)}; {hint}", token)
 
     def _error(self, problem: str, token: FilterToken) -> IllegalFilter:
-        return syntax_error(self._expression, token.at, problem)
+        return IllegalFilter(at_position(self._expression, token.at, problem))
+
+    def _beyond_limit(self, problem: str, token: FilterToken) -> FilterBeyondLimit:
+        return FilterBeyondLimit(at_position(self._expression, token.at, problem))
 
     # ------------------------------------------------------------ conditions
 
@@ -140,7 +143,7 @@ class _Parser:
     def _deeper(self, token: FilterToken, inner: Callable[[], Condition]) -> Condition:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise self._error(f"more than {DEPTH_MAX} levels of parentheses and NOT", token)
+            raise self._beyond_limit(f"more than {DEPTH_MAX} levels of parentheses and NOT", token)
         condition = inner()
         self._depth -= 1
         return condition
@@ -165,7 +168,7 @@ class _Parser:
         first = self._next
         self._predicates += 1
         if self._predicates > PREDICATES_MAX:
-            raise self._error(f"more than {PREDICATES_MAX} conditions", first)
+            raise self._beyond_limit(f"more than {PREDICATES_MAX} conditions", first)
         if self._is_alone():
             raise self._unexpected("a property alone is no condition; write `= TRUE` behind it")
         subject: Operand
@@ -218,7 +221,7 @@ class _Parser:
         self._texts += len(texts)
         if len(texts) > TEXTS_OF_IN_MAX or self._texts > TEXTS_MAX:
             limits = f"more than {TEXTS_OF_IN_MAX} texts, or {TEXTS_MAX} in the whole filter"
-            raise self._error(f"IN has {limits}", first)
+            raise self._beyond_limit(f"IN has {limits}", first)
         return frozenset(texts)
 
     def _between(self, subject: Property, *, is_negated: bool) -> Between:

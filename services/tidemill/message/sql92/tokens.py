@@ -50,12 +50,12 @@ class FilterToken(NamedTuple):
         return self.value in words and self.kind in ("keyword", "symbol")
 
 
-def syntax_error(expression: str, at: int, problem: str) -> IllegalFilter:
-    """Return the error for a position. Columns count code points from 1."""
+def at_position(expression: str, at: int, problem: str) -> str:
+    """Return the text of an error with its position. Columns count code points from 1."""
     line = expression.count("\n", 0, at) + 1
     column = at - expression.rfind("\n", 0, at)
     place = f"column {column}" if "\n" not in expression else f"line {line}, column {column}"
-    return IllegalFilter(f"SQL filter, {place}: {problem}")
+    return f"SQL filter, {place}: {problem}"
 
 
 def shown_token(expression: str, token: FilterToken) -> str:
@@ -103,14 +103,18 @@ def _token(match: re.Match[str], at: int) -> FilterToken | None:
             return FilterToken(str(kind), text, at)
 
 
+def _syntax_error(expression: str, at: int, problem: str) -> IllegalFilter:
+    return IllegalFilter(at_position(expression, at, problem))
+
+
 def _unreadable(expression: str, at: int, *, is_number: bool) -> IllegalFilter:
     rest = expression[at:]
     if is_number:
         word = re.match(r"[A-Za-z0-9_.]+", rest)
         found = shortened(word[0]) if word else rest[0]
-        return syntax_error(expression, at, f"{found} is not a decimal number")
+        return _syntax_error(expression, at, f"{found} is not a decimal number")
     for begin, hint in _HINTS:
         if rest.startswith(begin):
-            return syntax_error(expression, at, f"unexpected {begin}; {hint}")
+            return _syntax_error(expression, at, f"unexpected {begin}; {hint}")
     hint = "put a name with this character in double quotes, and a text in single quotes"
-    return syntax_error(expression, at, f"unexpected {rest[0]!r}; {hint}")
+    return _syntax_error(expression, at, f"unexpected {rest[0]!r}; {hint}")

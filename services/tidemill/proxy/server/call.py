@@ -414,7 +414,11 @@ class Boundary:
                 await call.read_unknown_key()
             call.check()
             await call.watched(method(call, requests, responses))
-        except (RpcError, DisconnectError):
+        except RpcError as error:
+            # The filter in the settings of a client.
+            self._metrics.note_rejection(error.__cause__)
+            raise
+        except DisconnectError:
             raise
         except Exception as error:  # noqa: BLE001 - the process's error boundary
             outcome = self._status(name, call, error)
@@ -430,6 +434,7 @@ class Boundary:
             error = BadRequest("the request is not a protobuf message of this method")
         if isinstance(error, ServiceError):
             status = status_of(error)
+            self._metrics.note_rejection(error)
         else:
             log.error("call failed unexpectedly", method=name, peer=call.peer(), exc_info=error)
             status = CallStatus(

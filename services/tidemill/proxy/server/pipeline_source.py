@@ -97,6 +97,7 @@ def _streaming(
             result = "success"
         except ServiceError as error:
             outcome, result = str(codes_of(error).rocketmq), "process_request_failed"
+            metrics.note_rejection(error)
             raise _refusal(error) from None
         except DecodeError:
             outcome, result = "40000", "process_request_failed"
