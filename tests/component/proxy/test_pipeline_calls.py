@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import grpc
 import pytest
 
-from tidemill.common.errors import Conflict
+from tidemill.common.errors import Conflict, FilterBeyondLimit, IllegalFilter
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.server.pipeline_source import CALLS_MAX, PipelineMethod, pipeline_methods
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -42,6 +42,10 @@ class Source:
         try:
             if request.topic_pattern == "conflict":
                 raise Conflict("not now")
+            if request.topic_pattern == "filter":
+                raise IllegalFilter("malformed")
+            if request.topic_pattern == "long filter":
+                raise FilterBeyondLimit("too long")
             if request.topic_pattern == "fault":
                 raise ZeroDivisionError
             if request.topic_pattern == "pages":
@@ -100,6 +104,16 @@ def test_one_address_gets_at_most_the_free_calls() -> None:
         again = stub.GetQueues(pb.GetQueuesRequest())
         await again.read()
         assert await again.code() == grpc.StatusCode.OK
+
+    run(scenario)
+
+
+def test_rejected_filters_are_counted_with_their_reason() -> None:
+    async def scenario(source: Source, stub: Stub) -> None:
+        for pattern in ("filter", "long filter", "filter", "conflict"):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.GetQueues(pb.GetQueuesRequest(topic_pattern=pattern)).read()
+        assert source.metrics.rejected_filters == {"syntax": 2, "limit": 1}
 
     run(scenario)
 
