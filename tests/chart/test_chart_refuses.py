@@ -177,10 +177,11 @@ def test_the_chart_declares_the_feature_level_of_its_brokers() -> None:
 
 
 def test_a_cap_above_the_level_of_the_chart_is_refused() -> None:
-    assert "this chart has feature level 3" in refusal("featureLevelMax=4")
+    text = f"this chart has feature level {FEATURE_LEVEL}"
+    assert text in refusal(f"featureLevelMax={FEATURE_LEVEL + 1}")
 
 
-@pytest.mark.parametrize(("cap", "written"), [(0, "3010"), (1, "1010"), (2, "2010")])
+@pytest.mark.parametrize(("cap", "written"), [(0, "4010"), (1, "1010"), (2, "2010"), (3, "3010")])
 def test_a_cap_keeps_the_format_of_the_stores(cap: int, written: str) -> None:
     """Version 0.1.0 reads stores up to format 1010; a rollback is possible while the cap holds."""
     found = objects(

@@ -278,7 +278,8 @@ def change_broker_groups(world: World) -> None:
 async def end_clients(world: World, client: Api) -> None:
     """Kick the client that has received."""
     beat = service.HeartbeatRequest(client_type=v2.SIMPLE_CONSUMER, group=v2.Resource(name="fifo"))
-    await client.stub.Heartbeat(beat, metadata=METADATA, timeout=20)
+    answer = await client.stub.Heartbeat(beat, metadata=METADATA, timeout=20)
+    assert answer.status.code == v2.OK, answer
     client_id = dict(METADATA)["x-mq-client-id"]
     done, failed = ("begun", "ok"), ("begun", "failed")
     for name, results in ((client_id, done), ("unknown", failed)):
