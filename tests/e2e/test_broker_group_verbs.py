@@ -274,6 +274,7 @@ def check_draining(running: Standalone, rest: httpx.Client) -> None:
         "messages": 0,
         "inFlight": 0,
         "delayed": 0,
+        "halfMessages": 0,
         "items": [],
         "unnamed": 0,
     }
