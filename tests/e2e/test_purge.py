@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.support.clients.api import api, message
 from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
 from tests.support.processes.processes import ADMIN_S, Standalone, standalone
@@ -65,6 +67,43 @@ def test_a_purge_removes_messages_at_all_broker_groups(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", "--groups=2") as running:
         eventually(lambda: len(running.get("broker-groups")["items"]) == 2)
         eventually(lambda: stored(running, "orders") == left)
+
+
+def test_a_purge_of_a_level_keeps_the_retries_of_other_levels(running: Standalone) -> None:
+    running.put("topics/alerts", messageType="PRIORITY", queues=8)
+    running.put("groups/alerting")
+
+    def purge(*, is_dry: bool = False, **body: object) -> int:
+        query, body = {"dryRun": str(is_dry).lower()}, {"includeRetries": True, "all": True, **body}
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            path = f"{running.admin}/api/v1/topics/alerts:purge"
+            answer = client.post(path, params=query, json=body).raise_for_status()
+        return sum(one["messages"] for one in answer.json()["brokerGroups"])
+
+    async def send_and_leave() -> None:
+        async with api(running.grpc) as client:
+            for level in (0, 0, 7, 7, 7):
+                await client.send(message("alerts", b"%d" % level, priority=level))
+            received = await client.receive("alerts", "alerting", poll_ms=5_000)
+            assert len(received) == 5
+            for each in received:
+                handle = each.system_properties.receipt_handle
+                await client.change_invisible("alerts", "alerting", handle, 10)
+
+    async def receive_all() -> list[bytes]:
+        bodies: list[bytes] = []
+        async with api(running.grpc) as client:
+            while len(bodies) < 3:
+                received = await client.receive("alerts", "alerting", poll_ms=5_000)
+                bodies += [each.body for each in received]
+        return bodies
+
+    asyncio.run(send_and_leave())
+    # Each of the five messages has a copy in a retry topic.
+    eventually(lambda: purge(is_dry=True) == 10)
+    assert purge(is_dry=True, queue=0) == 4
+    assert purge(queue=0) == 4
+    assert asyncio.run(receive_all()) == [b"7"] * 3
 
 
 def check_rest(running: Standalone) -> None:

@@ -23,6 +23,10 @@ from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
 
 STEPS = 80
+STEP_KINDS = (
+    *("send", "send", "pop", "pop", "pop", "ack", "nack"),
+    *("wait", "factor", "switch", "grow", "alternate"),
+)
 FACTORS = (0, 10, 34, 50, 75, 90, 99, 100)
 
 
@@ -85,10 +89,7 @@ class Trial:
         self.world.commit()
 
     def step(self) -> None:
-        kind = self.random.choice(
-            ("send", "send", "pop", "pop", "pop", "ack", "nack", "wait", "factor", "switch", "grow")
-        )
-        match kind:
+        match self.random.choice(STEP_KINDS):
             case "send":
                 self.send()
             case "pop":
@@ -103,6 +104,8 @@ class Trial:
                 self.set_factor()
             case "switch" if self.random.random() < 0.3:
                 self.switch()
+            case "alternate" if self.random.random() < 0.2:
+                self.alternate()
             case "grow" if self.queues < 32 and self.random.random() < 0.1:
                 self.queues += 1
                 self.put_topic()
@@ -114,6 +117,17 @@ class Trial:
             self.sent += 1
             self.world.send(body, queue_id=level)
         self.first[level].note_new(self.world, self.world.topic())
+
+    def alternate(self) -> None:
+        """Empty all levels by each pop, again and again. Then pop from two full levels."""
+        while self.ready_count:
+            self.pop(32)
+        for count in (*[1] * 25, 5):
+            for level in (self.queues - 1, 0):
+                self.world.send(*(f"{level}-{self.sent + n}" for n in range(count)), queue_id=level)
+                self.sent += count
+                self.first[level].note_new(self.world, self.world.topic())
+            self.pop(2)
 
     def some_in_flight(self) -> list[PoppedMessage]:
         count = self.random.randrange(1 + len(self.in_flight))
@@ -200,6 +214,7 @@ class Trial:
                 assert self.passed_in_row <= -(-100 // (100 - factor)), "P-3"
             else:
                 self.passed_in_row = 0
+                self.credit = min(self.credit, max(2 * factor - 1, 0))
         assert not any(queue.left for queue in (*self.first, *self.retries))
 
     @property

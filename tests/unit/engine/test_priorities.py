@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from typing import Any
 from zlib import crc32
 
 import pytest
 from structlog.testing import capture_logs
 
 from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World, blob
+from tidemill.broker.engine.configuration import administration
 from tidemill.broker.engine.configuration.administration import ResetTarget
+from tidemill.broker.engine.layout.block_file import QUEUE_MAGIC
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.pop import message_selection
 from tidemill.broker.engine.pop.budget import ALONE_BYTES
 from tidemill.broker.engine.pop.progress import PopSubscription
+from tidemill.broker.engine.store.block_file import open_block_file
+from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.upkeep import checkpoint
 from tidemill.broker.server.wire import config_log
+from tidemill.common.errors import Conflict
 from tidemill.message import stored_message
 
 SECOND_MS = 1_000
@@ -351,6 +360,97 @@ def test_a_filter_keeps_the_order_of_levels_and_skips_other_messages() -> None:
     assert bodies == ["7-1", "7-3", "3-1", "0-1"]
     bodies = world.drain(tags=("wanted",))
     assert bodies == ["7-5", "3-3", "3-5", "0-3", "0-5"]
+
+
+@pytest.mark.parametrize("wanted", [{"sql": "kind = 'alarm'"}, {"tags": ("alarm",)}])
+@pytest.mark.parametrize("levels", [8, 32])
+def test_a_filter_does_not_let_low_levels_starve(wanted: dict[str, Any], levels: int) -> None:
+    """All messages match. The levels below the highest one are full, too."""
+    world = LevelWorld(queues=levels)
+
+    def send(level: int, count: int) -> None:
+        bodies = (f"{level}-{number}" for number in range(count))
+        world.send(*bodies, queue_id=level, tag="alarm", properties={"kind": "alarm"})
+
+    send(0, 1)
+    for level in range(1, levels):
+        send(level, 100)
+    received = world.bodies(11, **wanted)
+    assert received.count("0-0") == 1
+
+
+@pytest.mark.parametrize("wanted", [{"sql": "kind = 'alarm'"}, {"tags": ("alarm",)}])
+def test_many_levels_without_a_match_do_not_hide_the_lowest_one(wanted: dict[str, Any]) -> None:
+    world = LevelWorld(queues=10)
+    for level in range(1, 10):
+        bodies = (f"{level}-{number}" for number in range(600))
+        world.send(*bodies, queue_id=level, tag="noise", properties={"kind": "noise"})
+    world.send("0-0", queue_id=0, tag="alarm", properties={"kind": "alarm"})
+    assert world.bodies(4, **wanted) == ["0-0"]
+
+
+# ------------------------------------------------------------ credit, damage, settings
+
+
+@pytest.mark.parametrize(("factor", "rounds"), [(90, 40), (50, 10)])
+def test_pops_that_empty_all_levels_do_not_hold_back_the_high_level(
+    factor: int, rounds: int
+) -> None:
+    world = LevelWorld(factor=factor)
+    for _ in range(rounds):
+        world.put(HIGH)
+        world.put(0)
+        assert world.levels(2) == [HIGH, 0]
+    world.put(HIGH, 5)
+    world.put(0, 5)
+    assert world.levels(2)[0] == HIGH
+
+
+def test_damaged_entries_after_the_answer_do_not_end_a_pop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pop reads cold messages ahead, up to 64 entries further on."""
+    monkeypatch.setattr(checkpoint, "QUEUE_BLOCK_ENTRIES_MAX", 4)
+    monkeypatch.setattr(message_selection, "WARM_BYTES", 0)
+    world = LevelWorld()
+    world.follower = None
+    world.put(HIGH, 3)
+    world.put(0, 40)
+    world.checkpoint()
+    world.restart()
+    topic_id = world.engine.catalog.topic_ids[TOPIC]
+    damaged = 0
+    for name in world.disk.names("queues"):
+        for row in open_block_file(Mappings(world.disk), name, QUEUE_MAGIC, {}).rows():
+            if (row.key_1, row.key_2, row.first) == (topic_id, 0, 20):
+                world.disk.damage(name, row.position + 5, bits=64)
+                damaged += 1
+    assert damaged == 1
+    assert [world.levels(4), world.levels(4)] == [[HIGH, HIGH, HIGH, 0], [0, 0, 0, 0]]
+
+
+def test_deliveries_count_by_slot_also_for_an_ordered_group() -> None:
+    for is_ordered, strict, fair in ((False, 10, 10), (True, 10, 10)):
+        world = LevelWorld(factor=50, is_ordered=is_ordered)
+        world.put(0, 10)
+        world.put(HIGH, 10)
+        for _ in range(10):
+            world.levels(2)
+        [counts] = world.engine.state.delivered_by_level.values()
+        assert sum(count for (_, is_fair), count in counts.items() if not is_fair) >= strict
+        assert sum(counts.values()) == strict + fair
+
+
+def test_a_topic_of_an_earlier_version_with_many_queues_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = LevelWorld()
+    with monkeypatch.context() as patch:
+        patch.setattr(administration, "LEVELS_MAX", 64)
+        world.put_topic(64)
+    put = partial(world.engine.administration.put_topic, TOPIC, now_ms=world.now_ms)
+    put(type_=None, queues=0, delivery_spread_ms=1_000)
+    world.commit()
+    with pytest.raises(Conflict, match="at most 32 queues"):
+        put(type_=None, queues=65)
 
 
 # ------------------------------------------------------------ delays

@@ -253,7 +253,9 @@ class Administration:
                 topic = replace(topic, placements=tuple([(name, topic.queues) for name in names]))
             if topic.type is not old.type and not is_forced:
                 self._check_empty(old, topic.type)
-        if topic.type is TopicType.PRIORITY and topic.queues > LEVELS_MAX:
+        # Earlier versions permitted more queues, as long as no priorities were served.
+        is_as_before = old is not None and (old.type, old.queues) == (topic.type, topic.queues)
+        if topic.type is TopicType.PRIORITY and topic.queues > LEVELS_MAX and not is_as_before:
             raise Conflict(
                 f"a topic of type PRIORITY has at most {LEVELS_MAX} queues, one for each level, not"
                 f" {topic.queues}"

@@ -88,7 +88,7 @@ class Consumption:
         self._ordered = OrderedPop(
             state, self._reader, self._deliveries, self.acks, self.redelivery, tally, recorder
         )
-        self._level_turns = LevelTurns(self._ordered)
+        self._level_turns = LevelTurns(state, self._ordered)
         self.settlement = Settlement(
             state, catalog, recorder, self.acks, self.redelivery, self._limits
         )
@@ -215,7 +215,7 @@ class Consumption:
                 if is_full and number + 1 >= repeated:
                     break
         if has_levels and len(batches) > repeated:
-            self._level_turns.note_batch(subscription, group, batches[-1].queue_id)
+            self._level_turns.note_batch(subscription, group, batches[-1])
         if refusal is not None and not batches:
             raise refusal
         if is_locked and not batches:

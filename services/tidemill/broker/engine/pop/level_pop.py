@@ -9,8 +9,11 @@ queue gives. Then each of these queues makes one delivery.
 
 A strict slot that passes a ready message of a lower level adds 100 - factor to the credit of the
 subscription. A fair slot costs the factor. The first slot of a pop of several messages is strict
-unless the credit is at least twice the factor. So a factor of 50 or more gives such a pop the
-highest level, also if each answer is cut to one message by its size.
+unless the credit is at least twice the factor, which happens if each answer is cut to one message
+by its size. So with a factor of 50 or more, such a pop has the highest level.
+
+With a filter, a pop first looks for one message of each queue. The queues below the first one take
+turns, so that an expensive filter hides none of them.
 
 Of two messages, the one with the lower log offset is older: it was stored first.
 """
@@ -49,6 +52,17 @@ Deliver: TypeAlias = Callable[
 def capped_credit(credit: int, factor: int) -> int:
     """Return the credit of a subscription for a factor that may have been lowered."""
     return min(credit, 2 * factor + FACTOR_MAX)
+
+
+def count_delivered(
+    state: PopState, subscription: PopSubscription, level: int, count: int, fair_count: int
+) -> None:
+    """Count deliveries of a level, and those of them in fair slots."""
+    pair = subscription.group_id, subscription.topic_id
+    counts = state.delivered_by_level.setdefault(pair, {})
+    for is_fair, delivered in ((False, count - fair_count), (True, fair_count)):
+        if delivered:
+            counts[level, is_fair] = counts.get((level, is_fair), 0) + delivered
 
 
 @final
@@ -147,15 +161,27 @@ class LevelPop:
                 continue
             selection = queue.selection()
             if wanted is EVERY_MESSAGE:
-                first, end = selection.log_offsets[0], selection.next_offset
-                self._reader.read_ahead(progress, first, selection.offsets[0], end)
-            self._count(subscription, queue)
+                self._read_ahead(progress, selection)
             batch = self._deliver(
                 progress, group, selection, queue.size_bytes, visible_at_ms, now_ms
             )
             if batch is not None:
+                count = len(batch.indexes)
+                fair_count = min(queue.fair_count, count)
+                count_delivered(self._state, subscription, queue.level, count, fair_count)
                 batches.append(batch)
         return batches
+
+    def _read_ahead(self, progress: PopProgress, selection: MessageSelection) -> None:
+        first, end = selection.log_offsets[0], selection.next_offset
+        try:
+            self._reader.read_ahead(progress, first, selection.offsets[0], end)
+        except BlockFileDamaged:
+            # The entries after the chosen ones are damaged. The chosen ones are known.
+            self._note_damaged(progress)
+
+    def _note_damaged(self, progress: PopProgress) -> None:
+        self._stalled.add((progress.group_id, progress.named_topic_id))
 
     def _queues(self, subscription: PopSubscription, now_ms: int) -> list[LevelQueue]:
         """Return the queues with messages: the highest level first.
@@ -189,6 +215,8 @@ class LevelPop:
     ) -> None:
         """Fill the slots of a pop: count the messages that each queue gives."""
         budget = PopBudget(max_messages, taken_bytes=0, is_untouched=True)
+        if wanted is not EVERY_MESSAGE:
+            self._look(subscription.turn, queues, factor, max_messages, wanted)
         used, top, low = 0, 0, 0
         while budget.messages_left:
             left = budget.messages_left
@@ -203,7 +231,9 @@ class LevelPop:
                     break
                 low += 1
             if factor == FACTOR_MAX or low == len(queues):
-                # All further slots are strict.
+                # All further slots are strict. The credit must not make the first slot of the next
+                # pop of several messages fair: only answers that are cut by their size may do that.
+                subscription.credit = min(subscription.credit, max(2 * factor - 1, 0))
                 if used + (not highest.taken) > room:
                     return
                 used += not highest.taken
@@ -222,6 +252,26 @@ class LevelPop:
             used += not chosen.taken
             chosen.take(size_bytes, is_fair=is_fair)
             subscription.credit += -factor if is_fair else FACTOR_MAX - factor
+
+    def _look(
+        self,
+        turn: int,
+        queues: Sequence[LevelQueue],
+        factor: int,
+        max_messages: int,
+        wanted: MessageFilter,
+    ) -> None:
+        """Look for matching messages: many of the first queue, and one of each other queue."""
+        if not queues:
+            return
+        first, *rest = queues
+        self._fetch(first, wanted, max_messages)
+        if first.entries and factor == FACTOR_MAX:
+            return  # No slot is fair. The others are scanned if the first has no more messages.
+        begin = turn % max(len(rest), 1)
+        for index, queue in enumerate((*rest[begin:], *rest[:begin])):
+            # The last part of the scan is for the slots.
+            self._fetch(queue, wanted, 1, shares=len(rest) - index + 1)
 
     def _take_many(self, queue: LevelQueue, budget: PopBudget, wanted: MessageFilter) -> bool:
         """Take the next messages of a queue in strict slots. Return False if one does not fit.
@@ -260,18 +310,23 @@ class LevelPop:
             self._fetch(queue, wanted, count)
         return None if queue.taken == len(queue.entries) else queue.entries[queue.taken]
 
-    def _fetch(self, queue: LevelQueue, wanted: MessageFilter, count: int) -> None:
-        """Add entries of a queue, unless it has no more for this pop."""
+    def _fetch(
+        self, queue: LevelQueue, wanted: MessageFilter, count: int, *, shares: int = 2
+    ) -> None:
+        """Add entries of a queue, unless it has no more for this pop.
+
+        A filter scans at most the part 1 / shares of the entries that the pop may still scan.
+        """
         if queue.is_ended:
             return
         try:
             if wanted is EVERY_MESSAGE:
                 self._read(queue, count)
             else:
-                self._scan(queue, wanted, count)
+                self._scan(queue, wanted, count, shares)
         except BlockFileDamaged:
             queue.is_ended = True
-            self._stalled.add((queue.progress.group_id, queue.progress.named_topic_id))
+            self._note_damaged(queue.progress)
 
     def _read(self, queue: LevelQueue, count: int) -> None:
         offset = queue.next_offset
@@ -284,7 +339,7 @@ class LevelPop:
         queue.next_offset = offset + len(entries)
         queue.offsets += range(offset, queue.next_offset)
 
-    def _scan(self, queue: LevelQueue, wanted: MessageFilter, count: int) -> None:
+    def _scan(self, queue: LevelQueue, wanted: MessageFilter, count: int, shares: int) -> None:
         progress = queue.progress
         if queue.next_offset >= progress.queue.max_offset:
             queue.is_ended = True
@@ -294,16 +349,9 @@ class LevelPop:
             queue.is_ended = True
             self._state.ready.add((progress.group_id, progress.named_topic_id))
             return
-        found = self._reader.select_at(progress, queue.next_offset, count, wanted)
+        found = self._reader.select_at(progress, queue.next_offset, count, wanted, shares=shares)
         queue.next_offset = found.next_offset
         queue.offsets += found.offsets
         queue.entries += [progress.queue.entry(offset) for offset in found.offsets]
         # The scan of this level is over for this pop, or the queue has no further match.
         queue.is_ended = not found.offsets
-
-    def _count(self, subscription: PopSubscription, queue: LevelQueue) -> None:
-        pair = subscription.group_id, subscription.topic_id
-        counts = self._state.delivered_by_level.setdefault(pair, {})
-        for is_fair, count in ((False, queue.taken - queue.fair_count), (True, queue.fair_count)):
-            if count:
-                counts[queue.level, is_fair] = counts.get((queue.level, is_fair), 0) + count

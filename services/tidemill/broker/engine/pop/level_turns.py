@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.metadata.priority import FACTOR_MAX
-from tidemill.broker.engine.pop.level_pop import capped_credit
+from tidemill.broker.engine.pop.level_pop import capped_credit, count_delivered
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConsumerGroup
+    from tidemill.broker.engine.pop.deliveries import DeliveryBatch
     from tidemill.broker.engine.pop.ordered import OrderedPop
     from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
+    from tidemill.broker.engine.pop.state import PopState
 
 NO_LEVEL = -1
 
@@ -25,7 +27,8 @@ NO_LEVEL = -1
 class LevelTurns:
     """The order of the levels of the current pop of an ordered group."""
 
-    def __init__(self, ordered: OrderedPop) -> None:
+    def __init__(self, state: PopState, ordered: OrderedPop) -> None:
+        self._state = state
         self._ordered = ordered
         self._lowest = NO_LEVEL  # the lowest level that the pop may take from
         self._fair = NO_LEVEL  # the level of a fair slot; NO_LEVEL: the slot is strict
@@ -51,10 +54,14 @@ class LevelTurns:
             queues = [oldest, *(progress for progress in queues if progress is not oldest)]
         return queues
 
-    def note_batch(self, subscription: PopSubscription, group: ConsumerGroup, level: int) -> None:
-        """Note the level of the batch that the pop took."""
-        factor = group.priority_factor
-        if level == self._fair:
+    def note_batch(
+        self, subscription: PopSubscription, group: ConsumerGroup, batch: DeliveryBatch
+    ) -> None:
+        """Note the batch that the pop took, and its level."""
+        factor, level, count = group.priority_factor, batch.queue_id, len(batch.indexes)
+        is_fair = level == self._fair
+        count_delivered(self._state, subscription, level, count, count if is_fair else 0)
+        if is_fair:
             subscription.credit -= factor
         elif self._lowest < level:
             subscription.credit += FACTOR_MAX - factor

@@ -18,6 +18,7 @@ from tidemill.broker.engine.tally import Allowance, Tally
 # Queue entries that one pop compares with its filter, in all its queues: about a millisecond.
 SCAN_ENTRIES_MAX = 4096
 READ_AHEAD_MESSAGES = 64  # cold messages after the delivered ones that the kernel reads ahead
+FIRST_ENTRIES_AT_ONCE = 4  # entries read first, if a pop wants fewer messages
 SCAN_ENTRIES_AT_ONCE = 512  # entries read at once; most filters need fewer
 EVALUATIONS_AT_ONCE = 16  # entries read at once if each message has to be read
 # Makes a named tuple without a call of Python code: every pop does it.
@@ -72,14 +73,14 @@ class MessageSelector:
         return self._select_matching(progress, offset, budget, wanted, self._scan)
 
     def select_at(
-        self, progress: PopProgress, offset: int, count: int, wanted: MessageFilter
+        self, progress: PopProgress, offset: int, count: int, wanted: MessageFilter, *, shares: int
     ) -> MessageSelection:
         """Choose up to `count` matching messages from `offset`, for a pop of several levels.
 
-        It scans at most half of the entries that the pop may still scan. Queues that do not match
-        then leave a part of the scan to lower levels.
+        It scans at most the part 1 / shares of the entries that the pop may still scan. Queues that
+        do not match then leave a part of the scan to other levels.
         """
-        scan = Allowance(self._tally, items=self._scan.items_left // 2)
+        scan = Allowance(self._tally, items=max(self._scan.items_left // shares, 1))
         budget = PopBudget(count, taken_bytes=0, is_untouched=True)
         return self._select_matching(progress, offset, budget, wanted, scan)
 
@@ -137,13 +138,15 @@ class MessageSelector:
     ) -> MessageSelection:
         queue, hashes = progress.queue, wanted.tag_hashes
         is_retry = progress.named_topic_id != progress.topic_id
-        at_once = SCAN_ENTRIES_AT_ONCE if hashes is not None else EVALUATIONS_AT_ONCE
+        at_once_max = SCAN_ENTRIES_AT_ONCE if hashes is not None else EVALUATIONS_AT_ONCE
+        at_once = min(max(budget.messages_left, FIRST_ENTRIES_AT_ONCE), at_once_max)
         begin, unknown = offset, 0
         offsets: list[int] = []
         log_offsets: list[LogOffset] = []
         is_full = False
         while offset < queue.max_offset and not is_full and not scan.is_spent:
             entries = queue.entries(offset, min(scan.items_left, at_once))
+            at_once = min(2 * at_once, at_once_max)
             self._tally.add(len(entries))
             if hashes is None and entries[0][0] < self._store.log.log_end - WARM_BYTES:
                 self._advise(entries)

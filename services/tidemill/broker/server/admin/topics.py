@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.server.admin.lookup import (
     check_existence,
     check_queue_id,
@@ -20,7 +21,7 @@ from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, check_own_
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
 
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import Topic
@@ -142,9 +143,12 @@ class TopicAdmin:
             lows: list[int | None] = [None] * one.queues
             if request.HasField("before_timestamp_ms"):
                 lows = [*await self._look_up_time(one, request.before_timestamp_ms)]
-            # A retry topic has one queue, with the retries from all queues of the topic.
-            is_one = one is topic and request.HasField("queue_id")
-            numbers = [request.queue_id] if is_one else range(one.queues)
+            # The queues of a PRIORITY topic are levels, and each level has its retry queue. A retry
+            # topic of another type has one queue, with the retries from all queues.
+            has_queue = one is topic or topic.type is TopicType.PRIORITY
+            numbers: Iterable[int] = range(one.queues)
+            if has_queue and request.HasField("queue_id"):
+                numbers = [number for number in numbers if number == request.queue_id]
             queues += [PurgedQueue(one.id, QueueId(n), lows[n]) for n in numbers]
         counting = await read_in_round(
             self._rounds, lambda engine, _turn: engine.purge.count(queues)
