@@ -281,3 +281,24 @@ def test_a_deletion_names_no_hidden_group_and_no_hidden_client(rest: RestApi) ->
             assert (shown["groups"], hidden["groups"]) == (["billing"], [])
 
     asyncio.run(look())
+
+
+def test_a_topic_shows_the_levels_of_visible_consumer_groups_only(rest: RestApi) -> None:
+    rest.passed("root", "PUT /topics/urgent", messageType="PRIORITY", queues=2)
+    entries = [{"resource": "Topic:urgent", "actions": ["Get", "Sub"]}]
+    rest.passed("root", "PUT /users/looker", secret=SECRET, entries=entries)
+    of_group = [{"resource": "Group:billing", "actions": ["Get", "Sub"]}]
+    rest.passed("root", "PUT /users/alarm", secret=SECRET, entries=[*entries, *of_group])
+
+    async def read() -> None:
+        async with api(rest.running.grpc, headers=signed("alarm", SECRET)) as client:
+            await client.receive("urgent", "billing", poll_ms=POLL_MS_MIN)
+
+    asyncio.run(read())
+
+    def groups(user: str) -> list[list[str]]:
+        levels = rest.passed(user, "GET /topics/urgent")["levels"]
+        return [[each["group"] for each in level["groups"]] for level in levels]
+
+    assert groups("alarm") == [["billing"], ["billing"]]
+    assert groups("looker") == [[], []]

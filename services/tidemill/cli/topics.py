@@ -19,13 +19,15 @@ from tidemill.cli.rest import (
     say,
     segment,
     show,
+    show_table,
     warn_clients,
     warn_unreachable,
 )
+from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.sizes import SIZE, size_bytes
-from tidemill.common.times import DURATION, INSTANT, duration_ms, instant_ms, span
+from tidemill.common.times import DURATION, INSTANT, age, duration_ms, instant_ms, span
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 FOREVER, DEFAULT = "forever", "default"  # values of --retention
@@ -247,7 +249,9 @@ def _checks_body(
 
 @app.command("show")
 def show_topic(context: typer.Context, name: Name) -> None:
-    """Show a topic and its queues.
+    """Show a topic and its queues, and the levels of a PRIORITY topic.
+
+    Each level has a row per consumer group that reads the topic. The counts include retries.
 
     SEALED is shown if retention waits for an archive. Messages from this offset on are kept beyond
     the retention while there is room.
@@ -267,11 +271,33 @@ def show_topic(context: typer.Context, name: Name) -> None:
         for queue in queues
     ]
     show(context, topic, ("TOPIC", "TYPE", *columns), rows)
+    if options_of(context).output is not OutputFormat.JSON and "levels" in topic:
+        _show_levels(topic["levels"])
     if options_of(context).output is not OutputFormat.JSON and "retention" in topic:
         typer.echo(f"Messages are kept {_retention(topic)}.")
     if options_of(context).output is not OutputFormat.JSON and "transaction" in topic:
         typer.echo(f"Half messages are checked {_checks(topic)}.")
     warn_unreachable(topic)
+
+
+def _show_levels(levels: list[Json]) -> None:
+    """Print a row per level and consumer group, the highest level first."""
+    typer.echo("\nLevels:")
+    now_ms = SystemClock().wall_ms()
+    columns = {"GROUP": "group", "READY": "ready", "BLOCKED": "blocked", "IN FLIGHT": "inFlight"}
+    if not any(group["blocked"] for level in levels for group in level["groups"]):
+        del columns["BLOCKED"]  # Only FIFO consumer groups have blocked messages.
+    rows = [
+        (
+            level["level"],
+            level["messages"],
+            *(group.get(field, "-") for field in columns.values()),
+            age(group.get("oldestReadyAtMs"), now_ms) or "-",
+        )
+        for level in reversed(levels)
+        for group in level["groups"] or [{}]
+    ]
+    show_table(("LEVEL", "MESSAGES", *columns, "OLDEST READY"), rows)
 
 
 @app.command("delete")

@@ -10,8 +10,10 @@ import pytest
 from tests.support.disk.counted_work import Meter
 from tests.support.worlds.round_world import RoundWorld, idle
 from tidemill.broker.engine.layout.numbers import GroupId
+from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.metrics.lag import LAG_AGE_MS_MAX, Lag
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
+from tidemill.broker.server.admin.topics import TopicAdmin
 from tidemill.broker.server.scrape import lag as lag_module
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND, LagReader
 from tidemill.common.errors import Overloaded
@@ -90,6 +92,60 @@ def test_a_round_reads_a_limited_number_of_queues() -> None:
             assert len(answer.queues) == 4 * (queues + 10)
             assert sum(one.ready_count for one in answer.queues) == 8
             assert 0 < most <= PROGRESS_A_ROUND
+
+    asyncio.run(main())
+
+
+def test_the_readers_of_a_priority_topic_are_read_in_limited_rounds() -> None:
+    async def main() -> None:
+        world = RoundWorld()
+        engine, now_ms = world.world.engine, world.world.now_ms
+        engine.administration.put_topic(
+            "urgent", type_=TopicType.PRIORITY, queues=32, now_ms=now_ms
+        )
+        world.world.group("ordered", is_ordered=True)
+        names = [f"reader-{n}" for n in range(2 * PROGRESS_A_ROUND // 32)]
+        for level in (7, 7, 7, 3):
+            world.world.send("m", topic="urgent", queue_id=level)
+        for name in ("ordered", *names):
+            [popped] = world.world.pop(1, group=name, topic="urgent")
+        world.world.give_back(popped)  # The message of the last reader is ready again.
+        meter = Meter(engine)
+        begin, most = world.rounds.read, 0
+
+        async def call(function: Any) -> Any:
+            nonlocal most
+            meter.take()
+            result = await begin(function)
+            most = max(most, meter.take().items)
+            return result
+
+        world.rounds.read = call  # type: ignore[method-assign]  # between two rounds
+        async with world.running():
+            request = pb.GetTopicStatusRequest(name="urgent", with_readers=True)
+            status = await TopicAdmin(world.rounds).GetTopicStatus(request)
+            assert 0 < most <= PROGRESS_A_ROUND
+            readers = {
+                reader.group: {
+                    one.level: (one.ready_count, one.blocked_count, one.in_flight_count)
+                    for one in reader.levels
+                }
+                for reader in status.readers
+            }
+            assert readers == {
+                "ordered": {7: (0, 2, 1), 3: (1, 0, 0)},
+                **{name: {7: (2, 0, 1), 3: (1, 0, 0)} for name in names},
+                names[-1]: {7: (3, 0, 0), 3: (1, 0, 0)},
+            }
+            [ordered] = (one for one in status.readers if one.group == "ordered")
+            assert {one.level: one.oldest_ready_at_ms > 0 for one in ordered.levels} == {
+                7: False,
+                3: True,
+            }
+            status = await TopicAdmin(world.rounds).GetTopicStatus(
+                pb.GetTopicStatusRequest(name="urgent")
+            )
+            assert not status.readers, "only a request for readers reads them"
 
     asyncio.run(main())
 

@@ -262,10 +262,41 @@ class QueueView(Schema):
     )
 
 
+class LevelReaderView(Schema):
+    """The progress of a consumer group in a level, retries included."""
+
+    group: str = Field(description="Name of the group.")
+    ready: int = Field(description="Messages that a consumer can receive now.")
+    blocked: int = Field(
+        description="Messages of a level that a batch in flight locks for a FIFO group."
+    )
+    in_flight: int = Field(description="Messages in flight: delivered and not acked.")
+    oldest_ready_at_ms: int | None = Field(
+        None,
+        description="Time at which the oldest ready message was stored, or its last retry (Unix,"
+        " ms). Missing if no message is ready.",
+    )
+
+
+class LevelView(Schema):
+    """A level of a PRIORITY topic: the queues of this number at all broker groups."""
+
+    level: int = Field(
+        description="Number of the level, from 0. A higher level is delivered first."
+    )
+    messages: int = Field(description="Stored messages, acknowledged or not, without retries.")
+    groups: list[LevelReaderView] = Field(
+        description="Consumer groups that read the topic and that the caller may see, by name."
+    )
+
+
 class TopicDetailsView(TopicView):
-    """A topic and its queues."""
+    """A topic, its queues and the levels of a PRIORITY topic."""
 
     queue_status: list[QueueView] = Field(description="The queues of the topic.")
+    levels: list[LevelView] | None = Field(
+        None, description="The levels of a PRIORITY topic, from 0. Missing for other types."
+    )
     unreachable: list[str] | None = UNREACHABLE
 
 

@@ -16,6 +16,7 @@ from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namesp
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json import render
+from tidemill.admin.json.levels import levels_of
 from tidemill.admin.json.topics import (
     AckedView,
     BrokerGroupPurgeView,
@@ -172,9 +173,14 @@ async def _put_dead_letter_topic(
 
 
 @router.get("/topics/{topic}", response_model_exclude_none=True)
-async def get_topic(topic: TopicName, cluster: Cluster) -> TopicDetailsView:
-    """Show a topic and its queues at all broker groups."""
-    found = await cluster.call_all(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic))
+async def get_topic(topic: TopicName, cluster: Cluster, access: Access) -> TopicDetailsView:
+    """Show a topic and its queues at all broker groups.
+
+    A PRIORITY topic also has the progress of its consumer groups in each level, over all reachable
+    broker groups.
+    """
+    asked = pb.GetTopicStatusRequest(name=topic, with_readers=True)
+    found = await cluster.call_all(calls.GET_TOPIC_STATUS, asked)
     return TopicDetailsView(
         **render.topic_of(found.answers[0].value.topic).model_dump(),
         queue_status=[
@@ -182,6 +188,10 @@ async def get_topic(topic: TopicName, cluster: Cluster) -> TopicDetailsView:
             for broker, status in found.answers
             for queue in status.queues
         ],
+        levels=levels_of(
+            [status for _, status in found.answers],
+            is_shown=lambda group: access.allows_group(READS, group),
+        ),
         unreachable=found.unreachable or None,
     )
 

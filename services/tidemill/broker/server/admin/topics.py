@@ -6,8 +6,9 @@ import functools
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.broker.engine.configuration.purge import PurgedQueue
-from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.server.admin.level_readers import read_level_readers
 from tidemill.broker.server.admin.lookup import (
     check_existence,
     check_queue_id,
@@ -199,7 +200,7 @@ class TopicAdmin:
         return search.offsets
 
     async def GetTopicStatus(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
-        """Return a topic and the offsets of its queues."""
+        """Return a topic, the offsets of its queues, and the readers of a PRIORITY topic."""
 
         def get(engine: Engine, _turn: Turn) -> pb.TopicStatus:
             topic = find_topic(engine, request.name)
@@ -212,7 +213,11 @@ class TopicAdmin:
                 status.queues.append(rendered)
             return status
 
-        return await read_in_round(self._rounds, get)
+        status = await read_in_round(self._rounds, get)
+        if request.with_readers and status.topic.type == pb.TOPIC_TYPE_PRIORITY:
+            topic_id = TopicId(status.topic.id)
+            status.readers.extend(await read_level_readers(self._rounds, topic_id))
+        return status
 
     async def GetConfig(
         self,

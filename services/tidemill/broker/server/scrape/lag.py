@@ -14,6 +14,7 @@ from tidemill.common.errors import QueryFailed, UnavailableError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.engine.pop.progress_index import ProgressKey
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
@@ -48,7 +49,7 @@ class LagReader:
         try:
             async with asyncio.timeout(LAG_WAIT_S):
                 if self._unseen is None:
-                    self._unseen = _queues(self._rounds.engine)
+                    self._unseen = queues_of_groups(self._rounds.engine)
                     self._found, self._levels = {}, {}
                     self._in_flight_count = 0
                 while await self._rounds.read(self._look_at_some):
@@ -82,13 +83,25 @@ class LagReader:
         return len(some) == PROGRESS_A_ROUND
 
 
-def _queues(engine: Engine) -> Iterator[ProgressKey | None]:
-    """Yield the queues that groups are given, and None for each group. Groups may be deleted."""
+def queues_of_groups(
+    engine: Engine, named_id: TopicId | None = None
+) -> Iterator[ProgressKey | None]:
+    """Yield the queues that groups are given, and None for each group. Groups may be deleted.
+
+    With a topic, yield only the queues of the topic and of its retry topics.
+    """
     for group_id in list(engine.catalog.groups):
         yield None
         group = engine.catalog.groups.get(group_id)
         if group is not None:
             for topic_id in engine.inspection.topics_given(group):
                 topic = engine.catalog.topics.get(topic_id)
+                if named_id is not None and topic is not None:
+                    topic = topic if named_id in {topic_id, _retried_id(topic)} else None
                 for number in range(topic.queues if topic is not None else 0):
                     yield group_id, topic_id, QueueId(number)
+
+
+def _retried_id(topic: Topic) -> TopicId | None:
+    """Return the topic of a retry topic; None if the topic is not a retry topic."""
+    return topic.retry_of[1] if topic.retry_of is not None else None
