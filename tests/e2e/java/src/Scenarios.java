@@ -189,7 +189,8 @@ public final class Scenarios {
     /** Have the client repeat the forward of a message to the dead letters, as after a lost answer. */
     private void repeatedForward() throws Exception {
         CompletableFuture<PushConsumer> started = new CompletableFuture<>();
-        CountDownLatch left = new CountDownLatch(1);
+        // The last message may arrive before the answer to the forward.
+        CountDownLatch left = new CountDownLatch(2);
         MessageListener listener = message -> {
             String body = StandardCharsets.UTF_8.decode(message.getBody()).toString();
             tellReceived(message, Map.of());
@@ -198,6 +199,7 @@ public final class Scenarios {
                 return ConsumeResult.SUCCESS;
             }
             tell("forwarded", Map.of("answer", forward(started.join(), message)));
+            left.countDown();
             // The client sends the same request after this failure.
             return ConsumeResult.FAILURE;
         };
