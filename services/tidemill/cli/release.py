@@ -16,7 +16,13 @@ from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAG
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json, RestOptionError, RestRejection
 from tidemill.release.invalid_input import InvalidInput
-from tidemill.release.patient_rest import TIMEOUT_S, ForeignAnswer, PatientRestClient, WaitTimeout
+from tidemill.release.patient_rest import (
+    TIMEOUT_S,
+    TOKEN_EXCHANGE_S,
+    ForeignAnswer,
+    PatientRestClient,
+    WaitTimeout,
+)
 
 if TYPE_CHECKING:
     import grpc
@@ -312,7 +318,8 @@ def check_before_an_upgrade(
         typer.echo("no broker group is removed")
         return
     try:
-        rest = _rest(context, patience_s)
+        # Without an answer, a removal is rejected. So the job waits until its new secret is known.
+        rest = _rest(context, patience_s, login_patience_s=TOKEN_EXCHANGE_S if gone else None)
         shown = rest.list_items("/broker-groups", "name", "isHome", "state")
     except (RestRejection, RestOptionError, ForeignAnswer, WaitTimeout) as error:
         if gone:
@@ -332,7 +339,7 @@ def try_it(
     ca_file: CaFile = None,
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,
-    patience_s: Patience = 60.0,
+    patience_s: Patience = TOKEN_EXCHANGE_S,
 ) -> None:
     """Send, delay, pop and ack through the proxies, with a topic of its own.
 
@@ -468,12 +475,14 @@ def _explained() -> Iterator[None]:
         raise
 
 
-def _rest(context: typer.Context, patience_s: float) -> PatientRestClient:
+def _rest(
+    context: typer.Context, patience_s: float, *, login_patience_s: float | None = None
+) -> PatientRestClient:
     options = options_of(context)
     # A job sends its token inside the cluster, also over plain HTTP.
     known = None if options.token else find_sendable(options)
     client = client_of(options, known, user="helm", timeout_s=TIMEOUT_S)
-    return PatientRestClient(client, patience_s=patience_s)
+    return PatientRestClient(client, patience_s=patience_s, login_patience_s=login_patience_s)
 
 
 def _read(file: Path) -> Json:

@@ -32,15 +32,28 @@ class ForeignAnswer(Exception):
 
 @final
 class PatientRestClient:
-    """A REST client that repeats failed calls for `patience_s` after its creation."""
+    """A REST client that repeats failed calls for `patience_s` after its creation.
 
-    def __init__(self, client: RestClient, *, patience_s: float, pause_s: float = PAUSE_S) -> None:
+    It repeats a refused login for `login_patience_s`. By default, that is `patience_s`, and at most
+    TOKEN_EXCHANGE_S.
+    """
+
+    def __init__(
+        self,
+        client: RestClient,
+        *,
+        patience_s: float,
+        login_patience_s: float | None = None,
+        pause_s: float = PAUSE_S,
+    ) -> None:
         self._client = client
         self._pause_s = pause_s
+        # A wrong credential fails sooner than the patience, which may be long.
+        if login_patience_s is None:
+            login_patience_s = min(patience_s, TOKEN_EXCHANGE_S)
         now_s = time.monotonic()
         self._until_s = now_s + patience_s
-        # A wrong credential fails sooner than the patience, which may be long.
-        self._token_until_s = now_s + min(patience_s, TOKEN_EXCHANGE_S)
+        self._login_until_s = now_s + login_patience_s
 
     def call(self, method: str, path: str, *parts: str, body: Json = None) -> Json:
         """Return the answer.
@@ -56,7 +69,12 @@ class PatientRestClient:
             except RestRejection as error:
                 if error.status < HTTPStatus.MULTIPLE_CHOICES:
                     raise self.foreign_answer(path) from error
-                if not self._may_succeed_later(error.status):
+                if self._is_refused_login(error.status):
+                    if time.monotonic() >= self._login_until_s:
+                        raise
+                    time.sleep(self._pause_s)
+                    continue
+                if error.status not in RETRIED:
                     raise
                 reason = str(error)
             self.pause(reason)
@@ -98,9 +116,8 @@ class PatientRestClient:
                 reported = obstacle
             self.pause(obstacle)
 
-    def _may_succeed_later(self, status: int) -> bool:
-        is_login = bool(self._client.token or self._client.credentials)
+    def _is_refused_login(self, status: int) -> bool:
+        """Whether the admin process does not know the credential, or not yet."""
         # After ten failed logins, the admin process answers 429 for some seconds.
-        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS}:
-            return is_login and time.monotonic() < self._token_until_s
-        return status in RETRIED
+        has_credential = bool(self._client.token or self._client.credentials)
+        return has_credential and status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS}

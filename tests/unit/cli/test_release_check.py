@@ -1,13 +1,16 @@
-"""Upgrades and rollbacks that `release check` rejects without a running admin process."""
+"""Upgrades and rollbacks that `release check` rejects or allows."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from tests.support.worlds.memory_kubernetes import Answer, Json, KubernetesServer
 from tidemill.cli.app import app
+from tidemill.security.job_users import Job
 
 WITHOUT_REST_API = ("release", "check", "--without-rest-api", "--kept=broker-0")
 
@@ -62,3 +65,49 @@ def test_without_a_recorded_state_nothing_is_rejected(tmp_path: Path) -> None:
         app, [*WITHOUT_REST_API, f"--installed={tmp_path}", "--store-format=1009"]
     )
     assert done.exit_code == 0
+
+
+class LateLogins(KubernetesServer):
+    """A REST API without broker groups that learns the secret of its caller late."""
+
+    def __init__(self, *, refusals: int) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+    def answer(self, method: str, path: str, body: Json) -> Answer:
+        del method, path, body
+        if self.refusals:
+            self.refusals -= 1
+            return Answer(HTTPStatus.UNAUTHORIZED, {"title": "Unauthorized", "detail": "not known"})
+        return Answer(HTTPStatus.OK, {"items": []})
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    """The file with the secret of the user of the check."""
+    file = tmp_path / "secret"
+    file.write_text("a-new-secret-of-the-check\n")
+    file.chmod(0o600)
+    return file
+
+
+def checked(server: LateLogins, secret_file: Path, *more: str) -> Result:
+    """Run the check with a secret, and without patience for processes that start."""
+    login = ("--admin", server.url, "--user", Job.CHECK.user, "--secret-file", str(secret_file))
+    check = ("release", "check", "--kept=broker-0", "--patience-s=0")
+    return CliRunner().invoke(app, [*login, *check, *more])
+
+
+def test_a_removal_waits_until_the_new_secret_is_known(secret_file: Path) -> None:
+    """Kubelet passes a changed Secret to the admin process up to a minute and a half later."""
+    with LateLogins(refusals=2).serving() as server:
+        done = checked(server, secret_file, "--gone=broker-1")
+    assert done.output == "no broker group is lost\n"
+    assert (done.exit_code, server.refusals) == (0, 0)
+
+
+def test_an_upgrade_without_a_removal_does_not_wait_for_a_login(secret_file: Path) -> None:
+    with LateLogins(refusals=2).serving() as server:
+        done = checked(server, secret_file)
+    assert "no broker group is removed, so the upgrade continues" in done.output
+    assert (done.exit_code, server.refusals) == (0, 1)
