@@ -21,17 +21,26 @@ if TYPE_CHECKING:
     from tidemill.common.metrics import Registry
 
 _LEVEL_LABELS: Final = (*PAIR_LABELS, "level")
+_SLOT_LABELS: Final = (*_LEVEL_LABELS, "slot")
+_DELIVERED: Final = "rocketmq_priority_delivered_total"
+_READY: Final = "rocketmq_priority_ready_messages"
 _SLOTS: Final = {False: "strict", True: "fair"}
 
 
 @final
 class LevelMetrics:
-    """Metrics by level. Topics of other types have no series."""
+    """Metrics by level. Topics of other types have no series.
+
+    Levels beyond the limit of label sets have no series; `rocketmq_metrics_overflow_total` counts
+    them.
+    """
 
     def __init__(self, registry: Registry, lag: Lag, rounds: MeteredRounds) -> None:
         self._idle = registry.idle_pairs  # noted by `MessageMetrics`
         self._lag = lag
         self._rounds = rounds
+        self._delivered_sets = registry.label_sets(_DELIVERED, _SLOT_LABELS)
+        self._ready_sets = registry.label_sets(_READY, _LEVEL_LABELS)
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:
@@ -55,22 +64,24 @@ class LevelMetrics:
 
     def _collect_delivered(self) -> Iterator[Metric]:
         delivered = CounterMetricFamily(
-            "rocketmq_priority_delivered_total",
+            _DELIVERED,
             "Deliveries of a level, in slots that go by priority (strict) or by age (fair).",
-            labels=(*_LEVEL_LABELS, "slot"),
+            labels=_SLOT_LABELS,
         )
         for pair, counts in list(self._rounds.engine.state.delivered_by_level.items()):
             names = self._names_of(*pair)
             if names is None:
                 continue
             for (level, is_fair), count in sorted(counts.items()):
-                delivered.add_metric((*names, str(level), _SLOTS[is_fair]), count)
+                labels = (*names, str(level), _SLOTS[is_fair])
+                if self._delivered_sets.admit(labels) == labels:
+                    delivered.add_metric(labels, count)
             yield from full_parts(delivered)
         yield delivered
 
     def _collect_ready(self) -> Iterator[Metric]:
         ready = GaugeMetricFamily(
-            "rocketmq_priority_ready_messages",
+            _READY,
             "Messages of a level that wait for a consumer, retries included.",
             labels=_LEVEL_LABELS,
         )
@@ -94,6 +105,8 @@ class LevelMetrics:
                 known.add(names)
                 factors.add_metric(names, groups[group_id].priority_factor)
             labels = (*names, str(level))
+            if self._ready_sets.admit(labels) != labels:
+                continue
             ready.add_metric(labels, found.ready_count)
             since_ms = found.oldest_ready_at_ms
             oldest.add_metric(labels, max(now_ms - since_ms, 0) / 1_000 if since_ms else 0)
