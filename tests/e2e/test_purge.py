@@ -70,31 +70,31 @@ def test_a_purge_removes_messages_at_all_broker_groups(tmp_path: Path) -> None:
 
 
 def test_a_purge_of_a_level_keeps_the_retries_of_other_levels(running: Standalone) -> None:
-    running.put("topics/alerts", messageType="PRIORITY", queues=8)
-    running.put("groups/alerting")
+    running.put("topics/purged-levels", messageType="PRIORITY", queues=8)
+    running.put("groups/purging-levels")
 
     def purge(*, is_dry: bool = False, **body: object) -> int:
         query, body = {"dryRun": str(is_dry).lower()}, {"includeRetries": True, "all": True, **body}
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
-            path = f"{running.admin}/api/v1/topics/alerts:purge"
+            path = f"{running.admin}/api/v1/topics/purged-levels:purge"
             answer = client.post(path, params=query, json=body).raise_for_status()
         return sum(one["messages"] for one in answer.json()["brokerGroups"])
 
     async def send_and_leave() -> None:
         async with api(running.grpc) as client:
             for level in (0, 0, 7, 7, 7):
-                await client.send(message("alerts", b"%d" % level, priority=level))
-            received = await client.receive("alerts", "alerting", poll_ms=5_000)
+                await client.send(message("purged-levels", b"%d" % level, priority=level))
+            received = await client.receive("purged-levels", "purging-levels", poll_ms=5_000)
             assert len(received) == 5
             for each in received:
                 handle = each.system_properties.receipt_handle
-                await client.change_invisible("alerts", "alerting", handle, 10)
+                await client.change_invisible("purged-levels", "purging-levels", handle, 10)
 
     async def receive_all() -> list[bytes]:
         bodies: list[bytes] = []
         async with api(running.grpc) as client:
             while len(bodies) < 3:
-                received = await client.receive("alerts", "alerting", poll_ms=5_000)
+                received = await client.receive("purged-levels", "purging-levels", poll_ms=5_000)
                 bodies += [each.body for each in received]
         return bodies
 

@@ -185,13 +185,9 @@ class BrokerProcess:
             life=secrets.token_hex(LIFE_BYTES),
             controllers=settings.controllers,
         )
-        MessageMetrics(registry, traffic, lag, rounds)
-        PopMetrics(registry, traffic, lag, rounds)
-        LevelMetrics(registry, lag, rounds)
         ConflictMetrics(registry, polls.filters, rounds, clock)
-        StoreMetrics(registry, sizes, rounds)
-        RetentionMetrics(registry, sizes, rounds)
-        TimerMetrics(registry, rounds)
+        _export_messages(registry, rounds, traffic, lag)
+        _export_store(registry, rounds, sizes)
         if replica_engine is not None and replicas is not None:
             replicas.hold.on_rejection = rounds.report_rejection
             ReplicaMetrics(registry, settings.name, replica_engine, replicas)
@@ -302,3 +298,15 @@ async def following(
         if replicas is not None:
             task.cancel()
             probing.cancel()
+
+
+def _export_messages(registry: Registry, rounds: Rounds, traffic: Traffic, lag: Lag) -> None:
+    MessageMetrics(registry, traffic, lag, rounds)
+    PopMetrics(registry, traffic, lag, rounds)
+    LevelMetrics(registry, lag, rounds)
+    TimerMetrics(registry, rounds)
+
+
+def _export_store(registry: Registry, rounds: Rounds, sizes: TopicSizes) -> None:
+    StoreMetrics(registry, sizes, rounds)
+    RetentionMetrics(registry, sizes, rounds)

@@ -1,4 +1,7 @@
-"""`tidemill group ...`."""
+"""`tidemill group ...`.
+
+The file is long because each option of a command is a parameter with its help.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`tidemill message ...`."""
+"""`tidemill message ...`.
+
+`send_message` is one piece because each of its options is a parameter.
+"""
 
 from __future__ import annotations
 

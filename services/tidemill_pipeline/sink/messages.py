@@ -129,15 +129,8 @@ def message_of(
         if None in row["keys"]:
             raise BadRow("one of its keys is null; use array_compact(keys)")
         system.keys.extend(row["keys"])
-    priority = row.get("priority")
-    if priority is not None:
-        if priority < 0:
-            raise BadRow(f"its priority is {priority}; it must be 0 or higher")
-        if group:
-            raise BadRow("it has a priority and a message group; only one of them is allowed")
-        system.priority = priority
-        if due_ms is None:
-            system.message_type = v2.PRIORITY
+    if row.get("priority") is not None:
+        _set_priority(system, row["priority"])
     if row.get("dedup_key") is not None:
         raise BadRow("it has a dedup_key, but mode dedup is not supported yet")
     for name, value in _pairs(row.get("properties")):
@@ -155,6 +148,17 @@ def message_of(
     if due_ms is not None:
         system.delivery_timestamp.FromMilliseconds(due_ms)
     return message
+
+
+def _set_priority(system: v2.SystemProperties, priority: int) -> None:
+    """Set the priority of a message. A delayed message keeps its type. Raises BadRow."""
+    if priority < 0:
+        raise BadRow(f"its priority is {priority}; it must be 0 or higher")
+    if system.message_type == v2.FIFO:
+        raise BadRow("it has a priority and a message group; only one of them is allowed")
+    system.priority = priority
+    if system.message_type == v2.NORMAL:
+        system.message_type = v2.PRIORITY
 
 
 def _encoding(row: Mapping[str, Any]) -> v2.Encoding.ValueType:

@@ -14,6 +14,15 @@ from decimal import Decimal
 from operator import ge, gt, le, lt
 from typing import Final, NamedTuple, Protocol, TypeAlias, final
 
+from tidemill.message.sql92.cost import (
+    NUMBER_COST,
+    ONE_STEP,
+    SCAN_COST,
+    TEXT_OF_IN_BYTES,
+    TWO_NUMBERS_COST,
+    ConditionCost,
+)
+
 FALSE: Final = 0
 UNKNOWN: Final = 1
 TRUE: Final = 2
@@ -72,31 +81,6 @@ class Condition(Protocol):
     @property
     def cost(self) -> ConditionCost:
         """The highest cost of one evaluation, and of keeping it."""
-
-
-class ConditionCost(NamedTuple):
-    """The work of one evaluation, beside the decoding of the message, and its memory."""
-
-    steps: int  # of about half a microsecond
-    scans: int  # searches of a text in a whole value
-    memory_bytes: int  # estimated, beside the canonical text
-
-    @classmethod
-    def of_all(cls, parts: Sequence[Condition]) -> ConditionCost:
-        """Return the sum of the costs of parts, and a step for their chain."""
-        costs = [part.cost for part in parts]
-        steps, scans, memory_bytes = map(sum, zip(*costs, strict=True))
-        return cls(1 + steps, scans, _CHAIN_BYTES + memory_bytes)
-
-
-# Measured: a comparison of texts takes 0.1 us. A number of 64 digits takes 1.3 us, and two take
-# 2.7 us.
-_ONE_STEP: Final = ConditionCost(1, 0, 600)
-_NUMBER_COST: Final = ConditionCost(4, 0, 900)
-_TWO_NUMBERS_COST: Final = ConditionCost(8, 0, 1_500)
-_SCAN_COST: Final = ConditionCost(1, 1, 600)
-_CHAIN_BYTES: Final = 300
-_TEXT_OF_IN_BYTES: Final = 140
 
 
 @final
@@ -161,7 +145,7 @@ class Constant:
     @property
     def cost(self) -> ConditionCost:
         """One step."""
-        return _ONE_STEP
+        return ONE_STEP
 
 
 @final
@@ -194,7 +178,7 @@ class Or:
     @property
     def cost(self) -> ConditionCost:
         """The costs of all parts."""
-        return ConditionCost.of_all(self.parts)
+        return ConditionCost.of_chain(part.cost for part in self.parts)
 
 
 @final
@@ -227,7 +211,7 @@ class And:
     @property
     def cost(self) -> ConditionCost:
         """The costs of all parts."""
-        return ConditionCost.of_all(self.parts)
+        return ConditionCost.of_chain(part.cost for part in self.parts)
 
 
 @final
@@ -249,7 +233,7 @@ class Not:
     @property
     def cost(self) -> ConditionCost:
         """The cost of the part, and one step."""
-        return ConditionCost.of_all((self.part,))
+        return ConditionCost.of_chain([self.part.cost])
 
 
 def _negated(evaluate: Evaluate) -> Evaluate:
@@ -278,7 +262,7 @@ class IsNull:
     @property
     def cost(self) -> ConditionCost:
         """One step."""
-        return _ONE_STEP
+        return ONE_STEP
 
 
 @final
@@ -311,8 +295,8 @@ class In:
     @property
     def cost(self) -> ConditionCost:
         """One step: the number of texts has an effect on the memory only."""
-        memory_bytes = _ONE_STEP.memory_bytes + _TEXT_OF_IN_BYTES * len(self.texts)
-        return _ONE_STEP._replace(memory_bytes=memory_bytes)
+        memory_bytes = ONE_STEP.memory_bytes + TEXT_OF_IN_BYTES * len(self.texts)
+        return ONE_STEP._replace(memory_bytes=memory_bytes)
 
 
 @final
@@ -344,7 +328,7 @@ class Between:
     @property
     def cost(self) -> ConditionCost:
         """The cost of two comparisons."""
-        return _ONE_STEP if isinstance(self.low, str) else _TWO_NUMBERS_COST
+        return ONE_STEP if isinstance(self.low, str) else TWO_NUMBERS_COST
 
 
 @final
@@ -383,7 +367,7 @@ class TextMatch:
     @property
     def cost(self) -> ConditionCost:
         """One step, and the search of CONTAINS."""
-        return _SCAN_COST if self.word == "CONTAINS" else _ONE_STEP
+        return SCAN_COST if self.word == "CONTAINS" else ONE_STEP
 
 
 @final
@@ -426,8 +410,8 @@ class Comparison:
         """The cost of reading the numbers in the values."""
         operands = (self.left, self.right)
         if all(isinstance(operand, Property) for operand in operands):
-            return _TWO_NUMBERS_COST if self.operator in _ORDERS else _ONE_STEP
-        return _NUMBER_COST if any(map(is_number, operands)) else _ONE_STEP
+            return TWO_NUMBERS_COST if self.operator in _ORDERS else ONE_STEP
+        return NUMBER_COST if any(map(is_number, operands)) else ONE_STEP
 
 
 def is_number(operand: Operand) -> bool:

@@ -84,7 +84,10 @@ class RouteQueues(NamedTuple):
 
 @final
 class BrokerCluster:
-    """The broker groups behind this proxy, with their common topics and consumer groups."""
+    """The broker groups behind this proxy, with their common topics and consumer groups.
+
+    It is one class because all its methods read the same members, and each is short.
+    """
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self.security = SecurityTable(
