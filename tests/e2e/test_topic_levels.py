@@ -25,7 +25,7 @@ LEVELS: Final = {2: 4, 1: 0, 0: 3}  # messages of each level
 @pytest.fixture
 def two_groups(tmp_path: Path) -> Iterator[Standalone]:
     with standalone(tmp_path / "data", "--groups=2") as running:
-        running.put("topics/urgent", messageType="PRIORITY", queues=3)
+        running.put("topics/by-level", messageType="PRIORITY", queues=3)
         running.put("groups/billing")
         yield running
 
@@ -36,7 +36,7 @@ async def receive_all(running: Standalone, count: int) -> list[v2.Message]:
     async with api(running.grpc, call_s=30) as client:
         while len(received) < count:
             received += await client.receive(
-                "urgent", "billing", poll_ms=POLL_MS_MIN, invisible_ms=INVISIBLE_MS
+                "by-level", "billing", poll_ms=POLL_MS_MIN, invisible_ms=INVISIBLE_MS
             )
     return received
 
@@ -45,7 +45,7 @@ async def return_at_once(running: Standalone, message: v2.Message) -> None:
     """Make a message in flight visible again after the shortest time."""
     handle = message.system_properties.receipt_handle
     async with api(running.grpc, call_s=30) as client:
-        answer = await client.change_invisible("urgent", "billing", handle, 10)
+        answer = await client.change_invisible("by-level", "billing", handle, 10)
         assert answer.status.code == v2.OK
 
 
@@ -54,11 +54,11 @@ def test_a_topic_shows_its_levels_with_the_progress_of_each_group(two_groups: St
     with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=30) as rest:
 
         def send(priority: int) -> None:
-            sent = rest.post("/topics/urgent/messages", json={"body": "b", "priority": priority})
+            sent = rest.post("/topics/by-level/messages", json={"body": "b", "priority": priority})
             assert sent.status_code == 200, sent.text
 
         def levels() -> dict[int, dict[str, Any]]:
-            shown = rest.get("/topics/urgent").json()["levels"]
+            shown = rest.get("/topics/by-level").json()["levels"]
             assert [level["level"] for level in shown] == [0, 1, 2]
             return {level["level"]: level for level in shown}
 
@@ -89,7 +89,7 @@ def test_a_topic_shows_its_levels_with_the_progress_of_each_group(two_groups: St
         eventually(lambda: (reader(2)["ready"], reader(2)["inFlight"]) == (1, 3))
         assert levels()[2]["messages"] == LEVELS[2], "a retry is not a new message"
 
-        table = tidemill(running, "topic", "show", "urgent").stdout.split("Levels:\n")[1]
+        table = tidemill(running, "topic", "show", "by-level").stdout.split("Levels:\n")[1]
         header, *rows = table.splitlines()
         columns = "LEVEL", "MESSAGES", "GROUP", "READY", "IN", "FLIGHT", "OLDEST", "READY"
         assert tuple(header.split()) == columns
@@ -101,7 +101,7 @@ def test_a_topic_shows_its_levels_with_the_progress_of_each_group(two_groups: St
         ]
         assert cells[2][5:] == ["-"], "no message of level 0 is ready"
         assert cells[1][-1] in {"s", "ms", "m"}, "an age"
-        printed = tidemill(running, "topic", "show", "urgent", "--output", "json").stdout
+        printed = tidemill(running, "topic", "show", "by-level", "--output", "json").stdout
         assert len(json.loads(printed)["levels"]) == 3
 
 
