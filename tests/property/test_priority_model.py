@@ -144,7 +144,7 @@ class Trial:
         self.revive()
 
     def revive(self) -> None:
-        """Make the messages ready whose invisible duration has ended."""
+        """Make messages ready after the end of their invisible duration."""
         ended = [one for one in self.in_flight if one.delivery.visible_at_ms <= self.world.now_ms]
         for one in ended:
             self.in_flight.remove(one)

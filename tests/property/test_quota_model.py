@@ -275,7 +275,7 @@ def test_a_request_that_is_overtaken_gets_no_permits() -> None:
 def test_a_home_that_flaps_keeps_the_limit_within_five_percent(
     up_ms: int, down_ms: int, is_new: bool
 ) -> None:
-    """`is_new`: another process takes over, whose buckets know nothing."""
+    """`is_new`: another process takes over, without the former buckets."""
     rate, count, end_ms = 1_000, 3, 120_000
     home = QuotaBuckets(lambda _key: rate)
     proxies = [Proxy(n, home, rate, 1) for n in range(count)]

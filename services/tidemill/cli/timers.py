@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
-    PAGE_SIZE,
     call,
     check_is_sure,
     has_several,
     in_namespace,
-    options_of,
     say,
     show,
     warn_unreachable,
@@ -23,7 +22,6 @@ from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
-from tidemill.message.namespaces import namespace_of
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 app = typer.Typer(
@@ -78,7 +76,7 @@ def list_timers(
         "dueTo": None if due_to is None else str(instant_ms(due_to)),
         "key": key,
     }
-    pages = _pages(context, {k: v for k, v in query.items() if v is not None}, limit)
+    pages = read_pages(context, "timers", {k: v for k, v in query.items() if v is not None}, limit)
     timers, has_more, unreachable = pages
     now_ms = SystemClock().wall_ms()
     count = len(COLUMNS) if has_several(timers) else len(COLUMNS) - 1
@@ -238,29 +236,6 @@ def _pending(context: typer.Context, timer: int, broker: str | None) -> Json:
     if planned["state"] != "PENDING":
         fail(f"timer {timer} is not pending: {_state(planned)}", EXIT_REFUSED)
     return planned
-
-
-def _pages(
-    context: typer.Context, query: dict[str, str], limit: int
-) -> tuple[list[Json], bool, list[str]]:
-    """Return up to `limit` timers, whether there are more, and unreachable broker groups."""
-    timers: list[Json] = []
-    unreachable: set[str] = set()
-    while True:
-        query["pageSize"] = str(min(limit - len(timers), PAGE_SIZE))
-        page = call(context, "GET", "/timers", query=query)
-        timers.extend(timer for timer in page["timers"] if _is_shown(context, timer))
-        unreachable.update(page.get("unreachable", ()))
-        token = page.get("nextPageToken")
-        if not token or len(timers) >= limit:
-            return timers, bool(token), sorted(unreachable)
-        query["pageToken"] = token
-
-
-def _is_shown(context: typer.Context, timer: Json) -> bool:
-    """Return whether the topic of a timer is of the namespace, if there is one."""
-    namespace = options_of(context).namespace
-    return not namespace or namespace_of(timer.get("topic", "")) == namespace
 
 
 def _row(timer: Json, now_ms: int) -> tuple[object, ...]:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
-    PAGE_SIZE,
     OutputFormat,
     call,
     check_is_sure,
@@ -25,7 +25,6 @@ from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, age, duration_ms, from_now, utc
-from tidemill.message.namespaces import namespace_of
 from tidemill.message.resource_names import HALF_DEAD_LETTER_TOPIC
 
 app = typer.Typer(
@@ -88,7 +87,7 @@ def list_transactions(
     given = {name: value for name, value in query.items() if value is not None}
     if older_than is not None:
         given["olderThanMs"] = str(duration_ms(older_than))
-    found, has_more, unreachable = _pages(context, given, limit)
+    found, has_more, unreachable = read_pages(context, "transactions", given, limit)
     now_ms = SystemClock().wall_ms()
     count = len(COLUMNS) if has_several(found) else len(COLUMNS) - 1
     show(context, found, COLUMNS[:count], [_row(one, now_ms)[:count] for one in found])
@@ -275,29 +274,6 @@ def _count(found: Json) -> str:
 
 def _path(transaction: str) -> str:
     return f"/transactions/{segment(transaction)}"
-
-
-def _pages(
-    context: typer.Context, query: dict[str, str], limit: int
-) -> tuple[list[Json], bool, list[str]]:
-    """Return up to `limit` transactions, whether there are more, and unreachable broker groups."""
-    found: list[Json] = []
-    unreachable: set[str] = set()
-    while True:
-        query["pageSize"] = str(min(limit - len(found), PAGE_SIZE))
-        page = call(context, "GET", "/transactions", query=query)
-        found.extend(one for one in page["transactions"] if _is_shown(context, one))
-        unreachable.update(page.get("unreachable", ()))
-        token = page.get("nextPageToken")
-        if not token or len(found) >= limit:
-            return found, bool(token), sorted(unreachable)
-        query["pageToken"] = token
-
-
-def _is_shown(context: typer.Context, transaction: Json) -> bool:
-    """Return whether the topic of a transaction is of the namespace, if there is one."""
-    namespace = options_of(context).namespace
-    return not namespace or namespace_of(transaction.get("topic", "")) == namespace
 
 
 def _row(transaction: Json, now_ms: int) -> tuple[object, ...]:

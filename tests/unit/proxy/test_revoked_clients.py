@@ -236,7 +236,7 @@ def test_new_settings_replace_the_rights_that_a_stream_needs() -> None:
 
 
 def create_again(world: RevocationWorld) -> None:
-    """Delete the user and create another one of its name and secret, in one update."""
+    """Delete the user and create a new one with its name and secret, in one update."""
     world.delete_user("shop")
     world.put_user("shop", *RIGHTS)
 

@@ -29,7 +29,7 @@ FAST = PolicyChange(first_check_ms=1_000, period_ms=1_000, attempts=2)
 
 
 def expired(world: TransactionWorld, text: str = "a") -> HalfId:
-    """Return a half message whose checks were all written, and answered by nobody."""
+    """Return a half message after all its checks were written and none was answered."""
     world.set_policy(FAST)
     half_id = world.half(text)
     for _ in range(2):
