@@ -283,7 +283,7 @@ async def end_clients(world: World, client: Api) -> None:
     client_id = dict(METADATA)["x-mq-client-id"]
 
     def is_listed() -> bool:
-        """On a busy machine, the admin process may not reach the proxy for a moment."""
+        """The stream for questions to the proxy opens within 2 s after a start of its broker."""
         return world.http.get(f"/clients/{client_id}").is_success
 
     await asyncio.to_thread(eventually, is_listed)

@@ -186,6 +186,17 @@ def test_an_unknown_client_is_not_found_only_if_all_proxies_answer() -> None:
         asyncio.run(find(down, "c"))
 
 
+def test_without_a_proxy_no_client_is_called_unknown() -> None:
+    """After the start of a broker, the proxies connect a little later."""
+    brokers = FakeBrokers(FakeBroker())
+    with pytest.raises(ProxyUnreachable, match="no broker is connected to a proxy; try again"):
+        asyncio.run(find_client(cast("Brokers", brokers), "c"))
+    with pytest.raises(ProxyUnreachable, match="no broker is connected to a proxy; try again"):
+        kick(brokers, "c")
+    page = listed(brokers)
+    assert (page.clients, page.unreachable) == ([], ["all proxies"])
+
+
 def test_a_command_to_a_client_without_a_stream_fails() -> None:
     brokers = FakeBrokers(FakeBroker(proxy("p0", state("c"))))
     command = pb.ClientCommand(client_id="c", timeout_ms=1_000)

@@ -30,6 +30,8 @@ LIST_TIMEOUT_MS: Final = 3_000
 CLIENTS_NAMED_MAX = 100  # in the answer of a deletion
 # In addition to the timeout of the client, for the network and the relays.
 RELAY_TIMEOUT_MS: Final = 1_000
+# Named as unreachable if no broker knows a proxy: after a start, proxies connect within 2 s.
+ALL_PROXIES: Final = "all proxies"
 _PROXY_UNREACHABLE_ERRORS: Final = (
     ProxyUnreachable,
     ProxyNotFound,
@@ -109,6 +111,8 @@ async def ask_all(brokers: Brokers, question: pb.ProxyQuestion, timeout_ms: int)
         return_exceptions=True,
     )
     found = ProxyAnswers([], list(routes.unreachable))
+    if not routes.proxies:
+        found.unreachable.append(ALL_PROXIES)
     for proxy, reply in zip(routes.proxies, replies, strict=True):
         if isinstance(reply, _PROXY_UNREACHABLE_ERRORS):
             found.unreachable.append(proxy.name)
@@ -213,6 +217,11 @@ async def ask_proxy(
 
 def _unknown(client_id: str, unreachable: Sequence[str], user: str = "") -> ServiceError:
     client = f"client {client_id!r}" + (f" of user {user}" if user else "")
+    if ALL_PROXIES in unreachable:
+        return ProxyUnreachable(
+            f"no proxy has answered about {client}: no broker is connected to a proxy; try again"
+            " in 2 s"
+        )
     if unreachable:
         return ProxyUnreachable(
             f"{', '.join(unreachable)} cannot be reached, and the other proxies do not know"
