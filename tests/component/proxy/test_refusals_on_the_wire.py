@@ -49,10 +49,10 @@ def metadata(user: str = "") -> tuple[tuple[str, str], ...]:
     return tuple({**HEADERS, **(signed(user) if user else {})}.items())
 
 
-def run(scenario: Scenario) -> None:
+def run(scenario: Scenario, seconds: float = 30) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(seconds),
             MemoryBroker().serving() as broker,
             ProxyWorld.open(broker) as world,
         ):
