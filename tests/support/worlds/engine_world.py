@@ -242,6 +242,7 @@ class World:
         client_id: str = "",
         owner: int = NO_OWNER,
         renews: bool = False,
+        level_min: int = 0,
     ) -> list[PoppedMessage]:
         """Perform due revives, pop, and return the messages with their deliveries."""
         self.run_due()
@@ -255,6 +256,7 @@ class World:
             client=ClientKey(client_id, owner),
             renews=renews,
             now_ms=self.now_ms,
+            level_min=level_min,
         )
         popped = [one for batch in batches for one in self._popped(batch, *ids, owner)]
         self.commit()

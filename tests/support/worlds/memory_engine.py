@@ -336,6 +336,7 @@ class MemoryEngine:
         now_ms: int,
         client: ClientKey = UNKNOWN_CLIENT,  # unused: this engine locks no queue
         renews: bool = False,  # unused: deliveries do not expire here
+        level_min: int = 0,  # unused: this engine knows no levels
     ) -> list[DeliveryBatch]:
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest("too few or too many messages")
@@ -359,8 +360,15 @@ class MemoryEngine:
         ]
 
     def ready_count(
-        self, group_id: int, topic_id: int, *, wanted: MessageFilter, now_ms: int
+        self,
+        group_id: int,
+        topic_id: int,
+        *,
+        wanted: MessageFilter,
+        now_ms: int,
+        level_min: int = 0,
     ) -> ReadyMessages:
+        assert not level_min, "this engine knows no levels"
         self._topic(topic_id)
         self._group(group_id)
         count = sum(

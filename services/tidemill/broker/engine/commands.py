@@ -218,11 +218,13 @@ class Commands:
         wanted: MessageFilter = EVERY_MESSAGE,
         client: ClientKey = UNKNOWN_CLIENT,
         renews: bool = False,
+        level_min: int = 0,
     ) -> list[DeliveryBatch]:
         """Deliver up to `max_messages` to a client of a group and hide them from the group.
 
         An empty list is a normal answer. If `renews`, the broker extends the deliveries while the
-        client lives.
+        client lives. Of a PRIORITY topic, deliver nothing if no message of `level_min` or higher is
+        ready.
 
         Raises BadRequest, TopicNotFound, GroupNotFound, Overloaded, DiskFull.
         """
@@ -244,6 +246,7 @@ class Commands:
             client=client,
             renews=renews,
             now_ms=now_ms,
+            level_min=level_min,
         )
 
     def begin_handover(self, batches: Iterable[DeliveryBatch]) -> None:

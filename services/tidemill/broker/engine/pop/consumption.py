@@ -15,6 +15,7 @@ copy settles the message that it revives or dead-letters.
     delivery_limits    shares of consumer groups       moved_positions  resets, retention
     first_pops         begin of a group in a topic    retry_turns  order of retries
     level_pop          pop of a PRIORITY topic         level_turns  levels of ordered groups
+    ready_levels       levels of ready messages
 """
 
 from __future__ import annotations
@@ -127,10 +128,12 @@ class Consumption:
         client: ClientKey,
         renews: bool,
         now_ms: int,
+        level_min: int = 0,
     ) -> list[DeliveryBatch]:
         """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
 
-        Return an empty list if no message is ready. Raises TopicNotFound, GroupNotFound,
+        Return an empty list if no message is ready, or, for a PRIORITY topic, none of `level_min`
+        or higher. Raises TopicNotFound, GroupNotFound,
         Overloaded. It is one function because every receive calls it and its queues share a budget.
         """
         group = self._catalog.groups.get(group_id)
@@ -173,6 +176,7 @@ class Consumption:
                 visible_at_ms=visible_at_ms,
                 wanted=wanted,
                 now_ms=now_ms,
+                level_min=level_min,
             )
         sources = self._sources(subscription, is_ordered=is_ordered, now_ms=now_ms)
         if has_levels:
@@ -241,11 +245,26 @@ class Consumption:
         return self._first_pops.prepare(group_id, topic_id)
 
     def ready_count(
-        self, group_id: GroupId, topic_id: TopicId, *, wanted: MessageFilter, now_ms: int
+        self,
+        group_id: GroupId,
+        topic_id: TopicId,
+        *,
+        wanted: MessageFilter,
+        now_ms: int,
+        level_min: int = 0,
     ) -> ReadyMessages:
-        """Count the messages that a pop would find. Raises TopicNotFound, GroupNotFound."""
+        """Count the messages that a pop would find. Raises TopicNotFound, GroupNotFound.
+
+        Of a PRIORITY topic, only messages of `level_min` or higher count.
+        """
         self._limits.note_poll(group_id, now_ms)
-        return self._readiness.count(group_id, topic_id, wanted=wanted, now_ms=now_ms)
+        return self._readiness.count(
+            group_id, topic_id, wanted=wanted, now_ms=now_ms, level_min=level_min
+        )
+
+    def remaining_count(self, group_id: GroupId, topic_id: TopicId) -> ReadyMessages | None:
+        """Count the ready messages of a PRIORITY topic; None for others and ordered groups."""
+        return self._readiness.count_remaining(group_id, topic_id)
 
     def release_lock(self, key: ProgressKey, now_ms: int) -> bool:
         """Release the deliveries that lock an ordered queue. Return False if there are none."""

@@ -142,12 +142,17 @@ class LevelPop:
         visible_at_ms: int,
         wanted: MessageFilter,
         now_ms: int,
+        level_min: int = 0,
     ) -> list[DeliveryBatch]:
         """Take up to `max_messages` and POP_BYTES_MAX, from up to `room` queues.
+
+        Take nothing if no level from `level_min` on has a ready message.
 
         The result is in the order of the levels, the highest first.
         """
         queues = self._queues(subscription, now_ms)
+        if level_min and not self._reaches(queues, level_min, wanted):
+            return []
         factor = group.priority_factor
         subscription.credit = capped_credit(subscription.credit, factor)
         self._choose(subscription, queues, factor, max_messages, room, wanted)
@@ -252,6 +257,11 @@ class LevelPop:
             used += not chosen.taken
             chosen.take(size_bytes, is_fair=is_fair)
             subscription.credit += -factor if is_fair else FACTOR_MAX - factor
+
+    def _reaches(self, queues: Sequence[LevelQueue], level_min: int, wanted: MessageFilter) -> bool:
+        """Whether a message of this level or a higher one is ready."""
+        high = (queue for queue in queues if queue.level >= level_min)
+        return any(self._head(queue, wanted, 1) is not None for queue in high)
 
     def _look(
         self,

@@ -10,20 +10,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.layout.numbers import GroupId, QueueOffset, TopicId
 from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MATCH, MessageFilter
+from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.pop.message_selection import (
     EVALUATIONS_AT_ONCE,
     SCAN_ENTRIES_AT_ONCE,
     SCAN_ENTRIES_MAX,
 )
+from tidemill.broker.engine.pop.ready_levels import any_level, find_levels
 from tidemill.broker.engine.tally import Allowance
 from tidemill.common.errors import GroupNotFound, TopicNotFound
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.message_store import MessageStore
     from tidemill.broker.engine.metadata.catalog import Catalog
-    from tidemill.broker.engine.pop.progress import PopProgress
+    from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
+    from tidemill.broker.engine.pop.ready_levels import ReadyLevels
     from tidemill.broker.engine.pop.state import PopState
     from tidemill.broker.engine.store.consume_queue import QueueEntry
     from tidemill.broker.engine.tally import Tally
@@ -38,6 +41,7 @@ class ReadyMessages(NamedTuple):
     ready_count: int
     # The scan reached its limit, or the group has not popped the topic yet. A pop has to decide.
     is_unsure: bool = False
+    levels: ReadyLevels | None = None  # of a PRIORITY topic, if they are known
 
 
 NOTHING_READY: Final = ReadyMessages(0)
@@ -67,12 +71,18 @@ class PopReadiness:
         self._settle_acks = settle_acks
 
     def count(
-        self, group_id: GroupId, topic_id: TopicId, *, wanted: MessageFilter, now_ms: int
+        self,
+        group_id: GroupId,
+        topic_id: TopicId,
+        *,
+        wanted: MessageFilter,
+        now_ms: int,
+        level_min: int = 0,
     ) -> ReadyMessages:
         """Count the ready messages. Raises TopicNotFound, GroupNotFound.
 
-        A filtered count costs as much as the scan of a pop. It skips entries that an earlier count
-        has scanned.
+        Of a PRIORITY topic, only messages of `level_min` or higher count. A filtered count costs as
+        much as the scan of a pop. It skips entries that an earlier count has scanned.
         """
         group = self._catalog.groups.get(group_id)
         if group is None:
@@ -83,6 +93,8 @@ class PopReadiness:
         subscription = self._state.subscriptions.get((group_id, topic_id))
         if subscription is None or subscription.version != topic.version:
             # The group has not popped this topic yet. Its first pop decides where it begins.
+            if topic.type is TopicType.PRIORITY:
+                return _UNKNOWN._replace(levels=any_level(topic.queues))
             return _UNKNOWN
         if group.is_ordered:
             # Messages acked in this round must not block a queue.
@@ -93,10 +105,41 @@ class PopReadiness:
                 if not self._is_blocked(progress, "", now_ms)
             ]
         else:
-            sources = subscription.queues
-            if subscription.retries:
-                sources = [*sources, *subscription.retries]
+            sources = _unordered_sources(subscription)
+        if topic.type is TopicType.PRIORITY:
+            return self._by_level(sources, wanted, level_min)
         return _all(sources) if wanted is EVERY_MESSAGE else self._matching(sources, wanted)
+
+    def count_remaining(self, group_id: GroupId, topic_id: TopicId) -> ReadyMessages | None:
+        """Count the ready messages of a PRIORITY topic for a group that is not ordered.
+
+        Return None for another topic or group. Nothing is recorded.
+        """
+        group, topic = self._catalog.groups.get(group_id), self._catalog.topics.get(topic_id)
+        subscription = self._state.subscriptions.get((group_id, topic_id))
+        if group is None or topic is None or subscription is None:
+            return None
+        if group.is_ordered or topic.type is not TopicType.PRIORITY:
+            return None
+        return self._by_level(_unordered_sources(subscription), EVERY_MESSAGE, 0)
+
+    def _by_level(
+        self, sources: Sequence[PopProgress], wanted: MessageFilter, level_min: int
+    ) -> ReadyMessages:
+        """Count the messages of some levels, the highest level first."""
+        counted = [one for one in sources if one.queue.queue_id >= level_min]
+        counted.sort(key=lambda progress: -progress.queue.queue_id)
+        if wanted is EVERY_MESSAGE:
+            ready, known = _all(counted), sources
+        else:
+            ready, known = self._matching(counted, wanted), counted
+        if level_min and ready.is_unsure:
+            # Lower messages are ready, so a pop comes soon. It scans the highest level first.
+            return NOTHING_READY
+        if not ready.ready_count:
+            return ready
+        heads = [(one.queue, _first_ready(one, wanted)) for one in known]
+        return ready._replace(levels=find_levels(self._store, heads))
 
     def _matching(self, sources: list[PopProgress], wanted: MessageFilter) -> ReadyMessages:
         scan = Allowance(self._tally, items=SCAN_ENTRIES_MAX)
@@ -160,6 +203,21 @@ def _all(sources: list[PopProgress]) -> ReadyMessages:
         if count >= READY_COUNT_MAX:
             return ReadyMessages(READY_COUNT_MAX)
     return ReadyMessages(count) if count else NOTHING_READY
+
+
+def _unordered_sources(subscription: PopSubscription) -> list[PopProgress]:
+    if subscription.retries:
+        return [*subscription.queues, *subscription.retries]
+    return subscription.queues
+
+
+def _first_ready(progress: PopProgress, wanted: MessageFilter) -> QueueOffset:
+    """Return the offset of the first message that is ready, or may match the filter."""
+    if progress.ordered is not None and progress.ordered.pending:
+        return QueueOffset(max(min(progress.ordered.pending), progress.queue.min_offset))
+    if wanted is EVERY_MESSAGE:
+        return QueueOffset(progress.next_offset)
+    return QueueOffset(_first_unscanned(progress, wanted))
 
 
 def _pending_count(progress: PopProgress) -> int:

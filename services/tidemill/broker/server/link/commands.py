@@ -24,6 +24,7 @@ from tidemill.broker.engine.layout.numbers import (
     TimerId,
     TopicId,
 )
+from tidemill.broker.engine.message_filter import EVERY_MESSAGE
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
 from tidemill.broker.engine.transaction.transactions import HalfSender
@@ -261,6 +262,8 @@ def _apply_pops(
             attempt_id=request.attempt_id,
             client=ClientKey(request.client_id, request.owner),
             renews=request.renews,
+            wants_remaining=request.wants_remaining,
+            level_min=request.level_min,
             arrived_s=context.arrived_s,
         )
         turn.polls.filters.note(
@@ -283,7 +286,21 @@ def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], source: ReplySo
         reply = frame.pops.add(request_id=pop.request_id, was_parked=pop.is_parked)
         for batch in batches:
             size += _add_batch(reply, pop, batch, source)
+        if pop.wants_remaining:
+            _add_remaining(reply, pop, source)
     return size
+
+
+def _add_remaining(reply: pb.PopReply, pop: PopPoll, source: ReplySource) -> None:
+    """Add the levels of the messages that are left; with a filter they are unknown."""
+    if pop.wanted is not EVERY_MESSAGE:
+        return
+    group_id, topic_id = GroupId(pop.group_id), TopicId(pop.topic_id)
+    ready = source.engine.consumption.remaining_count(group_id, topic_id)
+    if ready is not None:
+        reply.remaining.ready_count = ready.ready_count
+        if ready.levels is not None:
+            reply.remaining.levels.CopyFrom(pb.ReadyLevels(**ready.levels._asdict()))
 
 
 def _add_batch(reply: pb.PopReply, pop: PopPoll, batch: DeliveryBatch, source: ReplySource) -> int:
@@ -346,6 +363,7 @@ def _apply_notifications(
             group_id=request.group_id,
             topic_id=request.topic_id,
             wanted=wanted,
+            level_min=request.level_min,
             arrived_s=context.arrived_s,
         )
         context.pops.begin_notification(notification, request.poll_duration_ms, context.turn)
@@ -360,6 +378,7 @@ def _reply_notifications(
             request_id=notification.request_id,
             ready_count=ready.ready_count,
             is_unsure=ready.is_unsure,
+            levels=ready.levels and pb.ReadyLevels(**ready.levels._asdict()),
         )
     return 0
 

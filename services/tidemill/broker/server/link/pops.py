@@ -144,6 +144,7 @@ class LinkPops:
                 TopicId(notification.topic_id),
                 wanted=notification.wanted,
                 now_ms=turn.now_ms,
+                level_min=notification.level_min,
             )
         except ServiceError as error:
             self._replies().failures.append((notification.request_id, error))
@@ -242,6 +243,7 @@ def take(pop: PopPoll, turn: Turn) -> list[DeliveryBatch]:
         client=pop.client,
         renews=pop.renews,
         now_ms=turn.now_ms,
+        level_min=pop.level_min,
     )
 
 

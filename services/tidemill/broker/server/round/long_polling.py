@@ -51,6 +51,8 @@ class PopPoll(NamedTuple):
     attempt_id: str
     client: ClientKey = UNKNOWN_CLIENT
     renews: bool = False
+    wants_remaining: bool = False  # the levels that are left of a PRIORITY topic
+    level_min: int = 0  # of a PRIORITY topic
     arrived_s: float = 0.0  # time.monotonic()
     is_parked: bool = False
 
@@ -62,6 +64,7 @@ class NotificationPoll(NamedTuple):
     group_id: int
     topic_id: int
     wanted: MessageFilter
+    level_min: int = 0  # of a PRIORITY topic
     arrived_s: float = 0.0  # time.monotonic()
     is_parked: bool = False
 
