@@ -8,11 +8,14 @@ popped message reaches a client or goes back to the broker.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from random import Random
 
 import pytest
 
 from tests.support.seeds import seeds
 from tests.support.worlds.polling_world import World
+from tidemill.proxy.polling.level_order import FACTOR_MAX
 
 EVENTS = 60
 
@@ -54,6 +57,14 @@ def story(world: World, *, has_failures: bool) -> None:
             later(lambda: refuse(world, random.choice(names), ""))
 
 
+def send_levels(world: World, random: Random, names: list[str]) -> None:
+    """Let messages of all levels arrive beside the others."""
+    for _ in range(EVENTS):
+        level, count = random.randrange(8), random.choice((1, 1, 3, 9))
+        name, at_ms = random.choice(names), random.randrange(30_000)
+        world.at(at_ms, partial(world.send, name, count=count, level=level))
+
+
 def black_out(world: World) -> None:
     """All go, polls begin, and all are back within two seconds."""
     for name in world.brokers:
@@ -86,6 +97,32 @@ def test_polls_under_any_schedule(seed: int, has_failures: bool) -> None:
     assert not sum(world.counts.false_empties.values())
     assert sum(world.counts.inflight.values()) == 0
     assert sum(world.counts.receives.values()) == len(world.clients)
+
+
+@pytest.mark.parametrize("has_failures", [False, True], ids=["well", "failing"])
+@pytest.mark.parametrize("seed", seeds("polling levels", 120))
+def test_polls_of_levels_under_any_schedule(seed: int, has_failures: bool) -> None:
+    world = World(seed, brokers=seed % 3 + 2, factor=(0, 50, 90, 100)[seed % 4])
+    story(world, has_failures=has_failures)
+    send_levels(world, world.random, list(world.brokers))
+    world.finish()
+    assert not sum(world.counts.false_empties.values())
+    assert sum(world.counts.receives.values()) == len(world.clients)
+
+
+@pytest.mark.parametrize("seed", seeds("polling order", 120))
+def test_a_receive_gets_the_highest_level_that_hints_could_name(seed: int) -> None:
+    """Other consumers take messages meanwhile, so hints are out of date."""
+    world = World(seed, brokers=seed % 3 + 2, factor=FACTOR_MAX, refusal_ratio=0, is_fifo=True)
+    names = list(world.brokers)
+    send_levels(world, world.random, names)
+    for _ in range(3 * EVENTS):
+        at_ms = world.random.randrange(30_000)
+        world.at(at_ms, partial(world.receive, world.random.choice((0, 300, 2_000))))
+        name = world.random.choice(names)
+        world.at(world.random.randrange(30_000), partial(world.take_elsewhere, name))
+    world.finish()
+    assert not sum(world.counts.inversions.values())
 
 
 @pytest.mark.parametrize("brokers", [1, 8, 64])

@@ -29,28 +29,44 @@ if TYPE_CHECKING:
 _PAIR: Final = ("topic", "consumer_group")
 # Metric, help, labels after topic and group, and the counter of `PollCounts`.
 _COUNTERS: Final = (
-    ("long_polling", "Receives that may wait.", ("polling_mode",), "long_polls"),
-    ("receive", "Receives that have ended.", ("polling_mode", "outcome"), "receives"),
-    ("short_polling_hit", "Receives with messages in the first pop.", (), "first_hits"),
-    ("notification", "Answers of brokers asked for a hint.", ("has_message",), "notifications"),
+    ("proxy_long_polling", "Receives that may wait.", ("polling_mode",), "long_polls"),
+    ("proxy_receive", "Receives that have ended.", ("polling_mode", "outcome"), "receives"),
+    ("proxy_short_polling_hit", "Receives with messages in the first pop.", (), "first_hits"),
     (
-        "notification_failed",
+        "proxy_notification",
+        "Answers of brokers asked for a hint.",
+        ("has_message",),
+        "notifications",
+    ),
+    (
+        "proxy_notification_failed",
         "Hints that failed: rejected by the broker, or lost with the link.",
         (),
         "notification_failures",
     ),
-    ("notification_coalesced", "Polls that joined a hint already asked for.", (), "coalesced"),
     (
-        "notified_pop",
+        "proxy_notification_coalesced",
+        "Polls that joined a hint already asked for.",
+        (),
+        "coalesced",
+    ),
+    (
+        "proxy_notified_pop",
         "Pops at the broker of a hint; a miss: another consumer was faster.",
         ("outcome",),
         "notified_pops",
     ),
     (
-        "false_empty",
+        "proxy_false_empty",
         "Receives answered empty while a hint of a broker had waited for over 200 ms.",
         (),
         "false_empties",
+    ),
+    (
+        "priority_inversions",
+        "Receives with a lower level than another broker group was known to have.",
+        (),
+        "inversions",
     ),
 )
 
@@ -67,7 +83,7 @@ class PollingMetrics:
         self._is_known = is_known
         self._idle = registry.idle_pairs  # topic and group
         self._sets = {
-            name: registry.label_sets(f"rocketmq_proxy_{name}_total", (*_PAIR, *labels))
+            name: registry.label_sets(f"rocketmq_{name}_total", (*_PAIR, *labels))
             for name, _, labels, _ in _COUNTERS
         }
         registry.register(self._collect)
@@ -112,9 +128,7 @@ class PollingMetrics:
     def _collect_pairs(
         self, name: str, help_: str, labels: Labels, counts: Counter[Labels]
     ) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            f"rocketmq_proxy_{name}_total", help_, labels=(*_PAIR, *labels)
-        )
+        family = CounterMetricFamily(f"rocketmq_{name}_total", help_, labels=(*_PAIR, *labels))
         folded: Counter[Labels] = Counter()
         for key, count in self._living(name, counts).items():
             if self._idle.note(key[:2], (name, *key[2:]), count):

@@ -16,10 +16,17 @@ from random import Random
 from tidemill.common.errors import Overloaded
 from tidemill.proxy.filters import EVERY_MESSAGE
 from tidemill.proxy.polling.counts import PollCounts
+from tidemill.proxy.polling.level_order import FACTOR_MAX, HintLevels
 from tidemill.proxy.polling.notifications import NotificationStart, NotificationStop
 from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch, PollPair
 from tidemill.proxy.polling.poll import LAST_LOOK_MS, Outcome, PollEnd, PopStep
-from tidemill.proxy.polling.polling import FALSE_EMPTY_MS, Polling, PollWakeup, PopCancellation
+from tidemill.proxy.polling.polling import (
+    FALSE_EMPTY_MS,
+    LeftMessages,
+    Polling,
+    PollWakeup,
+    PopCancellation,
+)
 from tidemill.proxy.polling.timers import TICK_MS
 
 KEY = PairKey("orders", "billing", EVERY_MESSAGE)
@@ -27,6 +34,9 @@ LATENCY_MS = 8  # one way, at most: four looks and their answers have room in LA
 TURN_MS = 1  # at most, until a woken poll continues
 GIVE_BACK_MS = 1_000
 BATCH = 4
+# A message is known to the proxy after so long: an answer, and before it the notification and the
+# answer that it replaces.
+KNOWN_MS = 3 * (LATENCY_MS + TURN_MS + 1)
 STEPS_MAX = 50_000  # ten times the steps of a story
 REFUSED_MS = 300  # after a rejected pop; meanwhile a poll may miss ready messages
 
@@ -38,12 +48,15 @@ class Broker:
     name: str
     ready: dict[int, int] = field(default_factory=dict)  # message -> time when it became ready
     pops: list[PopInFlight] = field(default_factory=list)
-    notifications: dict[tuple[PairWatch, int], int] = field(default_factory=dict)  # end time
+    # The lowest level that each of them waits for.
+    notifications: dict[tuple[PairWatch, int], int] = field(default_factory=dict)
     is_up: bool = True
     up_at_ms: int = -10_000
     stream: int = 0
     refused_at_ms: int = -10_000
     refuses: str = ""  # "notifications", "pops"
+    last_arrival_ms: int = 0  # of its answers at the proxy
+    popped_at_ms: int = 0  # arrival of the last answer of a pop
 
 
 @dataclass(eq=False)
@@ -54,6 +67,8 @@ class PopInFlight:
     broker: Broker
     until_ms: int
     stream: int
+    level_min: int
+    sent_ms: int
     is_over: bool = False  # its poll has abandoned it
 
 
@@ -65,13 +80,31 @@ class Client:
     popping: PopInFlight | None = None
     answer: PollEnd | None = None
     messages: list[int] = field(default_factory=list)
+    popped_ms: int = 0  # when its last pop was sent
     is_running: bool = False
 
 
 class World:
     """The proxy's polls with their brokers, clients and clock."""
 
-    def __init__(self, seed: int, *, brokers: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        brokers: int,
+        factor: int | None = None,
+        refusal_ratio: float = 0.02,
+        is_fifo: bool = False,
+    ) -> None:
+        """Messages have levels if there is a priority factor.
+
+        The answers of a broker arrive in their order if `is_fifo`. Brokers refuse a part of the
+        notifications.
+        """
+        self.factor = factor
+        self.level_of: dict[int, int] = {}  # by message
+        self.refusal_ratio, self.is_fifo = refusal_ratio, is_fifo
+        self.known_since_ms = 0  # begin of the pair
         self.random = Random(seed)
         self.now_ms = 1_000_000
         self.counts = PollCounts()
@@ -114,11 +147,42 @@ class World:
     def latency(self) -> int:
         return self.random.randrange(LATENCY_MS + 1)
 
+    def answer_latency(self, broker: Broker) -> int:
+        """Return the time until the next answer of a broker arrives."""
+        delay_ms = self.latency()
+        if self.is_fifo:
+            delay_ms = max(delay_ms, broker.last_arrival_ms - self.now_ms)
+            # Events of one millisecond happen in random order.
+            broker.last_arrival_ms = self.now_ms + delay_ms + 1
+        return delay_ms
+
+    # ------------------------------------------------------------ levels
+
+    def by_level(self, broker: Broker, level_min: int = 0) -> list[int]:
+        """Return the ready messages, the highest level first."""
+        found = [one for one in broker.ready if self.level_of.get(one, 0) >= level_min]
+        return sorted(found, key=lambda one: (-self.level_of.get(one, 0), one))
+
+    def levels(self, broker: Broker) -> HintLevels | None:
+        messages = self.by_level(broker)
+        if self.factor is None or not messages:
+            return None
+        highest = self.level_of[messages[0]]
+        lower = [broker.ready[one] for one in messages if self.level_of[one] < highest]
+        return HintLevels(highest, min(broker.ready.values()), min(lower, default=0))
+
     # ------------------------------------------------------------ events outside the proxy
 
     def receive(self, poll_ms: int, *, asks_all: bool = False) -> Client:
+        if KEY not in self.polling.pairs:
+            self.known_since_ms = self.now_ms
         poll = self.polling.begin(
-            KEY, list(self.members), poll_ms=poll_ms, asks_all=asks_all, now_ms=self.now_ms
+            KEY,
+            list(self.members),
+            poll_ms=poll_ms,
+            asks_all=asks_all,
+            now_ms=self.now_ms,
+            priority_factor=self.factor if len(self.members) > 1 else None,
         )
         client = self.of_poll[poll] = Client(poll)
         self.clients.append(client)
@@ -135,10 +199,11 @@ class World:
             client.answer = PollEnd(Outcome.CANCELLED)
             self.carry_out()
 
-    def send(self, name: str, *, count: int = 1) -> None:
+    def send(self, name: str, *, count: int = 1, level: int = 0) -> None:
         broker = self.brokers[name]
         for _ in range(count):
             self.sent += 1
+            self.level_of[self.sent] = level
             broker.ready[self.sent] = self.now_ms
         self.serve(broker)
 
@@ -146,7 +211,7 @@ class World:
         """Let the consumer of another proxy take a message."""
         broker = self.brokers[name]
         if broker.ready:
-            message = next(iter(broker.ready))
+            message = self.by_level(broker)[0]
             del broker.ready[message]
             self.taken_by_others.add(message)
 
@@ -184,7 +249,7 @@ class World:
             self.reply(popping, [], was_parked=True)
         broker.pops.clear()
         for watch, number in broker.notifications:
-            self.hint(broker, watch, number, 0)
+            self.hint(broker, watch, number)
         broker.notifications.clear()
 
     # ------------------------------------------------------------ the shell
@@ -207,7 +272,8 @@ class World:
         broker, watch, number = self.brokers[action.watch.broker], action.watch, action.number
         assert broker.is_up, "a broker that is down is asked nothing"
         stream, until_ms = broker.stream, self.now_ms + action.poll_ms
-        if self.random.random() < 0.02:
+        level_min = action.level_min
+        if self.random.random() < self.refusal_ratio:
             self.polling.notification_failed(watch, number, Overloaded("full"), self.now_ms)
             return
 
@@ -217,29 +283,35 @@ class World:
             if broker.refuses == "notifications":
                 error = Overloaded("full")
                 self.at(
-                    self.latency(),
+                    self.answer_latency(broker),
                     lambda: self.polling.notification_failed(watch, number, error, self.now_ms),
                 )
-            elif broker.ready:
-                self.hint(broker, watch, number, len(broker.ready))
+            elif self.by_level(broker, level_min):
+                self.hint(broker, watch, number, level_min)
             else:
-                broker.notifications[watch, number] = until_ms
+                broker.notifications[watch, number] = level_min
                 self.at(max(until_ms - self.now_ms, 0), end)
 
         def end() -> None:
-            if stream == broker.stream and broker.notifications.pop((watch, number), 0):
-                self.hint(broker, watch, number, 0)
+            is_waiting = broker.notifications.pop((watch, number), None) is not None
+            if stream == broker.stream and is_waiting:
+                self.hint(broker, watch, number)
 
         self.at(self.latency(), arrive)
 
-    def hint(self, broker: Broker, watch: PairWatch, number: int, count: int) -> None:
+    def hint(
+        self, broker: Broker, watch: PairWatch, number: int, level_min: int | None = None
+    ) -> None:
+        """Answer a notification: with the messages from `level_min` on, or empty."""
         stream = broker.stream
+        count = 0 if level_min is None else len(self.by_level(broker, level_min))
+        levels = self.levels(broker) if count else None
 
         def arrive() -> None:
             if stream == broker.stream:
-                self.polling.notified(watch, number, count, self.now_ms)
+                self.polling.notified(watch, number, count, self.now_ms, levels=levels)
 
-        self.at(self.latency(), arrive)
+        self.at(self.answer_latency(broker), arrive)
 
     def stop_asking(self, action: NotificationStop[PollPair]) -> None:
         broker = self.brokers[action.watch.broker]
@@ -284,8 +356,15 @@ class World:
             return
         self.pops += 1
         broker = self.brokers[step.broker]
-        popping = PopInFlight(client.poll, broker, self.now_ms + step.poll_ms, broker.stream)
-        client.popping = popping
+        popping = PopInFlight(
+            client.poll,
+            broker,
+            self.now_ms + step.poll_ms,
+            broker.stream,
+            step.level_min,
+            self.now_ms,
+        )
+        client.popping, client.popped_ms = popping, self.now_ms
 
         def arrive() -> None:
             if not broker.is_up or popping.stream != broker.stream or popping.is_over:
@@ -325,39 +404,54 @@ class World:
 
     def serve(self, broker: Broker) -> None:
         """Give ready messages to waiting pops, then report the remaining ones as hints."""
-        while broker.ready and broker.pops:
-            popping = broker.pops.pop(0)
-            messages = list(broker.ready)[:BATCH]
+        for popping in list(broker.pops):
+            if not self.by_level(broker, popping.level_min):
+                continue
+            broker.pops.remove(popping)
+            messages = self.by_level(broker)[:BATCH]
             for message in messages:
                 del broker.ready[message]
                 self.hidden.add(message)
             self.reply(popping, messages, was_parked=False)
-        if broker.ready:
-            for watch, number in broker.notifications:
-                self.hint(broker, watch, number, len(broker.ready))
-            broker.notifications.clear()
+        for (watch, number), level_min in list(broker.notifications.items()):
+            if self.by_level(broker, level_min):
+                del broker.notifications[watch, number]
+                self.hint(broker, watch, number, level_min)
 
     def reply(self, popping: PopInFlight, messages: list[int], *, was_parked: bool) -> None:
         broker, stream = popping.broker, popping.broker.stream
+        left = None
+        if self.factor is not None:
+            left = LeftMessages(len(broker.ready), self.levels(broker))
 
         def arrive() -> None:
             client = self.of_poll[popping.poll]
             if stream != broker.stream or popping.is_over:
                 self.give_back(broker, messages)
             else:
-                client.popping = None
-                self.popped(client, messages, was_parked, broker)
+                client.popping, broker.popped_at_ms = None, self.now_ms
+                self.popped(client, messages, was_parked, broker, left)
 
-        self.at(self.latency(), arrive)
+        self.at(self.answer_latency(broker), arrive)
 
     def popped(
-        self, client: Client, messages: list[int], was_parked: bool, broker: Broker | None = None
+        self,
+        client: Client,
+        messages: list[int],
+        was_parked: bool,
+        broker: Broker | None = None,
+        left: LeftMessages | None = None,
     ) -> None:
         if client.answer is not None:
             assert not messages, "its pop was abandoned"
             return
         is_taken = self.polling.popped(
-            client.poll, count=len(messages), was_parked=was_parked, now_ms=self.now_ms
+            client.poll,
+            count=len(messages),
+            was_parked=was_parked,
+            now_ms=self.now_ms,
+            highest=max([self.level_of[one] for one in messages], default=0),
+            left=left,
         )
         self.carry_out()
         if is_taken:
@@ -384,6 +478,8 @@ class World:
     def answer(self, client: Client, end: PollEnd, messages: list[int]) -> None:
         assert client.answer is None, "a poll is answered once"
         client.answer, client.messages = end, messages
+        if messages and self.factor == FACTOR_MAX and self.is_fifo:
+            self.check_order(client)
         for message in messages:
             assert message in self.hidden, "an answered message was popped, and is answered once"
             self.hidden.discard(message)
@@ -404,6 +500,23 @@ class World:
                 m for m, at_ms in broker.ready.items() if self.now_ms - at_ms > FALSE_EMPTY_MS
             ]
             assert not waiting, f"empty, and {broker.name} has had {waiting} for long"
+
+    def check_order(self, client: Client) -> None:
+        """Check that no broker had a higher message that the proxy could know of."""
+        known_until_ms = client.popped_ms - KNOWN_MS
+        if self.known_since_ms > known_until_ms:
+            return
+        highest = max(self.level_of[one] for one in client.messages)
+        busy = {one.popping.broker.name for one in self.clients if one.popping is not None}
+        for broker in self.brokers.values():
+            if broker.name in busy or broker.popped_at_ms >= client.popped_ms:
+                continue  # When this pop was sent, another one was about to get these messages.
+            for message in self.by_level(broker, highest + 1):
+                age_ms = client.popped_ms - broker.ready[message]
+                assert broker.ready[message] > known_until_ms, (
+                    f"{broker.name} had level {self.level_of[message]} for {age_ms} ms before a"
+                    f" pop that got {highest}"
+                )
 
     def check(self) -> None:
         """Check that each waiting poll has a source of hints."""

@@ -4,6 +4,7 @@
       pair             the polls of one consumer group on one topic: waiting, parked
         poll           one receive
         notifications  one notification per broker for all polls of a pair
+      level_order      order of the brokers of a PRIORITY topic
       mode             notifications for a few polls, parked pops for many
       timers           due times
     counts             counters of polls

@@ -43,6 +43,8 @@ class PollCounts:
         self.coalesced: Counter[tuple[str, ...]] = Counter()
         self.notified_pops: Counter[tuple[str, ...]] = Counter()  # hit or miss
         self.false_empties: Counter[tuple[str, ...]] = Counter()
+        # Of PRIORITY topics: receives of a lower level than a hint of another broker had named.
+        self.inversions: Counter[tuple[str, ...]] = Counter()
         self.switches: Counter[str] = Counter()  # the new mode
         self.inflight: Counter[str] = Counter()  # mode
         self.waits: Histogram[tuple[str, str]] = Histogram(WAIT_BUCKETS_MS)  # mode, outcome

@@ -17,6 +17,7 @@ from tidemill.proxy.polling.poll import Broker, PairT
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
+    from tidemill.proxy.polling.level_order import HintLevels
 
 # Delay after a wrong hint: a random part of it, doubled each time in a row. Two proxies that lose
 # against a third one then ask at different times. A broker with many wrong hints is asked once per
@@ -42,6 +43,7 @@ class NotificationStart(NamedTuple, Generic[PairT]):
     watch: HintWatch[PairT]
     number: int
     poll_ms: int
+    level_min: int = 0  # lower levels of a PRIORITY topic do not count
 
 
 class NotificationStop(NamedTuple, Generic[PairT]):
@@ -73,6 +75,8 @@ class HintWatch(Generic[PairT]):
         "is_judged",
         "is_unsure",
         "is_wanted",
+        "level_min",
+        "levels",
         "not_before_ms",
         "number",
         "pair",
@@ -84,7 +88,11 @@ class HintWatch(Generic[PairT]):
         self.is_down = False
         self.is_wanted = False
         self.number = 0  # of the notification in flight, or 0
+        self.level_min = 0  # of the notification in flight
         self.hint_count = 0  # hinted messages without an assigned poll
+        # Of a PRIORITY topic. If they are known, a hint stays until the next pop or notification,
+        # and the notification in flight waits for a higher level.
+        self.levels: HintLevels | None = None
         self.hinted_at_ms = 0
         self.is_unsure = False  # whether the scan behind the hint stopped early
         self.is_judged = False  # whether a poll has confirmed or refuted the hint
@@ -101,35 +109,57 @@ class HintWatch(Generic[PairT]):
 
     def ask(self, until_ms: int, now_ms: int) -> NotificationStart[PairT] | None:
         """Return a notification until `until_ms`, or None if none is needed or allowed now."""
-        is_asked = self.number or self.hint_count or self.is_down
-        if not self.is_wanted or is_asked or now_ms < self.not_before_ms or until_ms <= now_ms:
+        is_too_early = now_ms < self.not_before_ms or until_ms <= now_ms
+        if not self._is_missing or is_too_early:
             return None
         self._number += 1
         self.number, self._asked_at_ms, self._until_ms = self._number, now_ms, until_ms
-        return NotificationStart(self, self.number, until_ms - now_ms)
+        self.level_min = self._wanted_level_min
+        return NotificationStart(self, self.number, until_ms - now_ms, self.level_min)
+
+    @property
+    def _is_missing(self) -> bool:
+        """Whether a notification is wanted and none is in flight."""
+        is_known = self.hint_count and self.levels is None
+        return self.is_wanted and not (self.number or is_known or self.is_down)
+
+    @property
+    def _wanted_level_min(self) -> int:
+        """The lowest level that changes what is known; 0 if no message is known."""
+        return self.levels.highest + 1 if self.hint_count and self.levels is not None else 0
+
+    def stop_deaf(self) -> NotificationStop[PairT] | None:
+        """Cancel the notification in flight if it would ignore a level that is news by now."""
+        return self.stop() if self.level_min > self._wanted_level_min else None
 
     def stop(self) -> NotificationStop[PairT] | None:
         """Cancel the notification in flight."""
-        number, self.number = self.number, 0
+        number, self.number, self.level_min = self.number, 0, 0
         return NotificationStop(self, number) if number else None
 
     def due_ms(self) -> int | None:
         """Return the time of the next notification; None if one is in flight or none is needed."""
-        if not self.is_wanted or self.number or self.hint_count or self.is_down:
-            return None
-        return self.not_before_ms
+        return self.not_before_ms if self._is_missing else None
 
     # ------------------------------------------------------------ results
 
-    def answered(self, number: int, count: int, now_ms: int, *, is_unsure: bool) -> bool:
+    def answered(
+        self,
+        number: int,
+        count: int,
+        now_ms: int,
+        *,
+        is_unsure: bool,
+        levels: HintLevels | None = None,
+    ) -> bool:
         """Apply an answer. Return False if it belongs to a cancelled notification."""
         if number != self.number:
             return False
-        self.number, self.error = 0, None
+        self.number, self.level_min, self.error = 0, 0, None
         if count:
             self._failures = 0
             self.hint_count, self.hinted_at_ms, self.is_unsure = count, now_ms, is_unsure
-            self.is_judged = False
+            self.levels, self.is_judged = levels, False
         elif now_ms < self._until_ms - EARLY_MS:
             self._hold_off(now_ms)
         else:
@@ -140,8 +170,9 @@ class HintWatch(Generic[PairT]):
         """Apply a rejection. Return False if it belongs to a cancelled notification."""
         if number != self.number:
             return False
-        self.number = 0
-        self.pop_failed(error, now_ms)
+        self.number = self.level_min = 0
+        self.error = error  # A hint of levels stays.
+        self._hold_off(now_ms)
         return True
 
     def take(self) -> None:
@@ -170,6 +201,13 @@ class HintWatch(Generic[PairT]):
         self._misses += 1
         self.not_before_ms = now_ms + int(self._random() * ceiling_ms)
 
+    def left(self, count: int, levels: HintLevels | None, now_ms: int) -> None:
+        """Note the messages that a pop has left at the broker."""
+        self._misses = self._failures = 0
+        self.error = None
+        self.hint_count, self.levels, self.hinted_at_ms = count, levels, now_ms
+        self.is_unsure, self.is_judged = False, True
+
     def pop_failed(self, error: ServiceError, now_ms: int) -> None:
         """Note that the broker rejects the pair."""
         self.error = error
@@ -195,9 +233,15 @@ class HintWatch(Generic[PairT]):
         self.not_before_ms = self._failures = self._misses = 0
         self.error = None
 
+    @property
+    def known_level(self) -> int:
+        """The highest level that is known to be ready; 0 if none is."""
+        return self.levels.highest if self.hint_count and self.levels is not None else 0
+
     def is_covered(self, now_ms: int) -> bool:
         """Whether the broker would have reported a ready message."""
-        return bool(self.number) and now_ms - self._asked_at_ms >= ANSWER_MS
+        is_awake = self.number and not self.level_min
+        return bool(is_awake) and now_ms - self._asked_at_ms >= ANSWER_MS
 
     def is_failing(self, now_ms: int) -> bool:
         """Whether the broker rejects requests."""

@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias, final
 
 from tidemill.proxy.filters import WantedMessages
+from tidemill.proxy.polling.level_order import NO_LEVEL, LevelOrder
 from tidemill.proxy.polling.mode import WaitMode
 from tidemill.proxy.polling.notifications import HintWatch, NotificationAction
-from tidemill.proxy.polling.poll import Broker, PollState, ReceivePoll
+from tidemill.proxy.polling.poll import Broker, PollState, PopStep, ReceivePoll
 
 # Time that notifications stay parked after the last poll. A consumer usually polls again after it
 # has processed its messages.
 LINGER_MS: Final = 1_000
+# The same for pairs that order brokers by levels, so that the next poll knows the levels.
+LEVEL_LINGER_MS: Final = 10_000
 # Polls of a pair that are parked at one broker; the others wait for hints. More would not help, and
 # a broker parks at most 1,024 polls of all proxies.
 PARKED_A_BROKER_MAX: Final = 16
@@ -43,6 +46,8 @@ class PollPair:
     def __init__(self, key: PairKey, mode: WaitMode, *, random: Callable[[], float]) -> None:
         self.key = key
         self.mode = mode
+        # Set for a PRIORITY topic at several brokers.
+        self.order: LevelOrder | None = None
         self.target: object = None  # consumer group and topic for the shell
         self.watches: dict[Broker, PairWatch] = {}
         self.silent: frozenset[Broker] = frozenset()  # of these, as the last poll found them
@@ -80,7 +85,7 @@ class PollPair:
         return actions
 
     def rotated_brokers(self) -> list[Broker]:
-        """Return the reachable brokers in rotated order.
+        """Return the reachable brokers in rotated order, those with known high levels first.
 
         A silent broker gets no pop, unless all are silent.
         """
@@ -88,17 +93,66 @@ class PollPair:
         names = [name for name in up if name not in self.silent] or up
         self._turn += 1
         first = self._turn % len(names) if names else 0
-        return names[first:] + names[:first]
+        rotated = names[first:] + names[:first]
+        if self.order is not None:
+            rotated.sort(key=lambda name: -self.watches[name].known_level)
+        return rotated
 
     def is_covered(self, now_ms: int) -> bool:
         """Whether every reachable broker would have reported a ready message."""
         return all(watch.is_down or watch.is_covered(now_ms) for watch in self.watches.values())
 
     def needs_notification(self, watch: PairWatch) -> bool:
-        """Whether this broker could have a message without a parked poll."""
-        if self.waiting:
+        """Whether this broker could have news that no poll will hear."""
+        if self.waiting or self.order is not None:
             return True
         return bool(self.parked) and not self._covering.get(watch.broker)
+
+    # ------------------------------------------------------------ levels of a PRIORITY topic
+
+    def set_factor(self, factor: int | None) -> None:
+        """Order the brokers by levels with a factor, or not at all."""
+        if factor is None:
+            self.order = None
+            for watch in self.watches.values():
+                watch.levels = None
+        else:
+            self.order = self.order or LevelOrder()
+            self.order.factor = factor
+
+    @property
+    def linger_ms(self) -> int:
+        """How long notifications stay parked after the last poll."""
+        return LINGER_MS if self.order is None else LEVEL_LINGER_MS
+
+    def notified_until_ms(self, now_ms: int) -> int:
+        """Return the end of the next notification."""
+        return self.until_ms if self.order is None else max(self.until_ms, now_ms + LEVEL_LINGER_MS)
+
+    def pops(self) -> list[PopStep]:
+        """Return a pop that does not wait at each reachable broker, in the order of the brokers.
+
+        With levels, a pop finds nothing below the level that the next broker is known to have.
+        """
+        names = self.rotated_brokers()
+        if self.order is None:
+            return [PopStep(name, 0) for name in names]
+        levels = [*(self.watches[name].known_level for name in names[1:]), 0]
+        pops = [PopStep(name, 0, level) for name, level in zip(names, levels, strict=False)]
+        if self.hinted:
+            watch, other_level = self.next_hinted()
+            first = PopStep(watch.broker, 0, max(other_level, 0))
+            pops = [first, *(pop for pop in pops if pop.broker != first.broker)]
+        return pops
+
+    def next_hinted(self) -> tuple[PairWatch, int]:
+        """Return the next broker with a hint, and the highest level of the others.
+
+        Without levels it is the broker of the oldest hint, and NO_LEVEL.
+        """
+        if self.order is None:
+            return next(iter(self.hinted)), NO_LEVEL
+        return self.order.choose(self.hinted)
 
     # ------------------------------------------------------------ polls that wait for hints
 

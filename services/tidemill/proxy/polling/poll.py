@@ -19,6 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 from tidemill.common.errors import ConnectionBufferFull, MessageNotFound, Overloaded
+from tidemill.proxy.polling.level_order import NO_LEVEL
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 # Time after the poll duration for the last pops at brokers without a notification: half of the
 # default deadline_reserve_ms.
 LAST_LOOK_MS: Final = 100
+
+# Pops of one poll that find nothing below the level that another broker is known to have. If other
+# consumers were faster that often, the poll takes what it gets.
+CONDITIONS_MAX: Final = 3
 
 PairT = TypeVar("PairT")  # PollPair, which imports this module
 Broker: TypeAlias = str  # the name of a broker group
@@ -64,10 +69,14 @@ def outcome_of(error: ServiceError) -> Outcome:
 
 
 class PopStep(NamedTuple):
-    """Step: pop at a broker, with a poll duration."""
+    """Step: pop at a broker, with a poll duration.
+
+    Of a PRIORITY topic, the pop finds nothing below `level_min`.
+    """
 
     broker: Broker
     poll_ms: int
+    level_min: int = 0
 
 
 class PollEnd(NamedTuple):
@@ -85,6 +94,7 @@ class ReceivePoll(Generic[PairT]):
     """One receive."""
 
     __slots__ = (
+        "_conditions_left",
         "_to_ask",
         "began_ms",
         "end_ms",
@@ -97,6 +107,7 @@ class ReceivePoll(Generic[PairT]):
         "is_stopping",
         "mode",
         "number",
+        "other_level",
         "pair",
         "parked_at",
         "state",
@@ -130,7 +141,10 @@ class ReceivePoll(Generic[PairT]):
         self.parked_at: Broker | None = None
         self.is_stopping = False  # whether its pop was cancelled
         self.hinted_by: Broker | None = None  # broker of the hint that the pop follows
-        self._to_ask: list[Broker] = []
+        # The highest level that other brokers were known to have when the pop was chosen.
+        self.other_level = NO_LEVEL
+        self._conditions_left = CONDITIONS_MAX
+        self._to_ask: list[PopStep] = []
 
     @property
     def hard_end_ms(self) -> int:
@@ -142,29 +156,30 @@ class ReceivePoll(Generic[PairT]):
         """Whether the poll has ended."""
         return self.state is PollState.DONE
 
-    def ask(self, brokers: Sequence[Broker]) -> None:
-        """Pop at each of `brokers` in turn, without waiting there, until one has something."""
+    def ask(self, pops: Sequence[PopStep]) -> None:
+        """Carry out `pops`, which do not wait, one after the other, until one finds something."""
         assert self.state in {PollState.INIT, PollState.WAITING}, "one pop at a time"
-        self._to_ask = list(reversed(brokers))
+        self._to_ask = list(reversed(pops))
         self._leave_waiting()
         self._ask_next()
 
     def exclude(self, broker: Broker) -> None:
         """Remove a broker from the remaining pops."""
-        if broker in self._to_ask:
-            self._to_ask.remove(broker)
+        self._to_ask = [pop for pop in self._to_ask if pop.broker != broker]
 
     def park(self, broker: Broker, now_ms: int) -> None:
         """Park a pop at `broker` until the end of the poll."""
         self.follow(broker, poll_ms=max(self.end_ms - now_ms, 0))
         self.hinted_by, self.parked_at = None, broker
 
-    def follow(self, broker: Broker, *, poll_ms: int) -> None:
+    def follow(self, broker: Broker, *, poll_ms: int, other_level: int = NO_LEVEL) -> None:
         """Pop at the broker of a hint."""
         assert self.state in {PollState.INIT, PollState.WAITING}, "one pop at a time"
         self._leave_waiting()
-        self.hinted_by = broker
-        self.step = PopStep(broker, poll_ms)
+        self.hinted_by, self.other_level = broker, other_level
+        level_min = max(other_level, 0) if self._conditions_left else 0
+        self._conditions_left -= level_min > 0
+        self.step = PopStep(broker, poll_ms, level_min)
 
     def wait(self) -> None:
         """Wait for a broker, because none is reachable."""
@@ -211,4 +226,5 @@ class ReceivePoll(Generic[PairT]):
         self.state = PollState.FIRST_POP if self.state is PollState.INIT else PollState.CONSUMING
 
     def _ask_next(self) -> None:
-        self.step = PopStep(self._to_ask.pop(), 0)
+        self.step = pop = self._to_ask.pop()
+        self.other_level = pop.level_min or NO_LEVEL

@@ -17,12 +17,13 @@ from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, WaitMode
 from tidemill.proxy.polling.notifications import HintWatch, NotificationStart, NotificationStop
-from tidemill.proxy.polling.pair import LINGER_MS, PairKey, PairPoll, PairWatch, PollPair
+from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch, PollPair
 from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep, ReceivePoll, outcome_of
 from tidemill.proxy.polling.timers import DueTimes
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
+    from tidemill.proxy.polling.level_order import HintLevels
 
 # A broker may stop the scan of a filter early; a pop that waits a little continues the scan.
 UNSURE_POLL_MS: Final = 50
@@ -50,6 +51,17 @@ class PopCancellation(NamedTuple):
 Action: TypeAlias = (
     NotificationStart[PollPair] | NotificationStop[PollPair] | PollWakeup | PopCancellation
 )
+
+
+class LeftMessages(NamedTuple):
+    """The ready messages of a PRIORITY topic that a pop has left at its broker."""
+
+    ready_count: int
+    levels: HintLevels | None  # None without messages
+
+    def is_below(self, level_min: int) -> bool:
+        """Whether no message of this level or a higher one is left."""
+        return self.levels is None or self.levels.highest < level_min
 
 
 @final
@@ -109,14 +121,20 @@ class Polling:
         silent: frozenset[Broker] = frozenset(),
         target: object = None,
         may_park: bool = True,
+        priority_factor: int | None = None,
     ) -> PairPoll:
         """Begin a poll at `brokers`; some may be down or `silent`.
 
         With a `poll_ms` of 0, the poll pops at every broker once, within `once_ms`. With
         `asks_all`, it does so before it waits. If no broker is reachable, it waits for one. Without
-        `may_park`, it waits for hints, and never at a broker.
+        `may_park`, it waits for hints, and never at a broker. With a `priority_factor`, hints order
+        the brokers by levels, and no poll is parked.
         """
         pair = self._pair(key, now_ms)
+        pair.set_factor(None if self._is_released else priority_factor)
+        if pair.order is not None:
+            may_park = False
+            self.counts.inversions[key.topic, key.group] += 0  # The series begins at zero.
         pair.target, pair.silent = target, silent
         self._actions += pair.set_brokers(brokers, self.down)
         is_long = poll_ms > 0 and not self._is_released
@@ -147,10 +165,9 @@ class Polling:
 
     def _first_step(self, poll: PairPoll, *, asks_all: bool, now_ms: int) -> None:
         pair = poll.pair
-        brokers = pair.rotated_brokers()
         if pair.hinted and not asks_all:
             self._follow(poll, now_ms)
-        elif poll.is_direct and (broker := pair.broker_to_park_at(brokers)) is not None:
+        elif poll.is_direct and (broker := pair.broker_to_park_at(pair.rotated_brokers())):
             self._park(poll, broker, now_ms)
         elif not asks_all and pair.is_covered(now_ms):
             # A broker with a message would have reported it, so a pop would be empty.
@@ -158,33 +175,45 @@ class Polling:
         elif asks_all:
             self._ask_all(poll, now_ms)
         else:
-            self._ask(poll, brokers[:1], now_ms)
+            self._ask(poll, pair.pops()[:1], now_ms)
 
     def _ask_all(self, poll: PairPoll, now_ms: int) -> None:
         """Pop at every reachable broker, or at the first one that becomes reachable."""
-        brokers = poll.pair.rotated_brokers()
+        pops = poll.pair.pops()
         # A poll that may not wait has popped at every broker already.
-        poll.has_looked = not poll.is_long and bool(brokers or self._is_released)
-        self._ask(poll, brokers, now_ms)
+        poll.has_looked = not poll.is_long and bool(pops or self._is_released)
+        self._ask(poll, pops, now_ms)
         if poll in poll.pair.waiting:
             poll.pair.without_broker[poll] = None
 
-    def _ask(self, poll: PairPoll, brokers: Sequence[Broker], now_ms: int) -> None:
-        if brokers:
-            poll.ask(brokers)
+    def _ask(self, poll: PairPoll, pops: Sequence[PopStep], now_ms: int) -> None:
+        if pops:
+            poll.ask(pops)
         else:
             poll.wait()
             self._next_step(poll, now_ms)
 
-    def popped(self, poll: PairPoll, *, count: int, was_parked: bool, now_ms: int) -> bool:
-        """Apply the result of the pop of a poll: its number of messages.
+    def popped(
+        self,
+        poll: PairPoll,
+        *,
+        count: int,
+        was_parked: bool,
+        now_ms: int,
+        highest: int = 0,
+        left: LeftMessages | None = None,
+    ) -> bool:
+        """Apply the result of the pop of a poll: its number of messages, and their highest level.
 
-        Return False if the poll has ended before. The messages then go back to the broker.
+        `left` are the messages that the pop has left, if they are known. Return False if the poll
+        has ended before. The messages then go back to the broker.
         """
         if poll.is_done:
             return False
         pair = poll.pair
-        self._learn(poll, count, now_ms)
+        self._learn(poll, count, now_ms, left)
+        if count and highest < poll.other_level:
+            self.counts.inversions[pair.key.topic, pair.key.group] += 1
         # If the broker drains, the poll continues at the other brokers.
         is_cut = poll.parked_at is not None and not poll.is_stopping and now_ms < poll.end_ms
         pair.unpark(poll)
@@ -197,7 +226,7 @@ class Polling:
         self._update(pair, now_ms)
         return bool(count)
 
-    def _learn(self, poll: PairPoll, count: int, now_ms: int) -> None:
+    def _learn(self, poll: PairPoll, count: int, now_ms: int, left: LeftMessages | None) -> None:
         """Update the hints of the broker of a pop."""
         assert isinstance(poll.step, PopStep), "a pop was in flight"
         pair, is_hinted = poll.pair, poll.hinted_by is not None
@@ -207,7 +236,10 @@ class Polling:
             return
         if is_hinted:
             self.counts.followed(pair.key, is_hit=bool(count))
-        if count:
+        if left is not None and (count or left.is_below(poll.step.level_min)):
+            # Without a message, another consumer was faster. The hint was right.
+            watch.left(left.ready_count, left.levels, now_ms)
+        elif count:
             watch.hit(count - is_hinted)
         elif is_hinted:
             watch.missed(now_ms)
@@ -256,6 +288,7 @@ class Polling:
         """Answer every waiting poll empty. Later polls do not wait."""
         self._is_released = True
         for pair in self.pairs.values():
+            pair.set_factor(None)
             for poll in list(pair.polls):
                 # The client gets the messages of a pop in flight.
                 poll.has_looked = True
@@ -266,10 +299,17 @@ class Polling:
     # ------------------------------------------------------------ notifications
 
     def notified(
-        self, watch: PairWatch, number: int, count: int, now_ms: int, *, is_unsure: bool = False
+        self,
+        watch: PairWatch,
+        number: int,
+        count: int,
+        now_ms: int,
+        *,
+        is_unsure: bool = False,
+        levels: HintLevels | None = None,
     ) -> None:
         """Apply the answer of a notification: the number of ready messages, 0 at its end."""
-        if not watch.answered(number, count, now_ms, is_unsure=is_unsure):
+        if not watch.answered(number, count, now_ms, is_unsure=is_unsure, levels=levels):
             return
         self.counts.notified(watch.pair.key, has_message=bool(count))
         _note_hint(watch)
@@ -345,15 +385,16 @@ class Polling:
             pair.wait(poll)
 
     def _follow(self, poll: PairPoll, now_ms: int) -> None:
-        """Send a poll to the broker of the oldest hint."""
-        watch = next(iter(poll.pair.hinted))
+        """Send a poll to the broker of the next hint."""
+        watch, other_level = poll.pair.next_hinted()
         watch.take()
         _note_hint(watch)
         if poll.is_direct and now_ms < poll.end_ms:
             # No poll is parked at this broker, so the hint stays.
             self._park(poll, watch.broker, now_ms)
         else:
-            poll.follow(watch.broker, poll_ms=UNSURE_POLL_MS if watch.is_unsure else 0)
+            poll_ms = UNSURE_POLL_MS if watch.is_unsure else 0
+            poll.follow(watch.broker, poll_ms=poll_ms, other_level=other_level)
 
     def _park(self, poll: PairPoll, broker: Broker, now_ms: int) -> None:
         poll.park(broker, now_ms)
@@ -365,7 +406,7 @@ class Polling:
         if not poll.has_looked:
             poll.has_looked = True
             blind = [
-                watch.broker
+                PopStep(watch.broker, 0)
                 for watch in pair.watches.values()
                 if not watch.is_down
                 and watch.broker not in pair.silent
@@ -462,15 +503,18 @@ class Polling:
 
     def _update(self, pair: PollPair, now_ms: int) -> None:
         """Send polls to the brokers of hints, and send missing notifications."""
-        if pair.without_broker and (brokers := pair.rotated_brokers()):
-            self._ask_without_broker(pair, brokers)
+        if pair.without_broker and (pops := pair.pops()):
+            self._ask_without_broker(pair, pops)
         self._serve(pair, now_ms)
         is_lingering = not pair.polls
         for watch in pair.watches.values():
             watch.is_wanted = pair.needs_notification(watch)
             if not watch.is_wanted:
                 is_lingering = is_lingering or watch.number > 0
-            elif ask := watch.ask(pair.until_ms, now_ms):
+                continue
+            if stopped := watch.stop_deaf():
+                self._actions.append(stopped)
+            if ask := watch.ask(pair.notified_until_ms(now_ms), now_ms):
                 self._actions.append(ask)
             elif (due_ms := watch.due_ms()) is not None and due_ms > now_ms:
                 # Otherwise all polls are ending and pop at every broker.
@@ -479,15 +523,15 @@ class Polling:
             pair.linger_until_ms = 0
             self._timers.discard(pair)
         elif not pair.linger_until_ms:
-            pair.linger_until_ms = now_ms + LINGER_MS
+            pair.linger_until_ms = now_ms + pair.linger_ms
             self._timers.set(pair, pair.linger_until_ms)
 
-    def _ask_without_broker(self, pair: PollPair, brokers: Sequence[Broker]) -> None:
+    def _ask_without_broker(self, pair: PollPair, pops: Sequence[PopStep]) -> None:
         """Pop for polls that found no reachable broker; a hint would wake only some of them."""
         for poll in list(pair.without_broker):
             pair.stop_waiting(poll)
             poll.has_looked = not poll.is_long
-            poll.ask(brokers)
+            poll.ask(pops)
             self._actions.append(PollWakeup(poll))
 
     def _serve(self, pair: PollPair, now_ms: int) -> None:
@@ -505,7 +549,8 @@ class Polling:
         """Cancel notifications without polls after the linger time; forget pairs without polls."""
         pair.linger_until_ms = 0
         for watch in pair.watches.values():
-            if not watch.is_wanted and (stopped := watch.stop()):
+            is_over = not watch.is_wanted or not pair.polls
+            if is_over and (stopped := watch.stop()):
                 self._actions.append(stopped)
         if pair.polls:
             self._update(pair, now_ms)

@@ -15,10 +15,11 @@ from tidemill.common.errors import ServiceError, TopicNotFound
 from tidemill.message.client_key import ClientKey
 from tidemill.proxy.filters import WantedMessages
 from tidemill.proxy.polling.counts import PollCounts
+from tidemill.proxy.polling.level_order import HintLevels
 from tidemill.proxy.polling.notifications import NotificationStart, NotificationStop
-from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch
+from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch, PollPair
 from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep
-from tidemill.proxy.polling.polling import Polling, PollWakeup, PopCancellation
+from tidemill.proxy.polling.polling import LeftMessages, Polling, PollWakeup, PopCancellation
 from tidemill.security.permit_buckets import RENEWAL_MS
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -103,6 +104,8 @@ class PollingShell:
         """
         wanted = WantedMessages(tuple(pop.tags), pop.sql)
         names = [self._register(broker) for broker in brokers]
+        has_levels = len(names) > 1 and target.topic.type == link_pb2.TOPIC_TYPE_PRIORITY
+        pop.wants_remaining = has_levels
         is_ordered = target.group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
         poll = self.polling.begin(
             PairKey(target.topic.name, target.group.name, wanted),
@@ -115,6 +118,7 @@ class PollingShell:
             silent=frozenset([broker.name for broker in brokers if not broker.link.is_up]),
             target=target,
             may_park=not self.is_limited(target.group.name),
+            priority_factor=target.group.priority_factor if has_levels else None,
         )
         client = ClientKey(pop.client_id, pop.owner)
         receive = self._receives[poll] = MultiBrokerReceive(self, poll, client)
@@ -222,13 +226,13 @@ class PollingShell:
                     case PopCancellation(poll):
                         if (receive := self._receives.get(poll)) is not None:
                             receive.stop_pop()
-                    case NotificationStart(watch, number, poll_ms):
-                        self._ask(watch, number, poll_ms)
+                    case NotificationStart(watch, number):
+                        self._ask(watch, number, action)
                     case NotificationStop(watch, number):
                         self._stop_asking(watch, number)
         self._arm()
 
-    def _ask(self, watch: PairWatch, number: int, poll_ms: int) -> None:
+    def _ask(self, watch: PairWatch, number: int, start: NotificationStart[PollPair]) -> None:
         target = watch.pair.target
         assert isinstance(target, PollTarget), "the polls of a pair have one target"
         broker = self._brokers[watch.broker]
@@ -242,10 +246,11 @@ class PollingShell:
             topic_id=ids.topic_id,
             tags=watch.pair.key.wanted.tags,
             sql=watch.pair.key.wanted.sql,
-            poll_duration_ms=poll_ms,
+            poll_duration_ms=start.poll_ms,
+            level_min=start.level_min,
         )
         try:
-            future = broker.link.notify(request, timeout_ms=poll_ms + NOTIFICATION_GRACE_MS)
+            future = broker.link.notify(request, timeout_ms=start.poll_ms + NOTIFICATION_GRACE_MS)
         except ServiceError as error:
             self.polling.notification_failed(watch, number, error, self.now_ms())
             return
@@ -262,7 +267,12 @@ class PollingShell:
         if error is None:
             reply = done.result()
             self.polling.notified(
-                watch, number, reply.ready_count, self.now_ms(), is_unsure=reply.is_unsure
+                watch,
+                number,
+                reply.ready_count,
+                self.now_ms(),
+                is_unsure=reply.is_unsure,
+                levels=_levels_of(reply),
             )
         else:
             assert isinstance(error, ServiceError), "a link fails a request with one of ours"
@@ -381,8 +391,17 @@ class MultiBrokerReceive:
     def popped(self, reply: link_pb2.PopReply) -> bool:
         """Report the reply of the pop. Return False if its messages must go back."""
         count = sum(len(batch.indexes) for batch in reply.batches)
+        left = None
+        if reply.HasField("remaining"):
+            remaining = reply.remaining
+            left = LeftMessages(remaining.ready_count, _levels_of(remaining))
         is_taken = self._shell.polling.popped(
-            self._poll, count=count, was_parked=reply.was_parked, now_ms=self._shell.now_ms()
+            self._poll,
+            count=count,
+            was_parked=reply.was_parked,
+            now_ms=self._shell.now_ms(),
+            highest=max([batch.queue_id for batch in reply.batches], default=0),
+            left=left,
         )
         self._shell.carry_out()
         if is_taken:
@@ -488,6 +507,14 @@ class _LinkObserver:
 
     def on_released(self) -> None:
         self._shell.release()
+
+
+def _levels_of(reply: link_pb2.NotificationReply | link_pb2.RemainingMessages) -> HintLevels | None:
+    """Return the levels in a reply; None without messages, and from an older broker."""
+    if not reply.HasField("levels"):
+        return None
+    levels = reply.levels
+    return HintLevels(levels.highest, levels.oldest_at_ms, levels.oldest_lower_at_ms)
 
 
 def _size_of(reply: link_pb2.PopReply) -> tuple[int, int]:

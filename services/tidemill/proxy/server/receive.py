@@ -255,6 +255,7 @@ class Receiver:
                 broker = self._polling.broker(step.broker)
                 ids = _ids_of_polled(broker, target)
                 pop.group_id, pop.topic_id = ids
+                pop.level_min = step.level_min
                 try:
                     reply = await self._pop(
                         call,
