@@ -37,6 +37,9 @@ def test_consumers_that_lose_messages_or_their_order_are_reported(tmp_path: Path
         running.put("groups/billing")
         with staying_client("python", tmp_path / "first", running.grpc, **red):
             eventually(has({"order"}, running), within_ms=WITHIN_MS)
+            [only] = running.get("groups/billing")["filters"]
+            assert (only["topic"], only["expression"]) == ("orders", "red")
+            assert "orders: red (" in tidemill(running, "group", "show", "billing").stdout
             with staying_client("python", tmp_path / "second", running.grpc, **blue):
                 eventually(has({"filter", "order"}, running), within_ms=WITHIN_MS)
                 found = conflicts(running)["filter"]

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from tidemill.cli.messages import printable
 from tidemill.common.rest_client import Json
+from tidemill.common.times import span
+
+
+def filter_text(polled: Json) -> str:
+    """Describe a filter of a consumer group, and its last poll."""
+    expression, client_id = printable(polled["expression"]), printable(polled["clientId"])
+    return f"{polled['topic']}: {expression} ({client_id}, {span(polled['polledMs'])} ago)"
 
 
 def conflict_text(conflict: Json) -> str:

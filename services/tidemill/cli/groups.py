@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli import progress_watch
-from tidemill.cli.conflicts import conflict_text
+from tidemill.cli.conflicts import conflict_text, filter_text
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
     OutputFormat,
@@ -198,6 +198,7 @@ def show_group(context: typer.Context, name: Name) -> None:
         ("starts from", group["startFrom"]),
         ("priority factor", group.get("priorityFactor", "-")),
     ]
+    rows += [("filter", filter_text(each)) for each in group.get("filters") or ()]
     rows += [("conflict", conflict_text(each)) for each in group.get("conflicts") or ()]
     show(context, group, ("GROUP", name), rows)
     warn_unreachable(group)

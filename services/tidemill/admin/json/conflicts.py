@@ -20,6 +20,12 @@ class PolledFilterView(Schema):
     polled_ms: int = Field(description="Time since that poll, in ms.")
 
 
+class TopicFilterView(PolledFilterView):
+    """A filter that consumers of a group used for a topic within the last ten minutes."""
+
+    topic: str = Field(description="Name of the topic.")
+
+
 class ConflictView(Schema):
     """A conflict of a consumer group and a topic."""
 
@@ -37,23 +43,42 @@ class ConflictView(Schema):
 
 def conflicts_of(answers: BrokerAnswers[pb.ConflictList]) -> list[ConflictView]:
     """Render the conflicts that the broker groups know, each once."""
-    is_order_lost: set[tuple[str, str]] = set()
-    filters: dict[tuple[str, str], list[pb.PolledFilter]] = {}
-    for _, reply in answers.answers:
-        for conflict in reply.conflicts:
-            pair = conflict.group, conflict.topic
-            if conflict.is_order_lost:
-                is_order_lost.add(pair)
-            if conflict.filters:
-                filters.setdefault(pair, []).extend(conflict.filters)
+    is_order_lost = {
+        (conflict.group, conflict.topic)
+        for _, reply in answers.answers
+        for conflict in reply.conflicts
+        if conflict.is_order_lost
+    }
     shown = [
-        ConflictView(kind="filter", topic=topic, group=group, filters=_newest(found))
-        for (group, topic), found in filters.items()
+        ConflictView(kind="filter", topic=topic, group=group, filters=found)
+        for (group, topic), found in _filters_of(answers).items()
+        if len(found) > 1
     ]
     shown += [
         ConflictView(kind="order", topic=topic, group=group) for group, topic in is_order_lost
     ]
     return sorted(shown, key=lambda each: (each.group, each.topic, each.kind))
+
+
+def topic_filters_of(answers: BrokerAnswers[pb.ConflictList]) -> list[TopicFilterView]:
+    """Render the filters of one consumer group at all broker groups, by topic."""
+    return [
+        TopicFilterView(topic=topic, **each.model_dump())
+        for (_, topic), found in sorted(_filters_of(answers).items())
+        for each in found
+    ]
+
+
+def _filters_of(
+    answers: BrokerAnswers[pb.ConflictList],
+) -> dict[tuple[str, str], list[PolledFilterView]]:
+    """Return the filters of all broker groups by consumer group and topic, each once."""
+    filters: dict[tuple[str, str], list[pb.PolledFilter]] = {}
+    for _, reply in answers.answers:
+        for conflict in reply.conflicts:
+            if conflict.filters:
+                filters.setdefault((conflict.group, conflict.topic), []).extend(conflict.filters)
+    return {pair: _newest(found) for pair, found in filters.items()}
 
 
 def _newest(filters: Iterable[pb.PolledFilter]) -> list[PolledFilterView]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
-from tidemill.admin.json.conflicts import ConflictView
+from tidemill.admin.json.conflicts import ConflictView, TopicFilterView
 from tidemill.admin.json.deliveries import QueueLockView
 from tidemill.admin.json.schema import (
     BY,
@@ -104,12 +104,17 @@ class ConsumerGroupView(Schema):
 
 
 class ConsumerGroupDetailView(ConsumerGroupView):
-    """A consumer group and the conflicts of its consumers."""
+    """A consumer group, with the filters and the conflicts of its consumers."""
 
     conflicts: list[ConflictView] | None = Field(
         None,
         description="Ways in which its consumers of the last ten minutes lose messages or their"
         " order. Missing if there are none.",
+    )
+    filters: list[TopicFilterView] | None = Field(
+        None,
+        description="The filters of its polls of the last ten minutes, by topic. Missing if there"
+        " are none. Filters of topics without the right Get are left out.",
     )
     unreachable: list[str] | None = UNREACHABLE
 

@@ -13,7 +13,7 @@ from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namesp
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
-from tidemill.admin.json.conflicts import conflicts_of
+from tidemill.admin.json.conflicts import conflicts_of, topic_filters_of
 from tidemill.admin.json.consumer_groups import (
     ConsumerGroupDeletionView,
     ConsumerGroupDetailView,
@@ -126,16 +126,20 @@ async def get_progress(group: GroupName, cluster: Cluster) -> ConsumerGroupProgr
 
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
-async def get_group(group: GroupName, cluster: Cluster) -> ConsumerGroupDetailView:
-    """Show a consumer group, and the conflicts of its consumers at all broker groups."""
+async def get_group(group: GroupName, cluster: Cluster, access: Access) -> ConsumerGroupDetailView:
+    """Show a consumer group, with the filters and the conflicts of its consumers everywhere."""
     found = await cluster.call_home(
         calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
     )
-    asked = pb.ListConflictsRequest(groups=[group])
+    asked = pb.ListConflictsRequest(groups=[group], with_single_filters=True)
     answers = await cluster.call_all(calls.LIST_CONFLICTS, asked)
     return ConsumerGroupDetailView(
         **render.group_of(found.answers[0].value.group).model_dump(),
         conflicts=conflicts_of(answers) or None,
+        filters=[
+            each for each in topic_filters_of(answers) if access.allows_topic(READS, each.topic)
+        ]
+        or None,
         unreachable=sorted({*found.unreachable, *answers.unreachable}) or None,
     )
 

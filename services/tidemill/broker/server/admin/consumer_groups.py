@@ -115,12 +115,18 @@ class ConsumerGroupAdmin:
         return reply
 
     async def ListConflicts(self, request: pb.ListConflictsRequest) -> pb.ConflictList:
-        """List consumer groups with different filters, or without the order of a FIFO topic."""
+        """List consumer groups with different filters, or without the order of a FIFO topic.
+
+        If wanted, list consumer groups with one filter, too.
+        """
 
         def find(engine: Engine, turn: Turn) -> pb.ConflictList:
             now_ms = turn.monotonic_ms
             found = turn.polls.filters.conflicts(
-                engine.catalog, monotonic_ms=now_ms, groups=frozenset(request.groups)
+                engine.catalog,
+                monotonic_ms=now_ms,
+                groups=frozenset(request.groups),
+                with_single=request.with_single_filters,
             )
             return pb.ConflictList(
                 conflicts=[

@@ -80,7 +80,8 @@ class ConsumptionConflict(NamedTuple):
 
     group: str
     topic: str
-    filters: tuple[PolledFilter, ...]  # the different filters; empty unless there are several
+    # The different filters; empty unless there are several, or one that was wanted.
+    filters: tuple[PolledFilter, ...]
     is_order_lost: bool
 
 
@@ -139,14 +140,22 @@ class PolledFilters:
         self._warn(group_id, topic_id, catalog, monotonic_ms)
 
     def conflicts(
-        self, catalog: Catalog, *, monotonic_ms: int, groups: frozenset[str] = frozenset()
+        self,
+        catalog: Catalog,
+        *,
+        monotonic_ms: int,
+        groups: frozenset[str] = frozenset(),
+        with_single: bool = False,
     ) -> Iterator[ConsumptionConflict]:
-        """Yield the conflicts of these consumer groups, or of all."""
+        """Yield the conflicts of these consumer groups, or of all.
+
+        If `with_single`, also yield consumer groups and topics with one filter.
+        """
         for group_id, topic_id in list(self._by_pair):
             group = catalog.groups.get(GroupId(group_id))
             if groups and (group is None or group.name not in groups):
                 continue
-            conflict = self._conflict(group_id, topic_id, catalog, monotonic_ms)
+            conflict = self._conflict(group_id, topic_id, catalog, monotonic_ms, with_single)
             if conflict is not None:
                 yield conflict
 
@@ -164,7 +173,12 @@ class PolledFilters:
         self._count -= len(self._by_pair.pop((group_id, topic_id), ()))
 
     def _conflict(
-        self, group_id: int, topic_id: int, catalog: Catalog, monotonic_ms: int
+        self,
+        group_id: int,
+        topic_id: int,
+        catalog: Catalog,
+        monotonic_ms: int,
+        with_single: bool = False,  # noqa: FBT  # private
     ) -> ConsumptionConflict | None:
         """Return the conflicts of a pair; forget it if its group or topic was deleted.
 
@@ -183,7 +197,7 @@ class PolledFilters:
             self._drop(group_id, topic_id)
             return None
         is_order_lost = topic.type is TopicType.FIFO and not group.is_ordered
-        if len(current) <= 1:
+        if len(current) == 1 and not with_single:
             if not is_order_lost:
                 return None
             current = ()
