@@ -9,6 +9,7 @@
       timers           due times
     counts             counters of polls
     shell              carries out the actions on links
+    single_receive     receive at the only broker group
 
-All modules except `shell` are pure: they do no I/O, and time is a parameter.
+All modules except the last two are pure: they do no I/O, and time is a parameter.
 """
