@@ -65,7 +65,32 @@ class LogStream(io.TextIOBase):
         return True
 
 
-_severity = logging.INFO  # the configured level
+_severity = logging.INFO  # the level in force
+
+
+class _ProcessLogger(structlog.BoundLoggerBase):
+    """The class of all loggers. `change_level` replaces its methods, because loggers are cached."""
+
+
+def _use_level(level: str) -> int:
+    """Let loggers write events from a level on, such as `info`. Return its number."""
+    global _severity  # A process has one log.
+    severity = _severity = logging.getLevelNamesMapping()[level.upper()]
+    for name, method in vars(structlog.make_filtering_bound_logger(severity)).items():
+        if callable(method) and not name.startswith("_"):
+            setattr(_ProcessLogger, name, method)
+    return severity
+
+
+def change_level(level: str) -> str:
+    """Write events from a level on, such as `info`, until the process ends. Return the last level.
+
+    Loggers that exist follow it. Code that asked `is_debug` before does not.
+    """
+    before = logging.getLevelName(_severity).lower()
+    severity = _use_level(level)
+    logging.getLogger().setLevel(max(severity, logging.WARNING))
+    return before
 
 
 def is_debug() -> bool:
@@ -123,11 +148,10 @@ def configure_logging(*, process: str, level: str, log_format: LogFormat = "auto
     if is_text_format(log_format):
         renderer = TextRenderer(has_colors=sys.stderr.isatty())
     stream = cast("TextIO", LogStream(sys.stderr.fileno()))
-    global _severity  # A process has one log.
-    severity = _severity = logging.getLevelNamesMapping()[level.upper()]
+    severity = _use_level(level)
     structlog.configure(
         processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(severity),
+        wrapper_class=_ProcessLogger,
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )

@@ -103,3 +103,29 @@ def test_on_a_terminal_lines_are_text() -> None:
     text = os.read(ours, 4096).decode()
     os.close(ours)
     assert "\x1b[33mwarning \x1b[0m broker-0   store recovered" in text
+
+
+def test_a_changed_level_counts_for_loggers_that_exist() -> None:
+    program = """
+import logging
+import structlog
+from tidemill.common import log
+log.configure_logging(process="p", level="info", log_format="json")
+events = structlog.get_logger()
+library = logging.getLogger("library")
+def report(at):
+    events.debug("debug", at=at)
+    events.info("info", at=at)
+    events.error("error", at=at)
+    library.warning("warning")
+report(0)
+assert log.change_level("debug") == "info"
+report(1)
+assert log.change_level("error") == "debug"
+report(2)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    events = [json.loads(line)["event"] for line in done.stderr.splitlines()]
+    assert events == ["info", "error", "warning", "debug", "info", "error", "warning", "error"]
