@@ -34,6 +34,8 @@ from tidemill.admin.cluster.job_users import JobUserUpkeep
 from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
+from tidemill.admin.grpc.calls import AdminParts
+from tidemill.admin.grpc.server import GrpcDoor, admin_grpc_server, admin_grpc_tls
 from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.banned_callers import BannedCallers
 from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
@@ -63,6 +65,7 @@ from tidemill.security.issuer_keys import IssuerKeys, following, issuer_key_metr
 from tidemill.security.key_file import open_key_file
 from tidemill.security.quotas import QUOTA
 from tidemill.security.table import parse_mode
+from tidemill.transport.aio import metrics
 from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.aio.tls import (
     Certificates,
@@ -96,16 +99,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def serve(settings: AdminSettings) -> None:
-    """Serve the REST API and the scaler, if it is configured, until SIGTERM.
+    """Serve the REST API, and the service Admin and the scaler if they have ports, until SIGTERM.
 
     It is one function, because each part needs those that were entered before it.
     """
     node_id = settings.node_id or settings.name or "admin"
     registry = Registry(cluster=settings.cluster, node_type="admin", node_id=node_id)
     served, credentials = tls_of(settings), broker_credentials(settings)
-    for_keda = scaler_tls(settings)
+    for_keda, for_grpc = scaler_tls(settings), admin_grpc_tls(settings)
     certificates = Certificates(
-        [each for each in (served, credentials, for_keda) if each is not None]
+        [each for each in (served, credentials, for_keda, for_grpc) if each is not None]
     )
     registry.register(certificates.collect)
     counted = AdminMetrics()
@@ -142,35 +145,37 @@ async def serve(settings: AdminSettings) -> None:
             copy = AdminSecurityCopy(SecurityClient(brokers).find, clock.monotonic_ms, floor=floor)
             await enter(copy.running())
             await enter(creating_users(settings, SecurityClient(brokers), keys, first_admin))
-            metrics = await enter(
+            scrapes = await enter(
                 MetricsServer(registry, readiness, access=scrape_access_of(settings)).serving(
                     settings.metrics_host, settings.metrics_port
                 )
             )
             demands = DemandQueries(brokers)
             await enter(demands.running())
-            scaler = await enter(scaler_server(demands, settings, registry, for_keda))
+            app = create_app(
+                brokers,
+                demands,
+                controllers,
+                item_bytes_max=settings.message_item_bytes_max,
+                secret_keys=keys,
+                key_file=settings.security_key_file,
+                security_floor=floor,
+                access_log=access_log,
+                process=settings.name or "admin",
+                needs_identity=True,
+            )
+            identities = identities_of(app, settings, token, copy, issuer_keys)
+            door = GrpcDoor(parts_of(app, settings), identities, for_grpc)
+            servers = {
+                "scaler": await enter(scaler_server(demands, settings, registry, for_keda)),
+                "adminGrpc": await enter(admin_grpc_server(door, settings, registry)),
+            }
+            grpc_servers = {name: server for name, server in servers.items() if server}
+            if grpc_servers:
+                registry.register(functools.partial(metrics.collect, *grpc_servers.values()))
             await enter(
                 serving(
-                    with_access_control(
-                        create_app(
-                            brokers,
-                            demands,
-                            controllers,
-                            item_bytes_max=settings.message_item_bytes_max,
-                            secret_keys=keys,
-                            key_file=settings.security_key_file,
-                            security_floor=floor,
-                            access_log=access_log,
-                            process=settings.name or "admin",
-                            needs_identity=True,
-                        ),
-                        settings,
-                        token,
-                        counted,
-                        copy,
-                        issuer_keys,
-                    ),
+                    with_access_control(app, settings, counted, identities),
                     listeners,
                     settings.drain_timeout_ms,
                     tls=newest_context(served) if served else None,
@@ -182,9 +187,10 @@ async def serve(settings: AdminSettings) -> None:
             scheme = "https" if served else "http"
             port = listeners[0].getsockname()[1]
             address = f"{scheme}://{HostPort(without_brackets(settings.host), port)}"
-            announce_ready(settings.supervisor_fd, admin=address, metrics=metrics.url, **scaler)
+            addresses = {name: server.address for name, server in grpc_servers.items()}
+            announce_ready(settings.supervisor_fd, admin=address, metrics=scrapes.url, **addresses)
             warn_about_open_doors(settings, address)
-            log.info("admin serves", admin=address, metrics=metrics.url, **scaler)
+            log.info("admin serves", admin=address, metrics=scrapes.url, **addresses)
             await stop.wait()
             readiness.phase = "draining"
             # Load balancers see the readiness before the port is closed.
@@ -285,15 +291,14 @@ async def creating_users(
         yield
 
 
-def with_access_control(
+def identities_of(
     app: FastAPI,
     settings: AdminSettings,
     token: TokenFile | None,
-    metrics: AdminMetrics,
     copy: AdminSecurityCopy,
     issuer_keys: IssuerKeys | None,
-) -> ASGIApp:
-    """Return the application behind its access control. Metrics count rejected requests too."""
+) -> BannedCallers:
+    """Return the check of credentials, which the REST API and the service Admin share."""
     clock, reports = SystemClock(), RequestReports(app.state.access_log, app.state.paths)
     read_all = SecurityClient(app.state.brokers).all
     identities = IdentityCheck(
@@ -307,16 +312,35 @@ def with_access_control(
         uses=app.state.secret_uses,
         accounts=rest_service_accounts_of(settings, issuer_keys, copy, read_all),
     )
-    bans = BanCopy(read_all, lambda: copy.version)
     quotas = ItemCopy(QUOTA, read_all, lambda: copy.version)
     app.state.send_quotas = RestSendQuotas(lease_from(app.state.brokers), quotas)
+    bans = BanCopy(read_all, lambda: copy.version)
+    return BannedCallers(identities, bans, clock.wall_ms, reports)
+
+
+def parts_of(app: FastAPI, settings: AdminSettings) -> AdminParts:
+    """Return what the service Admin shares with the REST API."""
+    return AdminParts(
+        brokers=app.state.brokers,
+        composer=app.state.composer,
+        quotas=app.state.send_quotas,
+        access_log=app.state.access_log,
+        cluster=settings.cluster,
+        process=app.state.process,
+    )
+
+
+def with_access_control(
+    app: FastAPI, settings: AdminSettings, metrics: AdminMetrics, identities: BannedCallers
+) -> ASGIApp:
+    """Return the application behind its access control. Metrics count rejected requests too."""
     door = AccessControl(
         app,
         hosts=[settings.host, *settings.admin_hosts],
         body_bytes_max=settings.admin_body_bytes_max,
         large=MESSAGES,
-        reports=reports,
-        identities=BannedCallers(identities, bans, clock.wall_ms, reports),
+        reports=RequestReports(app.state.access_log, app.state.paths),
+        identities=identities,
         balancers=parse_networks(settings.admin_forwarded_from),
     )
     return RequestCounter(door, metrics, app.state.paths)

@@ -69,7 +69,7 @@ class MessageSettings(ProcessSettings):
 
 
 class AdminFrontSettings(ProcessSettings):
-    """Settings of access to the REST API and the scaler; the standalone passes them on."""
+    """Settings of access to the admin process; the standalone passes them on."""
 
     panels: ClassVar[dict[str, str]] = {
         "admin_": "REST API",
@@ -110,6 +110,12 @@ class AdminFrontSettings(ProcessSettings):
         [],
         description="Addresses or networks of load balancers of the REST API. In their requests,"
         " the caller is the rightmost other address in the header X-Forwarded-For.",
+    )
+
+    admin_grpc_port: Port | None = Field(
+        None,
+        description="Port of the gRPC service Admin, with the address, TLS and credentials of the"
+        " REST API; 0: a free port. Default: the service is not served.",
     )
 
     scaler_host: str = Field("127.0.0.1", description="Address of the external scaler for KEDA.")

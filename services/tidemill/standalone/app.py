@@ -128,8 +128,9 @@ def print_ready(children: Sequence[Child]) -> None:
             for child in children
         },
     }
-    if "scaler" in by_name["admin"].addresses:
-        line["scaler"] = by_name["admin"].addresses["scaler"]
+    for optional in ("adminGrpc", "scaler"):
+        if optional in by_name["admin"].addresses:
+            line[optional] = by_name["admin"].addresses[optional]
     try:
         # Not buffered. A buffered line that cannot be written would fail again at the exit.
         os.write(sys.stdout.fileno(), (json.dumps(line) + "\n").encode())

@@ -92,6 +92,10 @@ def requested_ports(settings: StandaloneSettings) -> list[PortRequest]:
             "the REST API",
         ),
     ]
+    if settings.admin_grpc_port is not None:
+        flags = "--admin-host", "--admin-grpc-port"
+        service = "the gRPC service Admin"
+        requests.append(PortRequest(settings.admin_host, settings.admin_grpc_port, flags, service))
     if settings.scaler_port is not None:
         flags = "--scaler-host", "--scaler-port"
         requests.append(PortRequest(settings.scaler_host, settings.scaler_port, flags, "KEDA"))

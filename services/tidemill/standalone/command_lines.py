@@ -118,6 +118,7 @@ class CommandLines:
             _flag("admin-open", is_on=settings.admin_open),
             _flag("admin-plain", is_on=settings.admin_plain),
             *(f"--admin-forwarded-from={network}" for network in settings.admin_forwarded_from),
+            *self._admin_grpc_flags(addresses),
             *self._scaler_flags(addresses),
             *self._security_flags(),
             f"--security-bootstrap-file={settings.security_bootstrap_file}",
@@ -136,6 +137,12 @@ class CommandLines:
             f"--oidc-ca-file={settings.oidc_ca_file}",
             f"--oidc-token-file={settings.oidc_token_file}",
         ]
+
+    def _admin_grpc_flags(self, addresses: Addresses) -> list[str]:
+        port = self._settings.admin_grpc_port
+        if port is None:
+            return []
+        return [f"--admin-grpc-port={port_of(addresses.get('adminGrpc'), port)}"]
 
     def _scaler_flags(self, addresses: Addresses) -> list[str]:
         settings = self._settings

@@ -46,6 +46,7 @@ class Standalone:
         self.grpc: str = ready["grpc"]
         self.admin: str = ready["admin"]
         self.scaler: str = ready.get("scaler", "")  # empty if no port is set
+        self.admin_grpc: str = ready.get("adminGrpc", "")  # the same
         self.processes = {name: Process(**child) for name, child in ready["processes"].items()}
 
     def stop(self) -> int:

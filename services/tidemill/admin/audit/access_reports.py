@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.admin.http.route_templates import PREFIX
+from tidemill.admin.http.shown_secrets import GRPC
 from tidemill.common.errors import CODES, Forbidden, Unauthorized
 from tidemill.security.access_log import ACCESS, REFUSAL, AccessRecord
 from tidemill.security.audit_results import AuditResult
@@ -63,6 +64,8 @@ class RequestReports:
         note_access(self._log, actor, self._call_of(scope))
 
     def _call_of(self, scope: Scope) -> str:
+        if scope["type"] == GRPC:
+            return str(scope["path"])
         template = self._paths.find(scope["path"])
         path = "(unknown path)" if template is None else template.path.removeprefix(PREFIX)
         return f"{scope['method']} {path}"

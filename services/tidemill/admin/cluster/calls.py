@@ -83,6 +83,7 @@ GET_HELD = _read(lambda stubs: stubs.admin.GetHeld)
 STORE_MESSAGE = _change(lambda stubs: stubs.admin.StoreMessage)
 FIND_MESSAGES = _read(lambda stubs: stubs.admin.FindMessages)
 READ_MESSAGES = _read(lambda stubs: stubs.admin.ReadMessages)
+QUERY_OFFSET = _read(lambda stubs: stubs.reader.QueryOffset)
 READ_EVENTS = _read(lambda stubs: stubs.reader.ReadEvents)
 
 # Timers.

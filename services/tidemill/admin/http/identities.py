@@ -4,6 +4,7 @@
     Bearer tmk_ID_SECRET a user of the cluster, with a named token
     Bearer JWT           a user of the cluster, with the token of a Kubernetes service account
     Bearer TOKEN         the built-in super user, with the token of admin_token_file
+    MQv2-HMAC-SHA1 ...   a user of the cluster, with a signature; of calls by gRPC alone
     a session cookie     a user of the cluster that has logged in (`sessions.py`)
 
 The mode decides what a missing or wrong credential means (ADR 0071).
@@ -12,9 +13,6 @@ The mode decides what a missing or wrong credential means (ADR 0071).
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import hmac
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +35,13 @@ from tidemill.admin.http.sessions import (
     set_cookie,
     set_renewed_cookie,
 )
+from tidemill.admin.http.shown_secrets import (
+    MISSING,
+    VIA_BASIC,
+    ShownSecret,
+    find_shown_secret,
+    is_bearer,
+)
 from tidemill.common.addresses import is_loopback
 from tidemill.common.errors import (
     BrokerGroupUnreachable,
@@ -44,12 +49,7 @@ from tidemill.common.errors import (
     Unauthorized,
     WrongCredentials,
 )
-from tidemill.security.identities import (
-    SECRET_CHARS_MAX,
-    SECRETS_MAX,
-    USER_NAME_CHARS_MAX,
-    SealedSecret,
-)
+from tidemill.security.identities import SECRETS_MAX, USER_NAME_CHARS_MAX, SealedSecret
 from tidemill.security.kubernetes_tokens import hash_of
 from tidemill.security.secret_keys import UnknownKey
 from tidemill.security.table import Mode
@@ -66,18 +66,11 @@ if TYPE_CHECKING:
     from tidemill.security.table import KnownUser
 
 NO_CERTIFICATE: Final = ()  # This API accepts none, so users that list some are refused.
-VIA_BASIC: Final = "basic"
-HEADER_CHARS_MAX: Final = 4_096
 # Time of the answer to wrong credentials, from the begin of the check: the first check of an
 # existing user takes longer than that of an unknown one.
 WRONG_ANSWER_S: Final = 0.05
 REPLICAS: Final = f"{PREFIX}/replicas"
 CHALLENGE: Final = 'Basic realm="tidemill", Bearer realm="tidemill"'
-WRONG: Final = "the user or the secret is wrong"
-MISSING: Final = (
-    "no credentials; send a user and its secret in the header Authorization: Basic, or a token in"
-    " Authorization: Bearer TOKEN"
-)
 SESSION_ENDED: Final = "the session has ended; log in again"
 REFUSED_BY_FILE: Final = (
     "the token is missing or wrong; send the token of this API in the header"
@@ -127,11 +120,12 @@ class VerifiedUser(NamedTuple):
     known: KnownUser
     secret: SealedSecret | None = None  # that was shown
     session: Session | None = None
+    kind: str = VIA_BASIC  # of the credential, unless `known` has one
 
     @property
     def via(self) -> str:
         """The kind and the name of the credential."""
-        return self.known.via or (VIA_BASIC if self.session is None else VIA_SESSION)
+        return self.known.via or self.kind
 
 
 class _MissingRights:
@@ -293,7 +287,7 @@ class IdentityCheck:
         if len(shown) == 1 and is_bearer(shown[0]):
             return VerifiedUser(await self._verify_token(shown[0], address))
         if shown:
-            return await self._verify_secret(shown, address)
+            return await self._verify_secret(find_shown_secret(scope, shown), address)
         if (cookie := find_cookie(scope)) is not None:
             return await self._verify_session(cookie)
         raise RefusedLogin(MISSING)
@@ -309,7 +303,7 @@ class IdentityCheck:
             raise RefusedLogin(SESSION_ENDED)
         self._check_valid(known, secret, VIA_SESSION)
         self._note_use(known, secret)  # The session ends with its secret.
-        return VerifiedUser(known, session=session)
+        return VerifiedUser(known, session=session, kind=VIA_SESSION)
 
     async def _verify_token(self, authorization: str, address: str) -> KnownUser:
         """Return the user of a named token. Raises RefusedLogin, BrokerGroupUnreachable.
@@ -361,16 +355,16 @@ class IdentityCheck:
         except Unauthorized as error:
             raise RefusedLogin.of(error) from None
 
-    # ------------------------------------------------------------ Basic
+    # ------------------------------------------------------------ secrets and signatures
 
-    async def _verify_secret(self, shown: list[str], address: str) -> VerifiedUser:
-        """Return the user of a header. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable.
+    async def _verify_secret(self, shown: ShownSecret, address: str) -> VerifiedUser:
+        """Return the user of a secret. Raises RefusedLogin, KeyMissing, BrokerGroupUnreachable.
 
         The order of the checks is: secret, end of the secret, enabled. A text names the user only
         after a correct secret.
         """
         began_at_s = asyncio.get_running_loop().time()
-        name, secret = parse_basic(shown[0]) if len(shown) == 1 else ("", "")
+        name = shown.name
         if len(name) > USER_NAME_CHARS_MAX:
             name = ""  # No user has this name, and nothing keeps it.
         self._check_limit(name, address)
@@ -382,7 +376,7 @@ class IdentityCheck:
         # The check and the count are one piece: requests at the same time cannot exceed the limit.
         self._check_limit(name, address)
         try:
-            sealed = self._find_secret(account, secret.encode())
+            sealed = self._find_secret(account, shown)
         except WrongCredentials as error:
             self._note_failure(name, address)
             await self._wait_for_wrong_answer(began_at_s)
@@ -393,10 +387,10 @@ class IdentityCheck:
         secrets_now = () if known is None else known.user.secrets
         sealed_now = next((each for each in secrets_now if each.is_same(sealed)), None)
         if known is None or sealed_now is None:
-            raise RefusedLogin(WRONG, claimed_user=name)
-        self._check_valid(known, sealed_now, VIA_BASIC)
+            raise RefusedLogin(shown.wrong, claimed_user=name)
+        self._check_valid(known, sealed_now, shown.kind)
         self._note_use(known, sealed_now)
-        return VerifiedUser(known, secret=sealed_now)
+        return VerifiedUser(known, secret=sealed_now, kind=shown.kind)
 
     def _check_valid(self, known: KnownUser, secret: SealedSecret, via: str) -> None:
         """Raise RefusedLogin if the secret has ended, or if the user is disabled."""
@@ -429,7 +423,7 @@ class IdentityCheck:
                 f"too many failed logins from {address}; wait {wait_s} s", wait_s=wait_s
             )
 
-    def _find_secret(self, known: KnownUser | None, shown: bytes) -> SealedSecret:
+    def _find_secret(self, known: KnownUser | None, shown: ShownSecret) -> SealedSecret:
         """Return the secret that was shown. Raises WrongCredentials, KeyMissing.
 
         Each secret costs the same time, whether it is equal or not. A random one replaces a missing
@@ -454,28 +448,10 @@ class IdentityCheck:
                     opened = keys.open(secret, user_id=known.user.id)
                 except UnknownKey as error:
                     raise KeyMissing(f"a secret cannot be decrypted: {error}") from None
-            if hmac.compare_digest(shown, opened):
+            if shown.fits(opened):
                 found = secret
         for _ in range(SECRETS_MAX - len(stored)):
-            hmac.compare_digest(shown, self._random_secret)
+            shown.fits(self._random_secret)
         if found is None:
-            raise WrongCredentials(WRONG)
+            raise WrongCredentials(shown.wrong)
         return found
-
-
-def is_bearer(authorization: str) -> bool:
-    """Whether a header has a token."""
-    return authorization.partition(" ")[0].lower() == "bearer"
-
-
-def parse_basic(authorization: str) -> tuple[str, str]:
-    """Return the user and the secret of a header (RFC 7617); two empty texts if it has none."""
-    scheme, _, encoded = authorization.partition(" ")
-    if scheme.lower() != "basic" or len(authorization) > HEADER_CHARS_MAX:
-        return "", ""
-    try:
-        text = base64.b64decode(encoded.strip(), validate=True).decode()
-    except (binascii.Error, ValueError):
-        return "", ""
-    name, _, secret = text.partition(":")
-    return name, secret[: SECRET_CHARS_MAX + 1]

@@ -48,14 +48,19 @@ class RightsRow(NamedTuple):
     is_super: bool = False
 
 
-def _needs(*texts: str, is_own_user: bool = False) -> RightsRow:
+def needed_rights(*texts: str) -> tuple[NeededRight, ...]:
+    """Return the rights of texts such as `Get Topic:{topic}`."""
     needed = []
     for text in texts:
         action, _, resource = text.partition(" ")
         type_, _, name = resource.partition(":")
         actions = tuple(parse_actions(action.split("|")))
         needed.append(NeededRight(actions, ResourceType[type_.upper()], name))
-    return RightsRow(tuple(needed), is_own_user)
+    return tuple(needed)
+
+
+def _needs(*texts: str, is_own_user: bool = False) -> RightsRow:
+    return RightsRow(needed_rights(*texts), is_own_user)
 
 
 FILTERED: Final = RightsRow()

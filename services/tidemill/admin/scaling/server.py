@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.metrics import ScalerMetrics
 from tidemill.admin.scaling.service import SERVICE, ExternalScaler
-from tidemill.transport.aio import health, metrics
+from tidemill.transport.aio import health
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.server import RpcServer
 from tidemill.transport.aio.tls import (
@@ -54,10 +54,10 @@ async def scaler_server(
     settings: AdminSettings,
     registry: Registry,
     tls: ReloadableCredentials[ssl.SSLContext] | None,
-) -> AsyncIterator[dict[str, str]]:
-    """Serve KEDA until the block ends, then drain. Yield the address, or {} without a port."""
+) -> AsyncIterator[RpcServer | None]:
+    """Serve KEDA until the block ends, then drain. Yield the server; None without a port."""
     if settings.scaler_port is None:
-        yield {}
+        yield None
         return
     counted = ScalerMetrics()
     scaler, serving = ExternalScaler(demands, counted), health.HealthService((SERVICE,))
@@ -77,10 +77,9 @@ async def scaler_server(
         held_bytes_max=HELD_BYTES_MAX,
     )
     registry.register(counted.collect)
-    registry.register(functools.partial(metrics.collect, server))
     async with server.serving():
         try:
-            yield {"scaler": server.address}
+            yield server
         finally:
             serving.drain()
             scaler.drain()

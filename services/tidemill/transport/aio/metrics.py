@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -27,19 +28,19 @@ USUAL_FAILURES = (
 )
 
 
-def collect(server: RpcServer) -> Iterator[Metric]:
-    """Yield connections, calls, and exceeded limits."""
+def collect(*servers: RpcServer) -> Iterator[Metric]:
+    """Yield connections, calls, and exceeded limits of all servers of a process together."""
     connections = GaugeMetricFamily("rocketmq_grpc_connections", "Open connections.")
-    connections.add_metric((), len(server.connections))
+    connections.add_metric((), sum(len(server.connections) for server in servers))
     yield connections
     accepted = CounterMetricFamily(
         "rocketmq_grpc_connections_accepted_total",
         "Accepted connections, after the TLS handshake if there is one.",
     )
-    accepted.add_metric((), server.accepted_count)
+    accepted.add_metric((), sum(server.accepted_count for server in servers))
     yield accepted
     calls = GaugeMetricFamily("rocketmq_grpc_calls", "Calls in progress, including streams.")
-    calls.add_metric((), server.call_count)
+    calls.add_metric((), sum(server.call_count for server in servers))
     yield calls
     hits = CounterMetricFamily(
         "rocketmq_grpc_limit_hits_total",
@@ -47,14 +48,14 @@ def collect(server: RpcServer) -> Iterator[Metric]:
         labels=("limit",),
     )
     for limit in Limit:
-        hits.add_metric((limit,), server.misuse.hits[limit])
+        hits.add_metric((limit,), sum(server.misuse.hits[limit] for server in servers))
     yield hits
     failures = CounterMetricFamily(
         "rocketmq_grpc_connections_failed_total",
         "Connections whose client broke the protocol or failed its TLS handshake, by error.",
         labels=("reason",),
     )
-    counts = server.misuse.failures
+    counts = sum((server.misuse.failures for server in servers), Counter[str]())
     for reason in dict.fromkeys((*USUAL_FAILURES, *counts)):
         failures.add_metric((reason,), counts[reason])
     yield failures
@@ -63,5 +64,5 @@ def collect(server: RpcServer) -> Iterator[Metric]:
         "Responses to push consumers without a read confirmation, because too many waited for one."
         " Their messages are redelivered after a minute.",
     )
-    unconfirmed.add_metric((), server.misuse.unconfirmed_count)
+    unconfirmed.add_metric((), sum(server.misuse.unconfirmed_count for server in servers))
     yield unconfirmed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import descriptor_pool
@@ -24,15 +24,16 @@ SERVICE: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].
 
 
 def reflection_methods(
-    services: Sequence[str], admit: Callable[[RpcCall], None] = lambda _call: None
+    services: Sequence[str], admit: Callable[[RpcCall], Awaitable[None] | None] = lambda _call: None
 ) -> Mapping[str, RpcMethod]:
     """Return the methods, by path, that describe `services` and reflection itself.
 
-    `admit` raises RpcError for a call that gets no answer.
+    `admit` raises RpcError for a call that gets no answer, at once or when it is awaited.
     """
 
     async def server_reflection_info(call: RpcCall) -> None:
-        admit(call)
+        if (admitted := admit(call)) is not None:
+            await admitted
         servicer = _servicer((*services, SERVICE))
         # The stub declares a coroutine; it is a generator.
         answers: Any = servicer.ServerReflectionInfo(_parsed(call), None)
