@@ -75,6 +75,25 @@ def test_ip_families_reach_every_service() -> None:
     assert_valid(found)
 
 
+def test_the_grpc_service_of_the_admin_process_has_the_access_of_the_rest_api() -> None:
+    peers = '[{"podSelector":{"matchLabels":{"role":"operator"}}}]'
+    closed = ("--set-json", f"networkPolicy.adminFrom={peers}")
+    for is_served in (False, True):
+        found = objects(*closed, "--set", f"admin.grpc.enabled={str(is_served).lower()}")
+        settings = yaml.safe_load(
+            find(found, "ConfigMap", "tidemill-admin")["data"]["tidemill.yaml"]
+        )
+        assert settings.get("admin_grpc_port") == (8082 if is_served else None)
+        service = find(found, "Service", "tidemill-admin")["spec"]["ports"]
+        container = pod_of(find(found, "Deployment", "tidemill-admin"))["containers"][0]
+        policy = find(found, "NetworkPolicy", "tidemill-admin")["spec"]["ingress"][0]
+        assert ("grpc" in {port["name"] for port in service}) is is_served
+        assert ("grpc" in {port["name"] for port in container["ports"]}) is is_served
+        assert ("grpc" in {port["port"] for port in policy["ports"]}) is is_served
+        assert policy["from"][-1] == {"podSelector": {"matchLabels": {"role": "operator"}}}
+        assert_valid(found)
+
+
 def test_each_job_may_be_deleted_some_time_after_its_end() -> None:
     several = '[{"name":"broker-0"},{"name":"broker-1"}]'
     found = objects(

@@ -111,6 +111,7 @@ def _helm() -> None:
         (["proxy.terminationGracePeriodSeconds=3"], "a stop may take 8000 ms"),
         (["broker.terminationGracePeriodSeconds=14"], "a stop may take 15000 ms"),
         (["admin.replicas=0", "admin.scaler.enabled=true"], "need the admin process"),
+        (["admin.replicas=0", "admin.grpc.enabled=true"], "need the admin process"),
         (["admin.auth.key=a/b"], "at '/admin/auth/key'"),
         (["proxy.advertisedAddress=http://x:99"], "at '/proxy/advertisedAddress'"),
         (["proxy.advertisedAddress=x:99999"], "at '/proxy/advertisedAddress'"),

@@ -90,6 +90,9 @@
 {{- else -}}
 {{- $_ := set $own "admin_plain" true -}}
 {{- end -}}
+{{- if .Values.admin.grpc.enabled -}}
+{{- $_ := set $own "admin_grpc_port" 8082 -}}
+{{- end -}}
 {{- if .Values.admin.scaler.enabled -}}
 {{- $_ := set $own "scaler_host" .Values.listenAddress -}}
 {{- $_ := set $own "scaler_port" 9090 -}}

@@ -1,4 +1,4 @@
-"""Admin and tenancy: requests to the REST API, and numbers of topics and consumer groups."""
+"""Admin and tenancy: requests to the REST API, calls by gRPC, and numbers of topics and consumer groups."""
 
 from __future__ import annotations
 
@@ -73,6 +73,44 @@ _REQUESTS = Row(
     ),
 )
 
+_GRPC = Row(
+    "gRPC service Admin",
+    (
+        panel(
+            "Calls",
+            "Calls per second, by method.",
+            Query(
+                "sum by (method) (rate(rocketmq_admin_grpc_requests_total{HERE}[RATE]))",
+                "{{method}}",
+            ),
+            unit="reqps",
+            look=Look.STACKED,
+        ),
+        panel(
+            "Failed calls",
+            "Calls per second that did not succeed, by code: of the response, or the gRPC status.",
+            Query(
+                "sum by (code) "
+                '(rate(rocketmq_admin_grpc_requests_total{HERE, code!="OK"}[RATE])) or vector(0)',
+                "{{code}}",
+            ),
+            unit="reqps",
+        ),
+        panel(
+            "Duration of calls",
+            "Seconds from the request of a call to its response.",
+            *quantiles("rocketmq_admin_grpc_seconds"),
+            unit="s",
+        ),
+        panel(
+            "Calls in progress",
+            "Calls in progress. At most 64 run at the same time.",
+            "sum(rocketmq_admin_grpc_in_flight{HERE})",
+            look=Look.NUMBER,
+        ),
+    ),
+)
+
 _RESOURCES = Row(
     "Resources",
     (
@@ -120,5 +158,5 @@ PAGE: Final = Page(
     name="admin-and-tenancy",
     title="Tidemill / Admin and tenancy",
     description="Requests to the REST API, and numbers of topics and consumer groups.",
-    rows=(_REQUESTS, _RESOURCES),
+    rows=(_REQUESTS, _GRPC, _RESOURCES),
 )
