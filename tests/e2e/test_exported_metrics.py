@@ -26,6 +26,7 @@ from tests.support.processes.controlled_group import controlled_group
 from tests.support.processes.exposed import exposed, parse, table
 from tests.support.processes.processes import Standalone, standalone
 from tests.support.worlds.pipeline_metrics import exercised
+from tidemill.stubs.apache.rocketmq.v2 import admin_pb2, admin_pb2_grpc
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
 from tidemill.stubs.externalscaler import externalscaler_pb2_grpc
 
@@ -41,13 +42,20 @@ def running(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Standalone]:
     folder = tmp_path_factory.mktemp("metrics")
-    flags = ["--groups=2", "--scaler-port=0", "--tls=optional", f"--config={measuring(folder)}"]
+    flags = [
+        "--groups=2",
+        "--scaler-port=0",
+        "--admin-grpc-port=0",
+        "--tls=optional",
+        f"--config={measuring(folder)}",
+    ]
     flags += [f"--{name.replace('_', '-')}={path}" for name, path in certificates.served.items()]
     with standalone(folder / "data", *flags) as started:
         started.put("quotas/topic/parcels", publishMessagesPerS=1_000_000)
         quick_start(started, folder)
         asyncio.run(touch_everything(started))
         ask_as_keda(started)
+        ask_as_console(started)
         yield started
 
 
@@ -57,6 +65,13 @@ def ask_as_keda(running: Standalone) -> None:
     with grpc.insecure_channel(running.scaler) as channel:
         stub = externalscaler_pb2_grpc.ExternalScalerStub(channel)
         stub.IsActive(keda.ScaledObjectRef(scalerMetadata=metadata), timeout=SCRAPE_S)
+
+
+def ask_as_console(running: Standalone) -> None:
+    """Call the gRPC service Admin."""
+    with grpc.insecure_channel(running.admin_grpc) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        stub.GetProxyRuntimeStats(admin_pb2.GetProxyRuntimeStatsRequest(), timeout=SCRAPE_S)
 
 
 def scrape(running: Standalone) -> dict[str, list[str]]:

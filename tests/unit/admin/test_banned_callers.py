@@ -13,9 +13,10 @@ from tidemill.admin.cluster.ban_copy import BanCopy
 from tidemill.admin.cluster.item_copy import ITEMS_A_TURN
 from tidemill.admin.http.actor import BUILT_IN_USER, VIA_FILE, Actor
 from tidemill.admin.http.banned_callers import BannedCallers
-from tidemill.admin.http.identities import CHALLENGE, VIA_BASIC, Identity
+from tidemill.admin.http.identities import CHALLENGE, Identity
 from tidemill.admin.http.refused_login import RefusedLogin
 from tidemill.admin.http.request_access import OPEN, RequestAccess, user_access
+from tidemill.admin.http.shown_secrets import VIA_BASIC
 from tidemill.common.errors import BrokerUnreachable
 from tidemill.security.acl import Rights
 from tidemill.security.bans import Ban, BanKind

@@ -29,7 +29,7 @@ NO_LITE_TOPICS: Final = "lite topics are not served yet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminParts:
-    """What the calls use of the process: the same objects as the REST API."""
+    """Parts of the process that the calls use: the same objects as those of the REST API."""
 
     brokers: Brokers
     composer: Composer
@@ -41,7 +41,7 @@ class AdminParts:
 
 @dataclass(frozen=True, slots=True)
 class AdminCall:
-    """One call, whose credentials and rights are checked."""
+    """One call, after the checks of its credentials and rights."""
 
     parts: AdminParts
     access: RequestAccess

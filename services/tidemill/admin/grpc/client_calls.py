@@ -19,8 +19,6 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tidemill.admin.json.clients import ClientListView, ClientView, SubscriptionView
 
 CUT_NOTE = f"only the first {LISTED_MAX} clients"
@@ -31,29 +29,23 @@ async def list_subscription(
 ) -> admin.ListSubscriptionResponse:
     """List the subscriptions of groups to topics, also those without a connected consumer."""
     listed = await _subscribers(call)
+    found = await _subscriptions(call, listed)
+    # Consumers with the same filter have one subscription. Messages of protobuf have no hash.
+    infos = list({info.SerializeToString(): info for _, info in found}.values())
+    online = {(info.group.name, info.topic.name) for info in infos}
     inconsistent = await _inconsistent_pairs(call)
-    online: dict[tuple[str, str, int, str], admin.SubscriptionInfo] = {}
-    expressions = defaultdict(set)
-    for client, each in _subscriptions(call, listed):
-        info = _subscription(call, client, each)
-        pair = str(client.group), each.topic
-        online[(*pair, info.expression.type, info.expression.expression)] = info
-        expressions[pair].add((info.expression.type, info.expression.expression))
-    for (group, topic, *_), info in online.items():
-        pair = group, topic
-        info.subscription_consistency = len(expressions[pair]) == 1 and pair not in inconsistent
     # A group that was used before has a position in the topic, and its filter is unknown.
-    infos = list(online.values())
-    infos += [
-        admin.SubscriptionInfo(
-            group=call.resource(group),
-            topic=call.resource(topic),
-            message_model=admin.CLUSTERING,
-            subscription_consistency=(group, topic) not in inconsistent,
-        )
-        for group, topic in await _begun_pairs(call)
-        if (group, topic) not in expressions
-    ]
+    for pair in await _begun_pairs(call):
+        group, topic = map(call.resource, pair)
+        if (group.name, topic.name) not in online:
+            infos.append(
+                admin.SubscriptionInfo(
+                    group=group,
+                    topic=topic,
+                    message_model=admin.CLUSTERING,
+                    subscription_consistency=pair not in inconsistent,
+                )
+            )
     return admin.ListSubscriptionResponse(status=_status(listed), subscription_info=infos)
 
 
@@ -62,18 +54,14 @@ async def describe_subscription(
 ) -> admin.DescribeSubscriptionResponse:
     """List the subscriptions of each connected consumer."""
     listed = await _subscribers(call)
-    inconsistent = await _inconsistent_pairs(call)
-    found = []
-    for client, each in _subscriptions(call, listed):
-        info = _subscription(call, client, each)
-        info.subscription_consistency = (str(client.group), each.topic) not in inconsistent
-        found.append(
+    return admin.DescribeSubscriptionResponse(
+        status=_status(listed),
+        client_subscription_info=[
             admin.DescribeSubscriptionResponse.ClientSubscriptionInfo(
                 client_info=_client(client), subscription_info=info
             )
-        )
-    return admin.DescribeSubscriptionResponse(
-        status=_status(listed), client_subscription_info=found
+            for client, info in await _subscriptions(call, listed)
+        ],
     )
 
 
@@ -91,7 +79,7 @@ async def list_consumer_connection(
 async def get_consumer_running_info(
     call: AdminCall, request: admin.GetConsumerRunningInfoRequest
 ) -> admin.GetConsumerRunningInfoResponse:
-    """Return what a consumer reports of itself. No client reports its queues or its rates."""
+    """Return the reports of a consumer about itself. No client reports queues or rates."""
     client = await _client_of_group(call, request.client_id)
     properties = {
         "clientType": client.kind,
@@ -187,28 +175,36 @@ def _client(client: ClientView) -> admin.ClientInfo:
 # ---------------------------------------------------------------- subscriptions
 
 
-def _subscriptions(
+async def _subscriptions(
     call: AdminCall, listed: ClientListView
-) -> Iterator[tuple[ClientView, SubscriptionView]]:
-    """Yield the subscriptions of consumers that the request asks for and the caller may see."""
-    for client in listed.clients:
-        if not client.group or not call.access.allows_group(READS, client.group):
-            continue
-        for each in client.subscriptions or ():
-            if call.topic in {"", each.topic} and call.access.allows_topic(READS, each.topic):
-                yield client, each
-
-
-def _subscription(
-    call: AdminCall, client: ClientView, each: SubscriptionView
-) -> admin.SubscriptionInfo:
-    return admin.SubscriptionInfo(
-        group=call.resource(str(client.group)),
-        topic=call.resource(each.topic),
-        expression=_filter(each),
-        online=True,
-        message_model=admin.CLUSTERING,
-    )
+) -> list[tuple[ClientView, admin.SubscriptionInfo]]:
+    """Return the subscriptions of consumers that the request asks for and the caller may see."""
+    found = [
+        (client, client.group, each)
+        for client in listed.clients
+        if client.group and call.access.allows_group(READS, client.group)
+        for each in client.subscriptions or ()
+        if call.topic in {"", each.topic} and call.access.allows_topic(READS, each.topic)
+    ]
+    filters = defaultdict(set)
+    for _, group, each in found:
+        filters[group, each.topic].add((each.filter_type, each.expression))
+    inconsistent = await _inconsistent_pairs(call)
+    inconsistent |= {pair for pair, different in filters.items() if len(different) > 1}
+    return [
+        (
+            client,
+            admin.SubscriptionInfo(
+                group=call.resource(group),
+                topic=call.resource(each.topic),
+                expression=_filter(each),
+                online=True,
+                message_model=admin.CLUSTERING,
+                subscription_consistency=(group, each.topic) not in inconsistent,
+            ),
+        )
+        for client, group, each in found
+    ]
 
 
 def _filter(each: SubscriptionView) -> v2.FilterExpression:
@@ -217,14 +213,14 @@ def _filter(each: SubscriptionView) -> v2.FilterExpression:
 
 
 async def _inconsistent_pairs(call: AdminCall) -> set[tuple[str, str]]:
-    """Return the groups and topics whose consumers polled with different filters lately."""
+    """Return the pairs of a group and a topic with recent polls by different filters."""
     asked = pb.ListConflictsRequest(groups=[call.group] if call.group else [])
     found = conflicts_of(await call.brokers.call_all(calls.LIST_CONFLICTS, asked))
     return {(each.group, each.topic) for each in found if each.kind == "filter"}
 
 
 async def _begun_pairs(call: AdminCall) -> list[tuple[str, str]]:
-    """Return the groups and topics of the request in which the group has a position."""
+    """Return the pairs of a group and a topic of the request with a position of the group."""
     if call.group:
         progress = await call.brokers.call_all(
             calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=call.group)

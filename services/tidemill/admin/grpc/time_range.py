@@ -1,6 +1,6 @@
 """Reads of the messages of a time range, queue by queue, in pages.
 
-The place after a page is its `scroll_id`: the broker group, the queue and the next offset.
+The position after a page is its `scroll_id`: the broker group, the queue and the next offset.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TimeRange(NamedTuple):
         )
 
 
-class Place(NamedTuple):
+class QueuePosition(NamedTuple):
     """The next message of a read in several pages."""
 
     broker: str
@@ -67,23 +67,23 @@ class Place(NamedTuple):
     offset: int
 
 
-def format_place(place: Place) -> str:
-    """Return the `scroll_id` of a place."""
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+def format_position(position: QueuePosition) -> str:
+    """Return the `scroll_id` of a position."""
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
 
 
-def parse_place(text: str) -> Place:
-    """Return the place of a `scroll_id`. Raises BadRequest."""
+def parse_position(text: str) -> QueuePosition:
+    """Return the position of a `scroll_id`. Raises BadRequest."""
     try:
         if len(text) > SCROLL_CHARS_MAX:
             raise ValueError("too long")
         broker, queue_id, offset = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
-        place = Place(str(broker), int(queue_id), int(offset))
-        if not (0 <= place.queue_id < 1 << 31 and 0 <= place.offset <= _OFFSET_MAX):
+        position = QueuePosition(str(broker), int(queue_id), int(offset))
+        if not (0 <= position.queue_id < 1 << 31 and 0 <= position.offset <= _OFFSET_MAX):
             raise ValueError("outside the limits")
     except (binascii.Error, ValueError, TypeError, RecursionError):
         raise BadRequest("scroll_id is not one of a previous answer to this query") from None
-    return place
+    return position
 
 
 @final
@@ -109,7 +109,7 @@ class TimeRangeReader:
     async def read(self) -> tuple[list[str], str]:
         """Fill the page. Return the unreachable broker groups, and the `scroll_id`; "": no more."""
         request = self._request
-        begin = parse_place(request.scroll_id) if request.scroll_id else None
+        begin = parse_position(request.scroll_id) if request.scroll_id else None
         found = await status_everywhere(self._call)
         if begin is not None and begin.broker in found.unreachable:
             raise BrokerGroupUnreachable(
@@ -123,9 +123,9 @@ class TimeRangeReader:
                 if begin is not None and at < begin[:2]:
                     continue
                 offset = begin.offset if begin is not None and at == begin[:2] else None
-                place = await self._read_queue(broker, status.topic.id, queue, offset)
-                if place is not None:
-                    return found.unreachable, format_place(place)
+                position = await self._read_queue(broker, status.topic.id, queue, offset)
+                if position is not None:
+                    return found.unreachable, format_position(position)
         return found.unreachable, ""
 
     def _chosen(self, found: BrokerAnswers[pb.TopicStatus]) -> list[tuple[str, pb.TopicStatus]]:
@@ -145,7 +145,7 @@ class TimeRangeReader:
 
     async def _read_queue(
         self, broker: str, topic_id: int, queue: pb.QueueStatus, offset: int | None
-    ) -> Place | None:
+    ) -> QueuePosition | None:
         """Read a queue to its end. Return where the next page begins if there is no more room."""
         client = (await self._call.brokers.member(broker)).client
         if offset is None:
@@ -157,7 +157,7 @@ class TimeRangeReader:
                 offset = (await client.call(calls.QUERY_OFFSET, query)).offset
         while offset < queue.max_offset:
             if self._reads >= READS_MAX or self._page.is_full:
-                return Place(broker, queue.queue_id, offset)
+                return QueuePosition(broker, queue.queue_id, offset)
             self._reads += 1
             read = pb.ReadMessagesRequest(
                 topic=self._call.topic,
@@ -171,7 +171,7 @@ class TimeRangeReader:
                 if self._range.end_ms is not None and message.stored_at_ms > self._range.end_ms:
                     return None
                 if self._matches(message) and not self._page.add(message):
-                    return Place(broker, queue.queue_id, message.queue_offset)
+                    return QueuePosition(broker, queue.queue_id, message.queue_offset)
             if reply.next_offset <= offset:
                 return None
             offset = reply.next_offset

@@ -32,11 +32,12 @@ async def describe_topic_status(
     )
     config = found.answers[0].value.topic
     message_type = render.topic_of(config).message_type.value
+    names = v2.MessageType.keys()
     answer = admin.DescribeTopicStatusResponse(
-        status=ok(missing_note(found.unreachable)), tags={TYPE_TAG: message_type}
+        status=ok(missing_note(found.unreachable)),
+        topic_message_type=v2.MessageType.Value(message_type) if message_type in names else None,
+        tags={TYPE_TAG: message_type},
     )
-    if message_type in v2.MessageType.keys():  # noqa: SIM118  # It is not a dict.
-        answer.topic_message_type = v2.MessageType.Value(message_type)
     if config.created_at_ms:
         answer.create_timestamp.CopyFrom(timestamp_of(config.created_at_ms))
     return answer
