@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 import time
@@ -18,13 +19,16 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.e2e.conftest import Certificates
+from tests.support.clients.api import METADATA, api
 from tests.support.clients.client_process import JAVA_CLASSES, JAVA_LIBRARIES, needs, staying_client
+from tests.support.clients.grpcio_client import read
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 from tests.support.worlds.access_world import signed
 from tidemill.stubs.apache.rocketmq.v2 import admin_pb2 as admin
 from tidemill.stubs.apache.rocketmq.v2 import admin_pb2_grpc
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 CALL_S: Final = 30.0
 SECRET: Final = "a-secret-of-sixteen"
@@ -460,6 +464,57 @@ def test_clients_and_their_subscriptions_are_those_of_rest(
     assert not left.HasField("expression")
 
 
+def test_different_filters_of_a_group_are_not_consistent(
+    running: Standalone, client: AdminClient
+) -> None:
+    name = "admin-filters"
+    prepare(running, name)
+    both = resource(name)
+
+    def settings_of(tag: str) -> service.TelemetryCommand:
+        expression = v2.FilterExpression(type=v2.TAG, expression=tag)
+        entry = v2.SubscriptionEntry(topic=both, expression=expression)
+        subscription = v2.Subscription(group=both, subscriptions=[entry])
+        settings = v2.Settings(client_type=v2.SIMPLE_CONSUMER, subscription=subscription)
+        return service.TelemetryCommand(settings=settings)
+
+    async def listed_with_streams() -> None:
+        async with api(running.grpc) as messaging:
+            streams = []
+            for tag in ("A", "B"):
+                metadata = (("x-mq-client-id", f"admin-filters-{tag}"), *METADATA[1:])
+                stream = messaging.stub.Telemetry(metadata=metadata)
+                await stream.write(settings_of(tag))
+                await read(stream, service.TelemetryCommand)
+                streams.append(stream)
+            request = admin.ListSubscriptionRequest(group=both)
+            listed = ok(await asyncio.to_thread(client.stub.ListSubscription, request))
+            found = [
+                (each.expression.expression, each.online, each.subscription_consistency)
+                for each in listed.subscription_info
+            ]
+            assert sorted(found) == [("A", True, False), ("B", True, False)]
+            detailed = admin.DescribeSubscriptionRequest(topic=both)
+            described = ok(await asyncio.to_thread(client.stub.DescribeSubscription, detailed))
+            clients = [
+                (each.client_info.client_id, each.subscription_info.expression.expression)
+                for each in described.client_subscription_info
+            ]
+            assert sorted(clients) == [("admin-filters-A", "A"), ("admin-filters-B", "B")]
+            for stream in streams:
+                stream.cancel()
+
+    asyncio.run(listed_with_streams())
+
+
+def test_proxies_do_not_serve_the_calls_of_operators(running: Standalone) -> None:
+    with grpc.insecure_channel(running.grpc) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.GetProxyRuntimeStats(admin.GetProxyRuntimeStatsRequest(), timeout=CALL_S)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 @needs("java", JAVA_CLASSES, JAVA_LIBRARIES)
 def test_a_java_consumer_prints_its_stack_and_verifies_messages(
     tmp_path: Path, running: Standalone, client: AdminClient
@@ -563,7 +618,7 @@ def rest_client(
 ) -> httpx.Client:
     tls = ssl.create_default_context(cafile=authority)
     url = f"{running.admin}/api/v1"
-    return httpx.Client(base_url=url, verify=tls, trust_env=False, auth=auth)
+    return httpx.Client(base_url=url, verify=tls, trust_env=False, auth=auth, timeout=CALL_S)
 
 
 @pytest.fixture(scope="module")

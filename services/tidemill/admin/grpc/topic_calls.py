@@ -35,7 +35,9 @@ async def describe_topic_status(
     names = v2.MessageType.keys()
     answer = admin.DescribeTopicStatusResponse(
         status=ok(missing_note(found.unreachable)),
-        topic_message_type=v2.MessageType.Value(message_type) if message_type in names else None,
+        topic_message_type=v2.MessageType.Value(message_type)
+        if message_type in names
+        else v2.MESSAGE_TYPE_UNSPECIFIED,
         tags={TYPE_TAG: message_type},
     )
     if config.created_at_ms:
