@@ -16,6 +16,7 @@ KNOWN_KEYS = frozenset(
     [
         "admin_body_bytes_max",
         "admin_forwarded_from",
+        "admin_grpc_port",
         "admin_host",
         "admin_hosts",
         "admin_open",

@@ -59,7 +59,7 @@ class TimeRange(NamedTuple):
         )
 
 
-class QueuePosition(NamedTuple):
+class ScrollPosition(NamedTuple):
     """The next message of a read in several pages."""
 
     broker: str
@@ -67,18 +67,18 @@ class QueuePosition(NamedTuple):
     offset: int
 
 
-def format_position(position: QueuePosition) -> str:
+def format_position(position: ScrollPosition) -> str:
     """Return the `scroll_id` of a position."""
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
 
 
-def parse_position(text: str) -> QueuePosition:
+def parse_position(text: str) -> ScrollPosition:
     """Return the position of a `scroll_id`. Raises BadRequest."""
     try:
         if len(text) > SCROLL_CHARS_MAX:
             raise ValueError("too long")
         broker, queue_id, offset = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
-        position = QueuePosition(str(broker), int(queue_id), int(offset))
+        position = ScrollPosition(str(broker), int(queue_id), int(offset))
         if not (0 <= position.queue_id < 1 << 31 and 0 <= position.offset <= _OFFSET_MAX):
             raise ValueError("outside the limits")
     except (binascii.Error, ValueError, TypeError, RecursionError):
@@ -145,7 +145,7 @@ class TimeRangeReader:
 
     async def _read_queue(
         self, broker: str, topic_id: int, queue: pb.QueueStatus, offset: int | None
-    ) -> QueuePosition | None:
+    ) -> ScrollPosition | None:
         """Read a queue to its end. Return where the next page begins if there is no more room."""
         client = (await self._call.brokers.member(broker)).client
         if offset is None:
@@ -157,7 +157,7 @@ class TimeRangeReader:
                 offset = (await client.call(calls.QUERY_OFFSET, query)).offset
         while offset < queue.max_offset:
             if self._reads >= READS_MAX or self._page.is_full:
-                return QueuePosition(broker, queue.queue_id, offset)
+                return ScrollPosition(broker, queue.queue_id, offset)
             self._reads += 1
             read = pb.ReadMessagesRequest(
                 topic=self._call.topic,
@@ -171,7 +171,7 @@ class TimeRangeReader:
                 if self._range.end_ms is not None and message.stored_at_ms > self._range.end_ms:
                     return None
                 if self._matches(message) and not self._page.add(message):
-                    return QueuePosition(broker, queue.queue_id, message.queue_offset)
+                    return ScrollPosition(broker, queue.queue_id, message.queue_offset)
             if reply.next_offset <= offset:
                 return None
             offset = reply.next_offset
