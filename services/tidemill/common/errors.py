@@ -204,6 +204,10 @@ class QuotaNotFound(RequestError):
     """The quota does not exist."""
 
 
+class DedupKeyNotFound(RequestError):
+    """The dedup key is free: no message has it, or its window is over."""
+
+
 class BanNotFound(RequestError):
     """The ban does not exist."""
 
@@ -278,6 +282,10 @@ class NotMaster(UnavailableError):
 
 class GroupDraining(UnavailableError):
     """The broker group accepts no new messages because an operator drains it."""
+
+
+class KeyOwnerChanged(UnavailableError):
+    """The broker group does not own the dedup key; the sender does not know the owner yet."""
 
 
 class DiskFull(UnavailableError):
@@ -365,6 +373,7 @@ CODES: dict[type[ServiceError], Codes] = {
     RoleNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     QuotaNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     BanNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    DedupKeyNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     WrongCredentials: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Banned: Codes(40100, HTTPStatus.UNAUTHORIZED),
     TokenEnded: Codes(40100, HTTPStatus.UNAUTHORIZED),
@@ -395,6 +404,7 @@ CODES: dict[type[ServiceError], Codes] = {
     Draining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     NotMaster: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     GroupDraining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
+    KeyOwnerChanged: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     Repairing: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     BrokerUnreachable: Codes(50001, HTTPStatus.BAD_GATEWAY),
     BrokerGroupUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),

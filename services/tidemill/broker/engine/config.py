@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.transaction.config import TransactionConfig
 from tidemill.common.feature_level import FEATURE_LEVEL
@@ -47,3 +48,4 @@ class EngineConfig:
     feature_level: int = FEATURE_LEVEL
     timer: TimerConfig = field(default_factory=TimerConfig)
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
+    dedup: DedupConfig = field(default_factory=DedupConfig)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.configuration.dedup_setting import with_dedup
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
@@ -24,6 +25,7 @@ from tidemill.broker.engine.metadata.catalog import (
     group_item,
     topic_item,
 )
+from tidemill.broker.engine.metadata.dedup_policy import DEDUP_LEVEL, NO_DEDUP_CHANGE, DedupChange
 from tidemill.broker.engine.metadata.priority import (
     FACTOR_DEFAULT,
     LEVELS_DEFAULT,
@@ -121,6 +123,7 @@ class Administration:
         self._check_sends = check_sends
         self._groups_below = groups_below
         self._default_queues = config.default_queues
+        self._config = config
         self._quota = Quota(
             topics_max=config.topics_max,
             groups_max=config.groups_max,
@@ -189,6 +192,7 @@ class Administration:
         delivery_spread_ms: int | None = None,
         retention: RetentionChange = NO_CHANGE,
         transaction: PolicyChange = NO_POLICY_CHANGE,
+        dedup: DedupChange = NO_DEDUP_CHANGE,
         is_forced: bool = False,
         is_dry: bool = False,
         now_ms: int,
@@ -222,6 +226,7 @@ class Administration:
                 retention=retention.apply_to(BROKER_DEFAULT),
                 transaction=transaction.apply_to(DEFAULT_POLICY),
             )
+            topic = with_dedup(topic, dedup, self._catalog, self._config)
         else:
             if old.is_system:
                 raise Conflict("retry and dead-letter topics are managed by the broker")
@@ -245,6 +250,7 @@ class Administration:
                     "the queues of a topic that takes FIFO messages are fixed at its creation: "
                     "message groups are spread over them by hash, and their order would break"
                 )
+            topic = with_dedup(topic, dedup, self._catalog, self._config)
             if replace(topic, version=old.version) == old:
                 return old
             if topic.queues > old.queues and topic.placements:
@@ -274,6 +280,8 @@ class Administration:
             self._check_level("a retention of a topic", RETENTION_LEVEL)
         if topic.transaction != DEFAULT_POLICY:
             self._check_level("a transaction policy of a topic", TRANSACTION_LEVEL)
+        if topic.dedup is not None:
+            self._check_level("a deduplication of a topic", DEDUP_LEVEL)
         if topic.type is TopicType.PRIORITY:
             self._check_level("a topic of type PRIORITY", PRIORITY_LEVEL)
 

@@ -12,6 +12,7 @@ from typing import final
 
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.metadata.catalog import Catalog, topic_item
+from tidemill.broker.engine.metadata.dedup_policy import KeyPlacement
 from tidemill.broker.engine.metadata.membership import (
     BROKER_GROUPS_MAX,
     BrokerGroup,
@@ -151,11 +152,15 @@ class BrokerGroups:
         placed = [
             topic
             for topic in self._catalog.topics.values()
-            if any(place == name for place, _ in topic.placements)
+            if any(place == name for place, _ in topic.placements) or name in topic.placement.groups
         ]
         for n, topic in enumerate(placed, 1):
             placements = redistribute(topic.placements, name, others)
             moved = replace(topic, version=topic.version + 1, placements=placements)
+            if name in topic.placement.groups:
+                owners = tuple(one for one in topic.placement.groups if one != name)
+                placement = KeyPlacement(groups=owners, version=moved.version)
+                moved = replace(moved, placement=placement)
             self._administration.record(topic_item(moved), now_ms)
             if n % TOPICS_A_SLICE == 0:
                 yield

@@ -23,6 +23,7 @@ from tidemill.broker.engine.metadata.catalog import (
     group_item,
     topic_item,
 )
+from tidemill.broker.engine.metadata.dedup_policy import DEDUP_LEVEL, NO_PLACEMENT
 from tidemill.broker.engine.metadata.membership import Home, home_item
 from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT, PRIORITY_LEVEL
 from tidemill.broker.engine.metadata.topic_retention import BROKER_DEFAULT, RETENTION_LEVEL
@@ -167,6 +168,8 @@ class Following:
             topic = replace(topic, retention=BROKER_DEFAULT)
         if catalog.feature_level < TRANSACTION_LEVEL:
             topic = replace(topic, transaction=DEFAULT_POLICY)
+        if catalog.feature_level < DEDUP_LEVEL:
+            topic = replace(topic, dedup=None, placement=NO_PLACEMENT)
         if self._catalog.topics.get(own_id) != topic:
             self._administration.record(topic_item(topic), now_ms)
 

@@ -46,6 +46,8 @@
     │ half_id i64  │ reason u8 │ checks u16 │ origin_size u8 │ origin │
     └──────────────┴───────────┴────────────┴────────────────┴────────┘
 
+    with flag KEYED (the message has a dedup key), after the other parts: `layout.dedup`
+
     with flag STUB (a dead message without its content), after all other parts:
     ┌───────────────┐  bytes of the tail: the fixed fields, the key hashes and the message id
     │ tail_size u32 │
@@ -66,6 +68,10 @@ A half message has the half id 0 in its first record: the log offset of this rec
 copies (on queue 1) name it. OUTCOME stands alone (a committed message, or an expired one on the
 dead-letter topic of half messages), beside SCHEDULE (a commit with a future due time), or beside
 HALF (an expired half message that is open again, under a new id).
+
+KEYED stands alone, beside SCHEDULE, or beside HALF, with or without OUTCOME. A message on queue 3
+of the hidden timer topic replaces the message of a pending timer with the same key: its timer id is
+that of this timer.
 """
 
 from __future__ import annotations
@@ -76,7 +82,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
-from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout import dedup, record
+from tidemill.broker.engine.layout.dedup import DedupKey
 from tidemill.broker.engine.layout.numbers import (
     DeliverySlot,
     GroupId,
@@ -96,9 +103,10 @@ FLAG_TIMER = 4
 FLAG_REMAINS = 8  # beside SCHEDULE
 FLAG_HALF = 16  # feature level 4, as OUTCOME
 FLAG_OUTCOME = 32  # also beside SCHEDULE or HALF
+FLAG_KEYED = 64  # feature level 4; alone, or beside SCHEDULE or HALF
 FLAG_STUB = record.STUB
 _FLAGS_OF_CAUSE = FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS | FLAG_HALF | FLAG_OUTCOME
-FLAGS_KNOWN = _FLAGS_OF_CAUSE | FLAG_STUB
+FLAGS_KNOWN = _FLAGS_OF_CAUSE | FLAG_KEYED | FLAG_STUB
 PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
 CAUSE = struct.Struct(">IIqBBqIHqB")
@@ -121,7 +129,7 @@ assert TIMER_CAUSE.size == TIMER_CAUSE_SIZE, "part of the disk format"
 
 
 # Maximum head of a record before its blob; the sizes of origins and client ids are a u8.
-HEAD_BYTES_MAX = PLACE_SIZE + _HALF_SIZE + 255 + _OUTCOME_SIZE + 255
+HEAD_BYTES_MAX = PLACE_SIZE + _HALF_SIZE + 255 + _OUTCOME_SIZE + 255 + dedup.PART_BYTES_MAX
 # Make a named tuple without a call of Python code: a start decodes millions of records.
 _tuple = tuple.__new__
 
@@ -241,6 +249,16 @@ class RecoveredHalf(NamedTuple):
     outcome: HalfOutcome
 
 
+KeyedCause: TypeAlias = TimerTarget | HalfMessage | RecoveredHalf
+
+
+class KeyedMessage(NamedTuple):
+    """A message with a dedup key; a plain message has no other cause."""
+
+    cause: KeyedCause | None
+    key: DedupKey
+
+
 MessageCause: TypeAlias = (
     Cause
     | TimerTarget
@@ -250,6 +268,7 @@ MessageCause: TypeAlias = (
     | HalfOutcome
     | CommittedTimer
     | RecoveredHalf
+    | KeyedMessage
 )
 
 
@@ -268,27 +287,31 @@ class MessageEntry(NamedTuple):
 
 def encode(message: MessageEntry) -> bytes:
     """Encode the body of a MESSAGE record; its tail is the blob as it is."""
-    place = PLACE.pack(*message[:4])
-    cause = message.cause
+    return PLACE.pack(*message[:4]) + _encode_parts(message.cause)
+
+
+def _encode_parts(cause: MessageCause | None) -> bytes:
     match cause:
         case None:
-            return place
+            return b""
+        case KeyedMessage(other, key):
+            return _encode_parts(other) + dedup.encode_part(key)
         case Cause():
-            return place + encode_cause(cause)
+            return encode_cause(cause)
         case TimerTarget():
-            return place + encode_target(cause)
+            return encode_target(cause)
         case TimerCause():
-            return place + encode_timer_cause(cause)
+            return encode_timer_cause(cause)
         case HalfMessage():
-            return place + _encode_half(cause)
+            return _encode_half(cause)
         case HalfOutcome():
-            return place + _encode_outcome(cause)
+            return _encode_outcome(cause)
         case CommittedTimer(target, outcome):
-            return place + encode_target(target) + _encode_outcome(outcome)
+            return encode_target(target) + _encode_outcome(outcome)
         case RecoveredHalf(half, outcome):
-            return place + _encode_half(half) + _encode_outcome(outcome)
+            return _encode_half(half) + _encode_outcome(outcome)
         case SalvagedTimer(target, log_offset):
-            return place + encode_target(target) + _ORIGINAL.pack(log_offset)
+            return encode_target(target) + _ORIGINAL.pack(log_offset)
 
 
 def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> MessageEntry:
@@ -303,6 +326,8 @@ def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int
     if decode_part is None:
         raise UnknownRecord(f"MESSAGE record with flags {flags}")
     cause = decode_part(body)
+    if flags & FLAG_KEYED:
+        cause = _decode_keyed(body, flags, cause)
     return MessageEntry._make((*PLACE.unpack_from(body), flags, cause, blob, blob_crc))
 
 
@@ -388,7 +413,33 @@ def _decode_recovered(body: bytes | memoryview) -> RecoveredHalf:
     return RecoveredHalf(half, decode_outcome(body, at))
 
 
-# By the flags of a record, without STUB. 0: the stub of a message without a cause.
+def _decode_keyed(body: bytes | memoryview, flags: int, cause: MessageCause | None) -> KeyedMessage:
+    """Add the dedup key of a message to its cause. Raises UnknownRecord."""
+    match cause:
+        case None:
+            at = PLACE_SIZE
+        case TimerTarget():
+            at = PLACE_SIZE + TARGET_SIZE + len(cause.origin.encode())
+        case HalfMessage():
+            at = PLACE_SIZE + _HALF_SIZE + len(cause.client_id.encode())
+        case RecoveredHalf(half, outcome):
+            at = PLACE_SIZE + _HALF_SIZE + len(half.client_id.encode())
+            at += _OUTCOME_SIZE + len(outcome.origin.encode())
+        case _:
+            raise UnknownRecord(f"MESSAGE record with flags {flags}")
+    return KeyedMessage(cause, dedup.decode_part(body, at))
+
+
+def key_of(body: bytes | memoryview, flags: int) -> DedupKey | None:
+    """Return the dedup key of a MESSAGE record; None if it has none. Raises UnknownRecord."""
+    if not flags & FLAG_KEYED:
+        return None
+    cause = decode(body, flags, memoryview(b""), 0).cause
+    assert isinstance(cause, KeyedMessage), "the flag tells the type"
+    return cause.key
+
+
+# By the flags of a record, without KEYED and STUB. 0: a message without a cause.
 _DECODERS: Final[dict[int, Callable[[bytes | memoryview], MessageCause | None]]] = {
     0: lambda _: None,
     FLAG_CAUSE: decode_cause,

@@ -23,6 +23,14 @@ from tidemill.broker.engine.layout.config import decode_item, encode_item
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.metadata.audit_log import AuditLog
+from tidemill.broker.engine.metadata.dedup_policy import (
+    NO_PLACEMENT,
+    DedupPolicy,
+    KeyPlacement,
+    decode_dedup,
+    decode_placement,
+    placement_item,
+)
 from tidemill.broker.engine.metadata.deleted_names import DeletedName, DeletedNames
 from tidemill.broker.engine.metadata.ended_handles import EndedHandles
 from tidemill.broker.engine.metadata.membership import (
@@ -114,6 +122,8 @@ class Topic:
     created_at_ms: int = 0
     retention: TopicRetention = BROKER_DEFAULT
     transaction: TransactionPolicy = DEFAULT_POLICY
+    dedup: DedupPolicy | None = None  # None: messages have no dedup keys
+    placement: KeyPlacement = NO_PLACEMENT  # the owners of its dedup keys
 
 
 # (id of a topic at the home, time in ms), in order of the ids.
@@ -604,6 +614,14 @@ def topic_item(topic: Topic) -> dict[str, Any]:
         del values["transaction"]
     else:
         values["transaction"] = topic.transaction.as_item()
+    if topic.dedup is None:
+        del values["dedup"]
+    else:
+        values["dedup"] = topic.dedup.as_item()
+    if topic.placement == NO_PLACEMENT:
+        del values["placement"]
+    else:
+        values["placement"] = placement_item(topic.placement)
     return {"op": "topic", "topic": values}
 
 
@@ -632,6 +650,8 @@ def decode_topic(values: dict[str, Any]) -> Topic:
         placements=placements,
         retention=decode_retention(values.get("retention", {})),
         transaction=decode_policy(values.get("transaction", {})),
+        dedup=decode_dedup(values.get("dedup")),
+        placement=decode_placement(values.get("placement")),
     )
 
 

@@ -78,6 +78,7 @@ class TopicAdmin:
                     delivery_spread_ms=config_frames.delivery_spread_ms(request),
                     retention=retention,
                     transaction=config_frames.policy_change(request),
+                    dedup=config_frames.dedup_change(request),
                     is_forced=request.force,
                     is_dry=is_dry,
                     now_ms=turn.now_ms,

@@ -112,6 +112,15 @@ def topic_facts(topic: Topic | None) -> dict[str, Any]:
             "bytes": retention.bytes,
             "acked": "free" if retention.frees_acked else "keep",
         }
+    if topic.dedup is not None:
+        dedup = topic.dedup
+        facts["dedup"] = {
+            "windowMs": dedup.window_ms,
+            "keyFrom": str(dedup.key_from),
+            "mode": str(dedup.mode),
+            "maxWaitMs": dedup.max_wait_ms,
+            "memoryBytes": dedup.memory_bytes,
+        }
     if topic.transaction != DEFAULT_POLICY:
         policy = topic.transaction
         facts["transaction"] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
@@ -15,6 +15,14 @@ from tidemill.broker.engine.metadata.catalog import (
     ExponentialRetry,
     Topic,
     TopicType,
+)
+from tidemill.broker.engine.metadata.dedup_policy import (
+    NO_DEDUP_CHANGE,
+    DedupChange,
+    DedupMode,
+    DedupPolicy,
+    KeyPlacement,
+    KeySource,
 )
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
 from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT
@@ -35,6 +43,16 @@ from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
+_KEY_SOURCES: Final = {
+    KeySource.PROPERTY: pb.DEDUP_KEY_SOURCE_PROPERTY,
+    KeySource.MESSAGE_ID: pb.DEDUP_KEY_SOURCE_MESSAGE_ID,
+    KeySource.PROPERTY_OR_MESSAGE_ID: pb.DEDUP_KEY_SOURCE_PROPERTY_OR_MESSAGE_ID,
+}
+_DEDUP_MODES: Final = {
+    DedupMode.FIRST: pb.DEDUP_MODE_FIRST,
+    DedupMode.REPLACE: pb.DEDUP_MODE_REPLACE,
+}
+
 
 def topic_config(topic: Topic) -> pb.TopicConfig:
     """Render a topic."""
@@ -53,7 +71,50 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
         ],
         retention=_retention(topic.retention) if topic.retention != BROKER_DEFAULT else None,
         transaction=_policy(topic.transaction) if topic.transaction != DEFAULT_POLICY else None,
+        dedup=_dedup(topic.dedup) if topic.dedup is not None else None,
+        placement=(
+            pb.KeyPlacement(broker_groups=topic.placement.groups, version=topic.placement.version)
+            if topic.dedup is not None
+            else None
+        ),
     )
+
+
+def _dedup(policy: DedupPolicy) -> pb.DedupPolicy:
+    return pb.DedupPolicy(
+        window_ms=policy.window_ms,
+        key_from=_KEY_SOURCES[policy.key_from],
+        mode=_DEDUP_MODES[policy.mode],
+        max_wait_ms=policy.max_wait_ms,
+        memory_bytes=policy.memory_bytes,
+    )
+
+
+def _read_dedup(config: pb.TopicConfig) -> DedupPolicy | None:
+    if not config.HasField("dedup"):
+        return None
+    policy = config.dedup
+    return DedupPolicy(
+        window_ms=policy.window_ms,
+        key_from=_read_key_source(policy.key_from),
+        mode=_read_dedup_mode(policy.mode),
+        max_wait_ms=policy.max_wait_ms if policy.HasField("max_wait_ms") else None,
+        memory_bytes=policy.memory_bytes if policy.HasField("memory_bytes") else None,
+    )
+
+
+def _read_key_source(number: int) -> KeySource:
+    found = [source for source, known in _KEY_SOURCES.items() if known == number]
+    if not found:
+        raise BadRequest(f"{number} is not a source of dedup keys")
+    return found[0]
+
+
+def _read_dedup_mode(number: int) -> DedupMode:
+    found = [mode for mode, known in _DEDUP_MODES.items() if known == number]
+    if not found:
+        raise BadRequest(f"{number} is not a mode of deduplication")
+    return found[0]
 
 
 def _policy(policy: TransactionPolicy) -> pb.TransactionPolicy:
@@ -189,6 +250,10 @@ def read_topic(config: pb.TopicConfig) -> Topic:
         placements=tuple([(place.broker_group, place.queues) for place in config.placements]),
         retention=_read_retention(config.retention),
         transaction=_read_policy(config),
+        dedup=_read_dedup(config),
+        placement=KeyPlacement(
+            groups=tuple(config.placement.broker_groups), version=config.placement.version
+        ),
     )
 
 
@@ -299,6 +364,22 @@ def policy_change(request: pb.PutTopicRequest) -> PolicyChange:
         first_check_ms=change.first_check_ms if change.HasField("first_check_ms") else None,
         period_ms=change.period_ms if change.HasField("period_ms") else None,
         attempts=change.attempts if change.HasField("attempts") else None,
+    )
+
+
+def dedup_change(request: pb.PutTopicRequest) -> DedupChange:
+    """Read the change of the deduplication of a topic."""
+    if not request.HasField("dedup"):
+        return NO_DEDUP_CHANGE
+    change = request.dedup
+    return DedupChange(
+        is_off=change.is_off,
+        is_on=not change.is_off,
+        window_ms=change.window_ms if change.HasField("window_ms") else None,
+        key_from=_read_key_source(change.key_from) if change.HasField("key_from") else None,
+        mode=_read_dedup_mode(change.mode) if change.HasField("mode") else None,
+        max_wait_ms=change.max_wait_ms if change.HasField("max_wait_ms") else None,
+        memory_bytes=change.memory_bytes if change.HasField("memory_bytes") else None,
     )
 
 

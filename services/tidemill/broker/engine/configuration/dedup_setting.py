@@ -1,0 +1,45 @@
+"""The change of the deduplication of a topic: its policy, its share of memory, and the owners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.metadata.catalog import Catalog, Topic
+from tidemill.broker.engine.metadata.dedup_policy import (
+    NO_PLACEMENT,
+    DedupChange,
+    DedupPolicy,
+    KeyPlacement,
+)
+from tidemill.common.errors import Conflict
+
+
+def with_dedup(topic: Topic, change: DedupChange, catalog: Catalog, config: EngineConfig) -> Topic:
+    """Return a topic after a change of its deduplication. Raises BadRequest, Conflict.
+
+    Turning it on freezes the list of the broker groups that own its keys.
+    """
+    bytes_max = config.dedup.memory_bytes
+    policy = change.apply_to(
+        topic.dedup, max_delay_ms=config.timer.max_delay_ms, memory_bytes_max=bytes_max
+    )
+    if policy is None:
+        return replace(topic, dedup=None, placement=NO_PLACEMENT)
+    _check_share(topic, policy, catalog, bytes_max)
+    placement = topic.placement
+    if topic.dedup is None:
+        names = [name for name, _ in catalog.membership.placements(1)]
+        placement = KeyPlacement(groups=tuple(names), version=topic.version)
+    return replace(topic, dedup=policy, placement=placement)
+
+
+def _check_share(topic: Topic, policy: DedupPolicy, catalog: Catalog, bytes_max: int) -> None:
+    """Raise Conflict if the shares of all topics exceed the memory for dedup keys."""
+    others = [one.dedup for one in catalog.topics.values() if one.id != topic.id]
+    taken = sum([one.memory_bytes or 0 for one in others if one is not None])
+    if policy.memory_bytes and taken + policy.memory_bytes > bytes_max:
+        raise Conflict(
+            f"the shares of other topics have {taken} of the {bytes_max} bytes for dedup keys"
+            f" (dedup_memory_bytes), so topic {topic.name!r} cannot have {policy.memory_bytes}"
+        )

@@ -1,0 +1,145 @@
+"""The deduplication of a topic, and the broker groups that own its keys (ADR 0087)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.common.errors import BadRequest
+
+DEDUP_LEVEL: Final = 4  # feature level of dedup keys
+WINDOW_MS_MIN: Final = 1_000
+WINDOW_MS_MAX: Final = 86_400_000
+MAX_WAIT_MS_MIN: Final = 1_000
+MEMORY_BYTES_MIN: Final = 1 << 20
+
+
+class KeySource(StrEnum):
+    """The origin of the dedup key of a message."""
+
+    PROPERTY = "property"  # user property `dedup-key`; a message without it is not checked
+    MESSAGE_ID = "messageId"
+    PROPERTY_OR_MESSAGE_ID = "propertyOrMessageId"
+
+
+class DedupMode(StrEnum):
+    """The meaning of a repeated key."""
+
+    FIRST = "first"  # the repeat is not stored
+    REPLACE = "replace"  # the repeat replaces a pending delayed message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupPolicy:
+    """The deduplication of one topic."""
+
+    window_ms: int = 120_000  # from the store time of the first message
+    key_from: KeySource = KeySource.PROPERTY_OR_MESSAGE_ID
+    mode: DedupMode = DedupMode.FIRST
+    max_wait_ms: int | None = None  # of mode `replace`: from the first schedule to the delivery
+    memory_bytes: int | None = None  # own share per broker group; None: topics share the rest
+
+    def check(self, *, max_delay_ms: int, memory_bytes_max: int) -> None:
+        """Raise BadRequest if a value is outside of its bounds."""
+        if not WINDOW_MS_MIN <= self.window_ms <= WINDOW_MS_MAX:
+            raise BadRequest(
+                f"windowMs of a deduplication is {WINDOW_MS_MIN} to {WINDOW_MS_MAX} ms,"
+                f" not {self.window_ms}"
+            )
+        if self.mode is DedupMode.FIRST and self.max_wait_ms is not None:
+            raise BadRequest("maxWaitMs of a deduplication needs the mode replace")
+        if self.mode is DedupMode.REPLACE:
+            if self.max_wait_ms is None:
+                raise BadRequest("a deduplication with the mode replace needs maxWaitMs")
+            if not MAX_WAIT_MS_MIN <= self.max_wait_ms <= max_delay_ms:
+                raise BadRequest(
+                    f"maxWaitMs of a deduplication is {MAX_WAIT_MS_MIN} to {max_delay_ms} ms,"
+                    f" the maximum delay, not {self.max_wait_ms}"
+                )
+        share = self.memory_bytes
+        if share is not None and not MEMORY_BYTES_MIN <= share <= memory_bytes_max:
+            raise BadRequest(
+                f"memoryBytes of a deduplication is {MEMORY_BYTES_MIN} to {memory_bytes_max} bytes"
+                f" (dedup_memory_bytes), not {share}"
+            )
+
+    def as_item(self) -> dict[str, Any]:
+        """Return the policy as a field of a configuration item."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupChange:
+    """A change of the deduplication of a topic; None does not change a field."""
+
+    is_off: bool = False  # turn it off and forget all keys
+    is_on: bool = False  # turn it on, also if no field is set
+    window_ms: int | None = None
+    key_from: KeySource | None = None
+    mode: DedupMode | None = None
+    max_wait_ms: int | None = None
+    memory_bytes: int | None = None  # 0: no own share
+
+    def apply_to(
+        self, old: DedupPolicy | None, *, max_delay_ms: int, memory_bytes_max: int
+    ) -> DedupPolicy | None:
+        """Return the policy after the change. Raises BadRequest."""
+        if self.is_off:
+            return None
+        if not self.is_on:
+            return old
+        new = old or DedupPolicy()
+        if self.window_ms is not None:
+            new = replace(new, window_ms=self.window_ms)
+        if self.key_from is not None:
+            new = replace(new, key_from=self.key_from)
+        if self.mode is not None:
+            kept_ms = new.max_wait_ms if self.mode is DedupMode.REPLACE else None
+            new = replace(new, mode=self.mode, max_wait_ms=kept_ms)
+        if self.max_wait_ms is not None:
+            new = replace(new, max_wait_ms=self.max_wait_ms)
+        if self.memory_bytes is not None:
+            new = replace(new, memory_bytes=self.memory_bytes or None)
+        new.check(max_delay_ms=max_delay_ms, memory_bytes_max=memory_bytes_max)
+        return new
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPlacement:
+    """The broker groups that own the dedup keys of a topic."""
+
+    groups: tuple[str, ...] = ()  # empty: only the home
+    version: int = 0  # a higher version replaces a lower one
+
+
+NO_DEDUP_CHANGE: Final = DedupChange()
+NO_PLACEMENT: Final = KeyPlacement()
+
+
+def decode_dedup(item: dict[str, Any] | None) -> DedupPolicy | None:
+    """Read the JSON form. Raises UnknownRecord for an unknown field or value."""
+    if item is None:
+        return None
+    try:
+        return DedupPolicy(
+            **{**item, "key_from": KeySource(item["key_from"]), "mode": DedupMode(item["mode"])}
+        )
+    except (TypeError, ValueError, KeyError):
+        raise UnknownRecord(f"deduplication of a topic: {item}") from None
+
+
+def placement_item(placement: KeyPlacement) -> dict[str, Any]:
+    """Return the placement as a field of a configuration item."""
+    return {"groups": list(placement.groups), "version": placement.version}
+
+
+def decode_placement(item: dict[str, Any] | None) -> KeyPlacement:
+    """Read the JSON form. Raises UnknownRecord for an unknown field."""
+    if item is None:
+        return NO_PLACEMENT
+    try:
+        return KeyPlacement(**{**item, "groups": tuple(item["groups"])})
+    except (TypeError, KeyError):
+        raise UnknownRecord(f"placement of a topic: {item}") from None
