@@ -20,6 +20,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import record, timer_entry
+from tidemill.broker.engine.layout.dedup import KeyRow
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.transaction import TransactionState
@@ -106,6 +107,8 @@ class Follower:
         _compare_pops(master, follower, latest_ms, has_restarted=has_restarted)
         _compare_timers(master, follower)
         assert _open_halves(follower) == _open_halves(master)
+        keys_ms = master.key_tables.clock.now_ms
+        assert _known_keys(follower, keys_ms) == _known_keys(master, keys_ms)
         if not has_restarted:
             frontiers = [one.timers.index.frontier_ms for one in (follower, master)]
             # The last FRONTIER record may be before the state floor. No pending timer needs it.
@@ -132,6 +135,19 @@ class Follower:
         oldest_end = max(master.log.segments[0].end, state_floor)
         assert all(log_offset < oldest_end for _, log_offset in found - known)
         _check_links(self.engine)
+
+
+def _known_keys(engine: Engine, now_ms: int) -> list[tuple[int, KeyRow]]:
+    """Return the dedup keys that are known at a time; each engine removes the others later."""
+    tables = engine.key_tables
+    found = []
+    for topic_id, table in tables.tables.items():
+        policy = tables.policy_of(topic_id)
+        for row in table.walk():
+            window_ms = policy.window_ms if policy else 0
+            if policy and table.is_known(row, now_ms=now_ms, window_ms=window_ms):
+                found.append((topic_id, row))
+    return sorted(found)
 
 
 def _open_halves(engine: Engine) -> list[tuple[int, ...]]:

@@ -11,9 +11,16 @@ from collections.abc import Iterable
 from typing import Final, TypeAlias, final
 from zlib import crc32
 
+from tidemill.broker.engine.dedup.deduplication import Deduplication, KeyedSend
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import pop_checkpoint
-from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, MessageEntry
+from tidemill.broker.engine.layout.dedup import DedupKey
+from tidemill.broker.engine.layout.message import (
+    FLAG_KEYED,
+    HEAD_BYTES_MAX,
+    KeyedMessage,
+    MessageEntry,
+)
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import HEADER_SIZE
@@ -67,6 +74,7 @@ class Commands:
         consumption: Consumption,
         timers: DelayedMessages,
         transactions: Transactions,
+        deduplication: Deduplication,
         room: DiskRoom,
         *,
         segment_bytes: int,
@@ -80,6 +88,8 @@ class Commands:
         self._repeated = RepeatedRequests(state, log)
         self._timers = timers
         self._transactions = transactions
+        self._deduplication = deduplication
+        self._key_tables = deduplication.tables.tables
         self._room = room
         # The copy for a retry must fit into a segment, too. Otherwise no revive could make it.
         self._blob_bytes_max = segment_bytes - HEADER_SIZE - HEAD_BYTES_MAX
@@ -104,11 +114,13 @@ class Commands:
 
         The due time is `delay_ms` from now, or the one in the message. A message that is already
         due is stored at once. A message of type TRANSACTION needs its `sender`, and becomes a half
-        message; the result is its half id and 0.
+        message; the result is its half id and 0. On a topic with deduplication, the time of the
+        round must be noted before (`Deduplication.note_time`).
 
+        Raises RepeatedSend if nothing is stored, because the message repeats a dedup key.
         Raises TopicNotFound, Forbidden, BadRequest, MessageCorrupted, MessageBodyTooLarge,
         DiskFull, TooFewInSync, GroupDraining; for a delayed message also IllegalDeliveryTime and
-        Overloaded.
+        Overloaded; for a message with a dedup key also Overloaded and KeyOwnerChanged.
         """
         queues = self._catalog.open_queues.get(topic_id)
         if queues is None:
@@ -123,6 +135,21 @@ class Commands:
             raise self._too_large(blob)
         if crc32(blob) != blob_crc or not _is_well_formed(blob):
             raise _damaged()
+        if topic_id in self._key_tables:
+            topic = self._catalog.topics[topic_id]
+            keyed = self._deduplication.admit(topic, blob, firing_ms=firing_ms)
+            if keyed is not None:
+                return self._send_keyed(
+                    topic,
+                    queue_id,
+                    blob,
+                    blob_crc,
+                    keyed,
+                    now_ms=now_ms,
+                    firing_ms=firing_ms,
+                    delay_ms=delay_ms,
+                    sender=sender,
+                )
         kind = blob[_TYPE_AT]
         if kind > _FIFO and kind == _TRANSACTION:
             topic = self._catalog.topics[topic_id]
@@ -149,6 +176,64 @@ class Commands:
         self._state.ready_topics.add(topic_id)
         return queue_offset, 0
 
+    def _send_keyed(
+        self,
+        topic: Topic,
+        queue_id: QueueId,
+        blob: bytes,
+        blob_crc: int,
+        keyed: KeyedSend,
+        *,
+        now_ms: int,
+        firing_ms: int,
+        delay_ms: int | None,
+        sender: HalfSender | None,
+    ) -> Sent:
+        """Store a message with its dedup key. Raises as `send`."""
+        kind, key = blob[_TYPE_AT], keyed.key
+        if kind == _TRANSACTION:
+            return self._send_half(
+                topic, queue_id, blob, blob_crc, sender, now_ms, firing_ms, key=key
+            )
+        timers, due_at_ms = self._timers.commands, firing_ms
+        if kind == _DELAY:
+            due_at_ms = timers.due_of(blob, delay_ms, firing_ms)
+            if keyed.due_max_ms is not None:
+                due_at_ms = min(due_at_ms, keyed.due_max_ms)
+        if keyed.replaced is not None:
+            return timers.replace(
+                keyed.replaced,
+                topic,
+                queue_id,
+                blob,
+                blob_crc,
+                due_at_ms=min(due_at_ms, keyed.due_max_ms or due_at_ms),
+                key=key,
+                now_ms=now_ms,
+                firing_ms=firing_ms,
+            )
+        if due_at_ms > firing_ms:
+            return timers.schedule(
+                topic,
+                queue_id,
+                blob,
+                blob_crc,
+                due_at_ms=due_at_ms,
+                due_max_ms=keyed.due_max_ms,
+                now_ms=now_ms,
+                firing_ms=firing_ms,
+                key=key,
+            )
+        data: bytes | memoryview = blob
+        if kind == _DELAY:
+            data, blob_crc = with_due_time(blob, blob_crc, due_at_ms)
+        queue_offset = self._catalog.queues[topic.id, queue_id].max_offset
+        place = topic.id, queue_id, 0, queue_offset
+        cause = _tuple(KeyedMessage, (None, key))
+        self._fold.append(_tuple(MessageEntry, (*place, FLAG_KEYED, cause, data, blob_crc)), now_ms)
+        self._state.ready_topics.add(topic.id)
+        return queue_offset, 0
+
     def _send_half(
         self,
         topic: Topic,
@@ -158,13 +243,15 @@ class Commands:
         sender: HalfSender | None,
         now_ms: int,
         firing_ms: int,
+        *,
+        key: DedupKey | None = None,
     ) -> Sent:
         if sender is None:
             raise BadRequest("a transactional message is sent as a half message")
         if due_time(blob):
             self._timers.commands.due_of(blob, None, firing_ms)
         half_id = self._transactions.send_half(
-            topic, queue_id, blob, blob_crc, sender, now_ms=now_ms
+            topic, queue_id, blob, blob_crc, sender, key=key, now_ms=now_ms
         )
         return half_id, 0
 

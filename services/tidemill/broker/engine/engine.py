@@ -26,6 +26,9 @@ from tidemill.broker.engine.configuration.broker_groups import BrokerGroups
 from tidemill.broker.engine.configuration.following import Following
 from tidemill.broker.engine.configuration.purge import Purge
 from tidemill.broker.engine.configuration.security import SecurityAdministration
+from tidemill.broker.engine.dedup.deduplication import Deduplication
+from tidemill.broker.engine.dedup.first_messages import FirstMessages
+from tidemill.broker.engine.dedup.tables import KeyTables
 from tidemill.broker.engine.events.history import EventHistory
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.config import ConfigItem
@@ -89,7 +92,10 @@ class Engine:
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog, self.tally)
         self.transaction_table = TransactionTable(config.transaction)
-        snapshot_size = SnapshotSize(self.catalog, self.state, self.transaction_table)
+        self.key_tables = KeyTables(self.catalog)
+        snapshot_size = SnapshotSize(
+            self.catalog, self.state, self.transaction_table, self.key_tables
+        )
         self.room = DiskRoom(
             disk,
             self.log,
@@ -99,7 +105,13 @@ class Engine:
         )
         timer_index = open_index(disk, self.mappings, config.timer, self.log)
         self.fold = Fold(
-            self.log, self.catalog, self.store, self.state, timer_index, self.transaction_table
+            self.log,
+            self.catalog,
+            self.store,
+            self.state,
+            timer_index,
+            self.transaction_table,
+            self.key_tables,
         )
         self.consumption = Consumption(
             self.state,
@@ -112,6 +124,13 @@ class Engine:
         )
         self._acks = self.consumption.acks
         self.trims = QueueTrims(self.catalog, self.state, self._acks, self.fold)
+        self.deduplication = Deduplication(
+            self.key_tables,
+            FirstMessages(self.log, timer_index, self.transaction_table),
+            self.catalog,
+            self.log,
+            config.dedup,
+        )
         self._open_upkeep(timer_index, snapshot_size)
         self.commands = Commands(
             self.log,
@@ -121,6 +140,7 @@ class Engine:
             self.consumption,
             self.timers,
             self.transactions,
+            self.deduplication,
             self.room,
             segment_bytes=config.segment_bytes,
         )
@@ -137,6 +157,7 @@ class Engine:
             config,
             check_sends=self.commands.check_sends,
             groups_below=self._groups_below,
+            key_clock=self.key_tables.clock,
         )
         self.purge = Purge(self.catalog, self.trims)
         self.broker_groups = BrokerGroups(self.catalog, self.administration)
@@ -180,7 +201,9 @@ class Engine:
         self.live_bytes = LiveBytes(self.store, self.catalog)
         self.packing = Packing(parts, self.live_bytes)
         held_segments = HeldSegments(timer_index, self.log, self.catalog)
-        self.checkpoints = Checkpoints(parts, snapshot_size, self.transaction_table)
+        self.checkpoints = Checkpoints(
+            parts, snapshot_size, self.transaction_table, self.key_tables
+        )
         self.timers = DelayedMessages(
             self.disk,
             config.timer,
@@ -209,6 +232,7 @@ class Engine:
             self.fold,
             self.room,
             schedule_timer=self.timers.commands.schedule,
+            take_key=self.deduplication.take,
             open_max=config.transaction.open_max,
         )
         self.retention = Retention(
@@ -224,6 +248,7 @@ class Engine:
             self.live_bytes,
             self.transaction_table,
             self.half_checks,
+            self.key_tables,
         )
         self.log_space = LogSpace(
             self.store,
@@ -360,6 +385,8 @@ class Engine:
                 if not has_more:
                     break
         yield from self.half_checks.due_slices(now_ms, due_ms=expiry_ms)
+        has_more |= self.deduplication.sweep()
+        yield
         has_timers = yield from self.timers.due_slices(now_ms, firing_ms=firing_ms)
         return has_timers or has_more
 
@@ -382,7 +409,9 @@ class Engine:
         check_ms = self.half_checks.next_due_ms()
         if check_ms is not None:
             check_ms += now_ms - expiry_ms
-        dues = (revive_ms, check_ms, self.timers.next_due_ms(now_ms, firing_ms=firing_ms))
+        keys_ms = self.deduplication.next_due_ms(now_ms)
+        timers_ms = self.timers.next_due_ms(now_ms, firing_ms=firing_ms)
+        dues = (revive_ms, check_ms, keys_ms, timers_ms)
         return min((due for due in dues if due is not None), default=None)
 
     def take_ready(self) -> tuple[set[TopicId], set[tuple[GroupId, TopicId]]]:
@@ -431,6 +460,8 @@ class Engine:
         self._bring_back(now_ms)
         for _ in self.consumption.renewals.suspend_unproven(now_ms):
             self.commit(now_ms)
+        self.key_tables.settle()
+        self.key_tables.clock.restart()
         self.consumption.reviver.take_over()
         self.half_checks.take_over(now_ms)
         if not self.catalog.handle_secret:

@@ -10,7 +10,7 @@ Both call the same function with the same entry. The kinds of records change thi
     AUDIT                the audit log; the next record is the first one of the audited change
     TRIM                 queues: they begin later
     MESSAGE              queue and index; the delivery, timer or transaction that it settles; a new
-                         timer or half message
+                         timer or half message; a dedup key
     CK, ACK, RENEW       deliveries and progress
     CONFIG               topics and groups; resets and deletions void deliveries
     TIMER, FRONTIER      timers
@@ -29,6 +29,7 @@ from zlib import crc32
 
 import numpy as np
 
+from tidemill.broker.engine.dedup.tables import KeyTables
 from tidemill.broker.engine.layout import (
     ack,
     audit,
@@ -47,14 +48,17 @@ from tidemill.broker.engine.layout import (
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.audit import Audit, AuditRow
 from tidemill.broker.engine.layout.config import ConfigItem
+from tidemill.broker.engine.layout.dedup import NO_PIN, StatedKeys, pin_of_half, pin_of_timer
 from tidemill.broker.engine.layout.entry import Entry, EpochStart
 from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.floor import Floor, Gap, decode_gap
 from tidemill.broker.engine.layout.message import (
+    FLAG_KEYED,
     Cause,
     CommittedTimer,
     HalfMessage,
     HalfOutcome,
+    KeyedMessage,
     MessageEntry,
     OutcomeReason,
     RecoveredHalf,
@@ -74,7 +78,7 @@ from tidemill.broker.engine.layout.state import (
     StatedProgress,
     StatedQueues,
 )
-from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
+from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl, TimerOperation
 from tidemill.broker.engine.layout.transaction import CheckWritten, RolledBack
 from tidemill.broker.engine.layout.trim import Trim
 from tidemill.broker.engine.message_store import MessageStore
@@ -91,6 +95,7 @@ from tidemill.broker.engine.pop.stated_rows import (
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.status import REPLACED_QUEUE
 from tidemill.broker.engine.transaction.table import TransactionEvent, TransactionTable
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
@@ -136,6 +141,8 @@ _OUTCOME_EVENTS: Final[dict[int, TransactionEvent]] = {
 # Of a rollback or an expiry whose half message is before the state floor.
 _UNKNOWN_TOPIC: Final = TopicId(0)
 NEXT_ID: Final = "nextId"  # a configuration item that keeps ids unique
+# Of a topic's item: when it was recorded, by the clock of dedup keys.
+KEYS_CHANGED_AT: Final = "keysAtMs"
 # Flags in the header of a record, by kind; others have none. `message.decode` checks its own.
 _FLAGS_KNOWN: Final[dict[int, int]] = {
     RecordKind.CK: pop_checkpoint.GIVEN_BACK,
@@ -163,7 +170,9 @@ class Fold:
         pops: PopState,
         timers: TimerIndex,
         transactions: TransactionTable,
+        keys: KeyTables,
     ) -> None:
+        self._keys = keys
         self._log = log
         self._catalog = catalog
         self._store = store
@@ -199,6 +208,7 @@ class Fold:
             StatedProgress: lambda entry, at, _: apply_stated_progress(pops, entry, at),
             StatedDeliveries: lambda entry, at, _: apply_stated_deliveries(pops, entry, at),
             StatedAudit: self._stated_audit,
+            StatedKeys: self._stated_keys,
         }
 
     def append(self, entry: Entry, now_ms: int) -> LogOffset:
@@ -322,6 +332,8 @@ class Fold:
             sent = message.decode(body, header.flags, tail, header.tail_crc)
             if header.flags:
                 self._message(sent, header.log_offset, header.size, header.stored_at_ms)
+                if header.flags & FLAG_KEYED:
+                    self._keys.follow()
             else:
                 self._store.apply_message(sent, header.log_offset, header.size)
             return
@@ -346,12 +358,21 @@ class Fold:
         if isinstance(cause, Cause):
             self._pops.settle_copied(cause, log_offset, stored_at_ms)
             return
+        if isinstance(cause, KeyedMessage):
+            if log_offset >= self.catalog_from:
+                self._key(cause, entry.topic_id, log_offset, stored_at_ms)
+            cause = cause.cause
+        elif isinstance(cause, TimerCause) and log_offset >= self.catalog_from:
+            self._keys.apply_timer_end(cause.timer_id)
         if isinstance(cause, (HalfMessage, HalfOutcome, CommittedTimer, RecoveredHalf)):
             self._transaction(cause, entry.topic_id, log_offset, stored_at_ms)
             cause = cause.target if isinstance(cause, CommittedTimer) else None
         if cause is None or log_offset < self.timers_from:
             return
         if isinstance(cause, TimerTarget):
+            if entry.queue_id == REPLACED_QUEUE:
+                self._timers.apply_replacement(cause, log_offset, size, stored_at_ms)
+                return
             self._timers.apply_schedule(
                 cause, log_offset, size, stored_at_ms, queue_id=entry.queue_id
             )
@@ -361,6 +382,18 @@ class Fold:
             self._timers.apply_schedule(
                 cause.target, log_offset, size, stored_at_ms, queue_id=entry.queue_id
             )
+
+    def _key(
+        self, keyed: KeyedMessage, topic_id: TopicId, log_offset: LogOffset, stored_at_ms: int
+    ) -> None:
+        """Apply the dedup key of a message. A timer or a half message keeps it."""
+        pin, cause = NO_PIN, keyed.cause
+        if isinstance(cause, TimerTarget):
+            pin, topic_id = pin_of_timer(cause.timer_id), cause.topic_id
+        elif cause is not None:
+            half = cause if isinstance(cause, HalfMessage) else cause.half
+            pin, topic_id = pin_of_half(half.half_id or log_offset), half.topic_id
+        self._keys.apply_key(topic_id, keyed.key, log_offset, stored_at_ms, pin=pin)
 
     def _transaction(
         self,
@@ -382,6 +415,11 @@ class Fold:
             self._transactions.apply_result(
                 outcome.half_id, event, topic_id, log_offset, stored_at_ms
             )
+            self._keys.apply_half_end(
+                outcome.half_id,
+                is_committed=outcome.reason == OutcomeReason.COMMITTED,
+                timer=cause.target.timer_id if isinstance(cause, CommittedTimer) else None,
+            )
         if isinstance(cause, (HalfMessage, RecoveredHalf)):
             half = cause.half if isinstance(cause, RecoveredHalf) else cause
             half_id = half.half_id or HalfId(log_offset)
@@ -402,6 +440,7 @@ class Fold:
                 log_offset,
                 stored_at_ms,
             )
+            self._keys.apply_half_end(entry.half_id, is_committed=False, timer=None)
 
     def _config(self, entry: ConfigItem, log_offset: LogOffset, _stored_at_ms: int) -> None:
         item = entry.item
@@ -409,13 +448,14 @@ class Fold:
             apply_reset(self._pops, item["group_id"], item["offsets"], log_offset)
             return
         if log_offset >= self.catalog_from:
-            self._catalog.apply(item, log_offset)
+            self._apply_item(item, log_offset)
         match item["op"]:
             case "deleteTopic":
                 self._catalog.deaths += 1
                 forget_topic(self._pops, item["id"])
                 if log_offset >= self.catalog_from:
                     self._transactions.forget_topic(item["id"])
+                    self._keys.forget_topic(item["id"])
             case "deleteGroup":
                 forget_group(self._pops, item["id"])
             case "endHandles" if self._pops.catch_up is None:
@@ -423,6 +463,18 @@ class Fold:
             case "topic" if item["topic"]["retry_of"]:
                 group_id, topic_id = item["topic"]["retry_of"]
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])
+
+    def _apply_item(
+        self, item: dict[str, Any], log_offset: LogOffset, *, is_stated: bool = False
+    ) -> None:
+        """Apply an item to the catalog, and the deduplication of a topic to its keys."""
+        if item["op"] != "topic":
+            self._catalog.apply(item, log_offset, is_stated=is_stated)
+            return
+        topic_id = item["topic"]["id"]
+        before = self._catalog.topics.get(topic_id)
+        self._catalog.apply(item, log_offset, is_stated=is_stated)
+        self._keys.apply_topic(self._catalog.topics[topic_id], before, item.get(KEYS_CHANGED_AT, 0))
 
     def _trim(self, entry: Trim, log_offset: LogOffset, _stored_at_ms: int) -> None:
         self._catalog.deaths += 1
@@ -454,6 +506,8 @@ class Fold:
                 self._audit_log.add(row, log_offset)
 
     def _timer(self, entry: TimerControl, log_offset: LogOffset, stored_at_ms: int) -> None:
+        if entry.operation == TimerOperation.CANCEL and log_offset >= self.catalog_from:
+            self._keys.apply_timer_cancel(entry.timer_id)
         if log_offset >= self.timers_from:
             self._timers.apply_control(entry, stored_at_ms)
 
@@ -468,7 +522,11 @@ class Fold:
         self, entry: StatedConfig, log_offset: LogOffset, _stored_at_ms: int
     ) -> None:
         if log_offset >= self.catalog_from:
-            self._catalog.apply(entry.item, log_offset, is_stated=True)
+            self._apply_item(entry.item, log_offset, is_stated=True)
+
+    def _stated_keys(self, entry: StatedKeys, log_offset: LogOffset, _stored_at_ms: int) -> None:
+        if log_offset >= self.catalog_from:
+            self._keys.apply_stated(entry.rows)
 
     def _stated_queues(
         self, entry: StatedQueues, log_offset: LogOffset, _stored_at_ms: int

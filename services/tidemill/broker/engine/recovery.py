@@ -288,6 +288,7 @@ class _Recovery:
         if is_caught_up:
             # Not earlier: queue files may contain topics that the snapshot does not.
             engine.catalog.forget_unknown_queues()
+            engine.key_tables.settle()
         self._drop_hidden_before_floor()
         # The snapshot may be older than the last drop of a segment, which has no record.
         engine.catalog.deleted_names.drop_before(
@@ -407,6 +408,7 @@ class _Recovery:
                     self._load_section(catch_up, row, data)
                 catch_up.end_deliveries()
                 self._engine.transaction_table.end_load()
+                self._engine.key_tables.end_load()
                 mappings.forget(name)
                 return name, file.from_offset, max(row.first for row in rows)
         return "", 0, NEVER
@@ -430,6 +432,8 @@ class _Recovery:
                     engine.catalog.audit.add(kept, LogOffset(0))
             case SnapshotSection.TRANSACTIONS:
                 engine.transaction_table.load(data)
+            case SnapshotSection.KEYS:
+                engine.key_tables.load(data)
             case SnapshotSection.QUEUES:
                 for end in snapshot.decode_ends(data):
                     queue = engine.catalog.queue(end.topic_id, end.queue_id)

@@ -19,6 +19,7 @@ from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
     FLAG_HALF,
+    FLAG_KEYED,
     FLAG_SCHEDULE,
     FLAG_TIMER,
     HalfMessage,
@@ -296,6 +297,7 @@ def known_message(flags: int, body: memoryview | bytes, blob: memoryview | bytes
     The record is not verified, because a delivery may have many large messages. A damaged record
     may give a wrong id; its own event reports the damage.
     """
+    flags &= ~FLAG_KEYED
     _, _, attempts, _ = _unpack_place(body)
     message_id = _message_id(blob)
     if not flags:

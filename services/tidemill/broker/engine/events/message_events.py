@@ -12,6 +12,7 @@ from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
     FLAG_HALF,
+    FLAG_KEYED,
     FLAG_OUTCOME,
     FLAG_REMAINS,
     FLAG_SCHEDULE,
@@ -23,7 +24,7 @@ from tidemill.broker.engine.layout.message import (
 )
 from tidemill.broker.engine.layout.record import RecordHeader
 from tidemill.broker.engine.store.segment import Record
-from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
+from tidemill.broker.engine.timer.status import REPLACED_QUEUE, SCHEDULE_QUEUE
 from tidemill.broker.engine.transaction.halves import HALF_QUEUE
 from tidemill.message import stored_message
 
@@ -55,8 +56,8 @@ class MessageEvents:
         if self._filter.message_id:
             _check(header, blob)
         fields = _unpack_fields(blob)
-        flags = header.flags & ~FLAG_STUB
-        is_whole = flags == header.flags
+        flags = header.flags & ~(FLAG_STUB | FLAG_KEYED)
+        is_whole = not header.flags & FLAG_STUB
         if not flags:
             at = _FIXED_SIZE + fields[3] * _HASH_SIZE + fields[4]
             message_id = str(blob[at : at + fields[5]], "utf-8", "replace")
@@ -131,7 +132,8 @@ class MessageEvents:
 
     def _of_schedule(self, event: Event, body: memoryview, queue_id: int, flags: int) -> Event:
         target = message.decode_target(body)
-        is_new = queue_id == SCHEDULE_QUEUE
+        is_replaced = queue_id == REPLACED_QUEUE
+        is_new = is_replaced or queue_id == SCHEDULE_QUEUE
         return event._replace(
             kind=EventKind.SCHEDULED if is_new else EventKind.MOVED,
             topic=target.origin,
@@ -139,7 +141,7 @@ class MessageEvents:
             queue_id=target.queue_id,
             queue_offset=target.timer_id,
             due_at_ms=target.due_at_ms,
-            reason="damaged" if flags & FLAG_REMAINS else "",
+            reason="damaged" if flags & FLAG_REMAINS else "replaced" if is_replaced else "",
         )._replace(**_committed(body) if flags & FLAG_OUTCOME else {})
 
     def _of_half(self, event: Event, body: memoryview, queue_id: int, flags: int) -> Event:

@@ -13,10 +13,11 @@ steps of the wall clock. A message that replaces a delayed message repeats the t
 
 A row of a table, in snapshots and in memory:
 
-     0                16                24               32             36
-    ┌────────────────┬─────────────────┬────────────────┬──────────────┬─────────┐
-    │ hash, 16 bytes │ log_offset  i64 │ taken_at_ms i64│ body_crc u32 │ pin i64 │
-    └────────────────┴─────────────────┴────────────────┴──────────────┴─────────┘
+     0                16             22              28             32
+    ┌────────────────┬──────────────┬───────────────┬──────────────┬─────────┐
+    │ hash, 16 bytes │ log_offset   │ taken_at_ms   │ body_crc u32 │ pin i64 │
+    │                │ u48          │ u48           │              │         │
+    └────────────────┴──────────────┴───────────────┴──────────────┴─────────┘
 
 `log_offset` is that of the message with the key. `pin` keeps the key after the end of its window: a
 timer id + 1 if the message is a pending delayed message, a negative half id if it is an open half
@@ -24,10 +25,12 @@ message, otherwise 0.
 
 A STATE record has rows with their topic:
 
-     0              4
-    ┌──────────────┬─────┐
-    │ topic_id u32 │ row │   If log_offset is -1, the key is free.
-    └──────────────┴─────┘
+     0              4                20                28               36             40
+    ┌──────────────┬────────────────┬─────────────────┬────────────────┬──────────────┬─────────┐
+    │ topic_id u32 │ hash, 16 bytes │ log_offset  i64 │ taken_at_ms i64│ body_crc u32 │ pin i64 │
+    └──────────────┴────────────────┴─────────────────┴────────────────┴──────────────┴─────────┘
+
+If log_offset is -1, the key is free: an operator has freed it.
 
 A section of a snapshot has the rows of one topic, as of the moment of the catalog:
 
@@ -55,8 +58,9 @@ HASH_SIZE: Final = 16
 _PART = struct.Struct(">16sIqB")
 _PART_SIZE = 29
 PART_BYTES_MAX: Final = _PART_SIZE + KEY_BYTES_MAX
-ROW = struct.Struct(">16sqqIq")
-ROW_SIZE: Final = 44
+# The two fields of 48 bits are one of 64 and one of 32.
+ROW = struct.Struct(">16sQIIq")
+ROW_SIZE: Final = 40
 STATED_ROW = struct.Struct(">I16sqqIq")
 STATED_ROW_SIZE: Final = 48
 _SECTION = struct.Struct(">Iqq")
@@ -67,13 +71,7 @@ assert STATED_ROW.size == STATED_ROW_SIZE, "part of the disk format"
 assert _SECTION.size == _SECTION_SIZE, "part of the disk format"
 
 ROW_DTYPE = np.dtype(
-    [
-        ("hash", "V16"),
-        ("log_offset", ">i8"),
-        ("taken_at_ms", ">i8"),
-        ("body_crc", ">u4"),
-        ("pin", ">i8"),
-    ]
+    [("hash", "V16"), ("high", ">u8"), ("low", ">u4"), ("body_crc", ">u4"), ("pin", ">i8")]
 )
 assert ROW_DTYPE.itemsize == ROW_SIZE, "the array form is the row"
 FREED: Final = LogOffset(-1)
@@ -124,6 +122,25 @@ def decode_part(body: bytes | memoryview, at: int) -> DedupKey:
     *fields, size = _PART.unpack_from(body, at)
     begin = at + _PART_SIZE
     return DedupKey._make((*fields, bytes(body[begin : begin + size])))
+
+
+def encode_row(row: KeyRow) -> bytes:
+    """Encode a row of a table."""
+    hash_, log_offset, taken_at_ms, body_crc, pin = row
+    high, low = log_offset << 16 | taken_at_ms >> 32, taken_at_ms & 0xFFFFFFFF
+    return ROW.pack(hash_, high, low, body_crc, pin)
+
+
+def taken_at_ms(rows: np.ndarray) -> np.ndarray:
+    """Return when the keys of some rows were taken."""
+    high = (rows["high"].astype(np.int64) & 0xFFFF) << 32
+    times: np.ndarray = high | rows["low"]
+    return times
+
+
+def log_offsets(rows: np.ndarray) -> np.ndarray:
+    """Return the log offsets of some rows."""
+    return (rows["high"].astype(np.uint64) >> np.uint64(16)).astype(np.int64)
 
 
 def encode_stated(rows: Iterable[tuple[TopicId, KeyRow]]) -> bytes:

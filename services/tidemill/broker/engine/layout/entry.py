@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.audit import Audit
 from tidemill.broker.engine.layout.config import ConfigItem
+from tidemill.broker.engine.layout.dedup import StatedKeys
 from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.floor import Floor
 from tidemill.broker.engine.layout.message import MessageEntry
@@ -52,6 +53,7 @@ Entry: TypeAlias = (
     | StatedProgress
     | StatedDeliveries
     | StatedAudit
+    | StatedKeys
 )
 
 

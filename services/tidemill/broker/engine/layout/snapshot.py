@@ -22,6 +22,8 @@ kind of the section and key_2 its number. The section contains everything before
     8 TRANSACTIONS
                   rows of the table of transactions (`layout.transaction`), of the moment of the
                   catalog (level 4)
+    9 KEYS        rows of the dedup keys of one topic (`layout.dedup`), of the moment of the catalog
+                  (level 4)
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class SnapshotSection(IntEnum):
     DELIVERIES = 5
     AUDIT = 7
     TRANSACTIONS = 8
+    KEYS = 9
 
 
 class QueueEnd(NamedTuple):

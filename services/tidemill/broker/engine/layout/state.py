@@ -10,6 +10,7 @@ deliveries, a STATE record has their rows with the flag RELEASED.
 │         │ 2 QUEUES      JSON [[topic_id, queue_id, end offset], ...]    │
 │         │ 3 PROGRESS    how far groups are (`layout.progress_rows`)     │
 │         │ 4 DELIVERIES  live deliveries (`layout.delivery_rows`)        │
+│         │ 5 KEYS        rows of dedup keys (`layout.dedup`)             │
 │         │ 8 AUDIT       records of the audit log (`layout.audit`)       │
 └─────────┴──────────────────────────────────────────────────────────────┘
 """
@@ -20,8 +21,9 @@ import json
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from tidemill.broker.engine.layout import audit, config, delivery_rows, progress_rows
+from tidemill.broker.engine.layout import audit, config, dedup, delivery_rows, progress_rows
 from tidemill.broker.engine.layout.audit import AuditRow
+from tidemill.broker.engine.layout.dedup import StatedKeys
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
@@ -35,6 +37,7 @@ class StateKind(IntEnum):
     QUEUES = 2
     PROGRESS = 3
     DELIVERIES = 4
+    KEYS = 5  # feature level 4
     AUDIT = 8  # feature level 3
 
 
@@ -68,7 +71,9 @@ class StatedAudit(NamedTuple):
     rows: list[AuditRow]
 
 
-State: TypeAlias = StatedConfig | StatedQueues | StatedProgress | StatedDeliveries | StatedAudit
+State: TypeAlias = (
+    StatedConfig | StatedQueues | StatedProgress | StatedDeliveries | StatedAudit | StatedKeys
+)
 
 
 def encode(state: State) -> tuple[bytes, bytes]:
@@ -84,6 +89,8 @@ def encode(state: State) -> tuple[bytes, bytes]:
             return bytes([StateKind.DELIVERIES]), delivery_rows.encode(deliveries)
         case StatedAudit(rows):
             return bytes([StateKind.AUDIT]), audit.encode_rows(rows)
+        case StatedKeys(rows):
+            return bytes([StateKind.KEYS]), dedup.encode_stated(rows)
 
 
 def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
@@ -99,5 +106,7 @@ def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
             return StatedDeliveries(delivery_rows.decode(tail))
         case StateKind.AUDIT:
             return StatedAudit(audit.decode_rows(tail))
+        case StateKind.KEYS:
+            return dedup.decode_stated(tail)
         case what:
             raise UnknownRecord(f"STATE record of kind {what}")

@@ -74,6 +74,14 @@ class Admission:
             return self._find_room(due_at_ms, topic, chance, now_ms)
         return due_at_ms
 
+    def admit_replacement(self, topic: Topic, size: int) -> None:
+        """Admit a message that replaces that of a pending timer. Raises Overloaded.
+
+        The number of timers stays. The bytes of the replaced message count until the next look.
+        """
+        if self._index.pinned_bytes + size > self._bytes_room:
+            self._check_reserve(topic, size)
+
     def _check_reserve(self, topic: Topic, size: int) -> None:
         """Raise Overloaded unless the topic may use the reserve for another timer."""
         index, count_max = self._index, self._config.max_pending

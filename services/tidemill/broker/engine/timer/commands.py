@@ -11,17 +11,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import final
 
+from tidemill.broker.engine.layout.dedup import DedupKey
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import (
+    FLAG_KEYED,
     FLAG_OUTCOME,
     FLAG_SCHEDULE,
     CommittedTimer,
     HalfOutcome,
+    KeyedMessage,
     MessageCause,
     MessageEntry,
     TimerTarget,
 )
-from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
+from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_control import TimerControl, TimerOperation
 from tidemill.broker.engine.layout.timer_entry import TimerEntry, TimerEntryDamaged
 from tidemill.broker.engine.message_store import MessageStore
@@ -37,6 +40,7 @@ from tidemill.broker.engine.timer.pending import PendingQuery, PendingWalk
 from tidemill.broker.engine.timer.recovery import TimerRecovery
 from tidemill.broker.engine.timer.search import TimerSearch
 from tidemill.broker.engine.timer.status import (
+    REPLACED_QUEUE,
     SCHEDULE_QUEUE,
     ScheduleResult,
     TimerQuery,
@@ -103,14 +107,19 @@ class TimerCommands:
         now_ms: int,
         firing_ms: int,
         outcome: HalfOutcome | None = None,
+        key: DedupKey | None = None,
+        due_max_ms: int | None = None,
     ) -> ScheduleResult:
         """Store a message until it is due, later than `firing_ms`. Raises Overloaded.
 
-        With `outcome`, the message is a committed half message.
+        With `outcome`, the message is a committed half message. A full second does not move the due
+        time beyond `due_max_ms`.
         """
         if not self._index.pending_count:
             self._recovery.start_loading(firing_ms)
         due_at_ms = self._admission.admit(due_at_ms, topic, len(blob), crc, firing_ms)
+        if due_max_ms is not None:
+            due_at_ms = min(due_at_ms, due_max_ms)
         data: bytes | memoryview = blob
         if _DUE.unpack_from(blob, stored_message.DUE_AT)[0] != due_at_ms:
             data, crc = with_due_time(blob, crc, due_at_ms)
@@ -125,12 +134,43 @@ class TimerCommands:
         cause: MessageCause = target
         if outcome is not None:
             flags, cause = FLAG_SCHEDULE | FLAG_OUTCOME, CommittedTimer(target, outcome)
+        elif key is not None:
+            flags, cause = FLAG_SCHEDULE | FLAG_KEYED, KeyedMessage(target, key)
         entry = timer_topic_id, SCHEDULE_QUEUE, 0, timer_id, flags, cause, data, crc
         self._recorder.append(_tuple(MessageEntry, entry), now_ms)
         self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
         # Export the series from 0 on, so that a rate includes the first delivery.
         self._lateness.declare(topic.id)
         return ScheduleResult(timer_id, due_at_ms)
+
+    def replace(
+        self,
+        timer_id: TimerId,
+        topic: Topic,
+        queue_id: QueueId,
+        blob: bytes,
+        crc: int,
+        *,
+        due_at_ms: int,
+        key: DedupKey,
+        now_ms: int,
+        firing_ms: int,
+    ) -> ScheduleResult:
+        """Replace the message of a pending timer, and its due time. Raises Overloaded.
+
+        A time in the past means now.
+        """
+        self._admission.admit_replacement(topic, len(blob))
+        due_at_ms = max(due_at_ms, firing_ms)
+        data, crc = with_due_time(blob, crc, due_at_ms)
+        queue = self._catalog.queue(self._catalog.topic_ids[TIMER_TOPIC], REPLACED_QUEUE)
+        target = TimerTarget(timer_id, due_at_ms, topic.id, queue_id, topic.name)
+        place = queue.topic_id, queue.queue_id, 0, queue.max_offset
+        flags, cause = FLAG_SCHEDULE | FLAG_KEYED, KeyedMessage(target, key)
+        self._recorder.append(MessageEntry(*place, flags, cause, data, crc), now_ms)
+        self._quarantined.pop(timer_id, None)
+        self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
+        return ScheduleResult(QueueOffset(timer_id), due_at_ms)
 
     def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
         """Return the requested delivery time of a message. Raises IllegalDeliveryTime."""

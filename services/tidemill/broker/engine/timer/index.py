@@ -129,6 +129,32 @@ class TimerIndex:
             # Its link may be lost, if no flush has written it.
             self.links.link(timer_id, entry, timer_record.SCHEDULE, now_ms)
 
+    def apply_replacement(
+        self, target: TimerTarget, log_offset: LogOffset, size: int, now_ms: int
+    ) -> None:
+        """Apply a MESSAGE record that replaces the message of a pending timer and its due time."""
+        self.link_gathered()
+        self.event_count += 1
+        timer_id = target.timer_id
+        entry = self.get(timer_id)
+        state = ON_SCHEDULE.get(entry.state)
+        if state is None:
+            return
+        new = TimerEntry(log_offset, size, target.due_at_ms, target.topic_id, state)
+        if entry.state == TimerState.UNUSED:
+            # Its schedule was in a segment that retention has removed.
+            self.next_id = max(self.next_id, timer_id + 1)
+            self._add(timer_id, new, now_ms)
+            return
+        if log_offset > entry.log_offset:
+            self.links.unlink(timer_id, entry, timer_record.RESCHEDULED_OUT, now_ms)
+            self.count(timer_id, entry, -1)
+            self.table.put(timer_id, new)
+            self.count(timer_id, new, 1)
+        if log_offset >= entry.log_offset:
+            # Also in a replay: the link may be lost, if no flush has written it.
+            self.links.link(timer_id, new, timer_record.RESCHEDULED_IN, now_ms)
+
     def link_gathered(self) -> None:
         """Add the timers scheduled since the last call, many at once.
 

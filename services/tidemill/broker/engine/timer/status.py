@@ -12,6 +12,7 @@ from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TimerId,
 SCHEDULE_QUEUE = QueueId(0)  # schedules: the id of a timer is its queue offset here
 COPY_QUEUE = QueueId(1)  # evacuated messages
 REMAINS_QUEUE = QueueId(2)  # the intact properties of damaged messages
+REPLACED_QUEUE = QueueId(3)  # messages that replace those of pending timers with a dedup key
 
 
 class TimerState(IntEnum):

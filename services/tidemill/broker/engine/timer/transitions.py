@@ -25,7 +25,7 @@ class TimerEvent(IntEnum):
     """An event in the life of a timer, each but FORGET from a record of the log."""
 
     SCHEDULE = 1  # its message, or a newer copy of it
-    RESCHEDULE = 2
+    RESCHEDULE = 2  # another due time, and another message if a dedup key is sent again
     CANCEL = 3
     DELIVER = 4
     DROP = 5  # to the dead-letter topic

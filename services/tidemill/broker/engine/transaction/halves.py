@@ -7,12 +7,15 @@ from typing import Final, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.dedup import DedupKey
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import (
     FLAG_HALF,
+    FLAG_KEYED,
     FLAG_OUTCOME,
     HalfMessage,
     HalfOutcome,
+    KeyedMessage,
     MessageEntry,
     OutcomeReason,
     RecoveredHalf,
@@ -119,14 +122,22 @@ class HalfMessages:
     # ------------------------------------------------------------ appending
 
     def append_first(
-        self, cause: HalfMessage | RecoveredHalf, blob: bytes | memoryview, crc: int, now_ms: int
+        self,
+        cause: HalfMessage | RecoveredHalf,
+        blob: bytes | memoryview,
+        crc: int,
+        now_ms: int,
+        *,
+        key: DedupKey | None = None,
     ) -> HalfId:
-        """Append a first HALF record."""
+        """Append a first HALF record, with its dedup key."""
         flags = FLAG_HALF | FLAG_OUTCOME if isinstance(cause, RecoveredHalf) else FLAG_HALF
         queue = self._hidden_queue(HALF_QUEUE, now_ms)
-        entry = MessageEntry(
-            queue.topic_id, queue.queue_id, 0, queue.max_offset, flags, cause, blob, crc
-        )
+        place = queue.topic_id, queue.queue_id, 0, queue.max_offset
+        entry = MessageEntry(*place, flags, cause, blob, crc)
+        if key is not None:
+            keyed = KeyedMessage(cause, key)
+            entry = MessageEntry(*place, flags | FLAG_KEYED, keyed, blob, crc)
         return HalfId(self._recorder.append(entry, now_ms))
 
     def append_copy(self, row: TransactionRow, found: Record, now_ms: int) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, final
 
+from tidemill.broker.engine.layout.dedup import DedupKey
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import (
     HalfMessage,
@@ -94,6 +95,7 @@ class Transactions:
         room: DiskRoom,
         *,
         schedule_timer: TimerSchedule,
+        take_key: Callable[[Topic, bytes], DedupKey | None],
         open_max: int,
     ) -> None:
         self.table = table
@@ -104,6 +106,8 @@ class Transactions:
         self._recorder = recorder
         self._room = room
         self._schedule_timer = schedule_timer
+        # Returns the dedup key of a recovered message. Raises Conflict if another message has it.
+        self._take_key = take_key
         self._open_max = open_max
         # Called with each half message about which a client has answered.
         self.answered: Callable[[HalfId], None] = _ignore
@@ -122,6 +126,7 @@ class Transactions:
         crc: int,
         sender: HalfSender,
         *,
+        key: DedupKey | None = None,
         now_ms: int,
     ) -> HalfId:
         """Store a half message, which the caller has checked. Raises Overloaded."""
@@ -149,7 +154,7 @@ class Transactions:
             client.owner,
             client.client_id,
         )
-        half_id = self._halves.append_first(half, blob, crc, now_ms)
+        half_id = self._halves.append_first(half, blob, crc, now_ms, key=key)
         self.checks.add(half_id, half.next_check_ms)
         return half_id
 
@@ -256,6 +261,7 @@ class Transactions:
             raise Overloaded(f"{self._open_max} half messages are open, the limit")
         if not self._room.may_copy:
             raise self._room.copies_rejected("recovers no transactions")
+        self._take_key(topic, bytes(found.tail))
         return RecoverableHalf(row, found, topic)
 
     def recover(self, half_id: HalfId, *, now_ms: int) -> HalfId:
@@ -277,7 +283,10 @@ class Transactions:
             UNKNOWN_CLIENT.client_id,
         )
         cause = RecoveredHalf(half, HalfOutcome(half_id, OutcomeReason.RECOVERED, row.checks, ""))
-        new_id = self._halves.append_first(cause, found.tail, found.header.tail_crc, now_ms)
+        key = self._take_key(topic, bytes(found.tail))
+        new_id = self._halves.append_first(
+            cause, found.tail, found.header.tail_crc, now_ms, key=key
+        )
         self.checks.add(new_id, half.next_check_ms)
         self.recovered[topic.id] += 1
         return new_id

@@ -26,6 +26,7 @@ from typing import Any, final
 
 import numpy as np
 
+from tidemill.broker.engine.dedup.tables import KeyTables
 from tidemill.broker.engine.layout import (
     audit,
     block_file,
@@ -117,8 +118,11 @@ class _Extents:
 class SnapshotSize:
     """The expected size of the next snapshot."""
 
-    def __init__(self, catalog: Catalog, pops: PopState, transactions: TransactionTable) -> None:
+    def __init__(
+        self, catalog: Catalog, pops: PopState, transactions: TransactionTable, keys: KeyTables
+    ) -> None:
         self._catalog = catalog
+        self._keys = keys
         self._transactions = transactions
         self._pops = pops
         self.last_bytes = 0  # the size of the last snapshot of this process
@@ -133,6 +137,7 @@ class SnapshotSize:
             + self._catalog.security.size_bytes
             + self._catalog.audit.size_bytes
             + self._transactions.size_bytes
+            + self._keys.size_bytes
         )
         return max(known, self.last_bytes)
 
@@ -142,8 +147,13 @@ class Checkpoints:
     """Writer of checkpoints, with the conditions for the next one."""
 
     def __init__(
-        self, parts: UpkeepParts, snapshot_size: SnapshotSize, transactions: TransactionTable
+        self,
+        parts: UpkeepParts,
+        snapshot_size: SnapshotSize,
+        transactions: TransactionTable,
+        keys: KeyTables,
     ) -> None:
+        self._keys = keys
         self._transactions = transactions
         self._config = parts.config
         self._disk = parts.disk
@@ -288,6 +298,7 @@ class Checkpoints:
         if self._log.state_floor > self._log.min_offset:
             items, item_count = chain([floor_item(self._log.state_floor)], items), item_count + 1
         transactions = self._transactions.freeze()
+        keys, key_sections = self._keys.freeze(), self._keys.section_count
         audit_count, audited = len(self._catalog.audit), self._catalog.audit.all_rows()
         covered = self._log.committed_offset
         # The log after `begin` states everything that is created from here on.
@@ -303,6 +314,7 @@ class Checkpoints:
             + self._catalog.security.size_bytes // SECURITY_BYTES_A_SECTION
             + -(-audit_count // AUDIT_ROWS_A_SECTION)
             + len(transactions)
+            + key_sections
             + (-(-len(ends) // ENDS_A_SECTION) or 1)
             + len(progresses)
             + slices_max
@@ -319,6 +331,7 @@ class Checkpoints:
             yield from self._catalog_sections(items, covered)
             yield from self._audit_sections(audited, covered)
             yield from self._transaction_sections(transactions, covered)
+            yield from self._key_sections(keys, covered)
             yield from self._end_sections(ends, begin)
             yield from self._progress_sections(progresses)
             yield from self._delivery_sections()
@@ -382,6 +395,13 @@ class Checkpoints:
             yield [
                 EncodedBlock(SnapshotSection.TRANSACTIONS, number, covered, len(rows), bytes(rows))
             ]
+
+    def _key_sections(
+        self, sections: Iterator[bytes], covered: int
+    ) -> Iterator[list[EncodedBlock]]:
+        for number, data in enumerate(sections):
+            self._tally.add(len(data) // TRANSACTION_BYTES_AN_ITEM)
+            yield [EncodedBlock(SnapshotSection.KEYS, number, covered, len(data), data)]
 
     def _end_sections(
         self, ends: list[tuple[int, ...]], begin: int

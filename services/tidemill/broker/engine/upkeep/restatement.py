@@ -11,9 +11,11 @@ from typing import TypeVar, final
 
 import numpy as np
 
+from tidemill.broker.engine.dedup.tables import KeyTables
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import trim
 from tidemill.broker.engine.layout.audit import AuditRow
+from tidemill.broker.engine.layout.dedup import StatedKeys
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.state import (
     StatedAudit,
@@ -52,8 +54,15 @@ class Restatement:
     """Records live state again that only old records state."""
 
     def __init__(
-        self, parts: UpkeepParts, acks: RoundAcks, fold: Fold, half_checks: HalfChecks
+        self,
+        parts: UpkeepParts,
+        acks: RoundAcks,
+        fold: Fold,
+        half_checks: HalfChecks,
+        keys: KeyTables,
     ) -> None:
+        self._keys = keys
+        self._log = parts.store.log
         self._half_checks = half_checks
         self._catalog = parts.catalog
         self._pops = parts.pops
@@ -68,6 +77,7 @@ class Restatement:
         yield from self._restate_queues(end, now_ms)
         for _ in self._half_checks.restate(end, now_ms):
             yield []
+        yield from self._restate_keys(end, now_ms)
         # Deliveries first: an ack in between then settles a stated one, also in a replay.
         yield from self._restate_deliveries(end, now_ms)
         yield from self._restate_progress(end, now_ms)
@@ -123,6 +133,21 @@ class Restatement:
             if ends:
                 self._fold.append(StatedQueues(ends), now_ms)
             yield []
+
+    def _restate_keys(self, end: int, now_ms: int) -> Steps:
+        """Record the rows of known dedup keys with messages before log offset `end`."""
+        keys = self._keys
+        low, stated_at = keys.stated_before
+        if stated_at < end:
+            low = 0  # The records that stated these rows are before the new state floor, too.
+        begin = int(self._log.log_end)
+        for topic_id in list(keys.tables):
+            for rows in keys.known_rows(topic_id, low=low, end=end):
+                if rows:
+                    # At once: a key that is freed later must not come back.
+                    self._fold.append(StatedKeys([(topic_id, row) for row in rows]), now_ms)
+                yield []
+        keys.stated_before = end, begin if low == 0 else stated_at
 
     def _queues_in_parts(
         self, is_due: Callable[[ConsumeQueue], bool], size: int

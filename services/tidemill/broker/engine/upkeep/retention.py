@@ -13,6 +13,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import final
 
+from tidemill.broker.engine.dedup.tables import KeyTables
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.expiry import ExpiredRange
@@ -68,6 +69,7 @@ class Retention:
         live_bytes: LiveBytes,
         transactions: TransactionTable,
         half_checks: HalfChecks,
+        keys: KeyTables,
     ) -> None:
         self._store = parts.store
         self._log = parts.store.log
@@ -79,7 +81,7 @@ class Retention:
         self._fold = fold
         self._transactions = transactions
         self._half_checks = half_checks
-        self._restatement = Restatement(parts, acks, fold, half_checks)
+        self._restatement = Restatement(parts, acks, fold, half_checks, keys)
         self._trims = trims
         self._checkpoints = checkpoints
         self._quiet = parts.quiet
@@ -350,7 +352,9 @@ class Retention:
             return None
         topics = [self._catalog.find_topic(name) for name in sorted(HIDDEN_TOPICS)]
         for topic in [one for one in topics if one is not None]:
-            for queue in self._catalog.queues_of(topic):
+            # More than `queues_of`: the number of its queues counts only the first ones.
+            own = [queue for key, queue in self._catalog.queues.items() if key[0] == topic.id]
+            for queue in own:
                 # A damaged file is rebuilt first; the next floor moves on.
                 with suppress(BlockFileDamaged):
                     if queue.min_offset < queue.offset_behind(floor):

@@ -1,0 +1,278 @@
+"""The decision about each send with a dedup key: store it, answer as for the first, or replace.
+
+The owner decides in its one order. The answer of a repeat leaves with its round, so never before
+the first message is committed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from hashlib import blake2b
+from typing import Final, NamedTuple, final
+from zlib import crc32
+
+from tidemill.broker.engine.dedup.config import DedupConfig
+from tidemill.broker.engine.dedup.first_messages import FirstMessage, FirstMessages
+from tidemill.broker.engine.dedup.key_table import KEY_BYTES, KeyTable
+from tidemill.broker.engine.dedup.tables import SWEPT_A_SLICE, KeyTables
+from tidemill.broker.engine.layout.dedup import HASH_SIZE, KEY_BYTES_MAX, DedupKey, KeyRow
+from tidemill.broker.engine.layout.numbers import TimerId, TopicId
+from tidemill.broker.engine.metadata.catalog import Catalog, Topic
+from tidemill.broker.engine.metadata.dedup_policy import DedupMode, DedupPolicy, KeySource
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.common.errors import (
+    Conflict,
+    IllegalPropertyKey,
+    KeyOwnerChanged,
+    MessageCorrupted,
+    Overloaded,
+)
+from tidemill.message import stored_message
+from tidemill.message.dedup_key import check_key, owner_of_key, property_of
+
+SWEEP_PERIOD_MS: Final = 1_000
+COUNTED_BYTES: Final = 256 << 10  # taken by new keys between two counts of the memory
+_TYPE_AT: Final = stored_message.MESSAGE_TYPE_AT
+_SIZES_AT: Final = stored_message.BODY_SIZE_AT
+
+
+class RepeatedSend(Exception):
+    """The message repeats a dedup key: nothing is stored, and the first answer counts."""
+
+    def __init__(self, first: FirstMessage, *, is_mismatch: bool) -> None:
+        super().__init__(f"the dedup key is that of the message {first.message_id!r}")
+        self.first = first
+        self.is_mismatch = is_mismatch  # the first message has another body
+
+
+class KeyedSend(NamedTuple):
+    """A message that is stored with its dedup key."""
+
+    key: DedupKey
+    replaced: TimerId | None = None  # the pending timer whose message it replaces
+    due_max_ms: int | None = None  # of a delayed message in mode `replace`, by the firing clock
+
+
+@final
+class Deduplication:
+    """The dedup keys of one broker group, as its owner decides about them."""
+
+    def __init__(
+        self,
+        tables: KeyTables,
+        firsts: FirstMessages,
+        catalog: Catalog,
+        log: CommitLog,
+        config: DedupConfig,
+    ) -> None:
+        self.tables = tables
+        self._firsts = firsts
+        self._catalog = catalog
+        self._log = log
+        self._memory_bytes = config.memory_bytes
+        self._hasher = blake2b(b"", digest_size=HASH_SIZE)
+        self._hashed_secret = b""
+        # Memory for new keys until the next count, of topics without a share.
+        self._rest_bytes = 0
+        self._counted_at_ms = -1
+        self._sweep_at_ms = 0  # by the clock of keys
+        self._sweeping: list[TopicId] = []
+        # Counts of this process, by topic id and by a word.
+        self.hits: Counter[tuple[TopicId, str]] = Counter()  # "committed", "in_flight"
+        self.rejected: Counter[tuple[TopicId, str]] = Counter()  # "memory", "version"
+        self.replaced: Counter[TopicId] = Counter()
+        self.mismatches: Counter[TopicId] = Counter()
+
+    def note_time(self, now_ms: int, monotonic_ms: int) -> None:
+        """Note the time of a round, before its commands."""
+        self.tables.clock.read(now_ms, monotonic_ms)
+
+    # ------------------------------------------------------------ sends
+
+    def admit(self, topic: Topic, blob: bytes, *, firing_ms: int) -> KeyedSend | None:
+        """Return the key with which a message is stored; None if it has none.
+
+        Raises RepeatedSend, Overloaded, KeyOwnerChanged, IllegalPropertyKey, MessageCorrupted.
+        """
+        policy = topic.dedup
+        assert policy is not None, "the topic has a table"
+        try:
+            key = _key_of(policy, blob)
+            if key is None:
+                return None
+            group = _message_group_of(blob)
+            crc = _body_crc(blob)
+        except ValueError as error:
+            raise MessageCorrupted(f"the message is not well-formed: {error}") from None
+        self._check_owner(topic, key, group)
+        table, now_ms = self.tables.tables[topic.id], self.tables.clock.now_ms
+        hash_ = self.hash_of(topic.id, group, key)
+        row = table.find(hash_)
+        due_max_ms = None
+        if policy.mode is DedupMode.REPLACE:
+            assert policy.max_wait_ms is not None, "checked with the mode"
+            due_max_ms = firing_ms + policy.max_wait_ms
+        if row is not None and table.is_known(row, now_ms=now_ms, window_ms=policy.window_ms):
+            if row.pin > 0 and due_max_ms is not None and blob[_TYPE_AT] != _TRANSACTION:
+                self.replaced[topic.id] += 1
+                # `maxWaitMs` counts from the first schedule.
+                due_max_ms += row.taken_at_ms - now_ms
+                again = DedupKey(hash_, crc, row.taken_at_ms, key[:KEY_BYTES_MAX])
+                return KeyedSend(again, TimerId(row.pin - 1), due_max_ms)
+            raise self._repeated(topic.id, row, blob, crc)
+        if row is None:
+            self._check_memory(topic, policy, table)
+        return KeyedSend(DedupKey(hash_, crc, now_ms, key[:KEY_BYTES_MAX]), None, due_max_ms)
+
+    def take(self, topic: Topic, blob: bytes) -> DedupKey | None:
+        """Return the key of a message that is recovered; None if it has none.
+
+        Raises Conflict if another message has the key.
+        """
+        if topic.dedup is None:
+            return None
+        try:
+            key = _key_of(topic.dedup, blob)
+            group, crc = _message_group_of(blob), _body_crc(blob)
+        except (ValueError, IllegalPropertyKey):
+            return None  # Only intact properties are left, or the setting has changed.
+        if key is None:
+            return None
+        table, now_ms = self.tables.tables[topic.id], self.tables.clock.now_ms
+        hash_ = self.hash_of(topic.id, group, key)
+        row = table.find(hash_)
+        window_ms = topic.dedup.window_ms
+        if row is not None and table.is_known(row, now_ms=now_ms, window_ms=window_ms):
+            raise Conflict(
+                f"another message of topic {topic.name} has the dedup key of this one; free the"
+                f" key first: tidemill dedup-key delete"
+            )
+        return DedupKey(hash_, crc, now_ms, key[:KEY_BYTES_MAX])
+
+    def hash_of(self, topic_id: TopicId, message_group: bytes, key: bytes) -> bytes:
+        """Return the hash of a key, with its scope."""
+        if self._hashed_secret != self._catalog.handle_secret:
+            self._hashed_secret = self._catalog.handle_secret
+            self._hasher = blake2b(
+                key=self._hashed_secret, digest_size=HASH_SIZE, person=b"dedup key"
+            )
+        hasher = self._hasher.copy()
+        hasher.update(b"%d %d " % (topic_id, len(message_group)) + message_group + key)
+        return hasher.digest()
+
+    def _check_owner(self, topic: Topic, key: bytes, message_group: bytes) -> None:
+        """Raise KeyOwnerChanged if another broker group owns a key.
+
+        The sender does not know the deduplication of the topic yet, or has an old list.
+        """
+        groups = topic.placement.groups
+        if len(groups) > 1 and not message_group:
+            owner = owner_of_key(key, groups)
+            if owner != self._catalog.broker_name:
+                self.rejected[topic.id, "version"] += 1
+                raise KeyOwnerChanged(
+                    f"the broker group {owner} owns the dedup key of this message, and the sender"
+                    f" does not know that yet; send it again"
+                )
+
+    def _repeated(self, topic_id: TopicId, row: KeyRow, blob: bytes, crc: int) -> RepeatedSend:
+        is_committed = row.log_offset < self._log.committed_offset
+        self.hits[topic_id, "committed" if is_committed else "in_flight"] += 1
+        is_mismatch = crc != row.body_crc
+        self.mismatches[topic_id] += is_mismatch
+        first = self._firsts.find(row) or FirstMessage(stored_message.message_id_of(blob), 0, 0, 0)
+        return RepeatedSend(first, is_mismatch=is_mismatch)
+
+    def _check_memory(self, topic: Topic, policy: DedupPolicy, table: KeyTable) -> None:
+        """Raise Overloaded if a topic has no memory for another key."""
+        share = policy.memory_bytes
+        if share is not None:
+            has_room = table.memory_bytes + KEY_BYTES <= share
+        else:
+            if self._rest_bytes < KEY_BYTES and self._counted_at_ms != self.tables.clock.now_ms:
+                self._count_rest()
+            self._rest_bytes -= KEY_BYTES
+            has_room = self._rest_bytes >= 0
+        if not has_room:
+            self._rest_bytes = max(self._rest_bytes, 0)
+            self.rejected[topic.id, "memory"] += 1
+            raise Overloaded(
+                f"the dedup keys use all of their {share or self._memory_bytes} bytes, so topic"
+                f" {topic.name} takes no new key; shorten windowMs, raise dedup_memory_bytes, or"
+                f" send later"
+            )
+
+    def _count_rest(self) -> None:
+        """Count the memory that is left for topics without a share, again at most each ms."""
+        used = 0
+        for table in self.tables.tables.values():
+            policy = self.tables.policy_of(table.topic_id)
+            share = None if policy is None else policy.memory_bytes
+            used += table.memory_bytes if share is None else share
+        self._counted_at_ms = self.tables.clock.now_ms
+        # Between two counts, a key counts as `KEY_BYTES`, and an index may grow by more.
+        self._rest_bytes = min(self._memory_bytes - used, COUNTED_BYTES)
+
+    def memory_bytes_of(self, topic_id: TopicId) -> int:
+        """Return the bound of the memory for the keys of a topic."""
+        policy = self.tables.policy_of(topic_id)
+        if policy is not None and policy.memory_bytes is not None:
+            return policy.memory_bytes
+        policies = [self.tables.policy_of(id_) for id_ in self.tables.tables]
+        shares = [one.memory_bytes or 0 for one in policies if one is not None]
+        return self._memory_bytes - sum(shares)
+
+    # ------------------------------------------------------------ keys that are over
+
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """Return the wall time of the next sweep; None: there is no key."""
+        if not self.tables.key_count:
+            return None
+        clock = self.tables.clock
+        return now_ms if self._sweeping else now_ms + max(self._sweep_at_ms - clock.now_ms, 0)
+
+    def sweep(self) -> bool:
+        """Remove some keys that are over, if that is due; return whether more is due."""
+        tables, now_ms = self.tables.tables, self.tables.clock.now_ms
+        if not self._sweeping:
+            if now_ms < self._sweep_at_ms:
+                return False
+            self._sweeping = [topic_id for topic_id, table in tables.items() if len(table)]
+            self._sweep_at_ms = now_ms + SWEEP_PERIOD_MS
+        left = SWEPT_A_SLICE
+        while self._sweeping and left > 0:
+            table = tables.get(self._sweeping[-1])
+            policy = self.tables.policy_of(self._sweeping[-1])
+            if table is not None and policy is not None:
+                left -= table.sweep(over_ms=now_ms - policy.window_ms, limit=left)
+                if table.end_sweep() is None:
+                    return True
+            self._sweeping.pop()
+        return bool(self._sweeping)
+
+
+_TRANSACTION: Final = stored_message.TYPE_TRANSACTION
+
+
+def _key_of(policy: DedupPolicy, blob: bytes) -> bytes | None:
+    """Return the key of a message; None if it is not checked. Raises ValueError."""
+    if policy.key_from is not KeySource.MESSAGE_ID:
+        found = property_of(blob)
+        if found is not None:
+            return check_key(found)
+        if policy.key_from is KeySource.PROPERTY:
+            return None
+    return stored_message.message_id_of(blob).encode()
+
+
+def _message_group_of(blob: bytes) -> bytes:
+    head = stored_message.decode_head(blob)
+    begin = head.system_at + head.group_at
+    return blob[begin : begin + head.group_size]
+
+
+def _body_crc(blob: bytes) -> int:
+    size = int.from_bytes(blob[_SIZES_AT : _SIZES_AT + 4], "big")
+    if size > len(blob):
+        raise ValueError("the sizes in a stored message exceed it")
+    return crc32(memoryview(blob)[len(blob) - size :])

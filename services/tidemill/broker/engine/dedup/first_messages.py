@@ -1,0 +1,108 @@
+"""The first messages of dedup keys: what a repeat is answered with."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple, final
+
+from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.dedup import KeyRow
+from tidemill.broker.engine.layout.message import (
+    FLAG_HALF,
+    FLAG_SCHEDULE,
+    HalfMessage,
+    KeyedMessage,
+    MessageEntry,
+    RecoveredHalf,
+    TimerTarget,
+)
+from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, TimerId
+from tidemill.broker.engine.layout.record import RecordHeader, RecordKind, UnknownRecord
+from tidemill.broker.engine.layout.timer_entry import TimerEntryDamaged
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.segment import CorruptStore
+from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.transaction.table import TransactionTable
+from tidemill.message import stored_message
+
+# Errors from damaged bytes, and from records that retention has freed.
+_UNREADABLE: Final = (CorruptStore, LookupError, UnknownRecord, struct.error, ValueError)
+
+
+class FirstMessage(NamedTuple):
+    """The message with a dedup key, as its sender got it in the answer."""
+
+    message_id: str
+    queue_offset: int  # of a delayed message: its timer id
+    due_at_ms: int  # 0: it is not delayed
+    half_id: int  # 0: it has no transaction
+
+
+@final
+class FirstMessages:
+    """Reads the messages of dedup keys."""
+
+    def __init__(self, log: CommitLog, timers: TimerIndex, transactions: TransactionTable) -> None:
+        self._log = log
+        self._timers = timers
+        self._transactions = transactions
+
+    def find(self, row: KeyRow) -> FirstMessage | None:
+        """Return the message of a key, also of a dead one; None if retention has freed it."""
+        try:
+            entry, header = self._read(row.log_offset)
+            cause = entry.cause
+            # Another record may be there if the bytes are damaged.
+            if isinstance(cause, KeyedMessage) and cause.key.hash == row.hash:
+                return _first_of(entry, header.log_offset)
+        except _UNREADABLE:
+            pass
+        return self._find_copy(row)
+
+    def _find_copy(self, row: KeyRow) -> FirstMessage | None:
+        """Return the message of a pending timer or an open half from its newest copy."""
+        try:
+            if row.pin > 0:
+                known = self._timers.get(TimerId(row.pin - 1))
+                entry, header = self._read(known.log_offset)
+                return _first_of(entry, header.log_offset) if _is_timer(entry, row.pin) else None
+            if row.pin < 0:
+                half = self._transactions.find(-row.pin)
+                if half is not None:
+                    entry, header = self._read(half.log_offset)
+                    if header.flags & FLAG_HALF:
+                        return _first_of(entry, HalfId(-row.pin))
+        except (*_UNREADABLE, TimerEntryDamaged):
+            pass
+        return None
+
+    def _read(self, log_offset: LogOffset) -> tuple[MessageEntry, RecordHeader]:
+        """Return the message at a log offset. Raises as `_UNREADABLE` has it."""
+        found = self._log.record_at(log_offset)
+        if found.header.kind != RecordKind.MESSAGE:
+            raise LookupError(log_offset)
+        # A stub has the position, the key and the message id, too.
+        return message.decode(found.body, found.header.flags, found.tail, 0), found.header
+
+
+def _is_timer(entry: MessageEntry, pin: int) -> bool:
+    cause = entry.cause.cause if isinstance(entry.cause, KeyedMessage) else entry.cause
+    return (
+        bool(entry.flags & FLAG_SCHEDULE)
+        and isinstance(cause, TimerTarget)
+        and cause.timer_id == pin - 1
+    )
+
+
+def _first_of(entry: MessageEntry, log_offset: int) -> FirstMessage:
+    cause = entry.cause.cause if isinstance(entry.cause, KeyedMessage) else entry.cause
+    message_id = stored_message.message_id_of(entry.blob)
+    match cause:
+        case TimerTarget():
+            return FirstMessage(message_id, cause.timer_id, cause.due_at_ms, 0)
+        case HalfMessage():
+            return FirstMessage(message_id, 0, 0, cause.half_id or log_offset)
+        case RecoveredHalf():
+            return FirstMessage(message_id, 0, 0, log_offset)
+        case _:
+            return FirstMessage(message_id, entry.queue_offset, 0, 0)

@@ -1,0 +1,222 @@
+"""The known dedup keys of one topic. Only the fold changes it, apart from keys that are over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, final
+
+import numpy as np
+
+from tidemill.broker.engine.dedup.row_blocks import BLOCK_ROWS, BLOCK_SHIFT, NEVER_MS, RowBlocks
+from tidemill.broker.engine.dedup.row_index import HASH_BITS, PLACE_BYTES, RowIndex
+from tidemill.broker.engine.layout.dedup import NO_PIN, ROW_SIZE, KeyRow
+from tidemill.broker.engine.layout.numbers import TopicId
+
+# An odd number whose products spread consecutive pins over all parts.
+_PIN_FACTOR: Final = 0x9E3779B1
+_MASK: Final = (1 << HASH_BITS) - 1
+# A key takes its row and up to 1/0.66 places of the index, and a pinned key as many again.
+KEY_BYTES: Final = 54
+REBUILT_ROWS_MAX: Final = 2_048  # an index that is far too large is built again, in a millisecond
+MISSING: Final = -1
+_from_bytes = int.from_bytes
+
+
+@final
+class KeyTable:
+    """The keys of one topic."""
+
+    def __init__(self, topic_id: TopicId) -> None:
+        self.topic_id = topic_id
+        # Keys taken at this time or before are free: their window was over before it grew.
+        self.over_until_ms = 0
+        self._rows = RowBlocks()
+        self._index = RowIndex()  # by the first bits of the hash
+        self._pins = RowIndex()
+        self.pinned_count = 0
+        self._swept_block = 0  # the next block of the sweep
+        self._sweep_oldest_ms = NEVER_MS  # the oldest key that the sweep has left so far
+
+    def __len__(self) -> int:
+        return self._rows.count
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the rows and of their indexes."""
+        pins: int = self._pins.memory_bytes if self.pinned_count else 0
+        return self._rows.count * ROW_SIZE + self._index.memory_bytes + pins
+
+    # ------------------------------------------------------------ queries
+
+    def find(self, hash_: bytes) -> KeyRow | None:
+        """Return the row of a key; its window may be over."""
+        for number in self._index.find(_from_bytes(hash_[:4], "big")):
+            row = self._rows.row(number)
+            if row.hash == hash_:
+                return row
+        return None
+
+    def _number_of(self, hash_: bytes) -> int:
+        for number in self._index.find(_from_bytes(hash_[:4], "big")):
+            if self._rows.row(number).hash == hash_:
+                return number
+        return MISSING
+
+    def find_pinned(self, pin: int) -> KeyRow | None:
+        """Return the row with a pin."""
+        if not self.pinned_count:
+            return None
+        for number in self._pins.find(pin * _PIN_FACTOR & _MASK):
+            row = self._rows.row(number)
+            if row.pin == pin:
+                return row
+        return None
+
+    def is_known(self, row: KeyRow, *, now_ms: int, window_ms: int) -> bool:
+        """Whether a key is not free: it has a pin, or its window is not over."""
+        taken_at_ms = row.taken_at_ms
+        return row.pin != NO_PIN or (
+            now_ms < taken_at_ms + window_ms and taken_at_ms > self.over_until_ms
+        )
+
+    def block_count(self) -> int:
+        """Return the number of blocks of rows."""
+        return len(self._rows.blocks)
+
+    def rows_of(self, block_number: int) -> np.ndarray:
+        """Return a copy of the rows of a block; rows may move to other blocks afterwards."""
+        return self._rows.columns(block_number)
+
+    def oldest_ms(self) -> int | None:
+        """Return when the oldest key was taken; None: there is none. It takes 5 ms per million."""
+        blocks = range(len(self._rows.blocks))
+        return min([self._rows.oldest_ms(number) for number in blocks], default=None)
+
+    def newest_ms(self) -> int | None:
+        """Return when the newest key was taken; None: there is none."""
+        blocks = range(len(self._rows.blocks))
+        return max([self._rows.newest_ms(number) for number in blocks], default=None)
+
+    # ------------------------------------------------------------ changes
+
+    def put(self, row: KeyRow) -> None:
+        """Add or replace the row of a key."""
+        number = self._number_of(row.hash)
+        if number == MISSING:
+            number = self._rows.count
+            self._rows.put(number, row)
+            self._index.insert(_from_bytes(row.hash[:4], "big"), number)
+            before = NO_PIN
+        else:
+            before = self._rows.row(number).pin
+            if before not in {NO_PIN, row.pin}:
+                self._remove_pin(before, number)
+            self._rows.put(number, row)
+        if row.pin not in {NO_PIN, before}:
+            self._insert_pin(row.pin, number)
+
+    def remove(self, hash_: bytes) -> None:
+        """Forget a key, if it is known."""
+        number = self._number_of(hash_)
+        if number != MISSING:
+            self._remove(number, self._rows.row(number))
+
+    def _remove(self, number: int, row: KeyRow) -> None:
+        self._index.remove(_from_bytes(row.hash[:4], "big"), number)
+        if row.pin:
+            self._remove_pin(row.pin, number)
+        last = self._rows.count - 1
+        if number != last:
+            # No holes: the last row moves.
+            moved = self._rows.row(last)
+            self._index.move(_from_bytes(moved.hash[:4], "big"), last, number)
+            if moved.pin:
+                self._pins.move(moved.pin * _PIN_FACTOR & _MASK, last, number)
+            self._rows.put(number, moved)
+        self._rows.drop_last()
+
+    def _insert_pin(self, pin: int, number: int) -> None:
+        self._pins.insert(pin * _PIN_FACTOR & _MASK, number)
+        self.pinned_count += 1
+
+    def _remove_pin(self, pin: int, number: int) -> None:
+        self._pins.remove(pin * _PIN_FACTOR & _MASK, number)
+        self.pinned_count -= 1
+        if not self.pinned_count:
+            self._pins.clear()
+
+    # ------------------------------------------------------------ keys that are over
+
+    def sweep(self, *, over_ms: int, limit: int) -> int:
+        """Remove up to about `limit` keys taken at `over_ms` or before; return the number.
+
+        It continues where the last call ended. See `has_swept_all`.
+        """
+        over_ms = max(over_ms, self.over_until_ms)
+        removed = 0
+        while removed < limit and self._swept_block < len(self._rows.blocks):
+            number = self._swept_block
+            times = self._rows.loose_times(number)
+            over = np.flatnonzero(times <= over_ms)[::-1]
+            chosen = over[: limit - removed].tolist()
+            # From the last row on: the rows that move into the gaps are not among the chosen ones.
+            for at in chosen:
+                place = (number << BLOCK_SHIFT) + at
+                self._remove(place, self._rows.row(place))
+            removed += len(chosen)
+            if len(chosen) < len(over):
+                break
+            if number >= len(self._rows.blocks):
+                continue
+            times[over] = NEVER_MS
+            self._sweep_oldest_ms = min(self._sweep_oldest_ms, int(times.min()))
+            # Rows that moved here came from the end, and may be over as well.
+            if not chosen or number == len(self._rows.blocks) - 1:
+                self._swept_block += 1
+        if self._rows.count <= REBUILT_ROWS_MAX:
+            self._shrink()
+        return removed
+
+    def end_sweep(self) -> int | None:
+        """End a sweep that has seen all rows; return when the oldest loose key was taken, if any.
+
+        None: the sweep has not ended.
+        """
+        if self._swept_block < len(self._rows.blocks):
+            return None
+        oldest_ms, self._sweep_oldest_ms, self._swept_block = self._sweep_oldest_ms, NEVER_MS, 0
+        return oldest_ms
+
+    def _shrink(self) -> None:
+        """Build an index again that has far more places than the remaining keys need."""
+        count = self._rows.count
+        if self._index.memory_bytes > 64 * PLACE_BYTES + count * PLACE_BYTES * 8:
+            self._build()
+
+    # ------------------------------------------------------------ snapshots
+
+    def freeze(self) -> list[bytearray]:
+        """Return the rows as of now, as encoded blocks that never change."""
+        return self._rows.freeze()
+
+    def load(self, encoded: memoryview) -> None:
+        """Add rows of a snapshot. Call `end_load` after the last ones."""
+        for begin in range(0, len(encoded), ROW_SIZE * BLOCK_ROWS):
+            self._rows.load(encoded[begin : begin + ROW_SIZE * BLOCK_ROWS])
+
+    def end_load(self) -> None:
+        """Build the indexes of loaded rows: 0.3 s for a million keys."""
+        self._build()
+
+    def _build(self) -> None:
+        hashes, pins, numbers = self._rows.hashes_and_pins()
+        self._index.build(hashes)
+        self._pins.clear()
+        self.pinned_count = 0
+        for pin, number in zip(pins, numbers, strict=True):
+            self._insert_pin(pin, number)
+
+    def walk(self) -> Iterator[KeyRow]:
+        """Yield all rows, for tests and small tables."""
+        for number in range(self._rows.count):
+            yield self._rows.row(number)

@@ -1,0 +1,244 @@
+"""The tables of dedup keys of all topics, as the fold of the log (ADR 0087).
+
+    state of a key  event                           next state
+    free            KEYED, a plain message          known
+    free            KEYED beside SCHEDULE           pending: pinned by its timer
+    free            KEYED beside HALF               open: pinned by its half message
+    pending         KEYED with the same timer       pending, with the new message (mode `replace`)
+    pending         the timer is cancelled          free
+    pending         the timer is settled            known; free in mode `replace`
+    open            rolled back, or expired         free
+    open            committed                       known, or pending with a future due time
+    any             STATE with the row              that of the row
+    any             freed by an operator            free
+    known           the end of its window           free
+
+The end of a window has no record: `is_known` compares times, and sweeps remove rows. A KEYED record
+also follows any other state: the deciding broker has seen the end of the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, final
+
+from tidemill.broker.engine.dedup.clock import DedupClock
+from tidemill.broker.engine.dedup.key_table import KeyTable
+from tidemill.broker.engine.layout import dedup
+from tidemill.broker.engine.layout.dedup import FREED, NO_PIN, DedupKey, KeyRow
+from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, TimerId, TopicId
+from tidemill.broker.engine.metadata.catalog import Catalog, Topic
+from tidemill.broker.engine.metadata.dedup_policy import DedupMode, DedupPolicy
+
+# Of a follower and a replay: after so many keys, as many rows twice over are looked at.
+FOLLOWED_KEYS: Final = 512
+SWEPT_A_SLICE: Final = 1_000  # keys, about 1 ms
+ROWS_A_SLICE: Final = 512
+
+
+@final
+class KeyTables:
+    """The dedup keys of one broker group."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        # Topics with deduplication. Of a replay also topics whose record is still to come.
+        self.tables: dict[TopicId, KeyTable] = {}
+        self.clock = DedupClock()
+        self._followed_count = 0
+        # Rows before the first log offset are stated at the second one or behind it.
+        self.stated_before: tuple[int, int] = 0, 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of all tables."""
+        return sum([table.memory_bytes for table in self.tables.values()])
+
+    @property
+    def key_count(self) -> int:
+        """The number of rows."""
+        return sum([len(table) for table in self.tables.values()])
+
+    def policy_of(self, topic_id: TopicId) -> DedupPolicy | None:
+        """Return the deduplication of a topic; None if it is off."""
+        topic = self._catalog.topics.get(topic_id)
+        return None if topic is None else topic.dedup
+
+    # ------------------------------------------------------------ fold
+
+    def apply_key(
+        self,
+        topic_id: TopicId,
+        key: DedupKey,
+        log_offset: LogOffset,
+        stored_at_ms: int,
+        *,
+        pin: int = NO_PIN,
+    ) -> None:
+        """Apply a MESSAGE record with a dedup key."""
+        table = self.tables.get(topic_id)
+        if table is None:
+            # The replay began after the record of the topic, which is stated again later.
+            table = self.tables[topic_id] = KeyTable(topic_id)
+        self.clock.note(key.taken_at_ms, stored_at_ms)
+        table.put(KeyRow(key.hash, log_offset, key.taken_at_ms, key.body_crc, pin))
+
+    def apply_stated(self, rows: Sequence[tuple[TopicId, KeyRow]]) -> None:
+        """Apply a STATE record: rows that are stated again, or freed by an operator."""
+        for topic_id, row in rows:
+            table = self.tables.get(topic_id)
+            if row.log_offset == FREED:
+                if table is not None:
+                    table.remove(row.hash)
+                continue
+            if table is None:
+                table = self.tables[topic_id] = KeyTable(topic_id)
+            self.clock.known_ms = max(self.clock.known_ms, row.taken_at_ms)
+            table.put(row)
+
+    def apply_timer_cancel(self, timer_id: TimerId) -> None:
+        """Apply the cancel of a timer: its key is free."""
+        self._unpin(dedup.pin_of_timer(timer_id), is_free=lambda _: True)
+
+    def apply_timer_end(self, timer_id: TimerId) -> None:
+        """Apply the delivery of a timer, or its dead letter."""
+        self._unpin(dedup.pin_of_timer(timer_id), is_free=self._is_replacing)
+
+    def apply_half_end(self, half_id: HalfId, *, is_committed: bool, timer: TimerId | None) -> None:
+        """Apply the end of an open half message; `timer` if it waits for its due time."""
+        pin = NO_PIN if timer is None else dedup.pin_of_timer(timer)
+        self._unpin(dedup.pin_of_half(half_id), is_free=lambda _: not is_committed, pin=pin)
+
+    def _is_replacing(self, topic_id: TopicId) -> bool:
+        policy = self.policy_of(topic_id)
+        return policy is not None and policy.mode is DedupMode.REPLACE
+
+    def _unpin(self, found: int, *, is_free: Callable[[TopicId], bool], pin: int = NO_PIN) -> None:
+        """Give the row with a pin another one, or none, or free its key."""
+        for topic_id, table in self.tables.items():
+            if table.pinned_count and (row := table.find_pinned(found)) is not None:
+                if is_free(topic_id):
+                    table.remove(row.hash)
+                else:
+                    table.put(row._replace(pin=pin))
+                return
+
+    def apply_topic(self, topic: Topic, before: Topic | None, changed_at_ms: int) -> None:
+        """Apply the record of a topic, as it is and as it was before.
+
+        `changed_at_ms` is the time of the record by the clock of keys; 0: unknown.
+        """
+        if topic.dedup is None:
+            self.tables.pop(topic.id, None)
+            return
+        table = self.tables.get(topic.id)
+        if table is None:
+            table = self.tables[topic.id] = KeyTable(topic.id)
+        old = None if before is None else before.dedup
+        if old is not None and old.window_ms < topic.dedup.window_ms:
+            # A longer window does not bring back a key whose window was over.
+            at_ms = max(changed_at_ms, self.clock.known_ms)
+            table.over_until_ms = max(table.over_until_ms, at_ms - old.window_ms)
+
+    def forget_topic(self, topic_id: TopicId) -> None:
+        """Forget the keys of a deleted topic."""
+        self.tables.pop(topic_id, None)
+
+    def settle(self) -> None:
+        """Drop the tables of topics without deduplication: the catalog is complete."""
+        for topic_id in [id_ for id_ in self.tables if self.policy_of(id_) is None]:
+            del self.tables[topic_id]
+        for topic in self._catalog.topics.values():
+            if topic.dedup is not None and topic.id not in self.tables:
+                self.tables[topic.id] = KeyTable(topic.id)
+
+    # ------------------------------------------------------------ keys that are over
+
+    def follow(self) -> None:
+        """Note a key that another process has taken; now and then, remove some that are over.
+
+        The log is the clock: a key whose window ends before the newest time in the log is over.
+        """
+        self._followed_count += 1
+        if self._followed_count % FOLLOWED_KEYS == 0:
+            for topic_id, table in self.tables.items():
+                policy = self.policy_of(topic_id)
+                if policy is not None and len(table):
+                    over_ms = self.clock.known_ms - policy.window_ms
+                    table.sweep(over_ms=over_ms, limit=2 * FOLLOWED_KEYS)
+                    table.end_sweep()
+
+    # ------------------------------------------------------------ the state floor
+
+    def known_rows(self, topic_id: TopicId, *, low: int, end: int) -> Iterator[list[KeyRow]]:
+        """Yield the rows of known keys with messages from log offset `low` on and before `end`.
+
+        Between two lists, keys may be taken, freed and moved. So rows are found by their hashes,
+        which are gathered first. No row is yielded twice.
+        """
+        table = self.tables.get(topic_id)
+        if table is None:
+            return
+        hashes: list[bytes] = []
+        # From the end on: rows move from there into gaps before it.
+        for number in range(table.block_count() - 1, -1, -1):
+            if number < table.block_count():
+                rows = table.rows_of(number)
+                offsets = dedup.log_offsets(rows)
+                hashes += [h.tobytes() for h in rows["hash"][(offsets >= low) & (offsets < end)]]
+            yield []
+        for first in range(0, len(hashes), ROWS_A_SLICE):
+            if self.tables.get(topic_id) is not table:
+                return
+            policy = self.policy_of(topic_id)
+            found = [table.find(hash_) for hash_ in hashes[first : first + ROWS_A_SLICE]]
+            yield [
+                row
+                for row in found
+                if row is not None
+                and policy is not None
+                and row.log_offset < end
+                and table.is_known(row, now_ms=self.clock.now_ms, window_ms=policy.window_ms)
+            ]
+
+    # ------------------------------------------------------------ snapshots
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the rows in a snapshot."""
+        return self.key_count * dedup.ROW_SIZE
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the sections of a snapshot, as of this call, even if they are read later."""
+        frozen = [
+            (table.topic_id, table.over_until_ms, rows)
+            for table in self.tables.values()
+            for rows in table.freeze() or [bytearray()]
+        ]
+        lead_ms = self.clock.lead_ms
+        return (
+            dedup.encode_section(topic_id, over_until_ms, lead_ms, rows)
+            for topic_id, over_until_ms, rows in frozen
+        )
+
+    @property
+    def section_count(self) -> int:
+        """The number of sections of a snapshot."""
+        return sum([table.block_count() or 1 for table in self.tables.values()])
+
+    def load(self, encoded: memoryview | bytes) -> None:
+        """Add a section of a snapshot; `end_load` follows the last one."""
+        section = dedup.decode_section(encoded)
+        table = self.tables.get(section.topic_id)
+        if table is None:
+            table = self.tables[section.topic_id] = KeyTable(section.topic_id)
+        table.over_until_ms = section.over_until_ms
+        self.clock.lead_ms = section.clock_lead_ms
+        table.load(section.rows)
+
+    def end_load(self) -> None:
+        """Build the indexes of all loaded rows."""
+        for table in self.tables.values():
+            table.end_load()
+            self.clock.known_ms = max(self.clock.known_ms, table.newest_ms() or 0)
+        self.settle()
