@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress
 
 from tidemill.broker.engine.config import DiskFullPolicy, EngineConfig
+from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
 from tidemill.broker.engine.transaction.config import TransactionConfig
 from tidemill.common.addresses import HostPort, is_loopback, is_unspecified
@@ -21,6 +22,7 @@ REPLICA_ID_MAX = 999  # ordinals of a StatefulSet; a broker group has three or f
 _ENGINE = EngineConfig()  # The defaults of the engine; a user sees them here.
 _TIMER = _ENGINE.timer
 _TRANSACTION = TransactionConfig()
+_DEDUP = DedupConfig()
 
 
 class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
@@ -44,6 +46,7 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
         "disk_": "Retention",
         "timer_": "Delayed messages",
         "transaction_": "Transactions",
+        "dedup_": "Deduplication",
         "deliveries_max": "Limits",
         "pending_": "Limits",
         "parked_": "Limits",
@@ -296,6 +299,14 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
         ge=60_000,
         le=86_400_000,
         description="How long a result is remembered.",
+    )
+
+    dedup_memory_bytes: int = Field(
+        _DEDUP.memory_bytes,
+        ge=MIB,
+        le=4 << 30,
+        description="Limit of the memory for dedup keys. Beyond it messages with new keys are"
+        " rejected. A key takes at most 54 bytes.",
     )
 
     pending_bytes_max: int = Field(

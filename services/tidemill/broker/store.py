@@ -15,6 +15,7 @@ import structlog
 from tidemill.broker.data_dir import boot_id, empty_store, is_half_emptied
 from tidemill.broker.engine import recovery
 from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.store_identity import UUID_SIZE
 from tidemill.broker.engine.recovery import RecoveryReport
@@ -149,6 +150,7 @@ def config_of(settings: BrokerSettings) -> EngineConfig:
         transaction=TransactionConfig(
             **_chosen(settings, TransactionConfig, prefix="transaction_")
         ),
+        dedup=DedupConfig(**_chosen(settings, DedupConfig, prefix="dedup_")),
         **_chosen(settings, EngineConfig),
     )
 

@@ -50,6 +50,7 @@ KNOWN_KEYS = frozenset(
         "data_dir",
         "data_dir_wait_ms",
         "deadline_reserve_ms",
+        "dedup_memory_bytes",
         "default_queues",
         "deliveries_max",
         "deputy_rank",

@@ -162,7 +162,7 @@ class MemoryEngine:
         self.auto_create_topics = self.auto_create_groups = auto_create
         # This object plays all parts that the link calls.
         self.administration = self.commands = self.consumption = self.renewals = self.store = self
-        self.state = self.index = self.reported_subscriptions = self
+        self.state = self.index = self.reported_subscriptions = self.deduplication = self
         self.catalog = MemoryCatalog()
         self.timers = MemoryTimers()
         self.transactions = MemoryTransactions(self.store_message)
@@ -184,6 +184,9 @@ class MemoryEngine:
         self._ids = 0
 
     # ------------------------------------------------------------ topics and groups
+
+    def is_checked(self, _topic_id: TopicId, _blob: bytes) -> bool:
+        return False  # No topic has dedup keys.
 
     def prepare_pop(self, _group_id: GroupId, _topic_id: TopicId) -> bool:
         return False

@@ -95,6 +95,9 @@ RESCHEDULE_TIMER = _change(lambda stubs: stubs.admin.RescheduleTimer)
 FIRE_TIMER = _change(lambda stubs: stubs.admin.FireTimer)
 
 # Transactions.
+GET_DEDUP = _read(lambda stubs: stubs.admin.GetDedup)
+GET_DEDUP_KEY = _read(lambda stubs: stubs.admin.GetDedupKey)
+FREE_DEDUP_KEY = _change(lambda stubs: stubs.admin.FreeDedupKey)
 LIST_TRANSACTIONS = _read(lambda stubs: stubs.admin.ListTransactions)
 GET_TRANSACTION = _read(lambda stubs: stubs.admin.GetTransaction)
 CHANGE_TRANSACTION = _change(lambda stubs: stubs.admin.ChangeTransaction)

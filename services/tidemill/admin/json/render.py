@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidemill.admin.cluster.brokers import BrokerAnswers
 from tidemill.admin.json.consumer_groups import (
     ConsumerGroupProgressView,
@@ -18,6 +20,9 @@ from tidemill.admin.json.consumer_groups import (
 from tidemill.admin.json.deliveries import DeliveryView, QueueLockView
 from tidemill.admin.json.topics import (
     AckedView,
+    DedupModeView,
+    DedupView,
+    KeySourceView,
     QueueView,
     RetentionView,
     TopicTypeView,
@@ -37,6 +42,32 @@ def topic_of(config: pb.TopicConfig) -> TopicView:
         delivery_spread_ms=config.delivery_spread_ms or None,
         retention=_retention_of(config.retention) if config.HasField("retention") else None,
         transaction=_policy_of(config.transaction) if config.HasField("transaction") else None,
+        dedup=_dedup_of(config) if config.HasField("dedup") else None,
+    )
+
+
+KEY_SOURCES: Final = {
+    KeySourceView.PROPERTY: pb.DEDUP_KEY_SOURCE_PROPERTY,
+    KeySourceView.MESSAGE_ID: pb.DEDUP_KEY_SOURCE_MESSAGE_ID,
+    KeySourceView.PROPERTY_OR_MESSAGE_ID: pb.DEDUP_KEY_SOURCE_PROPERTY_OR_MESSAGE_ID,
+}
+DEDUP_MODES: Final = {
+    DedupModeView.FIRST: pb.DEDUP_MODE_FIRST,
+    DedupModeView.REPLACE: pb.DEDUP_MODE_REPLACE,
+}
+
+
+def _dedup_of(config: pb.TopicConfig) -> DedupView:
+    policy = config.dedup
+    sources = {number: source for source, number in KEY_SOURCES.items()}
+    modes = {number: mode for mode, number in DEDUP_MODES.items()}
+    return DedupView(
+        window_ms=policy.window_ms,
+        key_from=sources[policy.key_from],
+        mode=modes[policy.mode],
+        max_wait_ms=policy.max_wait_ms if policy.HasField("max_wait_ms") else None,
+        memory_bytes=policy.memory_bytes if policy.HasField("memory_bytes") else None,
+        broker_groups=list(config.placement.broker_groups) or None,
     )
 
 

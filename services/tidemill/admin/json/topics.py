@@ -121,6 +121,78 @@ class TransactionPolicyView(Schema):
     attempts: int = Field(description=CHECK_ATTEMPTS)
 
 
+class KeySourceView(StrEnum):
+    """The origin of the dedup key of a message."""
+
+    PROPERTY = "property"
+    MESSAGE_ID = "messageId"
+    PROPERTY_OR_MESSAGE_ID = "propertyOrMessageId"
+
+
+class DedupModeView(StrEnum):
+    """What happens with a message that repeats a dedup key."""
+
+    FIRST = "first"
+    REPLACE = "replace"
+
+
+DEDUP_WINDOW_MS = (
+    "Time for which a dedup key is known, from the store time of the first message, 1,000 to"
+    " 86,400,000 ms."
+)
+DEDUP_KEY_FROM = (
+    "Origin of the dedup key: the user property `dedup-key`, the message id, or the property and"
+    " else the message id. With `property`, a message without it is not checked."
+)
+DEDUP_MODE = (
+    "`first`: a repeat is not stored and gets the first answer. `replace`: it replaces a pending"
+    " delayed message with the key."
+)
+DEDUP_MAX_WAIT_MS = (
+    "Time from the first schedule of a key to its delivery at the latest, 1,000 ms to the maximum"
+    " delay. Required for the mode `replace`, and not allowed for `first`."
+)
+DEDUP_MEMORY_BYTES = (
+    "Memory for the topic's keys, per broker group, from 1,048,576 to `dedup_memory_bytes`. Topics"
+    " without a share compete for the rest."
+)
+
+
+class DedupSettings(Schema):
+    """The deduplication of a topic. A missing field does not change, or has its default."""
+
+    window_ms: StrictInt | None = Field(
+        None, ge=1_000, le=86_400_000, description=f"{DEDUP_WINDOW_MS} Default: 120,000."
+    )
+    key_from: KeySourceView | None = Field(
+        None, description=f"{DEDUP_KEY_FROM} Default: `propertyOrMessageId`."
+    )
+    mode: DedupModeView | None = Field(None, description=f"{DEDUP_MODE} Default: `first`.")
+    max_wait_ms: StrictInt | None = Field(
+        None, ge=1_000, le=EXACT_MAX, description=DEDUP_MAX_WAIT_MS
+    )
+    memory_bytes: StrictInt | None = Field(
+        None, ge=1 << 20, le=4 << 30, description=f"{DEDUP_MEMORY_BYTES} null: no share."
+    )
+
+
+class DedupView(Schema):
+    """The deduplication of a topic."""
+
+    window_ms: int = Field(description=DEDUP_WINDOW_MS)
+    key_from: KeySourceView = Field(description=DEDUP_KEY_FROM)
+    mode: DedupModeView = Field(description=DEDUP_MODE)
+    max_wait_ms: int | None = Field(None, description=DEDUP_MAX_WAIT_MS)
+    memory_bytes: int | None = Field(
+        None, description=f"{DEDUP_MEMORY_BYTES} Missing if the topic has no share."
+    )
+    broker_groups: list[str] | None = Field(
+        None,
+        description="The broker groups that own the keys, as of the time when the deduplication was"
+        " turned on. Missing for a single broker group.",
+    )
+
+
 class TopicTypeView(StrEnum):
     """The message types that a topic accepts."""
 
@@ -160,6 +232,11 @@ class TopicSettings(Schema):
         None,
         description="When half messages are checked. Needs feature level 4 at all broker groups.",
     )
+    dedup: DedupSettings | None = Field(
+        None,
+        description="Store each dedup key once within a window. null turns it off and forgets all"
+        " keys of the topic. Needs feature level 4 at all broker groups.",
+    )
     force: StrictBool = Field(False, description="Change the type even if the topic has messages.")
 
 
@@ -181,6 +258,7 @@ class TopicView(Schema):
         description="When half messages are checked. Missing: by the defaults, after 6 s, then"
         " every 30 s, 15 times.",
     )
+    dedup: DedupView | None = Field(None, description="The deduplication. Missing: it is off.")
 
 
 class TopicPutView(TopicView):

@@ -111,6 +111,7 @@ async def put_topic(
         delivery_spread_ms=settings.delivery_spread_ms,
         retention=retention,
         transaction=_policy_change(settings.transaction),
+        dedup=_dedup_change(settings),
         force=settings.force,
         existence=existence,
         requested_by=caller,
@@ -150,6 +151,22 @@ def _policy_change(settings: TransactionSettings | None) -> pb.TransactionPolicy
         first_check_ms=settings.first_check_ms,
         period_ms=settings.period_ms,
         attempts=settings.attempts,
+    )
+
+
+def _dedup_change(settings: TopicSettings) -> pb.DedupPolicyChange | None:
+    if "dedup" not in settings.model_fields_set:
+        return None
+    dedup = settings.dedup
+    if dedup is None:
+        return pb.DedupPolicyChange(is_off=True)
+    shares_rest = "memory_bytes" in dedup.model_fields_set
+    return pb.DedupPolicyChange(
+        window_ms=dedup.window_ms,
+        key_from=None if dedup.key_from is None else render.KEY_SOURCES[dedup.key_from],
+        mode=None if dedup.mode is None else render.DEDUP_MODES[dedup.mode],
+        max_wait_ms=dedup.max_wait_ms,
+        memory_bytes=dedup.memory_bytes or 0 if shares_rest else None,
     )
 
 

@@ -28,6 +28,7 @@ from tidemill.broker.engine.configuration.purge import Purge
 from tidemill.broker.engine.configuration.security import SecurityAdministration
 from tidemill.broker.engine.dedup.deduplication import Deduplication
 from tidemill.broker.engine.dedup.first_messages import FirstMessages
+from tidemill.broker.engine.dedup.inspection import KeyInspection
 from tidemill.broker.engine.dedup.tables import KeyTables
 from tidemill.broker.engine.events.history import EventHistory
 from tidemill.broker.engine.fold import Fold
@@ -124,13 +125,11 @@ class Engine:
         )
         self._acks = self.consumption.acks
         self.trims = QueueTrims(self.catalog, self.state, self._acks, self.fold)
+        firsts = FirstMessages(self.log, timer_index, self.transaction_table)
         self.deduplication = Deduplication(
-            self.key_tables,
-            FirstMessages(self.log, timer_index, self.transaction_table),
-            self.catalog,
-            self.log,
-            config.dedup,
+            self.key_tables, firsts, self.catalog, self.log, config.dedup
         )
+        self.key_inspection = KeyInspection(self.deduplication, firsts, self.fold)
         self._open_upkeep(timer_index, snapshot_size)
         self.commands = Commands(
             self.log,

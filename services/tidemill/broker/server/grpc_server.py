@@ -7,10 +7,12 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.metrics.dedup_metrics import DedupMetrics
 from tidemill.broker.metrics.transaction_metrics import TransactionMetrics
 from tidemill.broker.server.admin.audit import AuditAdmin
 from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
+from tidemill.broker.server.admin.dedup_keys import DedupAdmin
 from tidemill.broker.server.admin.deliveries import DeliveryAdmin
 from tidemill.broker.server.admin.messages import MessageAdmin
 from tidemill.broker.server.admin.relay import Relay
@@ -103,8 +105,9 @@ class BrokerServer:
         return self._server.address
 
     def register(self, registry: Registry, rounds: Rounds) -> None:
-        """Export the metrics of the transport, of quotas and of transactions."""
+        """Export the metrics of the transport, quotas, transactions and dedup keys."""
         registry.register(self._collect)
+        DedupMetrics(registry, rounds)
         TransactionMetrics(registry, rounds, self._checks)
 
     def _collect(self) -> Iterator[Metric]:
@@ -168,6 +171,7 @@ async def broker_server(
             messages,
             timers,
             TransactionAdmin(rounds, producers),
+            DedupAdmin(rounds),
             deliveries,
             broker_groups,
             SecurityAdmin(rounds),

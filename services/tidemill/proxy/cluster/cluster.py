@@ -27,6 +27,7 @@ from tidemill.common.errors import (
 )
 from tidemill.common.readiness import PeerStatus
 from tidemill.message.client_key import ClientKey
+from tidemill.message.dedup_key import owner_of_key
 from tidemill.message.queue_choice import (
     broker_queue_of_message_group,
     level_of,
@@ -256,6 +257,46 @@ class BrokerCluster:
         own = target.broker.find_topic(topic)
         queues = topic.queues if own is None else own.queues
         return target._replace(queue_id=level_of(priority, queues=queues), priority=priority)
+
+    def choose_owner(
+        self, topic: link_pb2.TopicConfig, target: SendTarget, key: bytes, message_group: str
+    ) -> SendTarget:
+        """Return the target of a message with a dedup key: at the owner, and nowhere else.
+
+        The placement of a message group decides. Raises BrokerUnreachable, GroupDraining.
+        """
+        if message_group:
+            return target
+        broker = self._owner_of(topic.placement.broker_groups, key)
+        if broker is not target.broker:
+            own = broker.find_topic(topic)
+            queues = topic.queues if own is None else own.queues
+            is_level = target.priority is not None
+            queue_id = (
+                level_of(target.priority or 0, queues=queues)
+                if is_level
+                else next(self._turns) % queues
+            )
+            topic_id = 0 if own is None else own.id
+            target = target._replace(broker=broker, topic_id=topic_id, queue_id=queue_id)
+        if broker.is_draining:
+            raise GroupDraining(
+                f"broker group {broker.name}, which owns the dedup key of this message, is"
+                f" draining; retry after its removal"
+            )
+        return target._replace(may_move=False)
+
+    def _owner_of(self, groups: Sequence[str], key: bytes) -> LinkedGroup:
+        if len(groups) < 2:
+            return self.home
+        name = owner_of_key(key, groups)
+        broker = self._members.by_name.get(name)
+        if broker is None:
+            raise BrokerUnreachable(
+                f"broker group {name}, which owns the dedup key of this message, is unreachable;"
+                f" retry later"
+            )
+        return broker
 
     def _target_of_group(self, topic: link_pb2.TopicConfig, message_group: str) -> SendTarget:
         """Return the target of a message group, which does not depend on the state of links."""

@@ -21,9 +21,10 @@ FRAME_BYTES = 8 << 20  # of all requests: some ms of work, and far below the lim
 ROW_BYTES = 64  # upper bound of the fields beside a blob, and of an ack
 ACKS_PER_FRAME_MAX = 4_096  # plus the last request: about 20 ms of the broker's time
 
-# The result of an append: queue offset and 0, or timer id and due time. A plain tuple, since every
+# The result of an append: queue offset and 0, or timer id and due time. If the message repeats a
+# dedup key, both are of the first message, which the last item describes. A plain tuple, since every
 # send makes one.
-Appended: TypeAlias = tuple[int, int]
+Appended: TypeAlias = tuple[int, int, pb.RepeatedKey | None]
 # One request that waits for a frame. Its first item is the request id.
 Row: TypeAlias = tuple[Any, ...]
 
@@ -128,7 +129,11 @@ def _pack_appends(frame: pb.RequestFrame, rows: Sequence[Row]) -> None:
 def _unpack_appends(columns: pb.AppendResults) -> Iterable[tuple[int, Appended]]:
     offsets = columns.queue_offsets
     dues = columns.due_at_ms or repeat(0, len(offsets))
-    return zip(columns.request_ids, zip(offsets, dues, strict=True), strict=True)
+    if not columns.repeats:
+        return zip(columns.request_ids, zip(offsets, dues, repeat(None)), strict=True)
+    repeats = {one.request_id: one for one in columns.repeats}
+    firsts = map(repeats.get, columns.request_ids)
+    return zip(columns.request_ids, zip(offsets, dues, firsts, strict=True), strict=True)
 
 
 def _cut_appends(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:

@@ -36,6 +36,7 @@ from tidemill.message.rules import (
     type_for_topic,
 )
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
+from tidemill.proxy.cluster.dedup_keys import dedup_key_of
 from tidemill.proxy.cluster.linked_group import open_recall, open_transaction
 from tidemill.proxy.link.commands import CANCEL_TIMER, END_TRANSACTION, HALF
 from tidemill.proxy.message_codec import OK_STATUS
@@ -77,6 +78,7 @@ class _Send(NamedTuple):
     target: SendTarget
     may_repeat: bool  # whether to send it again to a broker that may have stored it
     is_delayed: bool
+    key: bytes | None = None  # dedup key: its owner stores the message, and once
     first_check_ms: int | None = None  # of a half message; 0: the policy of the topic decides
 
 
@@ -242,11 +244,23 @@ class Producer:
         else:
             target = self._cluster.choose_target(topic, message_group)
         is_delayed = properties.HasField("delivery_timestamp")
+        key = None
+        if topic.HasField("dedup"):
+            key = dedup_key_of(message, topic.dedup)
+            if key is not None:
+                target = self._cluster.choose_owner(topic, target, key, message_group)
         if properties.message_type == v2.TRANSACTION:
             # It has one transaction id, so it is stored at one broker group, and once.
             target, check_ms = target._replace(may_move=False), first_check_ms(properties)
             return _Send(
-                properties.message_id, message_group, blob, target, False, is_delayed, check_ms
+                properties.message_id, message_group, blob, target, False, is_delayed, key, check_ms
+            )
+        if key is not None:
+            # The broker answers a repeat as the first time. In mode REPLACE a repeat might undo a
+            # later send, or be stored after its timer has fired.
+            may_repeat = topic.dedup.mode != link_pb2.DEDUP_MODE_REPLACE
+            return _Send(
+                properties.message_id, message_group, blob, target, may_repeat, is_delayed, key
             )
         # A broker looks for a repeated message in the log, and not among its timers: a second
         # timer would be one that no recall handle cancels.
@@ -283,7 +297,7 @@ class Producer:
         """
         if send.first_check_ms is not None:
             return await self._store_half(call, topic, send)
-        message_id, message_group, blob, target, may_repeat, _, _ = send
+        message_id, message_group, blob, target, may_repeat, *_ = send
         del send
         try:
             if message_group in rejected_groups:
@@ -292,7 +306,7 @@ class Producer:
             broker, topic_id, queue_id, may_move, _ = target
             if may_move:
                 stored = await self._store_anywhere(call, topic, target, blob)
-                broker, (queue_offset, due_at_ms), may_be_elsewhere = stored
+                broker, (queue_offset, due_at_ms, repeat), may_be_elsewhere = stored
             else:
                 appending = broker.link.append(
                     topic_id,
@@ -302,12 +316,16 @@ class Producer:
                     may_repeat=may_repeat,
                 )
                 del blob
-                (queue_offset, due_at_ms), may_be_elsewhere = await appending, False
+                (queue_offset, due_at_ms, repeat), may_be_elsewhere = await appending, False
         except ServiceError as error:
             if message_group:
                 rejected_groups.add(message_group)
             status = status_of(error)
             return status, _encode_entry(status, message_id)
+        if repeat is not None:
+            return _OK, _encode_repeat(
+                broker, topic.name, repeat, queue_offset, due_at_ms, message_id
+            )
         if not due_at_ms:
             return _OK, _encode_entry(_OK, message_id, queue_offset)
         handle = ""
@@ -343,6 +361,8 @@ class Producer:
             status = status_of(error)
             return status, _encode_entry(status, send.message_id)
         self._publishers.note_sent(call.client, topic.name)
+        if reply.HasField("repeat"):
+            return _OK, _encode_repeat(broker, topic.name, reply.repeat, 0, 0, send.message_id)
         transaction_id = broker.transaction_signer.sign(reply.half_id, topic.name, send.message_id)
         return _OK, _encode_entry(_OK, send.message_id, transaction_id=transaction_id)
 
@@ -448,6 +468,25 @@ def _overall_status(statuses: Sequence[CallStatus]) -> CallStatus:
     if len({status.code for status in statuses}) == 1:
         return statuses[0]
     return CallStatus(v2.MULTIPLE_RESULTS, "the messages have different results; see each entry")
+
+
+def _encode_repeat(
+    broker: LinkedGroup,
+    topic: str,
+    repeat: link_pb2.RepeatedKey,
+    queue_offset: int,
+    due_at_ms: int,
+    message_id: str,
+) -> bytes:
+    """Join the SendResultEntry of a message that repeats a dedup key: the first answer."""
+    message_id = repeat.message_id or message_id
+    handle = transaction_id = ""
+    if due_at_ms:
+        handle = broker.recall_signer.sign(topic, RecallFields(queue_offset, due_at_ms, message_id))
+        queue_offset = 0
+    if repeat.half_id:
+        transaction_id = broker.transaction_signer.sign(repeat.half_id, topic, message_id)
+    return _encode_entry(_OK, message_id, queue_offset, handle, transaction_id)
 
 
 def _encode_entry(

@@ -435,16 +435,19 @@ def test_a_key_of_a_freed_message_answers_with_the_repeat() -> None:
     assert world.repeat("b", key="k")[:2] == ("id-b", 0)
 
 
+def store_new_keys(world: DedupWorld, count: int) -> None:
+    for n in range(count):
+        world.store("a", key=f"new {n}", is_ended=False)
+
+
 def test_memory_bounds_new_keys_only() -> None:
     world = DedupWorld(dedup=DedupConfig(memory_bytes=64 << 10))
     world.turn_on()
-    count = 0
+    count = 64 * 1024 // 54 - 100  # less than a step of the index
+    for n in range(count):
+        world.store("a", key=f"k{n}", is_ended=False)
     with pytest.raises(Overloaded):
-        while True:
-            world.store("a", key=f"k{count}", is_ended=False)
-            count += 1
-    world.commit()
-    assert count >= 64 * 1024 // 54 - 100
+        store_new_keys(world, 200)
     assert world.engine.key_tables.memory_bytes <= 64 << 10
     world.repeat("a", key="k0")
     world.repeat("a", key=f"k{count - 1}")

@@ -89,6 +89,16 @@ class Deduplication:
 
     # ------------------------------------------------------------ sends
 
+    def is_checked(self, topic_id: TopicId, blob: bytes) -> bool:
+        """Whether a message is checked for its dedup key."""
+        policy = self.tables.policy_of(topic_id) if self.tables.tables else None
+        if policy is None:
+            return False
+        try:
+            return _key_of(policy, blob) is not None
+        except (ValueError, IllegalPropertyKey):
+            return False  # `admit` rejects it.
+
     def admit(self, topic: Topic, blob: bytes, *, firing_ms: int) -> KeyedSend | None:
         """Return the key with which a message is stored; None if it has none.
 

@@ -8,6 +8,7 @@ from zlib import crc32
 
 from google.protobuf.message import DecodeError
 
+from tidemill.broker.engine.dedup.deduplication import RepeatedSend
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.queries.queue_reader import committed_end, describe
@@ -17,6 +18,7 @@ from tidemill.broker.server.admin.lookup import (
     find_topic,
     use_topic,
 )
+from tidemill.broker.server.link.commands import repeated_key
 from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.broker.server.wire import config_frames
 from tidemill.broker.server.wire.audit_facts import CREATE, audited
@@ -90,15 +92,23 @@ class MessageAdmin:
                 queue_id = self._choose_queue(request, message_group, topic)
             facts = {"messageId": stored_message.message_id_of(request.blob), "queue": queue_id}
             with audited(engine, request, after={**facts, "bytes": len(request.blob)}):
-                queue_offset, due_at_ms = engine.commands.send(
-                    topic.id,
-                    QueueId(queue_id),
-                    request.blob,
-                    crc32(request.blob),
-                    now_ms=turn.now_ms,
-                    firing_ms=turn.firing_ms,
-                    delay_ms=request.delay_ms if has_delay else None,
-                )
+                try:
+                    queue_offset, due_at_ms = engine.commands.send(
+                        topic.id,
+                        QueueId(queue_id),
+                        request.blob,
+                        crc32(request.blob),
+                        now_ms=turn.now_ms,
+                        firing_ms=turn.firing_ms,
+                        delay_ms=request.delay_ms if has_delay else None,
+                    )
+                except RepeatedSend as repeat:
+                    return pb.StoreMessageReply(
+                        queue_id=queue_id,
+                        queue_offset=repeat.first.queue_offset,
+                        due_at_ms=repeat.first.due_at_ms,
+                        repeat=repeated_key(repeat),
+                    )
             self._traffic.appended(topic.id, request.blob)
             return pb.StoreMessageReply(
                 queue_id=queue_id, queue_offset=queue_offset, due_at_ms=due_at_ms

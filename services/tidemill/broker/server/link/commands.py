@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
+from tidemill.broker.engine.dedup.deduplication import RepeatedSend
 from tidemill.broker.engine.layout.numbers import (
     DeliverySlot,
     GroupId,
@@ -151,6 +152,16 @@ def _one_by_one(
 # ---------------------------------------------------------------- appends
 
 
+def repeated_key(repeat: RepeatedSend, request_id: int = 0) -> pb.RepeatedKey:
+    """Render the answer of a message that repeats a dedup key."""
+    return pb.RepeatedKey(
+        request_id=request_id,
+        message_id=repeat.first.message_id,
+        is_mismatch=repeat.is_mismatch,
+        half_id=repeat.first.half_id,
+    )
+
+
 def _append_columns(appends: pb.AppendBatch) -> tuple[Any, ...]:
     return (appends.request_ids, appends.topic_ids, appends.queue_ids, appends.crcs, appends.blobs)
 
@@ -160,10 +171,12 @@ def _apply_appends(
 ) -> Iterator[None]:
     turn, repeated_ids = context.turn, context.repeated_ids
     failures, count = context.replies.failures, context.traffic.appended
+    is_checked = turn.engine.deduplication.is_checked
     send, now_ms, firing_ms = turn.engine.commands.send, turn.now_ms, turn.firing_ms
     rows = zip(*_append_columns(appends), strict=True)
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
-        if request_id in repeated_ids:
+        # A repeated dedup key is found by its key, also long after.
+        if request_id in repeated_ids and not is_checked(topic_id, blob):
             yield  # The search below takes a slice.
             try:
                 known = turn.engine.store.find_sent(topic_id, queue_id, blob)
@@ -171,7 +184,7 @@ def _apply_appends(
                 failures.append((request_id, error))
                 continue
             if known is not None:
-                results.append((request_id, known, 0))
+                results.append((request_id, known, 0, None))
                 continue
         try:
             queue_offset, due_at_ms = send(
@@ -179,19 +192,30 @@ def _apply_appends(
             )
         except ServiceError as error:
             failures.append((request_id, error))
+        except RepeatedSend as repeat:
+            first = repeat.first
+            results.append((request_id, first.queue_offset, first.due_at_ms, repeat))
         else:
-            results.append((request_id, queue_offset, due_at_ms))
+            results.append((request_id, queue_offset, due_at_ms, None))
             count(topic_id, blob)
         if n % SLICE_REQUESTS == 0 or len(blob) >= LARGE_BYTES:
             yield
 
 
 def _reply_appends(frame: pb.ReplyFrame, results: Sequence[Result], _: ReplySource) -> int:
-    request_ids, queue_offsets, dues = zip(*results, strict=True)
+    request_ids, queue_offsets, dues, repeats = zip(*results, strict=True)
     frame.appends.request_ids.extend(request_ids)
     frame.appends.queue_offsets.extend(queue_offsets)
     if any(dues):
         frame.appends.due_at_ms.extend(dues)
+    if any(repeats):
+        frame.appends.repeats.extend(
+            [
+                repeated_key(repeat, request_id)
+                for request_id, repeat in zip(request_ids, repeats, strict=True)
+                if repeat is not None
+            ]
+        )
     return 0
 
 
@@ -468,18 +492,29 @@ def _cancel_timer(request: pb.RecallRequest, turn: Turn) -> None:
 # ---------------------------------------------------------------- transactions
 
 
-def _send_half(request: pb.HalfRequest, turn: Turn) -> int:
+def _send_half(request: pb.HalfRequest, turn: Turn) -> int | RepeatedSend:
     sender = HalfSender(ClientKey(request.client_id, request.owner), request.first_check_ms or None)
-    half_id, _ = turn.engine.commands.send(
-        TopicId(request.topic_id),
-        QueueId(request.queue_id),
-        request.blob,
-        request.crc,
-        now_ms=turn.now_ms,
-        firing_ms=turn.firing_ms,
-        sender=sender,
-    )
+    try:
+        half_id, _ = turn.engine.commands.send(
+            TopicId(request.topic_id),
+            QueueId(request.queue_id),
+            request.blob,
+            request.crc,
+            now_ms=turn.now_ms,
+            firing_ms=turn.firing_ms,
+            sender=sender,
+        )
+    except RepeatedSend as repeat:
+        return repeat
     return half_id
+
+
+def _add_half(frame: pb.ReplyFrame, request_id: int, result: int | RepeatedSend) -> None:
+    if isinstance(result, RepeatedSend):
+        repeat = repeated_key(result, request_id)
+        frame.halves.add(request_id=request_id, half_id=repeat.half_id, repeat=repeat)
+    else:
+        frame.halves.add(request_id=request_id, half_id=result)
 
 
 def _end_transaction(request: pb.EndTransactionRequest, turn: Turn) -> None:
@@ -551,13 +586,7 @@ FOUND: Final = _one_by_one(
     _found,
     lambda frame, request_id, _: frame.founded.append(request_id),
 )
-HALF: Final = _one_by_one(
-    "half",
-    "halves",
-    "halves",
-    _send_half,
-    lambda frame, request_id, half_id: frame.halves.add(request_id=request_id, half_id=half_id),
-)
+HALF: Final = _one_by_one("half", "halves", "halves", _send_half, _add_half)
 END_TRANSACTION: Final = _one_by_one(
     "end_transaction",
     "transaction_ends",

@@ -358,6 +358,7 @@ class Rounds:
         turn.firing_ms = min(firing_ms, turn.now_ms)
         expiry_ms = self._expiry_clock.read(turn.now_ms, turn.monotonic_ms)
         turn.expiry_ms = min(expiry_ms, turn.now_ms)
+        engine.deduplication.note_time(turn.now_ms, turn.monotonic_ms)
         await run_in_turns(_apply(work, turn))
         begin_s = time.monotonic()
         await run_in_turns(self._do_due(turn))

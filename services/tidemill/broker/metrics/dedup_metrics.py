@@ -1,0 +1,90 @@
+"""Metrics of producer deduplication: keys, repeats and rejected messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from tidemill.broker.engine.layout.numbers import TopicId
+from tidemill.broker.metrics.metered_rounds import MeteredRounds
+from tidemill.common.metrics import Registry, full_parts
+
+HIT_REASONS: Final = ("committed", "in_flight")
+REJECTION_REASONS: Final = ("memory", "version")
+
+
+@final
+class DedupMetrics:
+    """Metrics of the dedup keys."""
+
+    def __init__(self, registry: Registry, rounds: MeteredRounds) -> None:
+        self._rounds = rounds
+        self._topics = registry.label_sets("rocketmq_dedup_keys", ("topic",))
+        registry.register(self._collect)
+
+    def _collect(self) -> Iterator[Metric]:
+        deduplication = self._rounds.engine.deduplication
+        yield from self._by_reason(
+            "rocketmq_dedup_hit_total",
+            "Messages that repeat a dedup key. in_flight: the first one was not committed yet.",
+            HIT_REASONS,
+            deduplication.hits,
+        )
+        yield from self._by_reason(
+            "rocketmq_dedup_rejected_total",
+            "Rejected messages with a dedup key. memory: a new key, without memory for it. version:"
+            " the sender did not know the owner of the key.",
+            REJECTION_REASONS,
+            deduplication.rejected,
+        )
+        for name, help_, counts in (
+            (
+                "rocketmq_dedup_replaced_total",
+                "Pending delayed messages that a message with the same dedup key replaced.",
+                deduplication.replaced,
+            ),
+            (
+                "rocketmq_dedup_mismatch_total",
+                "Messages that repeat a dedup key with another body.",
+                deduplication.mismatches,
+            ),
+        ):
+            family = CounterMetricFamily(name, help_, labels=("topic",))
+            for topic_id, topic in self._shown():
+                family.add_metric((topic,), counts.get(topic_id, 0))
+                yield from full_parts(family)
+            yield family
+        keys = GaugeMetricFamily("rocketmq_dedup_keys", "Known dedup keys.", labels=("topic",))
+        memory = GaugeMetricFamily(
+            "rocketmq_dedup_memory_bytes", "Memory of the known dedup keys.", labels=("topic",)
+        )
+        for topic_id, topic in self._shown():
+            table = self._rounds.engine.key_tables.tables[topic_id]
+            keys.add_metric((topic,), len(table))
+            memory.add_metric((topic,), table.memory_bytes)
+            yield from full_parts(keys, memory)
+        yield from (keys, memory)
+
+    def _by_reason(
+        self,
+        name: str,
+        help_: str,
+        reasons: tuple[str, ...],
+        counts: Mapping[tuple[TopicId, str], int],
+    ) -> Iterator[Metric]:
+        family = CounterMetricFamily(name, help_, labels=("topic", "reason"))
+        for topic_id, topic in self._shown():
+            for reason in reasons:
+                family.add_metric((topic, reason), counts.get((topic_id, reason), 0))
+            yield from full_parts(family)
+        yield family
+
+    def _shown(self) -> Iterator[tuple[TopicId, str]]:
+        """Yield the topics with deduplication."""
+        engine = self._rounds.engine
+        for topic_id in list(engine.key_tables.tables):
+            topic = engine.catalog.topics.get(topic_id)
+            if topic is not None and topic_id in engine.key_tables.tables:
+                yield topic_id, self._topics.admit((topic.name,))[0]
