@@ -372,6 +372,14 @@ def transaction(endpoints: list[str], topic: str) -> None:
         producer.shutdown()
 
 
+def dedup(endpoints: list[str], topic: str) -> None:
+    """Send messages with one dedup key."""
+    with producing(endpoints[0], topic) as producer:
+        for body in ("first", "first", "another"):
+            sent = producer.send(message(topic, body.encode(), properties={"dedup-key": "k"}))
+            report_fact("sent", id=sent.message_id)
+
+
 def push_fifo(endpoints: list[str], topic: str, group: str, messages: int) -> None:
     """Let a listener of an ordered group take its time with the first message of each group."""
     [endpoint] = endpoints
