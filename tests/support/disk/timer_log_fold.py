@@ -11,6 +11,7 @@ It checks these guarantees:
     T-12  each transition starts from the state after the previous one
     T-13  a rescheduled timer fires at its new due time
     T-26  an evacuated copy has the same message, due time and id
+    D-7   a message that replaces another one has its dedup key, and so its pending timer
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tidemill.broker.engine.layout.message import (
     TimerReason,
 )
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
+from tidemill.broker.engine.timer.status import REPLACED_QUEUE
 from tidemill.message import stored_message
 
 PENDING, DELIVERED, CANCELLED, DROPPED = "pending", "delivered", "cancelled", "dropped"
@@ -96,11 +98,30 @@ class TimerFold:
         place = message.MessagePosition._make(message.PLACE.unpack_from(body))
         target = message.decode_target(body)
         _check(self.topics.get(place.topic_id) == "%SYS%TIMER", "T-3", "on the hidden topic")
+        if place.queue_id == REPLACED_QUEUE:
+            self._replace(header, target, tail)
+            return
         if place.queue_id:
             self._evacuate(header, target, body, tail)
             return
         _check(int(place.queue_offset) == int(target.timer_id), "T-6", f"{target} at {place}")
         _check(target.timer_id not in self.timers, "T-6", f"a second schedule of {target}")
+        self.timers[target.timer_id] = OneTimer(
+            target.due_at_ms,
+            target.topic_id,
+            target.queue_id,
+            target.origin,
+            stored_message.message_id_of(tail),
+            _content(tail),
+            header.log_offset,
+            header.size,
+        )
+        heapq.heappush(self._dues, (target.due_at_ms, target.timer_id))
+
+    def _replace(self, header: RecordHeader, target: message.TimerTarget, tail: bytes) -> None:
+        """Fold a message with the dedup key of a pending one."""
+        one = self._pending(target.timer_id, "D-7: a replaced message")
+        _check(target.topic_id == one.topic_id, "D-7", f"{target} is of another topic than {one}")
         self.timers[target.timer_id] = OneTimer(
             target.due_at_ms,
             target.topic_id,

@@ -21,6 +21,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.log_checker import check_log
 from tests.support.disk.timer_log_fold import CANCELLED, DROPPED, PENDING
 from tests.support.security_items import MODE_ON, change, delete, put, table_of
+from tests.support.worlds.dedup_world import DedupWorld
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
 from tests.support.worlds.packed_worlds import move_floor, pack_all
 from tests.support.worlds.timer_world import TIMERS, TimerWorld
@@ -40,6 +41,7 @@ from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueId, Ti
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.layout.transaction import TransactionState
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
+from tidemill.broker.engine.metadata.dedup_policy import DedupMode
 from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.store.disk import File
@@ -390,6 +392,42 @@ def transacted_history() -> dict[str, bytes]:
     }
 
 
+def keyed_history() -> dict[str, bytes]:
+    """Write a log of feature level 4 with dedup keys in each state, and a snapshot with them."""
+    world = DedupWorld(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=4, segment_bytes=SECURED_SEGMENT
+    )
+    world.set_policy(PolicyChange(first_check_ms=1_000, period_ms=2_000, attempts=1))
+    world.turn_on()
+    world.turn_on(topic="debounce", mode=DedupMode.REPLACE, max_wait_ms=3_600_000)
+    world.store("plain", key="plain")
+    for n in range(2):
+        due_at_ms = START_MS + (n + 1) * 60_000
+        world.store(f"delayed {n}", key="delayed", topic="debounce", due_at_ms=due_at_ms)
+    half = world.store("half", key="half", is_half=True)
+    world.advance(1_100)
+    world.write_checks()
+    world.advance(2_100)
+    world.recover(HalfId(half.half_id))
+    world.store("freed", key="freed")
+    topic = world.engine.catalog.find_topic(TOPIC)
+    assert topic is not None
+    keys = world.engine.key_inspection
+    keys.free(topic, keys.find(topic, b"freed", ""), world.now_ms)
+    for _ in world.engine.retention._restatement._restate_keys(
+        world.engine.log.log_end, world.now_ms
+    ):
+        pass
+    world.commit()
+    world.checkpoint()
+    disk = world.disk
+    [snapshot] = disk.names("snapshots")
+    return {
+        "keyed_log.bin": disk.read(disk.names("log")[0]) or b"",
+        "keyed_snapshot.bin": disk.read(snapshot) or b"",
+    }
+
+
 def packed_history() -> dict[str, bytes]:
     """Write a log with a pack: three stubs, a kept message between them, and deliveries."""
     world = World(
@@ -716,6 +754,27 @@ def test_an_engine_continues_with_the_golden_log_of_transactions() -> None:
     assert world.drain() == ["committed", "recovered"]
 
 
+def test_the_encoders_write_the_golden_bytes_of_dedup_keys() -> None:
+    names = "keyed_log.bin", "keyed_snapshot.bin"
+    assert keyed_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_log_of_dedup_keys() -> None:
+    disk = golden_log_disk("keyed_log.bin")
+    world = DedupWorld(disk, segment_bytes=SECURED_SEGMENT, now_ms=START_MS + 10_000)
+    world.note_round()
+    assert [row.pin for row in world.rows(topic="debounce")] == [1]
+    assert sorted(row.pin < 0 for row in world.rows()) == [False, True]
+    assert world.repeat("x", key="plain").message_id == "id-plain"
+    recovered = world.repeat("x", key="half", is_half=True)
+    assert recovered.message_id == "id-half"
+    world.commit_half(HalfId(recovered.half_id))
+    world.store("freed again", key="freed")
+    world.advance(120_000)
+    assert sorted(world.drain()) == ["freed", "freed again", "half", "plain"]
+    assert world.drain(topic="debounce") == ["delayed 1"]
+
+
 def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
     names = "packed_segment.bin", "packed_rest.bin"
     assert packed_history() == {name: golden(name) for name in names}
@@ -808,6 +867,7 @@ def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> No
     purged_checker = check_log(golden_log_disk("purged_log.bin"))
     audited_checker = check_log(golden_log_disk("audited_log.bin"))
     transacted_checker = check_log(golden_log_disk("transacted_log.bin"))
+    check_log(golden_log_disk("keyed_log.bin"))
     checkers = (
         checker,
         timer_checker,
@@ -904,6 +964,7 @@ def make_missing() -> None:
     made |= packed_history() | floored_history() | secured_history()
     made |= audited_history()
     made |= transacted_history()
+    made |= keyed_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

@@ -360,7 +360,7 @@ class Fold:
             return
         if isinstance(cause, KeyedMessage):
             if log_offset >= self.catalog_from:
-                self._key(cause, entry.topic_id, log_offset, stored_at_ms)
+                self._key(cause, entry, log_offset, stored_at_ms)
             cause = cause.cause
         elif isinstance(cause, TimerCause) and log_offset >= self.catalog_from:
             self._keys.apply_timer_end(cause.timer_id)
@@ -384,16 +384,24 @@ class Fold:
             )
 
     def _key(
-        self, keyed: KeyedMessage, topic_id: TopicId, log_offset: LogOffset, stored_at_ms: int
+        self, keyed: KeyedMessage, entry: MessageEntry, log_offset: LogOffset, stored_at_ms: int
     ) -> None:
         """Apply the dedup key of a message. A timer or a half message keeps it."""
-        pin, cause = NO_PIN, keyed.cause
+        pin, topic_id, cause = NO_PIN, entry.topic_id, keyed.cause
+        is_replacement = isinstance(cause, TimerTarget) and entry.queue_id == REPLACED_QUEUE
         if isinstance(cause, TimerTarget):
             pin, topic_id = pin_of_timer(cause.timer_id), cause.topic_id
         elif cause is not None:
             half = cause if isinstance(cause, HalfMessage) else cause.half
             pin, topic_id = pin_of_half(half.half_id or log_offset), half.topic_id
-        self._keys.apply_key(topic_id, keyed.key, log_offset, stored_at_ms, pin=pin)
+        self._keys.apply_key(
+            topic_id,
+            keyed.key,
+            log_offset,
+            stored_at_ms,
+            pin=pin,
+            is_replacement=is_replacement,
+        )
 
     def _transaction(
         self,

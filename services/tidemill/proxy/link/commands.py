@@ -22,8 +22,8 @@ ROW_BYTES = 64  # upper bound of the fields beside a blob, and of an ack
 ACKS_PER_FRAME_MAX = 4_096  # plus the last request: about 20 ms of the broker's time
 
 # The result of an append: queue offset and 0, or timer id and due time. If the message repeats a
-# dedup key, both are of the first message, which the last item describes. A plain tuple, since every
-# send makes one.
+# dedup key, both are of the first message, which the last item describes. A plain tuple, since
+# every send makes one.
 Appended: TypeAlias = tuple[int, int, pb.RepeatedKey | None]
 # One request that waits for a frame. Its first item is the request id.
 Row: TypeAlias = tuple[Any, ...]

@@ -74,13 +74,18 @@ class KeyTables:
         stored_at_ms: int,
         *,
         pin: int = NO_PIN,
+        is_replacement: bool = False,
     ) -> None:
-        """Apply a MESSAGE record with a dedup key."""
+        """Apply a MESSAGE record with a dedup key.
+
+        A message that replaces another one has the time of the first message of its key.
+        """
         table = self.tables.get(topic_id)
         if table is None:
             # The replay began after the record of the topic, which is stated again later.
             table = self.tables[topic_id] = KeyTable(topic_id)
-        self.clock.note(key.taken_at_ms, stored_at_ms)
+        if not is_replacement:
+            self.clock.note(key.taken_at_ms, stored_at_ms)
         table.put(KeyRow(key.hash, log_offset, key.taken_at_ms, key.body_crc, pin))
 
     def apply_stated(self, rows: Sequence[tuple[TopicId, KeyRow]]) -> None:
