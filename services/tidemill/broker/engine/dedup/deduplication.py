@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from hashlib import blake2b
 from typing import Final, NamedTuple, final
-from zlib import crc32
 
 from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.first_messages import FirstMessage, FirstMessages
@@ -28,12 +27,17 @@ from tidemill.common.errors import (
     Overloaded,
 )
 from tidemill.message import stored_message
-from tidemill.message.dedup_key import check_key, owner_of_key, property_of
+from tidemill.message.dedup_key import KeyFields, check_key, owner_of_key, read_fields
 
 SWEEP_PERIOD_MS: Final = 1_000
+TABLES_A_SLICE: Final = 4
 COUNTED_BYTES: Final = 256 << 10  # taken by new keys between two counts of the memory
 _TYPE_AT: Final = stored_message.MESSAGE_TYPE_AT
-_SIZES_AT: Final = stored_message.BODY_SIZE_AT
+_TRANSACTION: Final = stored_message.TYPE_TRANSACTION
+_MESSAGE_ID, _PROPERTY = KeySource.MESSAGE_ID, KeySource.PROPERTY
+_REPLACE: Final = DedupMode.REPLACE
+# Makes a named tuple without a call of Python code: every keyed send makes two.
+_tuple = tuple.__new__
 
 
 class RepeatedSend(Exception):
@@ -70,11 +74,10 @@ class Deduplication:
         self._catalog = catalog
         self._log = log
         self._memory_bytes = config.memory_bytes
-        self._hasher = blake2b(b"", digest_size=HASH_SIZE)
-        self._hashed_secret = b""
+        self._hashers: dict[TopicId, blake2b] = {}
         # Memory for new keys until the next count, of topics without a share.
         self._rest_bytes = 0
-        self._counted_at_ms = -1
+        self._full_at_ms = -1  # by the clock of keys: the last count has found no memory
         self._sweep_at_ms = 0  # by the clock of keys
         self._sweeping: list[TopicId] = []
         # Counts of this process, by topic id and by a word.
@@ -95,7 +98,7 @@ class Deduplication:
         if policy is None:
             return False
         try:
-            return _key_of(policy, blob) is not None
+            return _key_of(policy, read_fields(blob)) is not None
         except (ValueError, IllegalPropertyKey):
             return False  # `admit` rejects it.
 
@@ -107,32 +110,39 @@ class Deduplication:
         policy = topic.dedup
         assert policy is not None, "the topic has a table"
         try:
-            key = _key_of(policy, blob)
-            if key is None:
-                return None
-            group = _message_group_of(blob)
-            crc = _body_crc(blob)
+            fields = read_fields(blob)
         except ValueError as error:
             raise MessageCorrupted(f"the message is not well-formed: {error}") from None
-        self._check_owner(topic, key, group)
-        table, now_ms = self.tables.tables[topic.id], self.tables.clock.now_ms
+        key = _key_of(policy, fields)
+        if key is None:
+            return None
+        group, tables = fields.message_group, self.tables
+        if len(topic.placement.groups) > 1 and not group:
+            self._check_owner(topic, key)
+        table, now_ms = tables.tables[topic.id], tables.clock.now_ms
         hash_ = self.hash_of(topic.id, group, key)
         row = table.find(hash_)
         due_max_ms = None
-        if policy.mode is DedupMode.REPLACE:
+        if policy.mode is _REPLACE:
             assert policy.max_wait_ms is not None, "checked with the mode"
             due_max_ms = firing_ms + policy.max_wait_ms
-        if row is not None and table.is_known(row, now_ms=now_ms, window_ms=policy.window_ms):
-            if row.pin > 0 and due_max_ms is not None and blob[_TYPE_AT] != _TRANSACTION:
-                self.replaced[topic.id] += 1
-                # `maxWaitMs` counts from the first schedule.
-                due_max_ms += row.taken_at_ms - now_ms
-                again = DedupKey(hash_, crc, row.taken_at_ms, key[:KEY_BYTES_MAX])
-                return KeyedSend(again, TimerId(row.pin - 1), due_max_ms)
-            raise self._repeated(topic.id, row, blob, crc)
+        taken_at_ms, replaced = now_ms, None
         if row is None:
-            self._check_memory(topic, policy, table)
-        return KeyedSend(DedupKey(hash_, crc, now_ms, key[:KEY_BYTES_MAX]), None, due_max_ms)
+            if policy.memory_bytes is None and self._rest_bytes >= KEY_BYTES:
+                self._rest_bytes -= KEY_BYTES
+            else:
+                self._check_memory(topic, policy, table)
+        elif table.is_known(row, now_ms=now_ms, window_ms=policy.window_ms):
+            if row.pin <= 0 or due_max_ms is None or blob[_TYPE_AT] == _TRANSACTION:
+                raise self._repeated(topic.id, row, fields)
+            self.replaced[topic.id] += 1
+            # `maxWaitMs` counts from the first schedule.
+            taken_at_ms, replaced = row.taken_at_ms, TimerId(row.pin - 1)
+            due_max_ms += taken_at_ms - now_ms
+        if len(key) > KEY_BYTES_MAX:
+            key = key[:KEY_BYTES_MAX]  # of a message id; the hash covers all of it
+        taken = _tuple(DedupKey, (hash_, fields.body_crc, taken_at_ms, key))
+        return _tuple(KeyedSend, (taken, replaced, due_max_ms))
 
     def take(self, topic: Topic, blob: bytes) -> DedupKey | None:
         """Return the key of a message that is recovered; None if it has none.
@@ -142,14 +152,14 @@ class Deduplication:
         if topic.dedup is None:
             return None
         try:
-            key = _key_of(topic.dedup, blob)
-            group, crc = _message_group_of(blob), _body_crc(blob)
+            fields = read_fields(blob)
+            key = _key_of(topic.dedup, fields)
         except (ValueError, IllegalPropertyKey):
             return None  # Only intact properties are left, or the setting has changed.
         if key is None:
             return None
         table, now_ms = self.tables.tables[topic.id], self.tables.clock.now_ms
-        hash_ = self.hash_of(topic.id, group, key)
+        hash_ = self.hash_of(topic.id, fields.message_group, key)
         row = table.find(hash_)
         window_ms = topic.dedup.window_ms
         if row is not None and table.is_known(row, now_ms=now_ms, window_ms=window_ms):
@@ -157,40 +167,47 @@ class Deduplication:
                 f"another message of topic {topic.name} has the dedup key of this one; free the"
                 f" key first: tidemill dedup-key delete"
             )
-        return DedupKey(hash_, crc, now_ms, key[:KEY_BYTES_MAX])
+        return DedupKey(hash_, fields.body_crc, now_ms, key[:KEY_BYTES_MAX])
 
     def hash_of(self, topic_id: TopicId, message_group: bytes, key: bytes) -> bytes:
         """Return the hash of a key, with its scope."""
-        if self._hashed_secret != self._catalog.handle_secret:
-            self._hashed_secret = self._catalog.handle_secret
-            self._hasher = blake2b(
-                key=self._hashed_secret, digest_size=HASH_SIZE, person=b"dedup key"
-            )
-        hasher = self._hasher.copy()
-        hasher.update(b"%d %d " % (topic_id, len(message_group)) + message_group + key)
+        hasher = self._hashers.get(topic_id) or self._hasher_of(topic_id)
+        hasher = hasher.copy()
+        if message_group:
+            hasher.update(len(message_group).to_bytes(2, "big") + message_group + key)
+        else:
+            hasher.update(b"\0\0" + key)
         return hasher.digest()
 
-    def _check_owner(self, topic: Topic, key: bytes, message_group: bytes) -> None:
+    def _hasher_of(self, topic_id: TopicId) -> blake2b:
+        """Return the keyed hash over the id of a topic, for copies."""
+        secret = self._catalog.handle_secret
+        hasher = blake2b(key=secret, digest_size=HASH_SIZE, person=b"dedup key")
+        hasher.update(topic_id.to_bytes(4, "big"))
+        for known in [id_ for id_ in self._hashers if id_ not in self.tables.tables]:
+            del self._hashers[known]
+        self._hashers[topic_id] = hasher
+        return hasher
+
+    def _check_owner(self, topic: Topic, key: bytes) -> None:
         """Raise KeyOwnerChanged if another broker group owns a key.
 
         The sender does not know the deduplication of the topic yet, or has an old list.
         """
-        groups = topic.placement.groups
-        if len(groups) > 1 and not message_group:
-            owner = owner_of_key(key, groups)
-            if owner != self._catalog.broker_name:
-                self.rejected[topic.id, "version"] += 1
-                raise KeyOwnerChanged(
-                    f"the broker group {owner} owns the dedup key of this message, and the sender"
-                    f" does not know that yet; send it again"
-                )
+        owner = owner_of_key(key, topic.placement.groups)
+        if owner != self._catalog.broker_name:
+            self.rejected[topic.id, "version"] += 1
+            raise KeyOwnerChanged(
+                f"the broker group {owner} owns the dedup key of this message, and the sender does"
+                f" not know that yet; send it again"
+            )
 
-    def _repeated(self, topic_id: TopicId, row: KeyRow, blob: bytes, crc: int) -> RepeatedSend:
+    def _repeated(self, topic_id: TopicId, row: KeyRow, fields: KeyFields) -> RepeatedSend:
         is_committed = row.log_offset < self._log.committed_offset
         self.hits[topic_id, "committed" if is_committed else "in_flight"] += 1
-        is_mismatch = crc != row.body_crc
+        is_mismatch = fields.body_crc != row.body_crc
         self.mismatches[topic_id] += is_mismatch
-        first = self._firsts.find(row) or FirstMessage(stored_message.message_id_of(blob), 0, 0, 0)
+        first = self._firsts.find(row) or FirstMessage(fields.message_id.decode(), 0, 0, 0)
         return RepeatedSend(first, is_mismatch=is_mismatch)
 
     def _check_memory(self, topic: Topic, policy: DedupPolicy, table: KeyTable) -> None:
@@ -199,12 +216,11 @@ class Deduplication:
         if share is not None:
             has_room = table.memory_bytes + KEY_BYTES <= share
         else:
-            if self._rest_bytes < KEY_BYTES and self._counted_at_ms != self.tables.clock.now_ms:
+            if self._rest_bytes < KEY_BYTES and self._full_at_ms != self.tables.clock.now_ms:
                 self._count_rest()
-            self._rest_bytes -= KEY_BYTES
-            has_room = self._rest_bytes >= 0
+            has_room = self._rest_bytes >= KEY_BYTES
+            self._rest_bytes -= KEY_BYTES if has_room else 0
         if not has_room:
-            self._rest_bytes = max(self._rest_bytes, 0)
             self.rejected[topic.id, "memory"] += 1
             raise Overloaded(
                 f"the dedup keys use all of their {share or self._memory_bytes} bytes, so topic"
@@ -213,15 +229,19 @@ class Deduplication:
             )
 
     def _count_rest(self) -> None:
-        """Count the memory that is left for topics without a share, again at most each ms."""
+        """Count the memory that is left for topics without a share.
+
+        If there is none, it is not counted again in this round.
+        """
         used = 0
         for table in self.tables.tables.values():
             policy = self.tables.policy_of(table.topic_id)
             share = None if policy is None else policy.memory_bytes
             used += table.memory_bytes if share is None else share
-        self._counted_at_ms = self.tables.clock.now_ms
         # Between two counts, a key counts as `KEY_BYTES`, and an index may grow by more.
         self._rest_bytes = min(self._memory_bytes - used, COUNTED_BYTES)
+        if self._rest_bytes < KEY_BYTES:
+            self._full_at_ms = self.tables.clock.now_ms
 
     def memory_bytes_of(self, topic_id: TopicId) -> int:
         """Return the bound of the memory for the keys of a topic."""
@@ -250,9 +270,8 @@ class Deduplication:
             self._sweeping = [topic_id for topic_id, table in tables.items() if len(table)]
             self._sweep_at_ms = now_ms + SWEEP_PERIOD_MS
         left = SWEPT_A_SLICE
-        while self._sweeping and left > 0:
-            table = tables.get(self._sweeping[-1])
-            policy = self.tables.policy_of(self._sweeping[-1])
+        for topic_id in self._sweeping[: -TABLES_A_SLICE - 1 : -1]:
+            table, policy = tables.get(topic_id), self.tables.policy_of(topic_id)
             if table is not None and policy is not None:
                 left -= table.sweep(over_ms=now_ms - policy.window_ms, limit=left)
                 if table.end_sweep() is None:
@@ -261,28 +280,9 @@ class Deduplication:
         return bool(self._sweeping)
 
 
-_TRANSACTION: Final = stored_message.TYPE_TRANSACTION
-
-
-def _key_of(policy: DedupPolicy, blob: bytes) -> bytes | None:
-    """Return the key of a message; None if it is not checked. Raises ValueError."""
-    if policy.key_from is not KeySource.MESSAGE_ID:
-        found = property_of(blob)
-        if found is not None:
-            return check_key(found)
-        if policy.key_from is KeySource.PROPERTY:
-            return None
-    return stored_message.message_id_of(blob).encode()
-
-
-def _message_group_of(blob: bytes) -> bytes:
-    head = stored_message.decode_head(blob)
-    begin = head.system_at + head.group_at
-    return blob[begin : begin + head.group_size]
-
-
-def _body_crc(blob: bytes) -> int:
-    size = int.from_bytes(blob[_SIZES_AT : _SIZES_AT + 4], "big")
-    if size > len(blob):
-        raise ValueError("the sizes in a stored message exceed it")
-    return crc32(memoryview(blob)[len(blob) - size :])
+def _key_of(policy: DedupPolicy, fields: KeyFields) -> bytes | None:
+    """Return the key of a message; None if it is not checked. Raises IllegalPropertyKey."""
+    key_from = policy.key_from
+    if fields.key is not None and key_from is not _MESSAGE_ID:
+        return check_key(fields.key)
+    return None if key_from is _PROPERTY else fields.message_id

@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple, final
 
-from tidemill.broker.engine.layout import message
-from tidemill.broker.engine.layout.dedup import KeyRow
+from tidemill.broker.engine.layout import message, record
+from tidemill.broker.engine.layout.dedup import HASH_SIZE, KeyRow
 from tidemill.broker.engine.layout.message import (
     FLAG_HALF,
+    FLAG_KEYED,
     FLAG_SCHEDULE,
     HalfMessage,
     KeyedMessage,
@@ -25,6 +26,12 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.message import stored_message
 
+_MESSAGE: Final = int(RecordKind.MESSAGE)
+_unpack_place = message.PLACE.unpack_from
+_KEY_AT: Final = record.HEADER_SIZE + message.PLACE_SIZE
+# Of a stored message: the number of keys, the place and the size of its id.
+_ID_FIELDS = struct.Struct(">4xHHH").unpack_from
+_KEYS_AT: Final = stored_message.FIXED_SIZE
 # Errors from damaged bytes, and from records that retention has freed.
 _UNREADABLE: Final = (CorruptStore, LookupError, UnknownRecord, struct.error, ValueError)
 
@@ -50,6 +57,18 @@ class FirstMessages:
     def find(self, row: KeyRow) -> FirstMessage | None:
         """Return the message of a key, also of a dead one; None if retention has freed it."""
         try:
+            head, blob = self._log.read(row.log_offset)
+            # The usual case, without a named tuple for each part.
+            if (
+                head[record.KIND_POSITION] == _MESSAGE
+                and record.HEADER.unpack_from(head)[record.FLAGS] == FLAG_KEYED
+                and head[_KEY_AT : _KEY_AT + HASH_SIZE] == row.hash
+            ):
+                queue_offset = _unpack_place(head, record.HEADER_SIZE)[3]
+                key_count, id_at, id_size = _ID_FIELDS(blob)
+                begin = _KEYS_AT + key_count * stored_message.KEY_HASH_SIZE + id_at
+                message_id = str(blob[begin : begin + id_size], "utf-8")
+                return FirstMessage(message_id, queue_offset, 0, 0)
             entry, header = self._read(row.log_offset)
             cause = entry.cause
             # Another record may be there if the bytes are damaged.

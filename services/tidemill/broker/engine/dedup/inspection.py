@@ -6,6 +6,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.dedup.deduplication import Deduplication
 from tidemill.broker.engine.dedup.first_messages import FirstMessages
+from tidemill.broker.engine.dedup.row_blocks import NEVER_MS
 from tidemill.broker.engine.layout.dedup import FREED, NO_PIN, KeyRow, StatedKeys
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import HalfId, TimerId, TopicId
@@ -19,7 +20,8 @@ class KeyUsage(NamedTuple):
     keys: int
     memory_bytes: int
     memory_bytes_max: int
-    oldest_at_ms: int  # wall time; 0: there is no key
+    # Wall time of the oldest key without a pin, as of the last sweep; 0: there was none.
+    oldest_at_ms: int
     hits: int
     mismatches: int
     rejected: int
@@ -53,12 +55,12 @@ class KeyInspection:
     def usage_of(self, topic_id: TopicId) -> KeyUsage:
         """Return the keys of a topic with deduplication."""
         deduplication, table = self._deduplication, self._tables.tables[topic_id]
-        oldest_ms = table.oldest_ms()
+        has_oldest = len(table) and table.oldest_ms != NEVER_MS
         return KeyUsage(
             keys=len(table),
             memory_bytes=table.memory_bytes,
             memory_bytes_max=deduplication.memory_bytes_of(topic_id),
-            oldest_at_ms=0 if oldest_ms is None else self._tables.clock.wall_ms(oldest_ms),
+            oldest_at_ms=self._tables.clock.wall_ms(table.oldest_ms) if has_oldest else 0,
             hits=sum([n for (id_, _), n in deduplication.hits.items() if id_ == topic_id]),
             mismatches=deduplication.mismatches[topic_id],
             rejected=sum([n for (id_, _), n in deduplication.rejected.items() if id_ == topic_id]),

@@ -19,6 +19,7 @@ _MASK: Final = (1 << HASH_BITS) - 1
 KEY_BYTES: Final = 54
 REBUILT_ROWS_MAX: Final = 2_048  # an index that is far too large is built again, in a millisecond
 MISSING: Final = -1
+BLOCKS_A_SWEEP: Final = 16  # under a millisecond
 _from_bytes = int.from_bytes
 
 
@@ -34,7 +35,11 @@ class KeyTable:
         self._index = RowIndex()  # by the first bits of the hash
         self._pins = RowIndex()
         self.pinned_count = 0
+        # The last look-up since the last change.
+        self._found_hash = b""
+        self._found_number = MISSING
         self._swept_block = 0  # the next block of the sweep
+        self.oldest_ms = NEVER_MS  # when the oldest key without a pin was taken, at the last sweep
         self._sweep_oldest_ms = NEVER_MS  # the oldest key that the sweep has left so far
 
     def __len__(self) -> int:
@@ -50,17 +55,16 @@ class KeyTable:
 
     def find(self, hash_: bytes) -> KeyRow | None:
         """Return the row of a key; its window may be over."""
-        for number in self._index.find(_from_bytes(hash_[:4], "big")):
-            row = self._rows.row(number)
-            if row.hash == hash_:
-                return row
-        return None
+        number = self._number_of(hash_)
+        return None if number == MISSING else self._rows.row(number)
 
     def _number_of(self, hash_: bytes) -> int:
-        for number in self._index.find(_from_bytes(hash_[:4], "big")):
-            if self._rows.row(number).hash == hash_:
-                return number
-        return MISSING
+        if hash_ is self._found_hash:
+            return self._found_number
+        number = self._index.find_value(_from_bytes(hash_[:4], "big"), hash_, self._rows.blocks)
+        # A send looks a key up, and stores it at once.
+        self._found_hash, self._found_number = hash_, number
+        return number
 
     def find_pinned(self, pin: int) -> KeyRow | None:
         """Return the row with a pin."""
@@ -87,11 +91,6 @@ class KeyTable:
         """Return a copy of the rows of a block; rows may move to other blocks afterwards."""
         return self._rows.columns(block_number)
 
-    def oldest_ms(self) -> int | None:
-        """Return when the oldest key was taken; None: there is none. It takes 5 ms per million."""
-        blocks = range(len(self._rows.blocks))
-        return min([self._rows.oldest_ms(number) for number in blocks], default=None)
-
     def newest_ms(self) -> int | None:
         """Return when the newest key was taken; None: there is none."""
         blocks = range(len(self._rows.blocks))
@@ -102,9 +101,10 @@ class KeyTable:
     def put(self, row: KeyRow) -> None:
         """Add or replace the row of a key."""
         number = self._number_of(row.hash)
+        self._found_hash = b""
         if number == MISSING:
             number = self._rows.count
-            self._rows.put(number, row)
+            self._rows.append(row)
             self._index.insert(_from_bytes(row.hash[:4], "big"), number)
             before = NO_PIN
         else:
@@ -112,7 +112,7 @@ class KeyTable:
             if before not in {NO_PIN, row.pin}:
                 self._remove_pin(before, number)
             self._rows.put(number, row)
-        if row.pin not in {NO_PIN, before}:
+        if row.pin and row.pin != before:
             self._insert_pin(row.pin, number)
 
     def remove(self, hash_: bytes) -> None:
@@ -122,18 +122,23 @@ class KeyTable:
             self._remove(number, self._rows.row(number))
 
     def _remove(self, number: int, row: KeyRow) -> None:
-        self._index.remove(_from_bytes(row.hash[:4], "big"), number)
         if row.pin:
             self._remove_pin(row.pin, number)
-        last = self._rows.count - 1
+        self._remove_loose(number, _from_bytes(row.hash[:4], "big"))
+
+    def _remove_loose(self, number: int, mark: int) -> None:
+        """Remove a row without a pin; `mark` has the first bits of its hash."""
+        self._found_hash = b""
+        self._index.remove(mark, number)
+        moved = self._rows.take_last()
+        last = self._rows.count
         if number != last:
             # No holes: the last row moves.
-            moved = self._rows.row(last)
-            self._index.move(_from_bytes(moved.hash[:4], "big"), last, number)
-            if moved.pin:
-                self._pins.move(moved.pin * _PIN_FACTOR & _MASK, last, number)
-            self._rows.put(number, moved)
-        self._rows.drop_last()
+            self._index.move(_from_bytes(moved[:4], "big"), last, number)
+            pin = _from_bytes(moved[-8:], "big", signed=True)
+            if pin:
+                self._pins.move(pin * _PIN_FACTOR & _MASK, last, number)
+            self._rows.replace(number, moved)
 
     def _insert_pin(self, pin: int, number: int) -> None:
         self._pins.insert(pin * _PIN_FACTOR & _MASK, number)
@@ -148,21 +153,23 @@ class KeyTable:
     # ------------------------------------------------------------ keys that are over
 
     def sweep(self, *, over_ms: int, limit: int) -> int:
-        """Remove up to about `limit` keys taken at `over_ms` or before; return the number.
+        """Remove up to `limit` keys taken at `over_ms` or before; return the number.
 
-        It continues where the last call ended. See `has_swept_all`.
+        It looks at a bounded number of rows, and continues where the last call ended.
         """
         over_ms = max(over_ms, self.over_until_ms)
         removed = 0
-        while removed < limit and self._swept_block < len(self._rows.blocks):
+        for _ in range(BLOCKS_A_SWEEP):
+            if removed >= limit or self._swept_block >= len(self._rows.blocks):
+                break
             number = self._swept_block
             times = self._rows.loose_times(number)
             over = np.flatnonzero(times <= over_ms)[::-1]
             chosen = over[: limit - removed].tolist()
+            marks = self._rows.marks(number)[over[: limit - removed]].tolist()
             # From the last row on: the rows that move into the gaps are not among the chosen ones.
-            for at in chosen:
-                place = (number << BLOCK_SHIFT) + at
-                self._remove(place, self._rows.row(place))
+            for at, mark in zip(chosen, marks, strict=True):
+                self._remove_loose((number << BLOCK_SHIFT) + at, mark)
             removed += len(chosen)
             if len(chosen) < len(over):
                 break
@@ -185,6 +192,7 @@ class KeyTable:
         if self._swept_block < len(self._rows.blocks):
             return None
         oldest_ms, self._sweep_oldest_ms, self._swept_block = self._sweep_oldest_ms, NEVER_MS, 0
+        self.oldest_ms = oldest_ms
         return oldest_ms
 
     def _shrink(self) -> None:

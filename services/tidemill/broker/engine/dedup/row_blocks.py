@@ -25,6 +25,7 @@ BLOCK_MASK: Final = BLOCK_ROWS - 1
 NEVER_MS: Final = 1 << 62
 # Makes a named tuple without a call of Python code: every keyed send reads rows.
 _tuple = tuple.__new__
+_pack_row = ROW.pack
 
 
 @final
@@ -52,25 +53,45 @@ class RowBlocks:
         hash_, high, low, crc, pin = ROW.unpack_from(block.rows, (number & BLOCK_MASK) * ROW_SIZE)
         return _tuple(KeyRow, (hash_, high >> 16, (high & 0xFFFF) << 32 | low, crc, pin))
 
-    def put(self, number: int, row: KeyRow) -> None:
-        """Replace a row, or add it behind the last one."""
-        if number == self.count:
-            if not number & BLOCK_MASK:
-                self.blocks.append(RowBlock(bytearray()))
-            self.count += 1
-            self._writable(number >> BLOCK_SHIFT).rows += encode_row(row)
-            return
-        begin = (number & BLOCK_MASK) * ROW_SIZE
-        self._writable(number >> BLOCK_SHIFT).rows[begin : begin + ROW_SIZE] = encode_row(row)
+    def append(self, row: KeyRow) -> None:
+        """Add a row behind the last one."""
+        number = self.count
+        if not number & BLOCK_MASK:
+            self.blocks.append(RowBlock(bytearray()))
+        block = self.blocks[number >> BLOCK_SHIFT]
+        if block.is_shared:
+            block = self._writable(number >> BLOCK_SHIFT)
+        hash_, log_offset, taken_at_ms, body_crc, pin = row
+        high, low = log_offset << 16 | taken_at_ms >> 32, taken_at_ms & 0xFFFFFFFF
+        block.rows += _pack_row(hash_, high, low, body_crc, pin)
+        self.count = number + 1
 
-    def drop_last(self) -> None:
-        """Remove the last row."""
+    def put(self, number: int, row: KeyRow) -> None:
+        """Replace a row."""
+        self.replace(number, encode_row(row))
+
+    def replace(self, number: int, encoded: bytes | bytearray) -> None:
+        """Replace a row by an encoded one."""
+        begin = (number & BLOCK_MASK) * ROW_SIZE
+        self._writable(number >> BLOCK_SHIFT).rows[begin : begin + ROW_SIZE] = encoded
+
+    def take_last(self) -> bytes:
+        """Remove the last row, and return it encoded."""
         self.count -= 1
         number = self.count >> BLOCK_SHIFT
-        if not self.count & BLOCK_MASK:
-            del self.blocks[number]
+        block = self._writable(number)
+        encoded = bytes(block.rows[-ROW_SIZE:])
+        if self.count & BLOCK_MASK:
+            del block.rows[-ROW_SIZE:]
         else:
-            del self._writable(number).rows[(self.count & BLOCK_MASK) * ROW_SIZE :]
+            del self.blocks[number]
+        return encoded
+
+    def marks(self, block_number: int) -> np.ndarray:
+        """Return the first 32 bits of the hashes of a block."""
+        rows = self.blocks[block_number].rows
+        count = len(rows) // ROW_SIZE
+        return np.ndarray(count, ">u4", rows, strides=(ROW_SIZE,)).astype(np.uint64)
 
     def columns(self, block_number: int) -> np.ndarray:
         """Return a copy of the rows of a block as an array."""
@@ -83,10 +104,6 @@ class RowBlocks:
         times[rows["pin"] != NO_PIN] = NEVER_MS
         return times
 
-    def oldest_ms(self, block_number: int) -> int:
-        """Return when the oldest key of a block was taken."""
-        return int(taken_at_ms(self._view(block_number)).min())
-
     def newest_ms(self, block_number: int) -> int:
         """Return when the newest key of a block was taken."""
         return int(taken_at_ms(self._view(block_number)).max())
@@ -98,8 +115,7 @@ class RowBlocks:
         numbers: list[int] = []
         for n in range(len(self.blocks)):
             rows = self._view(n)
-            first = np.ndarray(len(rows), ">u4", self.blocks[n].rows, strides=(ROW_SIZE,))
-            hashes.append(first.astype(np.uint64))
+            hashes.append(self.marks(n))
             pinned = np.flatnonzero(rows["pin"] != NO_PIN)
             pins += rows["pin"][pinned].tolist()
             numbers += (pinned + (n << BLOCK_SHIFT)).tolist()

@@ -14,6 +14,9 @@ from typing import Final, final
 
 import numpy as np
 
+from tidemill.broker.engine.dedup.row_blocks import BLOCK_MASK, BLOCK_SHIFT, RowBlock
+from tidemill.broker.engine.layout.dedup import ROW_SIZE
+
 # A part grows in small steps, so that few places are empty.
 SIZES: Final = (8, 16, 32, 64, 128, 256, 512, 1_024, *range(2_048, 4_097, 512))
 _LOAD_MAX: Final = 0.75
@@ -65,6 +68,25 @@ class RowIndex:
             at += 1
             if at == size:
                 at = 0
+
+    def find_value(self, hash_: int, value: bytes, blocks: list[RowBlock]) -> int:
+        """Return the number of the row that begins with `value`, and has a hash; -1: none.
+
+        It does the same as `find` with a look at the rows, but faster: every keyed send needs it.
+        """
+        part = self._parts[hash_ >> HASH_BITS - self._bits]
+        places, size = part.places, part.size
+        at = (hash_ << part.depth & _MASK) * size >> HASH_BITS
+        while place := places[at]:
+            if place >> HASH_BITS == hash_:
+                number = (place & _MASK) - 1
+                begin = (number & BLOCK_MASK) * ROW_SIZE
+                if blocks[number >> BLOCK_SHIFT].rows[begin : begin + len(value)] == value:
+                    return number
+            at += 1
+            if at == size:
+                at = 0
+        return -1
 
     def insert(self, hash_: int, number: int) -> None:
         """Add a row."""
