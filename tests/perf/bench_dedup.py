@@ -9,6 +9,7 @@ python -m tests.perf.bench_dedup [--messages 100000] [--keys 1000000] [--rounds 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -50,10 +51,8 @@ def _send(world: DedupWorld, topic_id: TopicId, messages: Sequence[tuple[bytes, 
     began_s = time.process_time()
     for begin in range(0, len(messages), BATCH):
         for data, crc in messages[begin : begin + BATCH]:
-            try:
+            with contextlib.suppress(RepeatedSend):
                 send(topic_id, queue_id, data, crc, now_ms=now_ms, firing_ms=now_ms)
-            except RepeatedSend:
-                pass
         world.commit()
     return (time.process_time() - began_s) / len(messages) * 1e6
 

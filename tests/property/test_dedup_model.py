@@ -71,11 +71,10 @@ class Model:
     def find(self, topic: str, key: str) -> Known | None:
         """Return a key that is not free; forget one whose window is over."""
         known = self.keys[topic].get(key)
-        if known is not None and not known.is_pinned:
-            if self.now_ms >= known.taken_at_ms + WINDOW_MS:
-                del self.keys[topic][key]
-                return None
-        return known
+        if known is None or known.is_pinned or self.now_ms < known.taken_at_ms + WINDOW_MS:
+            return known
+        del self.keys[topic][key]
+        return None
 
     def step(self, number: int) -> None:
         random = self.random

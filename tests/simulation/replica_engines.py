@@ -16,6 +16,8 @@ the model records the answer, and the following promises must hold until the end
     X1  a half message that nobody committed is not delivered
     X2  a committed half message is delivered
     X4  an answer to a decision does not change
+    D1  of the messages with one dedup key, one is delivered
+    D3  all answers for one dedup key name the same message
 
 At the end, an independent checker folds the log of each replica
 (`tests/support/disk/log_checker.py`). If a bit of a confirmed message flips, the replica gets the
@@ -40,8 +42,10 @@ from tests.support.disk.faulty_disk import UNBOUNDED, FaultyDisk
 from tests.support.disk.log_checker import BrokenPromise, check_log
 from tests.support.worlds.engine_world import ENTROPY, SMALL, blob
 from tests.support.worlds.timer_world import TIMERS
+from tidemill.broker.engine.dedup.deduplication import RepeatedSend
 from tidemill.broker.engine.layout.numbers import GroupId, HalfId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.metadata.dedup_policy import NO_DEDUP_CHANGE, WINDOW_MS_MAX, DedupChange
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery
 from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
 from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
@@ -55,6 +59,7 @@ from tidemill.broker.engine.transaction.transactions import HalfSender
 from tidemill.broker.server.replicas.mending import served
 from tidemill.common.errors import InvalidTransactionId, TransactionNotFound
 from tidemill.message import stored_message
+from tidemill.message.dedup_key import DEDUP_PROPERTY
 from tidemill.transport.grpc.status import RpcError
 
 if TYPE_CHECKING:
@@ -72,7 +77,8 @@ DRAIN_S_MAX: Final = 60.0  # far more than any delay or invisible duration
 ACKS_MAX: Final = 8
 ACKED_PART: Final = 0.8
 TOPICS_MAX: Final = 20
-TOPICS: Final = ("plain", "fifo", "delayed", "half")
+TOPICS: Final = ("plain", "fifo", "delayed", "half", "keyed")
+DEDUP_KEYS: Final = 40
 
 
 @final
@@ -288,6 +294,8 @@ class Clients:
         # By half message: the decisions that were asked for, and the acknowledged one.
         self._decisions_asked: dict[HalfId, set[str]] = {}
         self._decided: dict[HalfId, str] = {}
+        self._firsts: dict[str, str] = {}  # by dedup key: the message in its answers
+        self._keyed: dict[str, str] = {}  # by message: its dedup key
         self._asked: set[str] = set()  # keys of all sends
         self._sent: set[str] = set()  # keys of acknowledged sends
         self._due_ms: dict[str, int] = {}
@@ -309,6 +317,7 @@ class Clients:
         self._engine, self._now_ms = replica.volume.log.engine, replica.volume.now_ms
         engine, now_ms = self._engine, self._now_ms
         missing = self._missing()
+        engine.deduplication.note_time(now_ms, now_ms)
         engine.run_due(now_ms, firing_ms=now_ms)
         answer = self._choose()()
         engine.write(now_ms)
@@ -332,6 +341,7 @@ class Clients:
         if self._is_draining:
             return self._random.choice(takes)
         sends = [self._send, self._send, self._send_ordered, self._delay]
+        sends.append(self._send_keyed)
         others = [self._create_another, self._pull, self._send_half, self._decide, self._decide]
         return self._random.choice([*takes, *sends, *sends, *others])
 
@@ -343,7 +353,10 @@ class Clients:
     def _create(self, name: str) -> Answer:
         administration, now_ms = self._engine.administration, self._now_ms
         type_ = {"fifo": TopicType.FIFO, "half": TopicType.TRANSACTION}.get(name, TopicType.NORMAL)
-        administration.put_topic(name, type_=type_, queues=1, now_ms=now_ms)
+        # The window is longer than a run.
+        change = DedupChange(is_on=True, window_ms=WINDOW_MS_MAX)
+        dedup = change if name == "keyed" else NO_DEDUP_CHANGE
+        administration.put_topic(name, type_=type_, queues=1, dedup=dedup, now_ms=now_ms)
         administration.put_group(
             f"of {name}", is_ordered=name == "fifo", max_attempts=1_000, now_ms=now_ms
         )
@@ -388,6 +401,31 @@ class Clients:
                 self._due_ms[key] = due_ms
             elif (known := self._keys.setdefault((topic, offset), key)) != key:
                 self._add_finding(f"C6: {known} and {key} are at offset {offset}")
+
+        return record_answer
+
+    def _send_keyed(self) -> Answer:
+        """Send a message with one of few dedup keys."""
+        self._counts["keyed"] += 1
+        key, dedup_key = f"keyed-{self._counts['keyed']}", f"k{self._random.randrange(DEDUP_KEYS)}"
+        self._keyed[key] = dedup_key
+        data = blob(key, properties={DEDUP_PROPERTY: dedup_key})
+        found = self._engine.catalog.find_topic("keyed")
+        assert found is not None, "the topic does not exist"
+        first = key
+        try:
+            self._engine.commands.send(
+                found.id, QueueId(0), data, crc32(data), now_ms=self._now_ms, firing_ms=self._now_ms
+            )
+            self._asked.add(key)
+        except RepeatedSend as repeat:
+            first = repeat.first.message_id.removeprefix("id-")
+
+        def record_answer() -> None:
+            known = self._firsts.setdefault(dedup_key, first)
+            if known != first:
+                self._add_finding(f"D3: {dedup_key} was answered with {known}, then {first}")
+            self._sent.add(first)
 
         return record_answer
 
@@ -524,6 +562,11 @@ class Clients:
                 self._add_finding(f"C5: {one.key} is delivered after its ack")
             if self._due_ms.get(one.key, 0) > one.popped_at_ms:
                 self._add_finding(f"C8: {one.key} is delivered early")
+            dedup_key = self._keyed.get(one.key)
+            if dedup_key is not None:
+                first = self._firsts.setdefault(dedup_key, one.key)
+                if first != one.key:
+                    self._add_finding(f"D1: {dedup_key} is stored as {first} and {one.key}")
             known = self._deliveries.setdefault(one.key, [])
             known.append(one)
             known.sort(key=lambda other: other.delivery.delivery_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.worlds.dedup_world import WINDOW_MS, DedupWorld
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tests.support.worlds.transaction_world import TransactionWorld
 from tidemill.broker.engine.layout.numbers import QueueId
@@ -569,6 +570,22 @@ def leave(world: World) -> None:
 def left(world: World) -> tuple[int, int, int]:
     found = count(world)
     return found.ready_count, found.in_flight_count, found.delayed_count
+
+
+def test_a_broker_group_with_a_known_dedup_key_is_not_empty() -> None:
+    follower = DedupWorld()
+    follower.turn_on()
+    sent = follower.store("a", key="k", due_at_ms=follower.now_ms + 60_000)
+    follower.cancel(sent.queue_offset)
+    assert not count(follower)
+    follower.store("b", key="k")
+    follower.drain()
+    found = count(follower)
+    assert (found.key_count, found.ready_count) == (1, 0)
+    assert "and 1 dedup keys are known" in _not_empty("broker-1", found)
+    follower.advance(WINDOW_MS)
+    follower.advance(1_000)
+    assert not count(follower)
 
 
 def test_a_broker_group_with_an_open_half_message_is_not_empty() -> None:

@@ -47,6 +47,9 @@ class BacklogView(Schema):
     half_messages: int = Field(
         0, description="Half messages that are neither committed nor rolled back."
     )
+    dedup_keys: int = Field(
+        0, description="Known dedup keys. Another broker group would store their repeats."
+    )
     items: list[BacklogItemView] = Field(
         [], description="Backlog by topic and group; a long list is cut."
     )

@@ -382,6 +382,7 @@ def _backlog(backlog: pb.Backlog) -> BacklogView:
         in_flight=backlog.in_flight_count,
         delayed=backlog.delayed_count,
         half_messages=backlog.half_count,
+        dedup_keys=backlog.key_count,
         items=[
             BacklogItemView(
                 topic=item.topic,

@@ -170,6 +170,7 @@ class Engine:
             self.inspection,
             timer_index,
             self.transaction_table,
+            self.key_tables,
             archive_group=config.archive_gate_group,
         )
         # The level to which this broker may raise its log; views raise that of a replica.

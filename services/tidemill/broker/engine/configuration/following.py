@@ -13,6 +13,7 @@ from typing import final
 
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.configuration.security import SecurityAdministration
+from tidemill.broker.engine.dedup.tables import KeyTables
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.metadata.beginnings import merge_beginnings
 from tidemill.broker.engine.metadata.catalog import (
@@ -50,6 +51,7 @@ class Following:
         inspection: Inspection,
         timer_index: TimerIndex,
         transactions: TransactionTable,
+        keys: KeyTables,
         *,
         archive_group: str,
     ) -> None:
@@ -60,6 +62,7 @@ class Following:
         self._inspection = inspection
         self._timer_index = timer_index
         self._transactions = transactions
+        self._keys = keys
         self._archive_group = archive_group
         self.restored_count = 0  # homes restored from a backup, since the process started
 
@@ -240,6 +243,7 @@ class Following:
         """Add the messages here to `backlog`; `readers` are the readers at the home."""
         backlog.delayed_count = self._timer_index.pending_count
         backlog.half_count = self._transactions.open_count
+        backlog.key_count = self._keys.key_count
         count = RemovalCount(
             backlog, self._catalog, self._inspection, readers, archive_group=self._archive_group
         )

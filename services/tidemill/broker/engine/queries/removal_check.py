@@ -9,7 +9,8 @@ A rule states the backlog of a group (ADR 0034):
     is the archive that retention waits for  the messages after its pull offsets (ADR 0053)
 
 Topics without a reader count as a whole. The archive does not count as a reader. An open half
-message counts, because it may still be committed.
+message counts, because it may still be committed. A known dedup key counts, because another broker
+group would store its repeat.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ class RemovalBacklog:
     in_flight_count: int = 0
     delayed_count: int = 0
     half_count: int = 0  # open half messages
+    key_count: int = 0  # known dedup keys
     items: list[RemovalBacklogItem] = field(default_factory=list)
     unnamed_count: int = 0
 
     def __bool__(self) -> bool:
         counts = self.ready_count, self.in_flight_count, self.delayed_count, self.half_count
-        return any(counts)
+        return any(counts) or self.key_count > 0
 
     def add(self, item: RemovalBacklogItem) -> None:
         """Count an item; keep the first `ITEMS_MAX` items."""

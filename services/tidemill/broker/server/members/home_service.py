@@ -255,6 +255,8 @@ def _not_empty(name: str, backlog: RemovalBacklog) -> str:
     )
     if backlog.half_count:
         text += f", and {backlog.half_count} half messages are open (tidemill transaction list)"
+    if backlog.key_count:
+        text += f", and {backlog.key_count} dedup keys are known: wait for the end of their windows"
     named = [_named(item) for item in backlog.items[:NAMED_MAX]]
     more = backlog.unnamed_count + len(backlog.items) - len(named)
     return "; ".join(

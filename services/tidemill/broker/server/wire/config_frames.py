@@ -285,6 +285,7 @@ def backlog_frame(backlog: RemovalBacklog) -> pb.Backlog:
         items=[pb.BacklogItem(**item._asdict()) for item in backlog.items],
         unnamed_count=backlog.unnamed_count,
         half_count=backlog.half_count,
+        key_count=backlog.key_count,
     )
 
 

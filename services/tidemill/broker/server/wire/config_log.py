@@ -286,6 +286,7 @@ def broker_group_abandoned(group: pb.BrokerGroup, reason: str, *, by: str) -> No
         in_flight=backlog.in_flight_count,
         delayed=backlog.delayed_count,
         half_messages=backlog.half_count,
+        dedup_keys=backlog.key_count,
         items=[
             f"{each.topic} for {each.group or 'no group'}" for each in backlog.items[:NAMED_MAX]
         ],
