@@ -93,13 +93,15 @@ def check_message_id(message_id: str) -> None:
 
 
 def check_tag(tag: str) -> None:
-    """Raise IllegalTag unless a filter can name `tag`: sends and filters have the same rule."""
+    """Raise IllegalTag unless a filter can select `tag`: sends and filters have the same rule.
+
+    The tag `*` is allowed, as in RocketMQ. The filter `*` selects it with all other messages,
+    and the SQL filter `TAGS = '*'` selects it alone.
+    """
     if not tag.strip():
         raise IllegalTag("the message tag is blank")
     if tag != tag.strip():
         raise IllegalTag("a message tag must not begin or end with a blank, which filters ignore")
-    if tag == "*":
-        raise IllegalTag("a message tag must not be *, which stands for all messages in a filter")
     limits.TAG.check_text(tag)
     if "|" in tag:
         raise IllegalTag("a message tag must not contain |, which separates tags in a filter")

@@ -106,6 +106,13 @@ def test_required_tags_are_compared_by_their_hash_alone() -> None:
     assert world.engine.tally.items - before < 3_001 + 3 * EVALUATION_ITEMS
 
 
+def test_an_sql_filter_selects_the_tag_star_alone() -> None:
+    world = World()
+    for tag in ("a", "*", ""):
+        send_encoded(world, tag)
+    assert [one.offset for one in world.pop(sql="TAGS = '*'")] == [1]
+
+
 @pytest.mark.parametrize("position", range(HEAD, HEAD + 110))
 def test_a_filter_does_not_skip_a_damaged_message(position: int) -> None:
     world = World()
@@ -117,17 +124,21 @@ def test_a_filter_does_not_skip_a_damaged_message(position: int) -> None:
     assert len(dead_letters(world)) == 1
 
 
-def send_other_region(world: World) -> None:
+def send_encoded(world: World, tag: str, *, count: int = 1) -> None:
     """Send encoded messages: a filter on TAGS decodes the system properties."""
-    system = v2.SystemProperties(message_id="id", tag="x")
+    system = v2.SystemProperties(message_id="id", tag=tag)
     message = v2.Message(user_properties={"region": "eu"}, system_properties=system, body=b"body")
     data = encode_stored(message, message_type=v2.NORMAL, now_ms=world.now_ms)
     topic_id, now_ms = world.topic(), world.now_ms
-    for _ in range(4 * SCAN_ENTRIES_MAX // EVALUATION_ITEMS):
+    for _ in range(count):
         world.engine.commands.send(
             topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms
         )
     world.commit()
+
+
+def send_other_region(world: World) -> None:
+    send_encoded(world, "x", count=4 * SCAN_ENTRIES_MAX // EVALUATION_ITEMS)
 
 
 @pytest.mark.parametrize("sql", ["region = 'us'", "TAGS = 'x' AND region = 'us'"])
