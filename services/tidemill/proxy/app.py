@@ -448,7 +448,7 @@ def wire(
             publishers=clients.publishers,
             quotas=quotas,
         ),
-        receiver=Receiver(cluster, polling, clock, settings),
+        receiver=Receiver(cluster, polling, clients, clock, settings),
         settler=Settler(cluster),
         routes=Routes(cluster, clients, advertised_endpoints(settings.advertised_address)),
         telemetry=telemetry,

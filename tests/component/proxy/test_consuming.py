@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from tests.support.worlds.memory_engine import NOW_MS
 from tests.support.worlds.proxy_world import (
@@ -21,6 +23,7 @@ from tests.support.worlds.proxy_world import (
 )
 from tidemill.common.errors import Overloaded
 from tidemill.proxy.server import receive
+from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.receive import REPLY_ROOM_BYTES, ROOM_POLL_MS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -225,6 +228,60 @@ def test_a_poll_waits_as_long_as_the_client_and_the_limits_allow(
             passed_ms = (time.monotonic() - began_s) * 1000
             await world.send(message())
         # The remaining time has decreased since the deadline was set.
+        assert asked_ms - passed_ms - 1 <= frame.pops[0].poll_duration_ms <= asked_ms
+
+    run(scenario)
+
+
+class Commands(ResponseCollector):
+    """The commands of a telemetry stream."""
+
+    async def send(self, message: bytes) -> None:
+        assert service.TelemetryCommand.FromString(message).HasField("settings")
+
+
+async def announce(world: ProxyWorld, settings: v2.Settings) -> None:
+    """Report the settings of a client on a telemetry stream, and end the stream."""
+
+    async def commands() -> AsyncIterator[bytes]:
+        yield service.TelemetryCommand(settings=settings).SerializeToString()
+
+    call = Call(HEADERS, peer=lambda: "test", connection="test", time_remaining_s=30)
+    await world.methods.bidirectional["Telemetry"](call, commands(), Commands())
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "asked_ms"),
+    [
+        (10, 15_000),
+        (1, 18_500),  # The request timeout of the proxy is longer.
+        (100, 5_000),
+    ],
+)
+def test_a_poll_without_a_duration_leaves_half_of_the_request_timeout_of_the_client(
+    timeout_s: int, asked_ms: int
+) -> None:
+    """Java 5.0.3 sends no duration, and neither do simple consumers of Go."""
+
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        subscription = v2.Subscription(group=v2.Resource(name="group"))
+        await announce(
+            world,
+            v2.Settings(
+                client_type=v2.SIMPLE_CONSUMER,
+                subscription=subscription,
+                request_timeout=Duration(seconds=timeout_s),
+            ),
+        )
+        request = receive_request()
+        request.ClearField("long_polling_timeout")
+        began_s = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(world.receive(request, deadline_s=20))
+            frame = await world.broker.wait_for_frame("pops")
+            passed_ms = (time.monotonic() - began_s) * 1000
+            await world.send(message())
         assert asked_ms - passed_ms - 1 <= frame.pops[0].poll_duration_ms <= asked_ms
 
     run(scenario)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.common.errors import (
-    BadRequest,
     BrokerUnreachable,
     ConnectionBufferFull,
-    IllegalPollingTime,
     MessageNotFound,
     Overloaded,
     ServiceError,
@@ -24,6 +21,7 @@ from tidemill.proxy.message_codec import OK_STATUS, encode_delivery_timestamp, e
 from tidemill.proxy.polling.poll import PopStep, outcome_of
 from tidemill.proxy.polling.shell import PollingShell, PollTarget, PopFailure
 from tidemill.proxy.server.invisible_duration import check_invisible, duration_ms
+from tidemill.proxy.server.poll_duration import PollDurations
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.transport.aio.misuse_log import MisuseLog
@@ -31,6 +29,7 @@ from tidemill.transport.grpc.connection_memory import SMALL_REPLY_BYTES
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
+    from tidemill.proxy.clients.clients import Clients
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, LocalIds
     from tidemill.proxy.link import BrokerLink
     from tidemill.proxy.polling.shell import MultiBrokerReceive
@@ -56,8 +55,6 @@ _MUCH_UNREAD = "this connection has much unread already; read it, and poll again
 AUTO_RENEW_INVISIBLE_MS = 60_000
 # What a poll may take beyond its poll duration when the client has set no deadline.
 _POLL_GRACE_MS = 3_000
-# The first client version that knows ILLEGAL_POLLING_TIME.
-_KNOWS_ILLEGAL_POLLING_TIME = (5, 0, 3)
 
 
 class PopCall(Protocol):
@@ -77,16 +74,19 @@ class Receiver:
     """ReceiveMessage."""
 
     def __init__(
-        self, cluster: BrokerCluster, polling: PollingShell, clock: Clock, settings: ProxySettings
+        self,
+        cluster: BrokerCluster,
+        polling: PollingShell,
+        clients: Clients,
+        clock: Clock,
+        settings: ProxySettings,
     ) -> None:
         self._cluster = cluster
         self._polling = polling
         self._clock = clock
-        self._poll_min_ms = settings.grpc_client_consumer_min_long_polling_timeout_ms
-        self._poll_max_ms = settings.long_polling_max_ms
+        self._durations = PollDurations(clients, settings)
         self._invisible_min_ms = settings.invisible_duration_min_ms
         self._reserve_ms = settings.deadline_reserve_ms
-        self._request_timeout_ms = settings.request_timeout_ms
         self._misuse = MisuseLog()
 
     async def receive_message(self, call: Call, request: bytes, responses: Responses) -> None:
@@ -168,7 +168,7 @@ class Receiver:
             topic = await cluster.use_topic(topic_name.full, call)
         call.topic = topic.name
         invisible_ms = self._receive_invisible_ms(parsed)
-        poll_ms = self._poll_duration_ms(call, parsed)
+        poll_ms = self._durations.duration_ms(call, parsed)
         # The request is valid.
         if poll_ms:
             call.is_long_polling = "true"
@@ -379,33 +379,6 @@ class Receiver:
         check_invisible(invisible_ms, min_ms=self._invisible_min_ms)
         return invisible_ms
 
-    def _poll_duration_ms(self, call: Call, parsed: service.ReceiveMessageRequest) -> int:
-        """Return the poll duration; 0 means one pop without waiting.
-
-        Raises IllegalPollingTime if the deadline is too close for a poll.
-        """
-        remaining_ms = call.time_remaining_ms()
-        if parsed.HasField("long_polling_timeout"):
-            wanted_ms = duration_ms(parsed.long_polling_timeout)
-            if wanted_ms == 0:
-                return 0
-        elif remaining_ms is None:
-            wanted_ms = self._poll_max_ms
-        else:
-            wanted_ms = remaining_ms - self._request_timeout_ms // 2
-        poll_ms = min(max(wanted_ms, self._poll_min_ms), self._poll_max_ms)
-        if remaining_ms is None or poll_ms <= remaining_ms - self._reserve_ms:
-            return poll_ms
-        if remaining_ms >= self._poll_min_ms:
-            return max(remaining_ms - self._reserve_ms, 0)
-        message = (
-            f"the deadline is in {remaining_ms} ms, and a long poll takes at least"
-            f" {self._poll_min_ms} ms; raise the timeout of the request"
-        )
-        if _version(call.version) < _KNOWS_ILLEGAL_POLLING_TIME:
-            raise BadRequest(message)
-        raise IllegalPollingTime(message)
-
     def _pop_timeout_ms(self, call: Call, poll_ms: int) -> int:
         """Return the timeout of a pop that polls for `poll_ms`."""
         remaining_ms = call.time_remaining_ms()
@@ -480,9 +453,3 @@ def _room_of(reply: link_pb2.PopReply) -> int:
     count = sum([len(batch.indexes) for batch in reply.batches])
     size_bytes = reply.ByteSize() + ADDED_BYTES * count
     return size_bytes if size_bytes > SMALL_REPLY_BYTES else 0
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Parse the version of a client. A version of another form counts as new."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else _KNOWS_ILLEGAL_POLLING_TIME
