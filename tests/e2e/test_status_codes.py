@@ -367,8 +367,8 @@ def test_a_send_is_answered_with_its_code(endpoint: str, request_: Message, code
         ),
         (
             "expression without a type",
-            receive(filter_expression=v2.FilterExpression(expression="a")),
-            v2.ILLEGAL_FILTER_EXPRESSION,
+            receive("empty", filter_expression=v2.FilterExpression(expression="a")),
+            v2.MESSAGE_NOT_FOUND,
         ),
         (
             "no filter",

@@ -39,7 +39,10 @@ def check_filters(settings: v2.Settings, topic: str = "") -> None:
 
 
 def wanted_by(expression: v2.FilterExpression) -> WantedMessages:
-    """Return the messages that a filter asks for. Raises IllegalFilter."""
+    """Return the messages that a filter asks for. Raises IllegalFilter.
+
+    An expression without a type is a tag filter, as in RocketMQ: Go clients of 2023 send no type.
+    """
     if expression.type == v2.SQL:
         limits.SQL_FILTER.check_text(expression.expression)
         return WantedMessages(sql=_canonical(expression.expression))
@@ -47,8 +50,6 @@ def wanted_by(expression: v2.FilterExpression) -> WantedMessages:
     text = expression.expression.strip()
     if text in _EVERYTHING:
         return EVERY_MESSAGE
-    if expression.type != v2.TAG:
-        raise IllegalFilter("the filter has an expression and no type; say TAG or SQL")
     # Nothing between two bars is nothing that is asked for, as in the reference.
     tags = [tag.strip() for tag in text.split("||") if tag.strip()]
     limits.FILTER_TAGS.check_count(len(tags))

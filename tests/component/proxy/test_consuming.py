@@ -346,7 +346,6 @@ def test_filter_and_attempt_reach_the_broker() -> None:
         ("topic", "group", 999, v2.TAG, "*", v2.ILLEGAL_INVISIBLE_TIME),
         ("topic", "group", 43_200_001, v2.TAG, "*", v2.ILLEGAL_INVISIBLE_TIME),
         ("topic", "group", 30_000, v2.TAG, "||", v2.ILLEGAL_FILTER_EXPRESSION),
-        ("topic", "group", 30_000, v2.FILTER_TYPE_UNSPECIFIED, "a", v2.ILLEGAL_FILTER_EXPRESSION),
         ("topic", "group", 30_000, v2.SQL, "a", v2.ILLEGAL_FILTER_EXPRESSION),
     ],
 )

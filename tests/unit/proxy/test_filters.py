@@ -67,9 +67,9 @@ def test_an_invalid_tag_filter_is_rejected(expression: str) -> None:
         wanted_by(v2.FilterExpression(type=v2.TAG, expression=expression))
 
 
-def test_an_expression_without_a_type_is_rejected() -> None:
-    with pytest.raises(IllegalFilter):
-        wanted_by(v2.FilterExpression(expression="a"))
+def test_an_expression_without_a_type_is_a_tag_filter() -> None:
+    """Go clients of 2023 send no type."""
+    assert wanted_by(v2.FilterExpression(expression="b||a")).tags == ("a", "b")
 
 
 def test_an_sql_filter_goes_to_the_broker_in_its_canonical_form() -> None:
