@@ -1,7 +1,8 @@
 """Generate the documents that follow from code, for `make docs`.
 
-They are configuration.md, limits.md, pipeline-reference.md, openapi.json, and the schema, the
-default values and the README of the chart. A test fails if a document differs from the code.
+They are configuration.md, limits.md, the tables of clients.md, pipeline-reference.md, openapi.json,
+and the schema, the default values and the README of the chart. A test fails if a document differs
+from the code.
 """
 
 from __future__ import annotations
@@ -52,11 +53,13 @@ def documents() -> dict[Path, str]:
     from tools.adr_index import index_of
     from tools.chart_readme import chart_readme
     from tools.chart_schema import CHART, chart_defaults, chart_schema
+    from tools.client_table import PAGE, clients_page
     from tools.limits_page import limits_page
 
     return {
         ROOT / "docs" / "configuration.md": configuration(),
         ROOT / "docs" / "limits.md": limits_page(),
+        PAGE: clients_page(),
         ROOT / "docs" / "pipeline-reference.md": pipeline_reference(),
         ROOT / "docs" / "openapi.json": openapi(),
         CHART / "values.schema.json": chart_schema(),

@@ -12,10 +12,12 @@ import grpc
 import pytest
 
 from tests.support.clients.client_process import (
+    GO_PROGRAM,
     JAVA_CLASSES,
     JAVA_LIBRARIES,
     NODE_PACKAGES,
     needs,
+    run_go_client,
     run_java_client,
     run_node_client,
     run_python_client,
@@ -142,6 +144,18 @@ def test_a_node_client_stays_in_its_namespace(tmp_path: Path, running: Standalon
     topics = {topic["name"] for topic in running.get("topics")["topics"]}
     assert "tenant-a%node" in topics
     assert "node" not in topics
+
+
+@needs("go", GO_PROGRAM)
+def test_a_go_client_stays_in_its_namespace(tmp_path: Path, running: Standalone) -> None:
+    facts = run_go_client(
+        tmp_path, "roundTrip", running.grpc, topic="go", group="go", namespace="tenant-a"
+    )
+    assert len(facts.of("received")) == 7
+    assert running.lag("tenant-a%25go") == 0
+    topics = {topic["name"] for topic in running.get("topics")["topics"]}
+    assert "tenant-a%go" in topics
+    assert "go" not in topics
 
 
 @needs("java", JAVA_CLASSES, JAVA_LIBRARIES)

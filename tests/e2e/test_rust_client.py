@@ -1,6 +1,6 @@
 """The official Rust client, unmodified, against a standalone with two proxies.
 
-The build compiles 250 packages, so these tests are heavy. The client has undocumented needs:
+The build compiles 250 packages, so these tests are large. The client has undocumented needs:
 
 - It calls the feature `local-offset` of the library `time`, but does not enable it.
 - Its long-polling time must be at least six seconds. This time is also the deadline of the call,
@@ -13,12 +13,14 @@ The client has no push consumer, no change of invisible durations and no recall.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.clients.api import api, message
 from tests.support.clients.client_process import RUST_PROGRAM, needs, run_rust_client
 from tests.support.processes.processes import Standalone, standalone
 
@@ -77,3 +79,39 @@ def test_message_groups_come_in_their_order(tmp_path: Path, running: Standalone)
         numbers[group].append(int(number))
     assert numbers == {f"group-{n}": list(range(n, 12, 3)) for n in range(3)}
     assert running.lag("ordered") == 0
+
+
+async def send_all(endpoint: str, topic: str) -> None:
+    """Send one message for each tag, whose property `number` is 0, 1, ..."""
+    async with api(endpoint) as client:
+        for number, tag in enumerate(("red", "green", "", "blue", "Red", "re")):
+            properties = {"number": str(number)}
+            await client.send(message(topic, tag.encode(), tag=tag, properties=properties))
+
+
+def test_a_tag_filter_passes_only_the_named_tags(tmp_path: Path, running: Standalone) -> None:
+    asyncio.run(send_all(running.grpc, "tags"))
+    names = {"topic": "tags", "group": "tags", "tags": "red || blue"}
+    facts = run_rust_client(tmp_path, "filtered", running.grpc, **names)
+    assert sorted(fact["tag"] for fact in facts.of("received")) == ["blue", "red"]
+    assert facts.the("left")["count"] == 0
+
+
+def test_an_sql_filter_passes_only_what_matches(tmp_path: Path, running: Standalone) -> None:
+    asyncio.run(send_all(running.grpc, "conditions"))
+    names = {"topic": "conditions", "group": "conditions", "sql": "number BETWEEN 3 AND 4"}
+    facts = run_rust_client(tmp_path, "filtered", running.grpc, **names)
+    assert sorted(fact["tag"] for fact in facts.of("received")) == ["Red", "blue"]
+    assert facts.the("left")["count"] == 0
+
+
+def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
+    tmp_path: Path, running: Standalone
+) -> None:
+    running.put("groups/dead", maxAttempts=2)
+    facts = run_rust_client(tmp_path, "deadLetter", running.grpc, topic="dead", group="dead")
+    first, second, dead = facts.of("received")
+    assert {fact["id"] for fact in (first, second, dead)} == {facts.the("sent")["id"]}
+    assert [first["attempt"], second["attempt"]] == [1, 2]
+    assert facts.the("left")["count"] == 0
+    assert (dead["topic"], dead["body"]) == ("%DLQ%dead", "poison")

@@ -229,6 +229,8 @@ def test_every_method_rejects_an_illegal_consumer_group(
         ("empty message group", send(message_group=""), v2.ILLEGAL_MESSAGE_GROUP),
         ("message group with a line", send(message_group="a\nb"), v2.ILLEGAL_MESSAGE_GROUP),
         ("blank tag", send(tag="  "), v2.ILLEGAL_MESSAGE_TAG),
+        ("tag with a blank at its end", send(tag="a "), v2.ILLEGAL_MESSAGE_TAG),
+        ("tag of all messages", send(tag="*"), v2.OK),
         ("tag with a bar", send(tag="a|b"), v2.ILLEGAL_MESSAGE_TAG),
         ("tag with a control character", send(tag="a\x7fb"), v2.ILLEGAL_MESSAGE_TAG),
         ("wide tag", send(tag="Grüße 🌊"), v2.OK),
@@ -343,6 +345,11 @@ def test_a_send_is_answered_with_its_code(endpoint: str, request_: Message, code
             "under a second",
             receive(invisible_duration=Duration(nanos=999_000_000)),
             v2.ILLEGAL_INVISIBLE_TIME,
+        ),
+        (
+            "a second",
+            receive("empty", invisible_duration=Duration(seconds=1)),
+            v2.MESSAGE_NOT_FOUND,
         ),
         (
             "12 hours",

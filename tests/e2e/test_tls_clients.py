@@ -12,10 +12,12 @@ from tests.support.clients.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
     JAVA_LIBRARIES,
+    NODE_PACKAGES,
     Facts,
     needs,
     run_go_client,
     run_java_client,
+    run_node_client,
     run_python_client,
 )
 from tests.support.processes.processes import LARGEST_MESSAGES, Standalone, standalone
@@ -49,6 +51,24 @@ def test_a_java_client_with_tls_is_served(tmp_path: Path, running: Standalone) -
     check_round_trip(
         run_java_client(tmp_path, "roundTrip", running.grpc, topic="java", group="java", tls=True)
     )
+
+
+@needs("node", NODE_PACKAGES)
+def test_a_node_client_with_tls_is_served(
+    tmp_path: Path, running: Standalone, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The client has no option for an authority. Its gRPC library trusts those of this file.
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", certificates.authority)
+    check_round_trip(
+        run_node_client(tmp_path, "roundTrip", running.grpc, topic="node", group="node", tls=True)
+    )
+
+
+def test_a_python_client_with_tls_is_served(
+    tmp_path: Path, running: Standalone, certificates: Certificates
+) -> None:
+    names = {"topic": "python", "group": "python", "authority": certificates.authority}
+    check_round_trip(run_python_client(tmp_path, "tls_round_trip", running.grpc, **names))
 
 
 def test_a_client_without_tls_is_served_on_the_same_port(

@@ -15,12 +15,14 @@ from tests.support.clients.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
     NODE_PACKAGES,
+    RUST_PROGRAM,
     Facts,
     needs,
     run_go_client,
     run_java_client,
     run_node_client,
     run_python_client,
+    run_rust_client,
 )
 from tests.support.clients.commands import tidemill
 from tests.support.clients.transactions import (
@@ -121,6 +123,9 @@ def test_a_check_never_goes_to_a_producer_of_another_topic(running: Standalone) 
         pytest.param(run_go_client, id="go", marks=needs("go", GO_PROGRAM)),
         pytest.param(run_java_client, id="java", marks=needs("java", JAVA_CLASSES)),
         pytest.param(run_node_client, id="node", marks=needs("node", NODE_PACKAGES)),
+        pytest.param(
+            run_rust_client, id="rust", marks=[needs("cargo", RUST_PROGRAM), pytest.mark.large]
+        ),
     ],
 )
 def test_official_clients_decide_and_answer_checks(

@@ -25,7 +25,9 @@ const (
 	awaitDuration     = 3 * time.Second  // a poll's least time, with the request timeout of 3 s on top
 	invisibleDuration = 30 * time.Second // longer than any scenario
 	briefDuration     = 1 * time.Second  // for a delivery that is to expire
+	delayDuration     = 4 * time.Second  // of a message that is scheduled
 	waitDuration      = 40 * time.Second // for anything, on the slowest machine
+	fifoGroups        = 3
 	receiveMax        = 32
 	shownBytes        = 40                // of a body
 	longAwaitDuration = 20 * time.Second  // so that what a slow reader has asked for comes before its deadline
@@ -43,7 +45,9 @@ type arguments struct {
 	WaitS     float64 `json:"wait_s"`
 	Namespace string
 	TLS       bool
-	Sql       string // a filter
+	Tags      string // a filter, as Sql is
+	Sql       string
+	Poison    string // the body of a message that always fails
 }
 
 type fact map[string]any
@@ -117,6 +121,9 @@ func everything(topic string) map[string]*rmq.FilterExpression {
 }
 
 func wanted(given arguments) map[string]*rmq.FilterExpression {
+	if given.Tags != "" {
+		return map[string]*rmq.FilterExpression{given.Topic: rmq.NewFilterExpression(given.Tags)}
+	}
 	if given.Sql == "" {
 		return everything(given.Topic)
 	}
@@ -304,6 +311,93 @@ func push(given arguments) {
 	}
 }
 
+// pushFifo sends message groups in turn to an ordered group; the message Poison always fails.
+func pushFifo(given arguments) {
+	var lock sync.Mutex
+	seen := map[string]bool{}
+	done := make(chan struct{})
+	consume := func(view *rmq.MessageView) rmq.ConsumerResult {
+		body := string(view.GetBody())
+		succeeds := body != given.Poison
+		tellReceived(view, fact{"succeeds": succeeds})
+		lock.Lock()
+		defer lock.Unlock()
+		if !seen[body] && len(seen) == given.Messages-1 {
+			close(done)
+		}
+		seen[body] = true
+		if succeeds {
+			return rmq.SUCCESS
+		}
+		return rmq.FAILURE
+	}
+	consumer, err := rmq.NewPushConsumer(configuration(given),
+		rmq.WithPushSubscriptionExpressions(everything(given.Topic)),
+		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: consume}))
+	must(err)
+	must(consumer.Start())
+	producing(given, func(producer rmq.Producer) {
+		for n := 0; n < given.Messages; n++ {
+			group := fmt.Sprintf("group-%d", n%fifoGroups)
+			message := &rmq.Message{Topic: given.Topic, Body: []byte(fmt.Sprintf("%s %d", group, n))}
+			message.SetMessageGroup(group)
+			send(producer, message)
+		}
+	})
+	select {
+	case <-done:
+		tell("done", fact{"is_done": true})
+	case <-time.After(waitDuration):
+		tell("done", fact{"is_done": false})
+	}
+	dead := given
+	dead.Topic, dead.Group = "%DLQ%"+given.Group, given.Group+"-reader"
+	consuming(dead, func(consumer rmq.SimpleConsumer) {
+		view := receive(consumer, 1, invisibleDuration)[0]
+		tellReceived(view, fact{"isDead": true})
+		must(ack(consumer, view))
+	})
+}
+
+// recall schedules two messages, recalls one, receives the other, and tries to recall that too late.
+func recall(given arguments) {
+	producing(given, func(producer rmq.Producer) {
+		due := time.Now().Add(delayDuration)
+		var handles []string
+		for _, body := range []string{"delivered", "recalled"} {
+			message := &rmq.Message{Topic: given.Topic, Body: []byte(body)}
+			message.SetDelayTimestamp(due)
+			receipts, err := producer.Send(context.Background(), message)
+			must(err)
+			handles = append(handles, receipts[0].RecallHandle)
+			tell("sent", fact{"id": receipts[0].MessageID, "dueMs": due.UnixMilli()})
+		}
+		for range 2 {
+			id, err := producer.Recall(context.Background(), given.Topic, handles[1])
+			must(err)
+			tell("recalled", fact{"id": id})
+		}
+		consuming(given, func(consumer rmq.SimpleConsumer) {
+			view := receive(consumer, 1, invisibleDuration)[0]
+			tellReceived(view, fact{"atMs": time.Now().UnixMilli()})
+			must(ack(consumer, view))
+			_, err := producer.Recall(context.Background(), given.Topic, handles[0])
+			tellError("too late", err)
+			tell("left", fact{"count": len(receiveOnce(consumer, invisibleDuration))})
+		})
+	})
+}
+
+// lite sends a message to a lite topic.
+func lite(given arguments) {
+	message := &rmq.Message{Topic: given.Topic, Body: []byte("x")}
+	message.SetLiteTopic("one")
+	producing(given, func(producer rmq.Producer) {
+		_, err := producer.Send(context.Background(), message)
+		tellError("send", err)
+	})
+}
+
 // stay consumes until standard input ends; what is poison is never consumed.
 func stay(given arguments) {
 	consume := func(view *rmq.MessageView) rmq.ConsumerResult {
@@ -435,7 +529,7 @@ func main() {
 	scenario := map[string]func(arguments){
 		"roundTrip": roundTrip, "redelivery": redelivery, "priorities": priorities, "push": push, "consumeAll": consumeAll,
 		"loop": loop, "stay": stay, "sqlPush": sqlPush, "rejected": rejected,
-		"transaction": transaction,
+		"transaction": transaction, "pushFifo": pushFifo, "delayed": recall, "lite": lite,
 	}[os.Args[1]]
 	var given arguments
 	must(json.Unmarshal([]byte(os.Args[2]), &given))

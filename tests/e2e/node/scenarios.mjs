@@ -16,6 +16,7 @@ const WAIT_MS = 40_000; // for anything, on the slowest machine
 
 const given = JSON.parse(process.argv[3]);
 const namespace = given.namespace ?? '';
+const sslEnabled = given.tls === true;
 const COMMIT = 1; // TransactionResolution of the protocol
 const ROLLBACK = 2;
 const SQL = 2; // FilterType of the protocol; the client does not export it
@@ -47,7 +48,9 @@ const { ROCKETMQ_ACCESS_KEY: accessKey, ROCKETMQ_SECRET_KEY: accessSecret } = pr
 const sessionCredentials = accessKey ? { accessKey, accessSecret } : undefined;
 
 async function producing(endpoint, topics, use) {
-  const producer = new Producer({ endpoints: endpoint, namespace, topics, logger, sessionCredentials });
+  const producer = new Producer({
+    endpoints: endpoint, namespace, topics, logger, sessionCredentials, sslEnabled,
+  });
   await producer.startup();
   try {
     return await use(producer);
@@ -58,7 +61,7 @@ async function producing(endpoint, topics, use) {
 
 async function consuming(endpoint, group, filters, use, awaitDuration = AWAIT_MS) {
   const consumer = new SimpleConsumer({
-    endpoints: endpoint, namespace, consumerGroup: group, awaitDuration, logger, sessionCredentials,
+    endpoints: endpoint, namespace, consumerGroup: group, awaitDuration, logger, sessionCredentials, sslEnabled,
     subscriptions: new Map(Object.entries(filters)),
   });
   await consumer.startup();
@@ -70,7 +73,7 @@ async function consuming(endpoint, group, filters, use, awaitDuration = AWAIT_MS
 }
 
 function wanted() {
-  return given.sql ? new FilterExpression(given.sql, SQL) : '*';
+  return given.sql ? new FilterExpression(given.sql, SQL) : given.tags ?? '*';
 }
 
 async function pushing(endpoint, group, topics, consume, use) {
@@ -426,6 +429,13 @@ const scenarios = {
         tellReceived(message, { priority: message.priority ?? null });
         await consumer.ack(message);
       }
+    });
+  },
+
+  // Send a message to a lite topic.
+  async lite({ endpoints: [ endpoint ], topic }) {
+    await producing(endpoint, [ topic ], async producer => {
+      await tellError('send', () => producer.send({ topic, body: Buffer.from('x'), liteTopic: 'one' }));
     });
   },
 

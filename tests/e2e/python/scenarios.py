@@ -616,6 +616,14 @@ def push_in_namespaces(endpoints: list[str], topic: str, group: str, names: list
         report_fact("done", is_done=is_done.wait(WAIT_S))
 
 
+def lite(endpoints: list[str], topic: str) -> None:
+    """Send a message to a lite topic."""
+    made = message(topic, b"x")
+    made.lite_topic = "one"
+    with producing(endpoints[0], topic) as producer:
+        report_error("send", lambda: producer.send(made))
+
+
 def wrong_type(endpoints: list[str], normal: str, fifo: str) -> None:
     """Send what a topic does not take; the client knows it from the route, the server anyway."""
     [endpoint] = endpoints

@@ -151,7 +151,7 @@ def run_python_client(home: Path, scenario: str, *endpoints: str, **names: objec
 
 
 def run_node_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
-    """Run a scenario of tests/e2e/node/scenarios.mjs."""
+    """Run a scenario of tests/e2e/node/scenarios.mjs; `tls=True` lets it use TLS."""
     script = SCRIPTS / "node" / "scenarios.mjs"
     return _run(["node", str(script)], home, scenario, endpoints, names)
 

@@ -52,8 +52,10 @@ public final class Scenarios {
     // Invisible while a slow reader takes what else it has asked for.
     private static final Duration CONSUMED = Duration.ofSeconds(120);
     private static final Duration BRIEF = Duration.ofSeconds(1); // for a delivery that is to expire
+    private static final Duration DELAY = Duration.ofSeconds(4); // of a message that is scheduled
     private static final Duration WAIT = Duration.ofSeconds(40); // for anything, on the slowest machine
     private static final int RECEIVE_MAX = 32;
+    private static final int MESSAGE_GROUPS = 3;
     private static final int SHOWN_BYTES = 40; // of a body
 
     private static final Gson JSON = new GsonBuilder().serializeNulls().create();
@@ -74,7 +76,9 @@ public final class Scenarios {
             @SerializedName("wait_s") double waitS,
             boolean tls,
             String namespace,
-            String sql) {}
+            String tags,
+            String sql,
+            String poison) {}
 
     interface Call {
         void run() throws Exception;
@@ -87,6 +91,9 @@ public final class Scenarios {
             case "redelivery" -> scenarios.redelivery();
             case "priorities" -> scenarios.priorities();
             case "push" -> scenarios.push();
+            case "pushFifo" -> scenarios.pushFifo();
+            case "delayed" -> scenarios.delayed();
+            case "lite" -> scenarios.lite();
             case "consumeAll" -> scenarios.consumeAll();
             case "stay" -> scenarios.stay();
             case "repeatedForward" -> scenarios.repeatedForward();
@@ -183,6 +190,64 @@ public final class Scenarios {
             if (!left.await(WAIT.toMillis(), TimeUnit.MILLISECONDS)) {
                 throw new IllegalStateException(left.getCount() + " messages did not succeed");
             }
+        }
+    }
+
+    /** Send message groups in turn to an ordered group; the message {@code poison} always fails. */
+    private void pushFifo() throws Exception {
+        Set<String> seen = ConcurrentHashMap.newKeySet();
+        CountDownLatch left = new CountDownLatch(given.messages());
+        startPushConsumer(message -> {
+            String body = StandardCharsets.UTF_8.decode(message.getBody()).toString();
+            boolean succeeds = !body.equals(given.poison());
+            tellReceived(message, Map.of("succeeds", succeeds));
+            if (seen.add(body)) {
+                left.countDown();
+            }
+            return succeeds ? ConsumeResult.SUCCESS : ConsumeResult.FAILURE;
+        });
+        try (Producer producer = producer()) {
+            for (int n = 0; n < given.messages(); n++) {
+                String group = "group-" + n % MESSAGE_GROUPS;
+                send(producer, message(group + " " + n).setMessageGroup(group).build());
+            }
+        }
+        tell("done", Map.of("is_done", left.await(WAIT.toMillis(), TimeUnit.MILLISECONDS)));
+        try (SimpleConsumer consumer = consumer("%DLQ%" + given.group(), given.group() + "-reader", AWAIT)) {
+            MessageView dead = receive(consumer, 1, INVISIBLE).get(0);
+            tellReceived(dead, Map.of("isDead", true));
+            consumer.ack(dead);
+        }
+    }
+
+    /** Schedule two messages, recall one, receive the other, and try to recall that too late. */
+    private void delayed() throws Exception {
+        try (Producer producer = producer()) {
+            long dueMs = System.currentTimeMillis() + DELAY.toMillis();
+            List<String> handles = new ArrayList<>();
+            for (String body : List.of("delivered", "recalled")) {
+                SendReceipt sent = producer.send(message(body).setDeliveryTimestamp(dueMs).build());
+                handles.add(sent.getRecallHandle());
+                tell("sent", Map.of("id", sent.getMessageId().toString(), "dueMs", dueMs));
+            }
+            for (int n = 0; n < 2; n++) {
+                String id = producer.recallMessage(given.topic(), handles.get(1)).getMessageId().toString();
+                tell("recalled", Map.of("id", id));
+            }
+            try (SimpleConsumer consumer = consumer()) {
+                MessageView received = receive(consumer, 1, INVISIBLE).get(0);
+                tellReceived(received, Map.of("atMs", System.currentTimeMillis()));
+                consumer.ack(received);
+                tellError("too late", () -> producer.recallMessage(given.topic(), handles.get(0)));
+                tell("left", Map.of("count", consumer.receive(RECEIVE_MAX, INVISIBLE).size()));
+            }
+        }
+    }
+
+    /** Send a message to a lite topic. */
+    private void lite() throws Exception {
+        try (Producer producer = producer()) {
+            tellError("send", () -> producer.send(message("x").setLiteTopic("one").build()));
         }
     }
 
@@ -308,10 +373,14 @@ public final class Scenarios {
     }
 
     private SimpleConsumer consumer(Duration await) throws Exception {
+        return consumer(given.topic(), given.group(), await);
+    }
+
+    private SimpleConsumer consumer(String topic, String group, Duration await) throws Exception {
         return PROVIDER.newSimpleConsumerBuilder()
                 .setClientConfiguration(configuration())
-                .setConsumerGroup(given.group())
-                .setSubscriptionExpressions(Map.of(given.topic(), FilterExpression.SUB_ALL))
+                .setConsumerGroup(group)
+                .setSubscriptionExpressions(Map.of(topic, FilterExpression.SUB_ALL))
                 .setAwaitDuration(await)
                 .build();
     }
@@ -358,7 +427,7 @@ public final class Scenarios {
     }
 
     private PushConsumer startPushConsumer(MessageListener listener) throws Exception {
-        FilterExpression filter = FilterExpression.SUB_ALL;
+        FilterExpression filter = new FilterExpression(given.tags() == null ? "*" : given.tags());
         if (given.sql() != null) {
             filter = new FilterExpression(given.sql(), FilterExpressionType.SQL92);
         }

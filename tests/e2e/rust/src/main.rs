@@ -4,12 +4,14 @@
 //! and neither changes invisible durations nor recalls.
 
 use std::env;
+use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rocketmq::conf::{ClientOption, LoggingFormat, ProducerOption, SimpleConsumerOption};
 use rocketmq::error::ClientError;
 use rocketmq::model::common::{FilterExpression, FilterType, SendReceipt};
 use rocketmq::model::message::{Message, MessageBuilder, MessageView};
+use rocketmq::model::transaction::{Transaction, TransactionResolution};
 use rocketmq::{Producer, SimpleConsumer};
 use serde_json::{json, Value};
 
@@ -27,6 +29,8 @@ struct Client {
     endpoint: String,
     topic: String,
     group: String,
+    tags: Option<String>,
+    sql: Option<String>,
 }
 
 type Outcome = Result<(), ClientError>;
@@ -66,11 +70,23 @@ impl Client {
         options
     }
 
-    async fn producer(&self) -> Result<Producer, ClientError> {
+    fn producer_options(&self) -> ProducerOption {
         let mut options = ProducerOption::default();
         options.set_logging_format(LoggingFormat::Terminal);
         options.set_topics(vec![&self.topic]);
-        let mut producer = Producer::new(options, self.options())?;
+        options
+    }
+
+    fn wanted(&self) -> FilterExpression {
+        match (&self.sql, &self.tags) {
+            (Some(sql), _) => FilterExpression::new(FilterType::Sql, sql.as_str()),
+            (None, Some(tags)) => FilterExpression::new(FilterType::Tag, tags.as_str()),
+            (None, None) => FilterExpression::new(FilterType::Tag, "*"),
+        }
+    }
+
+    async fn producer(&self) -> Result<Producer, ClientError> {
+        let mut producer = Producer::new(self.producer_options(), self.options())?;
         producer.start().await?;
         Ok(producer)
     }
@@ -88,11 +104,11 @@ impl Client {
     async fn receive(
         &self, consumer: &SimpleConsumer, wanted: usize, invisible: Duration,
     ) -> Result<Vec<MessageView>, ClientError> {
-        let everything = FilterExpression::new(FilterType::Tag, "*");
+        let wanted_messages = self.wanted();
         let deadline = SystemTime::now() + WAIT;
         let mut found = Vec::new();
         while found.len() < wanted && SystemTime::now() < deadline {
-            let some = consumer.receive_with(&self.topic, &everything, RECEIVE_MAX, invisible).await?;
+            let some = consumer.receive_with(&self.topic, &wanted_messages, RECEIVE_MAX, invisible).await?;
             let at_ms = now_ms();
             for message in &some {
                 tell_received(message, at_ms);
@@ -106,6 +122,12 @@ impl Client {
         let receipt = producer.send(message).await?;
         tell("sent", json!({"id": receipt.message_id()}));
         Ok(receipt)
+    }
+
+    async fn tell_left(&self, consumer: &SimpleConsumer) -> Outcome {
+        let left = consumer.receive_with(&self.topic, &self.wanted(), RECEIVE_MAX, INVISIBLE).await?;
+        tell("left", json!({"count": left.len()}));
+        Ok(())
     }
 
     /// Send messages of every kind and size, receive and ack them, and find nothing left.
@@ -123,9 +145,7 @@ impl Client {
         for message in self.receive(&consumer, 5, INVISIBLE).await? {
             consumer.ack(&message).await?;
         }
-        let everything = FilterExpression::new(FilterType::Tag, "*");
-        let left = consumer.receive_with(&self.topic, &everything, RECEIVE_MAX, INVISIBLE).await?;
-        tell("left", json!({"count": left.len()}));
+        self.tell_left(&consumer).await?;
         producer.shutdown().await?;
         consumer.shutdown().await
     }
@@ -140,6 +160,66 @@ impl Client {
             consumer.ack(&message).await?;
         }
         Ok(())
+    }
+
+    /// Receive and ack the two messages that the filter selects, and find nothing left.
+    async fn filtered(&self) -> Outcome {
+        let consumer = self.consumer().await?;
+        for message in self.receive(&consumer, 2, INVISIBLE).await? {
+            consumer.ack(&message).await?;
+        }
+        self.tell_left(&consumer).await
+    }
+
+    /// Let both deliveries of a message expire, and receive it from the dead-letter topic.
+    async fn dead_letter(&self) -> Outcome {
+        let (producer, consumer) = (self.producer().await?, self.consumer().await?);
+        let message = MessageBuilder::builder().set_topic(&self.topic).set_body(b"poison".to_vec());
+        self.send(&producer, message.build()?).await?;
+        self.receive(&consumer, 1, BRIEF).await?;
+        self.receive(&consumer, 1, BRIEF).await?;
+        self.tell_left(&consumer).await?;
+        let dead = Client {
+            endpoint: self.endpoint.clone(),
+            topic: format!("%DLQ%{}", self.group),
+            group: format!("{}-reader", self.group),
+            tags: None,
+            sql: None,
+        };
+        let reader = dead.consumer().await?;
+        for message in dead.receive(&reader, 1, INVISIBLE).await? {
+            reader.ack(&message).await?;
+        }
+        Ok(())
+    }
+
+    /// Commit one message, roll one back, and let the checker decide about two others.
+    async fn transaction(&self) -> Outcome {
+        let (decided, decisions) = mpsc::sync_channel(100);
+        let checker = move |_: String, message: MessageView| {
+            let body = String::from_utf8_lossy(message.body()).to_string();
+            tell("checked", json!({"body": body, "id": message.message_id()}));
+            let _ = decided.try_send(());
+            if body == "checked yes" { TransactionResolution::COMMIT } else { TransactionResolution::ROLLBACK }
+        };
+        let mut producer =
+            Producer::new_transaction_producer(self.producer_options(), self.options(), Box::new(checker))?;
+        producer.start().await?;
+        for body in ["commit", "rollback", "checked yes", "checked no"] {
+            let message = MessageBuilder::transaction_message_builder(&self.topic, body.into());
+            let started = producer.send_transaction_message(message.build()?).await?;
+            tell("sent", json!({"id": started.message_id(), "transaction": started.transaction_id()}));
+            match body {
+                "commit" => started.commit().await?,
+                "rollback" => started.rollback().await?,
+                _ => {}
+            }
+        }
+        // The runtime has other threads for the checks.
+        let is_done = (0..2).all(|_| decisions.recv_timeout(WAIT).is_ok());
+        tell("done", json!({"is_done": is_done}));
+        tokio::time::sleep(Duration::from_secs(1)).await; // For the last decision, sent after the check.
+        producer.shutdown().await
     }
 
     async fn delayed(&self) -> Outcome {
@@ -182,12 +262,22 @@ async fn main() -> Outcome {
     let given: Value = serde_json::from_str(&arguments[2]).expect("JSON");
     let text = |name: &str| given[name].as_str().expect(name).to_string();
     let endpoint = given["endpoints"][0].as_str().expect("an endpoint").to_string();
-    let client = Client { endpoint, topic: text("topic"), group: text("group") };
+    let optional = |name: &str| given[name].as_str().map(str::to_string);
+    let client = Client {
+        endpoint,
+        topic: text("topic"),
+        group: optional("group").unwrap_or_default(),
+        tags: optional("tags"),
+        sql: optional("sql"),
+    };
     match arguments[1].as_str() {
         "roundTrip" => client.round_trip().await,
         "redelivery" => client.redelivery().await,
         "delayed" => client.delayed().await,
         "fifo" => client.fifo().await,
+        "filtered" => client.filtered().await,
+        "deadLetter" => client.dead_letter().await,
+        "transaction" => client.transaction().await,
         other => panic!("no scenario {other}"),
     }
 }
