@@ -59,6 +59,24 @@ def test_an_unknown_list_of_proxies_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert changed.json()["unreachable"] == ["proxies are unknown: no broker"]
 
 
+@pytest.mark.parametrize("mode", ["permissive", "on"])
+def test_a_mode_that_proxies_cannot_check_is_refused(mode: str) -> None:
+    world = TokenWorld()
+    with_proxies(world.home, "proxy-0")
+    world.home.proxies["proxy-1"] = pb.SecurityState(mode="off")
+    before = world.ask("GET /security", "root").json()["version"]
+    answer = world.ask("PUT /security", "root", mode=mode)
+    assert answer.status_code == 409
+    assert "security_key_file is not set at proxy-1, " in answer.json()["detail"]
+    assert world.ask("PUT /security?dryRun=true", "root", mode=mode).status_code == 409
+    assert world.ask("GET /security", "root").json()["version"] == before, "nothing has changed"
+
+    world.app.state.secret_keys = lambda: None
+    detail = world.ask("PUT /security", "root", mode=mode).json()["detail"]
+    assert "security_key_file is not set at this admin process, proxy-1, " in detail
+    assert world.ask("PUT /security", "root", mode="off").is_success, "off needs no keys"
+
+
 def test_names_are_one_line_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security_states, "CONFIRM_S", 0.2)
     world = TokenWorld()

@@ -21,7 +21,7 @@ from tidemill.admin.json.security import (
 )
 from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun, SecurityItems
 from tidemill.common.clock import Clock, SystemClock
-from tidemill.common.errors import BadRequest, UserNotFound
+from tidemill.common.errors import BadRequest, Conflict, UserNotFound
 from tidemill.security.acl import (
     ALLOW,
     DENY,
@@ -86,8 +86,14 @@ async def put_security(
     keys: Keys,
     dry_run: DryRun = False,
 ) -> SecurityView:
-    """Set the mode. It holds for calls from the next moment on, without a restart."""
+    """Set the mode. It holds for calls from the next moment on, without a restart.
+
+    A mode other than `off` needs `security_key_file` at this process and at each proxy. The answer
+    is 409 if one of them has no keys, because such a proxy serves no client.
+    """
     mode = parse_mode(settings.mode.value)
+    if mode is not Mode.OFF:
+        _check_keys(mode, keys(), await find_states(cluster))
 
     def decide(found: FoundItem) -> list[Item]:
         if found.encoded and mode_of(found) is mode:
@@ -98,6 +104,17 @@ async def put_security(
         MODE, "", decide, caller=caller, audit=author.of("Cluster:security"), dry_run=dry_run
     )
     return _view_of(mode, floor, version, keys(), await find_states(cluster))
+
+
+def _check_keys(mode: Mode, keys: SecretKeys | None, states: SecurityStates) -> None:
+    """Raise Conflict if this process or a proxy that answered has no keys."""
+    lacking = [] if keys is not None else ["this admin process"]
+    lacking += [name for name, state in states.states if not state.key_ids]
+    if lacking:
+        raise Conflict(
+            f"security_key_file is not set at {', '.join(lacking)}, and the mode {mode.text} needs"
+            " it; set it there first. With the Helm chart, set security.mode instead"
+        )
 
 
 def _view_of(
