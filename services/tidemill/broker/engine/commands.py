@@ -58,7 +58,10 @@ _tuple = tuple.__new__
 
 @final
 class Commands:
-    """The commands of clients, for one engine."""
+    """The commands of clients, for one engine.
+
+    It is one class, because all commands check the same topics, room and state.
+    """
 
     def __init__(
         self,

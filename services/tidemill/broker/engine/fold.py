@@ -18,6 +18,8 @@ Both call the same function with the same entry. The kinds of records change thi
     STATE                items that are unknown here; the offset of the record that states an item
 
 To add a record kind, add a row to `_BODIES`, `_DECODERS` and `_appliers`.
+
+It is one module, because the two ways must stay the same for each kind of record.
 """
 
 from __future__ import annotations
@@ -170,7 +172,10 @@ class StateBehindGap(Exception):
 
 @final
 class Fold:
-    """The log and the state that its records produce."""
+    """The log and the state that its records produce.
+
+    It is one class, because no other code changes the state.
+    """
 
     def __init__(
         self,

@@ -35,12 +35,11 @@ from tidemill.message.rules import (
     message_type,
     type_for_topic,
 )
-from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
 from tidemill.proxy.cluster.dedup_keys import dedup_key_of
 from tidemill.proxy.cluster.linked_group import open_recall, open_transaction
 from tidemill.proxy.link.commands import CANCEL_TIMER, END_TRANSACTION, HALF
-from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import CallStatus, status_of
+from tidemill.proxy.server.send_results import OK, encode_entry, encode_repeat, encode_response
 from tidemill.security.acl import Action
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -57,11 +56,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.server.call import Call
 
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
-_OK = CallStatus(v2.OK, "OK")
 _RESOLUTIONS = {v2.COMMIT: link_pb2.RESOLUTION_COMMIT, v2.ROLLBACK: link_pb2.RESOLUTION_ROLLBACK}
-# Headers of SendMessageResponse.entries and SendResultEntry.message_id.
-_ENTRY = bytes_header(2)
-_ENTRY_MESSAGE_ID = bytes_header(2)
 
 
 # The outcome of one message: its status, and its encoded SendResultEntry. A plain tuple, since
@@ -179,7 +174,7 @@ class Producer:
         if len(sends) != 1:
             return await self._store_all(call, topic, sends)
         status, entry = await self._store(call, topic, sends.pop(), set())
-        return _encode_response(call, status, entry)
+        return encode_response(call, status, entry)
 
     async def _admit(
         self, quotas: SendQuotas, call: Call, topic: str, contents: Sequence[Content]
@@ -286,7 +281,7 @@ class Producer:
                 for _ in range(len(sends))
             ]
         statuses, entries = zip(*[store.result() for store in stores], strict=True)
-        return _encode_response(call, _overall_status(statuses), *entries)
+        return encode_response(call, _overall_status(statuses), *entries)
 
     async def _store(
         self, call: Call, topic: link_pb2.TopicConfig, send: _Send, rejected_groups: set[str]
@@ -321,19 +316,19 @@ class Producer:
             if message_group:
                 rejected_groups.add(message_group)
             status = status_of(error)
-            return status, _encode_entry(status, message_id)
+            return status, encode_entry(status, message_id)
         if repeat is not None:
-            return _OK, _encode_repeat(
+            return OK, encode_repeat(
                 broker, topic.name, repeat, queue_offset, due_at_ms, message_id
             )
         if not due_at_ms:
-            return _OK, _encode_entry(_OK, message_id, queue_offset)
+            return OK, encode_entry(OK, message_id, queue_offset)
         handle = ""
         if not may_be_elsewhere:
             # A handle names one timer. A second timer at another broker group would still fire.
             fields = RecallFields(queue_offset, due_at_ms, message_id)
             handle = broker.recall_signer.sign(topic.name, fields)
-        return _OK, _encode_entry(_OK, message_id, recall_handle=handle)
+        return OK, encode_entry(OK, message_id, recall_handle=handle)
 
     async def _store_half(self, call: Call, topic: link_pb2.TopicConfig, send: _Send) -> Outcome:
         """Store one half message at the broker group of its target."""
@@ -345,7 +340,7 @@ class Producer:
                     f" transactions; upgrade it"
                 )
             )
-            return status, _encode_entry(status, send.message_id)
+            return status, encode_entry(status, send.message_id)
         half = link_pb2.HalfRequest(
             topic_id=topic_id,
             queue_id=queue_id,
@@ -359,12 +354,12 @@ class Producer:
             reply = await broker.link.ask(HALF, half, timeout_ms=self._cluster.timeout_ms(call))
         except ServiceError as error:
             status = status_of(error)
-            return status, _encode_entry(status, send.message_id)
+            return status, encode_entry(status, send.message_id)
         self._publishers.note_sent(call.client, topic.name)
         if reply.HasField("repeat"):
-            return _OK, _encode_repeat(broker, topic.name, reply.repeat, 0, 0, send.message_id)
+            return OK, encode_repeat(broker, topic.name, reply.repeat, 0, 0, send.message_id)
         transaction_id = broker.transaction_signer.sign(reply.half_id, topic.name, send.message_id)
-        return _OK, _encode_entry(_OK, send.message_id, transaction_id=transaction_id)
+        return OK, encode_entry(OK, send.message_id, transaction_id=transaction_id)
 
     async def end_transaction(self, call: Call, request: bytes) -> bytes:
         """Commit a half message or roll it back; OK means that the decision is durable."""
@@ -459,8 +454,8 @@ def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> by
 def _rejection(call: Call, messages: Sequence[v2.Message], status: CallStatus) -> bytes:
     """Encode the response to a rejected request."""
     ids = [message.system_properties.message_id for message in messages]
-    entries = [_encode_entry(status, message_id) for message_id in ids]
-    return _encode_response(call, status, *entries)
+    entries = [encode_entry(status, message_id) for message_id in ids]
+    return encode_response(call, status, *entries)
 
 
 def _overall_status(statuses: Sequence[CallStatus]) -> CallStatus:
@@ -468,53 +463,3 @@ def _overall_status(statuses: Sequence[CallStatus]) -> CallStatus:
     if len({status.code for status in statuses}) == 1:
         return statuses[0]
     return CallStatus(v2.MULTIPLE_RESULTS, "the messages have different results; see each entry")
-
-
-def _encode_repeat(
-    broker: LinkedGroup,
-    topic: str,
-    repeat: link_pb2.RepeatedKey,
-    queue_offset: int,
-    due_at_ms: int,
-    message_id: str,
-) -> bytes:
-    """Join the SendResultEntry of a message that repeats a dedup key: the first answer."""
-    message_id = repeat.message_id or message_id
-    handle = transaction_id = ""
-    if due_at_ms:
-        handle = broker.recall_signer.sign(topic, RecallFields(queue_offset, due_at_ms, message_id))
-        queue_offset = 0
-    if repeat.half_id:
-        transaction_id = broker.transaction_signer.sign(repeat.half_id, topic, message_id)
-    return _encode_entry(_OK, message_id, queue_offset, handle, transaction_id)
-
-
-def _encode_entry(
-    status: CallStatus,
-    message_id: str,
-    queue_offset: int = 0,
-    recall_handle: str = "",
-    transaction_id: str = "",
-) -> bytes:
-    """Join the SendResultEntry of one message, with its header."""
-    encoded_id = message_id.encode()
-    entry = b"".join(
-        (
-            OK_STATUS if status is _OK else status.encode(),
-            _ENTRY_MESSAGE_ID,
-            varint(len(encoded_id)),
-            encoded_id,
-            varint_field(4, queue_offset),
-        )
-    )
-    if recall_handle:
-        entry += bytes_field(5, recall_handle.encode())
-    if transaction_id:
-        entry += bytes_field(3, transaction_id.encode())
-    return b"".join((_ENTRY, varint(len(entry)), entry))
-
-
-def _encode_response(call: Call, overall: CallStatus, *entries: bytes) -> bytes:
-    """Join a SendMessageResponse: the overall status, and the entry of each message."""
-    call.response_code = overall.code
-    return b"".join((OK_STATUS if overall is _OK else overall.encode(), *entries))

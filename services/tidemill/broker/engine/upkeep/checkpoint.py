@@ -144,7 +144,10 @@ class SnapshotSize:
 
 @final
 class Checkpoints:
-    """Writer of checkpoints, with the conditions for the next one."""
+    """Writer of checkpoints, with the conditions for the next one.
+
+    It is one class, because the order of the writes is one rule.
+    """
 
     def __init__(
         self,
