@@ -89,6 +89,7 @@ async def touch_everything(running: ServerAddresses) -> None:
     running.put("topics/news", messageType="NORMAL", queues=4)
     running.put("topics/payments", messageType="TRANSACTION", queues=1)
     running.put("topics/urgent", messageType="PRIORITY", queues=2)
+    running.put("topics/refunds", messageType="NORMAL", queues=1, dedup={})
     running.put("groups/depot")
     running.put("groups/ambulance", priorityFactor=50)
     running.put("groups/strict", maxAttempts=1)
@@ -103,6 +104,7 @@ async def touch_everything(running: ServerAddresses) -> None:
             _die(client),
             _keep_order(client),
             _delay(client),
+            _repeat(client),
             _wait(client),
             _hurry(client),
         )
@@ -168,6 +170,12 @@ async def _decide(client: Api) -> None:
     async with checking_producer(client, ["payments"]) as producer:
         await send_half(client, half_message("payments", b"open", first_check_ms=SHORT_MS))
         await producer.next_check()
+
+
+async def _repeat(client: Api) -> None:
+    """Send two messages with one dedup key and different bodies."""
+    for body in (b"one", b"two"):
+        await client.send(message("refunds", body, properties={"dedup-key": "refund"}))
 
 
 async def _keep_order(client: Api) -> None:
