@@ -11,7 +11,7 @@ from tests.support.worlds.packed_worlds import floors, forget_derived_files, mov
 from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.deduplication import RepeatedSend
 from tidemill.broker.engine.layout.numbers import HalfId, TimerId
-from tidemill.broker.engine.metadata.dedup_policy import DedupMode, KeySource
+from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode
 from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
 from tidemill.common.errors import Conflict, IllegalPropertyKey, Overloaded
 
@@ -41,7 +41,7 @@ def test_the_message_id_is_the_key_of_a_message_without_the_property(world: Dedu
 
 def test_a_message_without_the_property_is_not_checked_if_the_key_is_a_property() -> None:
     world = DedupWorld()
-    world.turn_on(key_from=KeySource.PROPERTY)
+    world.turn_on(key_from=DedupKeySource.PROPERTY)
     world.store("a", message_id="m-1")
     world.store("a", message_id="m-1")
     world.store("b", key="k")
@@ -51,7 +51,7 @@ def test_a_message_without_the_property_is_not_checked_if_the_key_is_a_property(
 
 def test_the_property_does_not_count_if_the_key_is_the_message_id() -> None:
     world = DedupWorld()
-    world.turn_on(key_from=KeySource.MESSAGE_ID)
+    world.turn_on(key_from=DedupKeySource.MESSAGE_ID)
     world.store("a", message_id="m-1", key="k")
     world.store("b", message_id="m-2", key="k")
     world.repeat("c", message_id="m-1", key="other")

@@ -17,7 +17,7 @@ from tidemill.broker.engine.dedup.tables import SWEPT_A_SLICE, KeyTables
 from tidemill.broker.engine.layout.dedup import HASH_SIZE, KEY_BYTES_MAX, DedupKey, KeyRow
 from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
-from tidemill.broker.engine.metadata.dedup_policy import DedupMode, DedupPolicy, KeySource
+from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, DedupPolicy
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.common.errors import (
     Conflict,
@@ -34,7 +34,7 @@ TABLES_A_SLICE: Final = 4
 COUNTED_BYTES: Final = 256 << 10  # taken by new keys between two counts of the memory
 _TYPE_AT: Final = stored_message.MESSAGE_TYPE_AT
 _TRANSACTION: Final = stored_message.TYPE_TRANSACTION
-_MESSAGE_ID, _PROPERTY = KeySource.MESSAGE_ID, KeySource.PROPERTY
+_MESSAGE_ID, _PROPERTY = DedupKeySource.MESSAGE_ID, DedupKeySource.PROPERTY
 _REPLACE: Final = DedupMode.REPLACE
 # Makes a named tuple without a call of Python code: every keyed send makes two.
 _tuple = tuple.__new__

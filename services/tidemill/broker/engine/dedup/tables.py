@@ -42,7 +42,7 @@ class KeyTables:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        # Topics with deduplication. Of a replay also topics whose record is still to come.
+        # Topics with deduplication. In a replay, the record of a topic may come later.
         self.tables: dict[TopicId, KeyTable] = {}
         self.clock = DedupClock()
         self._followed_count = 0
@@ -78,7 +78,7 @@ class KeyTables:
     ) -> None:
         """Apply a MESSAGE record with a dedup key.
 
-        A message that replaces another one has the time of the first message of its key.
+        A message that replaces a pending one repeats the time of the first schedule.
         """
         table = self.tables.get(topic_id)
         if table is None:
@@ -119,7 +119,7 @@ class KeyTables:
         return policy is not None and policy.mode is DedupMode.REPLACE
 
     def _unpin(self, found: int, *, is_free: Callable[[TopicId], bool], pin: int = NO_PIN) -> None:
-        """Give the row with a pin another one, or none, or free its key."""
+        """Change or remove the pin of a row, or free its key."""
         for topic_id, table in self.tables.items():
             if table.pinned_count and (row := table.find_pinned(found)) is not None:
                 if is_free(topic_id):
@@ -141,7 +141,7 @@ class KeyTables:
             table = self.tables[topic.id] = KeyTable(topic.id)
         old = None if before is None else before.dedup
         if old is not None and old.window_ms < topic.dedup.window_ms:
-            # A longer window does not bring back a key whose window was over.
+            # A longer window does not apply to keys that are free already.
             at_ms = max(changed_at_ms, self.clock.known_ms)
             table.over_until_ms = max(table.over_until_ms, at_ms - old.window_ms)
 
@@ -162,7 +162,7 @@ class KeyTables:
     def follow(self) -> None:
         """Note a key that another process has taken; now and then, remove some that are over.
 
-        The log is the clock: a key whose window ends before the newest time in the log is over.
+        The newest time in the log decides which keys are over.
         """
         self._followed_count += 1
         if self._followed_count % FOLLOWED_KEYS == 0:

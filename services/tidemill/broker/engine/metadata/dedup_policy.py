@@ -16,7 +16,7 @@ MAX_WAIT_MS_MIN: Final = 1_000
 MEMORY_BYTES_MIN: Final = 1 << 20
 
 
-class KeySource(StrEnum):
+class DedupKeySource(StrEnum):
     """The origin of the dedup key of a message."""
 
     PROPERTY = "property"  # user property `dedup-key`; a message without it is not checked
@@ -36,7 +36,7 @@ class DedupPolicy:
     """The deduplication of one topic."""
 
     window_ms: int = 120_000  # from the store time of the first message
-    key_from: KeySource = KeySource.PROPERTY_OR_MESSAGE_ID
+    key_from: DedupKeySource = DedupKeySource.PROPERTY_OR_MESSAGE_ID
     mode: DedupMode = DedupMode.FIRST
     max_wait_ms: int | None = None  # of mode `replace`: from the first schedule to the delivery
     memory_bytes: int | None = None  # own share per broker group; None: topics share the rest
@@ -77,7 +77,7 @@ class DedupChange:
     is_off: bool = False  # turn it off and forget all keys
     is_on: bool = False  # turn it on, also if no field is set
     window_ms: int | None = None
-    key_from: KeySource | None = None
+    key_from: DedupKeySource | None = None
     mode: DedupMode | None = None
     max_wait_ms: int | None = None
     memory_bytes: int | None = None  # 0: no own share
@@ -124,7 +124,11 @@ def decode_dedup(item: dict[str, Any] | None) -> DedupPolicy | None:
         return None
     try:
         return DedupPolicy(
-            **{**item, "key_from": KeySource(item["key_from"]), "mode": DedupMode(item["mode"])}
+            **{
+                **item,
+                "key_from": DedupKeySource(item["key_from"]),
+                "mode": DedupMode(item["mode"]),
+            }
         )
     except (TypeError, ValueError, KeyError):
         raise UnknownRecord(f"deduplication of a topic: {item}") from None

@@ -19,10 +19,10 @@ from tidemill.broker.engine.metadata.catalog import (
 from tidemill.broker.engine.metadata.dedup_policy import (
     NO_DEDUP_CHANGE,
     DedupChange,
+    DedupKeySource,
     DedupMode,
     DedupPolicy,
     KeyPlacement,
-    KeySource,
 )
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
 from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT
@@ -44,9 +44,9 @@ from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 _KEY_SOURCES: Final = {
-    KeySource.PROPERTY: pb.DEDUP_KEY_SOURCE_PROPERTY,
-    KeySource.MESSAGE_ID: pb.DEDUP_KEY_SOURCE_MESSAGE_ID,
-    KeySource.PROPERTY_OR_MESSAGE_ID: pb.DEDUP_KEY_SOURCE_PROPERTY_OR_MESSAGE_ID,
+    DedupKeySource.PROPERTY: pb.DEDUP_KEY_SOURCE_PROPERTY,
+    DedupKeySource.MESSAGE_ID: pb.DEDUP_KEY_SOURCE_MESSAGE_ID,
+    DedupKeySource.PROPERTY_OR_MESSAGE_ID: pb.DEDUP_KEY_SOURCE_PROPERTY_OR_MESSAGE_ID,
 }
 _DEDUP_MODES: Final = {
     DedupMode.FIRST: pb.DEDUP_MODE_FIRST,
@@ -103,7 +103,7 @@ def _read_dedup(config: pb.TopicConfig) -> DedupPolicy | None:
     )
 
 
-def _read_key_source(number: int) -> KeySource:
+def _read_key_source(number: int) -> DedupKeySource:
     found = [source for source, known in _KEY_SOURCES.items() if known == number]
     if not found:
         raise BadRequest(f"{number} is not a source of dedup keys")
