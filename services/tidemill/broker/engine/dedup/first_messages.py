@@ -43,6 +43,7 @@ class FirstMessage(NamedTuple):
     queue_offset: int  # of a delayed message: its timer id
     due_at_ms: int  # 0: it is not delayed
     half_id: int  # 0: it has no transaction
+    queue_id: int = 0  # also of a delayed message
 
 
 @final
@@ -64,11 +65,11 @@ class FirstMessages:
                 and record.HEADER.unpack_from(head)[record.FLAGS] == FLAG_KEYED
                 and head[_KEY_AT : _KEY_AT + HASH_SIZE] == row.hash
             ):
-                queue_offset = _unpack_place(head, record.HEADER_SIZE)[3]
+                _, queue_id, _, queue_offset = _unpack_place(head, record.HEADER_SIZE)
                 key_count, id_at, id_size = _ID_FIELDS(blob)
                 begin = _KEYS_AT + key_count * stored_message.KEY_HASH_SIZE + id_at
                 message_id = str(blob[begin : begin + id_size], "utf-8")
-                return FirstMessage(message_id, queue_offset, 0, 0)
+                return FirstMessage(message_id, queue_offset, 0, 0, queue_id)
             entry, header = self._read(row.log_offset)
             cause = entry.cause
             # Another record may be there if the bytes are damaged.
@@ -118,10 +119,10 @@ def _first_of(entry: MessageEntry, log_offset: int) -> FirstMessage:
     message_id = stored_message.message_id_of(entry.blob)
     match cause:
         case TimerTarget():
-            return FirstMessage(message_id, cause.timer_id, cause.due_at_ms, 0)
+            return FirstMessage(message_id, cause.timer_id, cause.due_at_ms, 0, cause.queue_id)
         case HalfMessage():
             return FirstMessage(message_id, 0, 0, cause.half_id or log_offset)
         case RecoveredHalf():
             return FirstMessage(message_id, 0, 0, log_offset)
         case _:
-            return FirstMessage(message_id, entry.queue_offset, 0, 0)
+            return FirstMessage(message_id, entry.queue_offset, 0, 0, entry.queue_id)

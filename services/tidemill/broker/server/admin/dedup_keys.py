@@ -96,7 +96,7 @@ def _checked_topic(engine: Engine, name: str) -> Topic:
     if topic.dedup is None:
         raise Conflict(
             f"topic {name} has no deduplication; to turn it on, run:"
-            f" tidemill topic create {name} --dedup-window-ms 120000"
+            f" tidemill topic set {name} --dedup-window 2m"
         )
     return topic
 

@@ -104,7 +104,7 @@ class MessageAdmin:
                     )
                 except RepeatedSend as repeat:
                     return pb.StoreMessageReply(
-                        queue_id=queue_id,
+                        queue_id=repeat.first.queue_id,
                         queue_offset=repeat.first.queue_offset,
                         due_at_ms=repeat.first.due_at_ms,
                         repeat=repeated_key(repeat),
