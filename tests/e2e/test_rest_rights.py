@@ -226,6 +226,21 @@ def test_a_transaction_needs_the_rights_of_its_topic(rest: RestApi) -> None:
     assert changed["transaction"]["state"] == "ROLLED_BACK"
 
 
+def test_a_dedup_key_needs_the_rights_of_its_topic(rest: RestApi) -> None:
+    rest.passed("root", "PUT /topics/orders", dedup={})
+    body = {"body": "b", "properties": {"dedup-key": "a/b"}}
+    rest.passed("producer", "POST /topics/orders/messages", **body)
+    key = "/topics/orders/dedup/a%2Fb"
+    for path in ("/topics/orders/dedup", key):
+        rest.passed("reader", f"GET {path}")
+        for user in ("producer", "changer", "stranger"):
+            assert "may not Get" in rest.refused(user, f"GET {path}")
+    for user in ("reader", "producer", "deleter", "stranger"):
+        assert "may not Update" in rest.refused(user, f"DELETE {key}?dryRun=true")
+    rest.passed("changer", f"DELETE {key}")
+    assert rest.ask("reader", f"GET {key}").status_code == HTTPStatus.NOT_FOUND
+
+
 def test_a_user_sees_its_own_clients_only(rest: RestApi) -> None:
     async def look() -> None:
         consumer = api(rest.running.grpc, headers=signed("consumer", SECRET))

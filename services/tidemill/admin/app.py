@@ -27,6 +27,7 @@ from tidemill.admin.routes import (
     broker_groups,
     clients,
     consumer_groups,
+    dedup_keys,
     deliveries,
     messages,
     quotas,
@@ -75,6 +76,7 @@ BASIC = _DocumentedBasic(
 
 ROUTES = (
     topics,
+    dedup_keys,
     deliveries,
     scaling,
     consumer_groups,

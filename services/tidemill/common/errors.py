@@ -208,6 +208,10 @@ class DedupKeyNotFound(RequestError):
     """The dedup key is free: no message has it, or its window is over."""
 
 
+class IdempotencyMismatch(RequestError):
+    """Another message already has the dedup key, with another body."""
+
+
 class BanNotFound(RequestError):
     """The ban does not exist."""
 
@@ -374,6 +378,7 @@ CODES: dict[type[ServiceError], Codes] = {
     QuotaNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     BanNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     DedupKeyNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    IdempotencyMismatch: Codes(42800, HTTPStatus.UNPROCESSABLE_ENTITY),
     WrongCredentials: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Banned: Codes(40100, HTTPStatus.UNAUTHORIZED),
     TokenEnded: Codes(40100, HTTPStatus.UNAUTHORIZED),

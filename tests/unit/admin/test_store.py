@@ -10,7 +10,13 @@ import pytest
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.messages.store import store
-from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, TopicNotFound
+from tidemill.common.errors import (
+    BrokerGroupUnreachable,
+    BrokerTimeout,
+    BrokerUnreachable,
+    TopicNotFound,
+)
+from tidemill.message.dedup_key import owner_of_key
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TOPIC = pb.TopicConfig(name="jobs", id=7, home_id=7, created_at_ms=1_000)
@@ -47,6 +53,13 @@ class Client(CallsByRequest):
         return pb.StoreMessageReply()
 
 
+class Lost(Client):
+    """A broker that does not answer any more."""
+
+    async def get_topic_status(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
+        raise BrokerUnreachable("it is down")
+
+
 class Member(NamedTuple):
     name: str
     is_home: bool
@@ -65,10 +78,20 @@ class Cluster:
     async def members(self) -> list[Member]:
         return self._members
 
+    async def member(self, name: str) -> Member:
+        return next(each for each in self._members if each.name == name)
 
-def stored_at(cluster: Any, times: int = 6) -> set[str]:
+
+def stored_at(cluster: Any, times: int = 6, *, key: str | None = None) -> set[str]:
     async def all_stored() -> set[str]:
-        return {(await store(cast("Brokers", cluster), REQUEST, "")).broker for _ in range(times)}
+        return {
+            (
+                await store(
+                    cast("Brokers", cluster), REQUEST, "", message_id=f"m-{n}", dedup_key=key
+                )
+            ).broker
+            for n in range(times)
+        }
 
     return asyncio.run(all_stored())
 
@@ -92,3 +115,58 @@ def test_a_broker_that_fails_is_skipped_and_the_last_failure_is_raised() -> None
     assert stored_at(Cluster(lost, Client())) == {"broker-1"}
     with pytest.raises(BrokerTimeout, match=r"broker-\d: no answer; the message may be stored"):
         stored_at(Cluster(lost, lost))
+
+
+def keyed(**policy: Any) -> pb.TopicConfig:
+    """Return the topic with deduplication, whose keys two broker groups own."""
+    owners = pb.KeyPlacement(broker_groups=["broker-0", "broker-1"], version=1)
+    topic = pb.TopicConfig(dedup=pb.DedupPolicy(**policy), placement=owners)
+    topic.MergeFrom(TOPIC)
+    return topic
+
+
+def key_of(owner: str) -> str:
+    names = ["broker-0", "broker-1"]
+    return next(f"{n}" for n in range(99) if owner_of_key(b"%d" % n, names) == owner)
+
+
+@pytest.mark.parametrize("owner", ["broker-0", "broker-1"])
+def test_a_message_with_a_key_goes_to_its_owner(owner: str) -> None:
+    topic = keyed(key_from=pb.DEDUP_KEY_SOURCE_PROPERTY_OR_MESSAGE_ID)
+    cluster = Cluster(Client(topic), Client(topic), Client(topic))
+    assert stored_at(cluster, key=key_of(owner)) == {owner}
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "brokers"),
+    [
+        # The owner of a message id has it, so messages without a property go to both owners.
+        (pb.DEDUP_KEY_SOURCE_PROPERTY_OR_MESSAGE_ID, None, {"broker-0", "broker-1"}),
+        (pb.DEDUP_KEY_SOURCE_MESSAGE_ID, "1", {"broker-0", "broker-1"}),
+        # A message that is not checked goes to any broker group.
+        (pb.DEDUP_KEY_SOURCE_PROPERTY, None, {"broker-0", "broker-1", "broker-2"}),
+    ],
+)
+def test_the_setting_names_the_key(
+    source: pb.DedupKeySource.ValueType, key: str | None, brokers: set[str]
+) -> None:
+    topic = keyed(key_from=source)
+    cluster = Cluster(Client(topic), Client(topic), Client(topic))
+    assert stored_at(cluster, 12, key=key) == brokers
+
+
+def test_no_other_broker_group_stores_a_key_whose_owner_is_down() -> None:
+    topic = keyed(key_from=pb.DEDUP_KEY_SOURCE_PROPERTY)
+    lost = Client(topic, refusal=BrokerTimeout("no answer"))
+    with pytest.raises(BrokerTimeout, match="broker-1: no answer"):
+        stored_at(Cluster(Client(topic), lost), key=key_of("broker-1"))
+    assert stored_at(Cluster(Client(topic), lost), key=key_of("broker-0")) == {"broker-0"}
+    with pytest.raises(BrokerGroupUnreachable, match="broker-1, which owns the dedup key"):
+        stored_at(Cluster(Client(topic), Lost(topic)), key=key_of("broker-1"))
+
+
+def test_an_owner_with_an_old_deduplication_stores_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.admin.messages.store.TOPIC_WAIT_S_MAX", 0.05)
+    topic = keyed(key_from=pb.DEDUP_KEY_SOURCE_PROPERTY)
+    with pytest.raises(BrokerGroupUnreachable, match="has not received topic jobs"):
+        stored_at(Cluster(Client(topic), Client(TOPIC)), key=key_of("broker-1"))

@@ -27,6 +27,7 @@ from tidemill.common.errors import (
     BrokerGroupUnreachable,
     BrokerTimeout,
     BrokerUnreachable,
+    DedupKeyNotFound,
     Draining,
     Forbidden,
     GroupNotFound,
@@ -55,7 +56,13 @@ Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[BrokerClient]]
 # The broker is unreachable, so its contents are unknown.
 UNREACHABLE_ERRORS: Final = (BrokerUnreachable, BrokerTimeout, Draining)
 # The broker does not know the resource; another broker may.
-UNKNOWN_ERRORS: Final = (TopicNotFound, GroupNotFound, MessageNotFound, TransactionNotFound)
+UNKNOWN_ERRORS: Final = (
+    TopicNotFound,
+    GroupNotFound,
+    MessageNotFound,
+    TransactionNotFound,
+    DedupKeyNotFound,
+)
 
 
 class BrokerGroupClient(NamedTuple):

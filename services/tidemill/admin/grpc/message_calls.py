@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Final
 
+from fastapi import Response
 from pydantic import ValidationError
 
 from tidemill.admin.audit.access_reports import note_access
@@ -78,6 +79,8 @@ async def admin_send_message(
         call.parts.composer,
         call.author,
         call.parts.quotas,
+        None,
+        Response(),
     )
     return admin.AdminSendMessageResponse(status=ok(), message_id=sent.message_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI, Request
@@ -13,10 +13,20 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from tidemill.common.errors import CODES, INTERNAL, BadRequest, ServiceError, codes_of
+from tidemill.common.errors import (
+    CODES,
+    INTERNAL,
+    BadRequest,
+    IdempotencyMismatch,
+    ServiceError,
+    codes_of,
+)
 
 MEDIA_TYPE = "application/problem+json"
+BLANK: Final = "about:blank"  # type of a problem that its status tells
 RETRY_AFTER_S = "1"  # for temporary errors
+# Errors that a program handles by their type, since others have the same status.
+TYPES: Final[dict[type[ServiceError], str]] = {IdempotencyMismatch: "idempotency-mismatch"}
 # Number of errors of a request in its answer.
 REASONS_MAX = 5
 REASON_CHARS_MAX = 500  # of each error, including names from the request
@@ -29,13 +39,15 @@ log = structlog.get_logger()
 class ProblemView(BaseModel):
     """An error in the format of RFC 9457."""
 
-    type: str = Field("about:blank", description="Kind of problem, as defined by RFC 9457.")
+    type: str = Field(BLANK, description="Kind of problem, as defined by RFC 9457.")
     title: str = Field(description="Name of the error.")
     status: int = Field(description="HTTP status of the response.")
     detail: str = Field(description="What failed, why, and what to do.")
     code: int = Field(description="Code of apache.rocketmq.v2 for the same error.")
 
 
+# Reference to the schema of problem documents, for answers with a status of their own.
+PROBLEM_SCHEMA: Final = {"$ref": "#/components/schemas/ProblemView"}
 # The error answer of all routes, for the OpenAPI document.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "default": {"description": "A problem document.", "model": ProblemView}
@@ -48,7 +60,13 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(ServiceError)
     async def on_service_error(_request: Request, error: ServiceError) -> JSONResponse:
         codes = codes_of(error)
-        return problem(codes.http, type(error).__name__, error.message, codes.rocketmq)
+        return problem(
+            codes.http,
+            type(error).__name__,
+            error.message,
+            codes.rocketmq,
+            type_=TYPES.get(type(error), BLANK),
+        )
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -101,9 +119,11 @@ def add_problem_handlers(app: FastAPI) -> None:
         )
 
 
-def problem(status: HTTPStatus, title: str, detail: str, code: int) -> JSONResponse:
+def problem(
+    status: HTTPStatus, title: str, detail: str, code: int, *, type_: str = BLANK
+) -> JSONResponse:
     """Render a problem document."""
-    document = ProblemView(title=title, status=status, detail=detail, code=code)
+    document = ProblemView(type=type_, title=title, status=status, detail=detail, code=code)
     headers = {"Retry-After": RETRY_AFTER_S} if status in _RETRIABLE else None
     return JSONResponse(document.model_dump(), status, headers, MEDIA_TYPE)
 

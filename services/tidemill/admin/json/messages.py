@@ -157,6 +157,12 @@ class SentMessageView(Schema):
     recall_handle: str | None = Field(
         None, description="Handle with which a producer recalls the message."
     )
+    duplicate: bool | None = Field(
+        None,
+        description="Whether an earlier message has the dedup key. If true, nothing was stored, and"
+        " this is the answer to that message. Missing for a message without `Idempotency-Key` that"
+        " is stored.",
+    )
 
 
 class MessageView(Schema):

@@ -13,6 +13,7 @@ from tidemill.admin.json.messages import NewMessage
 from tidemill.admin.messages.message_ids import MessageIds
 from tidemill.common.clock import Clock
 from tidemill.common.errors import BadRequest
+from tidemill.message.dedup_key import DEDUP_PROPERTY, check_key
 from tidemill.message.encoding import encode_stored
 from tidemill.message.rules import check_item, check_message, message_type
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -33,6 +34,7 @@ class ComposedMessage(NamedTuple):
     blob: bytes
     delay_ms: int | None  # None: not delayed, or until the instant in the blob
     is_delayed: bool
+    dedup_key: str | None  # the user property
 
 
 class Composer:
@@ -45,8 +47,13 @@ class Composer:
         self._ids = MessageIds(clock.wall_ms())
         self._host = socket.gethostname()
 
-    def compose(self, topic: str, new: NewMessage) -> ComposedMessage:
-        """Build a message and check it as a message of a client. Raises ServiceError."""
+    def compose(
+        self, topic: str, new: NewMessage, *, dedup_key: str | None = None
+    ) -> ComposedMessage:
+        """Build a message and check it as a message of a client. Raises ServiceError.
+
+        `dedup_key` must equal the user property of the message, if that has one.
+        """
         message_id = self._ids.make()
         properties = v2.SystemProperties(
             message_id=message_id,
@@ -65,7 +72,7 @@ class Composer:
             properties.delivery_timestamp.CopyFrom(_timestamp(new.due_at_ms or 0))
         message = v2.Message(
             topic=v2.Resource(name=topic),
-            user_properties=new.properties,
+            user_properties=_properties_of(new, dedup_key),
             system_properties=properties,
             body=_body(new),
         )
@@ -73,7 +80,21 @@ class Composer:
         kind = message_type(properties)
         blob = encode_stored(message, message_type=kind, now_ms=self._clock.wall_ms())
         check_item(blob, self._item_bytes_max)
-        return ComposedMessage(message_id, blob, delay_ms, is_delayed)
+        key = message.user_properties.get(DEDUP_PROPERTY)
+        return ComposedMessage(message_id, blob, delay_ms, is_delayed, key)
+
+
+def _properties_of(new: NewMessage, dedup_key: str | None) -> dict[str, str]:
+    if dedup_key is None:
+        return new.properties
+    check_key(dedup_key.encode())
+    own = new.properties.get(DEDUP_PROPERTY, dedup_key)
+    if own != dedup_key:
+        raise BadRequest(
+            f"the header Idempotency-Key is {dedup_key!r}, and the property {DEDUP_PROPERTY} of the"
+            f" body is {own!r}; give one of them, or the same value"
+        )
+    return {**new.properties, DEDUP_PROPERTY: dedup_key}
 
 
 def _delay_ms(new: NewMessage) -> int | None:

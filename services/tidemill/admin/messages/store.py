@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 
@@ -19,6 +19,7 @@ from tidemill.admin.cluster.brokers import (
     Brokers,
 )
 from tidemill.common.errors import (
+    BadRequest,
     BrokerGroupUnreachable,
     DiskFull,
     GroupDraining,
@@ -26,6 +27,7 @@ from tidemill.common.errors import (
     TooFewInSync,
     TopicNotFound,
 )
+from tidemill.message.dedup_key import owner_of_key
 from tidemill.message.queue_choice import broker_queue_of_message_group
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -36,13 +38,54 @@ TOPIC_POLL_PERIOD_S: Final = 0.02
 # message, so a message without a message group may be stored twice and delivered twice.
 TRY_NEXT_ERRORS: Final = (*UNREACHABLE_ERRORS, DiskFull, GroupDraining, TooFewInSync)
 
+_UNKNOWN_TOPIC: Final = pb.TopicConfig()
 _turns = count()  # of messages without a message group, over the broker groups
 
 
+class _Candidate(NamedTuple):
+    """A broker group with a topic, as it has it."""
+
+    member: BrokerGroupClient
+    topic: pb.TopicConfig
+    incarnation: tuple[int, int]
+
+
+async def check_takes_keys(cluster: Brokers, name: str) -> None:
+    """Raise BadRequest if a topic does not check the dedup keys of messages."""
+    try:
+        asked = pb.GetTopicStatusRequest(name=name)
+        topic = (await cluster.call_home(calls.GET_TOPIC_STATUS, asked)).answers[0].value.topic
+    except TopicNotFound:
+        verb, reason = "create", "does not exist"
+    else:
+        verb, reason = "set", "has no deduplication"
+        if topic.HasField("dedup"):
+            if topic.dedup.key_from != pb.DEDUP_KEY_SOURCE_MESSAGE_ID:
+                return
+            raise BadRequest(
+                f"topic {name} takes the message id as dedup key, so an Idempotency-Key has no"
+                f" effect; to change that, run: tidemill topic set {name}"
+                f" --dedup-key-from propertyOrMessageId"
+            )
+    raise BadRequest(
+        f"topic {name} {reason}, so an Idempotency-Key has no effect; to turn the deduplication on,"
+        f" run: tidemill topic {verb} {name} --dedup-window 2m"
+    )
+
+
 async def store(
-    cluster: Brokers, request: pb.StoreMessageRequest, message_group: str
+    cluster: Brokers,
+    request: pb.StoreMessageRequest,
+    message_group: str,
+    *,
+    message_id: str,
+    dedup_key: str | None,
 ) -> BrokerAnswer[pb.StoreMessageReply]:
-    """Store a message at the broker group of its message group, or at any one, in turn."""
+    """Store a message at the broker group of its message group, or at any one, in turn.
+
+    On a topic with deduplication, a message without a message group goes to the owner of its key:
+    the user property `dedup_key`, or the message id. No other broker group stores it.
+    """
     members = await cluster.members()
     if len(members) == 1:
         return await _store_at(members[0], request)
@@ -50,8 +93,17 @@ async def store(
         member = await _choose_queue(cluster, members[0], request, message_group)
         return await _store_at(member, request)
     candidates = await _find_candidates(members, request.topic)
-    turn = next(_turns) % len(candidates)
-    ordered = [*candidates[turn:], *candidates[:turn]]
+    topic = candidates[0].topic if candidates else _UNKNOWN_TOPIC
+    key = _key_of(topic, message_id, dedup_key)
+    if key is not None:
+        owners = topic.placement.broker_groups
+        owner = await cluster.member(owner_of_key(key, owners)) if len(owners) > 1 else members[0]
+        await _wait_for_topic(owner, topic, "owns the dedup key of this message")
+        return await _store_at(owner, request)
+    # The home creates an unknown topic or rejects it. Others may still have a deleted topic.
+    targets = [each.member for each in candidates] or [members[0]]
+    turn = next(_turns) % len(targets)
+    ordered = [*targets[turn:], *targets[:turn]]
     for member in ordered[:-1]:
         try:
             return await _store_at(member, request)
@@ -72,35 +124,51 @@ async def _store_at(
         ) from error
 
 
-async def _find_candidates(
-    members: Sequence[BrokerGroupClient], name: str
-) -> Sequence[BrokerGroupClient]:
-    """Return the members that are up and have the current topic; else the home alone."""
+async def _find_candidates(members: Sequence[BrokerGroupClient], name: str) -> Sequence[_Candidate]:
+    """Return the members that are up and have the current topic, the home first."""
     home = members[0]
     active = [member for member in members if not member.is_draining]
-    found = await asyncio.gather(*(_find_incarnation(member, name) for member in active))
-    by_member = dict(zip(active, found, strict=True))
-    if by_member.get(home) is None and await _is_up(home):
-        return [home]  # It creates the topic or rejects it. Others may still have a deleted topic.
-    known = [incarnation for incarnation in found if incarnation is not None]
-    if not known:
-        return [home]
-    # Only the home creates topics, so while it is down, the newest topic is current.
-    current = by_member.get(home) or max(known, key=lambda incarnation: incarnation[1])
-    return [member for member in active if by_member[member] == current]
+    found = await asyncio.gather(*(_find_own_topic(member, name) for member in active))
+    candidates = [
+        _Candidate(member, topic, _incarnation_of(member, topic))
+        for member, topic in zip(active, found, strict=True)
+        if topic is not None
+    ]
+    if not candidates:
+        return []
+    if candidates[0].member is home:
+        current = candidates[0].incarnation
+    elif await _is_up(home):
+        return []
+    else:
+        # Only the home creates topics, so while it is down, the newest topic is current.
+        current = max((each.incarnation for each in candidates), key=lambda each: each[1])
+    return [each for each in candidates if each.incarnation == current]
 
 
-async def _find_incarnation(member: BrokerGroupClient, name: str) -> tuple[int, int] | None:
-    """Return the incarnation of a topic at a broker group; None if it has none or is down."""
+async def _find_own_topic(member: BrokerGroupClient, name: str) -> pb.TopicConfig | None:
+    """Return a topic as a broker group has it; None if it has none or is down."""
     if not await _is_up(member):
         return None
     try:
-        topic = (
-            await member.client.call(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=name))
-        ).topic
+        asked = pb.GetTopicStatusRequest(name=name)
+        return (await member.client.call(calls.GET_TOPIC_STATUS, asked)).topic
     except (TopicNotFound, *UNREACHABLE_ERRORS):
         return None
+
+
+def _incarnation_of(member: BrokerGroupClient, topic: pb.TopicConfig) -> tuple[int, int]:
     return topic.id if member.is_home else topic.home_id, topic.created_at_ms
+
+
+def _key_of(topic: pb.TopicConfig, message_id: str, dedup_key: str | None) -> bytes | None:
+    """Return the dedup key of a message; None if the topic does not check it."""
+    if not topic.HasField("dedup"):
+        return None
+    key_from = topic.dedup.key_from
+    if dedup_key is not None and key_from != pb.DEDUP_KEY_SOURCE_MESSAGE_ID:
+        return dedup_key.encode()
+    return None if key_from == pb.DEDUP_KEY_SOURCE_PROPERTY else message_id.encode()
 
 
 async def _is_up(member: BrokerGroupClient) -> bool:
@@ -120,30 +188,44 @@ async def _choose_queue(
         return home
     name, request.queue_id = broker_queue_of_message_group(message_group, topic.placements)
     member = await cluster.member(name)
+    await _wait_for_topic(member, topic, "stores this message group")
+    return member
+
+
+async def _wait_for_topic(member: BrokerGroupClient, topic: pb.TopicConfig, role: str) -> None:
+    """Wait until a broker group has a topic of the home. Raises BrokerGroupUnreachable."""
     if member.is_home:
-        return member
+        return
     end_s = time.monotonic() + TOPIC_WAIT_S_MAX
     while time.monotonic() < end_s:
         try:
-            own = await member.client.call(
-                calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic.name)
-            )
+            asked = pb.GetTopicStatusRequest(name=topic.name)
+            own = (await member.client.call(calls.GET_TOPIC_STATUS, asked)).topic
         except TopicNotFound:
             pass
         except UNREACHABLE_ERRORS as error:
             raise BrokerGroupUnreachable(
-                f"broker group {name}, which stores this message group, cannot be reached: the"
-                f" message is not stored; retry later"
+                f"broker group {member.name}, which {role}, cannot be reached: the message is not"
+                f" stored; retry later"
             ) from error
         else:
-            # Another incarnation is a deleted topic, whose messages will be deleted.
-            if (own.topic.home_id, own.topic.created_at_ms) == (topic.id, topic.created_at_ms):
-                return member
+            # Another incarnation is a deleted topic, whose messages will be deleted. With an old
+            # deduplication, the key would not be checked.
+            if (own.home_id, own.created_at_ms, _dedup_of(own)) == (
+                topic.home_id or topic.id,
+                topic.created_at_ms,
+                _dedup_of(topic),
+            ):
+                return
         await asyncio.sleep(TOPIC_POLL_PERIOD_S)
     raise BrokerGroupUnreachable(
-        f"broker group {name}, which stores this message group, has not received topic {topic.name}"
-        f" from the home yet: the message is not stored; retry later"
+        f"broker group {member.name}, which {role}, has not received topic {topic.name} from the"
+        f" home yet: the message is not stored; retry later"
     )
+
+
+def _dedup_of(topic: pb.TopicConfig) -> pb.DedupPolicy | None:
+    return topic.dedup if topic.HasField("dedup") else None
 
 
 async def _find_topic(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from tidemill.admin.audit.access_reports import note_access
@@ -15,6 +16,7 @@ from tidemill.admin.audit.author import PUB
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerAnswers
 from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX
+from tidemill.admin.http.problems import MEDIA_TYPE, PROBLEM_SCHEMA
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.messages import (
     MessageListView,
@@ -25,7 +27,7 @@ from tidemill.admin.json.messages import (
     SentMessageView,
 )
 from tidemill.admin.json.schema import EXACT_MAX
-from tidemill.admin.messages.store import store
+from tidemill.admin.messages.store import check_takes_keys, store
 from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, CURSOR_PATTERN, trace
 from tidemill.admin.messages.views import message_of
 from tidemill.admin.routes import (
@@ -39,7 +41,12 @@ from tidemill.admin.routes import (
     SendLimits,
     TopicName,
 )
-from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
+from tidemill.common.errors import (
+    BadRequest,
+    BrokerGroupUnreachable,
+    IdempotencyMismatch,
+    MessageNotFound,
+)
 from tidemill.message.recall_handle import RecallFields
 from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -112,7 +119,43 @@ NotedRead = Annotated[None, Depends(note_read)]
 MessageId = Annotated[str, Path(description="Id of the message, as the producer received it.")]
 
 
-@router.post("/topics/{topic}/messages", response_model_exclude_none=True)
+def idempotency_key_of(
+    header: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            description="Dedup key of the message: 1 to 255 bytes of UTF-8 without control"
+            " characters. It must equal the property `dedup-key` of the body, if that is there, and"
+            " the topic must have deduplication.",
+            examples=["order-17"],
+        ),
+    ] = None,
+) -> str | None:
+    """Return the header Idempotency-Key, which is UTF-8. Raises BadRequest."""
+    try:
+        return None if header is None else header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise BadRequest("the header Idempotency-Key is not UTF-8") from None
+
+
+IdempotencyKey = Annotated[str | None, Depends(idempotency_key_of)]
+
+
+@router.post(
+    "/topics/{topic}/messages",
+    response_model_exclude_none=True,
+    responses={
+        201: {
+            "description": "A message with an `Idempotency-Key` is stored.",
+            "model": SentMessageView,
+        },
+        422: {
+            "description": "Another message has the dedup key, with another body: a problem"
+            " document of the type `idempotency-mismatch`. Nothing was stored.",
+            "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}},
+        },
+    },
+)
 async def send_message(
     topic: OwnTopicName,
     message: NewMessage,
@@ -121,14 +164,20 @@ async def send_message(
     composer: MessageComposer,
     author: ChangeAuthor,
     quotas: SendLimits,
+    idempotency_key: IdempotencyKey,
+    response: Response,
 ) -> SentMessageView:
     """Send a message for immediate or delayed delivery.
 
     After an answer, the message is durable. Without an answer, it may be stored or not. A message
     with a message group goes to the broker group of that message group, others to any one. A
     message over a quota of the user, the topic or a prefix is refused with 429.
+
+    On a topic with deduplication, the header `Idempotency-Key` makes repeats safe: the message is
+    stored once within the window. The first call answers 201. A repeat answers 200 with the first
+    answer and `duplicate`, also if it arrives while the first call is in progress.
     """
-    composed = composer.compose(topic, message)
+    composed = composer.compose(topic, message, dedup_key=idempotency_key)
     if quotas is not None:
         await quotas.admit(
             user=access.user,
@@ -137,6 +186,8 @@ async def send_message(
             size_bytes=len(composed.blob),
             is_delayed=composed.is_delayed,
         )
+    if idempotency_key is not None:
+        await check_takes_keys(cluster, topic)
     may_create = access.allows(Action.CREATE, topic_resource(topic))
     request = pb.StoreMessageRequest(
         topic=topic,
@@ -145,16 +196,37 @@ async def send_message(
         existence=pb.EXISTENCE_UNSPECIFIED if may_create else pb.EXISTENCE_MUST_EXIST,
         audit=author.of(f"Topic:{topic}", PUB),
     )
-    name, reply = await store(cluster, request, message.message_group or "")
+    name, reply = await store(
+        cluster,
+        request,
+        message.message_group or "",
+        message_id=composed.message_id,
+        dedup_key=composed.dedup_key,
+    )
     sent = SentMessageView(message_id=composed.message_id, broker=name, queue_id=reply.queue_id)
+    if reply.HasField("repeat"):
+        _note_repeat(sent, reply.repeat, topic)
+    elif idempotency_key is not None:
+        response.status_code, sent.duplicate = HTTPStatus.CREATED, False
     if not reply.due_at_ms:
         sent.queue_offset = reply.queue_offset
         return sent
     sent.timer_id, sent.deliver_at_ms = reply.queue_offset, reply.due_at_ms
-    recall = RecallFields(reply.queue_offset, reply.due_at_ms, composed.message_id)
+    recall = RecallFields(reply.queue_offset, reply.due_at_ms, sent.message_id)
     signer = await (await cluster.member(name)).client.recall_signer()
     sent.recall_handle = signer.sign(topic, recall)
     return sent
+
+
+def _note_repeat(sent: SentMessageView, repeat: pb.RepeatedKey, topic: str) -> None:
+    """Make an answer that of the first message. Raises IdempotencyMismatch."""
+    if repeat.is_mismatch:
+        raise IdempotencyMismatch(
+            f"message {repeat.message_id} of topic {topic} has this dedup key and another body, so"
+            f" this message is not stored; send another body with another key"
+        )
+    # Retention may have freed the first message. Its id is then unknown.
+    sent.message_id, sent.duplicate = repeat.message_id or sent.message_id, True
 
 
 @router.get("/topics/{topic}/messages", response_model_exclude_none=True)

@@ -1,0 +1,264 @@
+"""The REST API of deduplication: Idempotency-Key, the keys of a topic, and the end of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.support.processes.processes import Standalone, standalone
+from tidemill.admin.http.problems import MEDIA_TYPE
+
+HOUR_MS: Final = 3_600_000
+WINDOW_MS: Final = HOUR_MS
+ODD_KEYS: Final = ("a/b", "/", "a//b/", "100%", "%2F", "ä ö", "a?b#c", "a+b&c=d", ".hidden")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("idempotency") / "data") as started:
+        started.put("topics/idem-orders", dedup={"windowMs": WINDOW_MS})
+        started.put("topics/idem-off")
+        started.put("topics/idem-ids", dedup={"keyFrom": "messageId"})
+        yield started
+
+
+@pytest.fixture(scope="module")
+def two_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("idempotency-groups") / "data", "--groups=2") as both:
+        yield both
+
+
+@dataclass
+class Rest:
+    """The REST API of a standalone."""
+
+    http: httpx.Client
+
+    def send(self, topic: str, key: str | None, body: str = "one", **more: Any) -> httpx.Response:
+        headers = {} if key is None else {"Idempotency-Key": key.encode()}
+        return self.http.post(
+            f"/topics/{topic}/messages", json={"body": body, **more}, headers=headers
+        )
+
+    def stored(self, topic: str) -> int:
+        """Return the number of stored messages of a topic."""
+        queues = self.http.get(f"/topics/{topic}").raise_for_status().json()["queueStatus"]
+        return sum(one["maxOffset"] for one in queues)
+
+
+@pytest.fixture
+def rest(running: Standalone) -> Iterator[Rest]:
+    with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=30) as http:
+        yield Rest(http)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table: a message after the first one with its key."""
+
+    name: str
+    status: HTTPStatus
+    key: str | None
+    topic: str = "idem-orders"
+    first_key: str | None = None  # of the message before; None: there is none
+    body: str = "one"
+    more: dict[str, Any] = field(default_factory=dict)
+    is_duplicate: bool | None = None
+    is_stored: bool = False
+    detail: str = ""
+
+
+CASES: Final = (
+    Case("first", HTTPStatus.CREATED, "c-1", is_duplicate=False, is_stored=True),
+    Case("repeat", HTTPStatus.OK, "c-2", first_key="c-2", is_duplicate=True),
+    Case(
+        "repeat with another body",
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "c-3",
+        first_key="c-3",
+        body="two",
+        detail="another body",
+    ),
+    Case(
+        "repeat by the property alone",
+        HTTPStatus.OK,
+        None,
+        first_key="c-4",
+        more={"properties": {"dedup-key": "c-4"}},
+        is_duplicate=True,
+    ),
+    Case(
+        "the property of the body is equal",
+        HTTPStatus.CREATED,
+        "c-5",
+        more={"properties": {"dedup-key": "c-5"}},
+        is_duplicate=False,
+        is_stored=True,
+    ),
+    Case(
+        "the property of the body differs",
+        HTTPStatus.BAD_REQUEST,
+        "c-6",
+        more={"properties": {"dedup-key": "c-7"}},
+        detail="'c-7'",
+    ),
+    Case("without a key", HTTPStatus.OK, None, is_stored=True),
+    Case("an empty key", HTTPStatus.BAD_REQUEST, "", detail="1 to 255 bytes"),
+    Case("a long key", HTTPStatus.BAD_REQUEST, "k" * 256, detail="not 256"),
+    Case("the longest key", HTTPStatus.CREATED, "k" * 255, is_duplicate=False, is_stored=True),
+    Case("a key of UTF-8", HTTPStatus.OK, "ä", first_key="ä", is_duplicate=True),
+    Case("a control character", HTTPStatus.BAD_REQUEST, "a\x7f", detail="control"),
+    Case(
+        "deduplication is off",
+        HTTPStatus.BAD_REQUEST,
+        "c-8",
+        topic="idem-off",
+        detail="tidemill topic set idem-off --dedup-window 2m",
+    ),
+    Case(
+        "the topic takes message ids",
+        HTTPStatus.BAD_REQUEST,
+        "c-9",
+        topic="idem-ids",
+        detail="--dedup-key-from propertyOrMessageId",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_send_with_a_key(rest: Rest, case: Case) -> None:
+    first: dict[str, Any] = {}
+    if case.first_key is not None:
+        answer = rest.send(case.topic, case.first_key)
+        assert answer.status_code == HTTPStatus.CREATED, answer.text
+        first = answer.json()
+    before = rest.stored(case.topic)
+    answer = rest.send(case.topic, case.key, case.body, **case.more)
+    assert answer.status_code == case.status, answer.text
+    assert rest.stored(case.topic) == before + case.is_stored
+    sent = answer.json()
+    if not answer.is_success:
+        assert answer.headers["content-type"] == MEDIA_TYPE
+        assert case.detail in sent["detail"]
+        assert (sent["type"] == "idempotency-mismatch") is (case.status == 422)
+        return
+    assert sent.get("duplicate") is case.is_duplicate
+    if first:
+        assert sent == {**first, "duplicate": True}
+
+
+def test_a_key_creates_no_topic(rest: Rest) -> None:
+    refused = rest.send("idem-unknown", "k")
+    assert refused.status_code == HTTPStatus.BAD_REQUEST
+    assert "tidemill topic create idem-unknown --dedup-window 2m" in refused.json()["detail"]
+    assert rest.http.get("/topics/idem-unknown").status_code == HTTPStatus.NOT_FOUND
+
+
+def test_calls_at_the_same_time_get_one_answer(rest: Rest) -> None:
+    before = rest.stored("idem-orders")
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: rest.send("idem-orders", "at-once"), range(16)))
+    assert sorted(one.status_code for one in answers) == [200] * 15 + [201]
+    assert len({one.json()["messageId"] for one in answers}) == 1
+    assert rest.stored("idem-orders") == before + 1
+
+
+def test_a_repeat_of_a_delayed_message_has_its_timer(rest: Rest) -> None:
+    first = rest.send("idem-orders", "later", delayMs=HOUR_MS)
+    assert first.status_code == HTTPStatus.CREATED
+    second = rest.send("idem-orders", "later", delayMs=2 * HOUR_MS)
+    assert second.json() == {**first.json(), "duplicate": True}
+    refused = rest.http.delete("/topics/idem-orders/dedup/later")
+    assert refused.status_code == HTTPStatus.CONFLICT
+    timer = first.json()["timerId"]
+    assert rest.http.get("/topics/idem-orders/dedup/later").json()["timerId"] == timer
+    rest.http.post(f"/timers/{timer}:cancel").raise_for_status()
+    assert rest.send("idem-orders", "later", delayMs=HOUR_MS).status_code == HTTPStatus.CREATED
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_a_key_is_shown_and_freed_by_its_path(rest: Rest, key: str) -> None:
+    path = f"/topics/idem-orders/dedup/{quote(key, safe='')}"
+    assert rest.http.get(path).status_code == HTTPStatus.NOT_FOUND
+    first = rest.send("idem-orders", key)
+    assert first.status_code == HTTPStatus.CREATED, first.text
+    shown = rest.http.get(path).raise_for_status().json()
+    assert (shown["key"], shown["messageId"]) == (key, first.json()["messageId"])
+    assert shown["windowEndMs"] == shown["storedAtMs"] + WINDOW_MS
+    planned = rest.http.delete(path, params={"dryRun": "true"}).raise_for_status().json()
+    assert planned["dryRun"]
+    assert rest.send("idem-orders", key).status_code == HTTPStatus.OK
+    freed = rest.http.delete(path).raise_for_status().json()
+    assert (freed["key"], freed["dryRun"]) == (key, False)
+    assert rest.http.delete(path).status_code == HTTPStatus.NOT_FOUND
+    again = rest.send("idem-orders", key)
+    assert again.status_code == HTTPStatus.CREATED
+    assert again.json()["messageId"] != first.json()["messageId"]
+
+
+def test_the_keys_of_a_message_group_are_apart(rest: Rest) -> None:
+    path = "/topics/idem-orders/dedup/grouped"
+    assert rest.send("idem-orders", "grouped").status_code == HTTPStatus.CREATED
+    for group in ("red", "blue"):
+        sent = rest.send("idem-orders", "grouped", messageGroup=group)
+        assert sent.status_code == HTTPStatus.CREATED
+        shown = rest.http.get(path, params={"messageGroup": group}).raise_for_status().json()
+        assert (shown["messageGroup"], shown["messageId"]) == (group, sent.json()["messageId"])
+    rest.http.delete(path, params={"messageGroup": "red"}).raise_for_status()
+    assert rest.http.get(path, params={"messageGroup": "red"}).status_code == HTTPStatus.NOT_FOUND
+    assert rest.http.get(path).is_success
+
+
+def test_the_keys_of_a_topic_are_counted(rest: Rest) -> None:
+    rest.http.put("/topics/idem-counted", json={"dedup": {"memoryBytes": 1 << 20}})
+    for key in ("a", "b", "a"):
+        rest.send("idem-counted", key)
+    rest.send("idem-counted", "a", "two")
+    found = rest.http.get("/topics/idem-counted/dedup").raise_for_status().json()
+    [own] = found.pop("brokerGroups")
+    assert own.pop("broker") == "broker-0"
+    assert (found.pop("topic"), found.pop("dedup")["memoryBytes"]) == ("idem-counted", 1 << 20)
+    assert found == own
+    assert (found["keys"], found["hits"], found["mismatches"]) == (2, 2, 1)
+    assert (found["pendingKeys"], found["rejected"], found["replaced"]) == (0, 0, 0)
+    assert 0 < found["bytes"] <= found["bytesMax"] == 1 << 20
+
+
+@pytest.mark.parametrize("path", ["/dedup", "/dedup/k"])
+def test_a_topic_without_deduplication_has_no_keys(rest: Rest, path: str) -> None:
+    refused = rest.http.get(f"/topics/idem-off{path}")
+    assert refused.status_code == HTTPStatus.CONFLICT
+    assert "--dedup-window" in refused.json()["detail"]
+    assert rest.http.get(f"/topics/idem-nowhere{path}").status_code == HTTPStatus.NOT_FOUND
+
+
+def test_each_key_has_one_owner_of_two_broker_groups(two_groups: Standalone) -> None:
+    with httpx.Client(base_url=f"{two_groups.admin}/api/v1", trust_env=False, timeout=30) as http:
+        rest = Rest(http)
+        two_groups.put("topics/idem-owners", dedup={})
+        keys = [f"order/{n}" for n in range(20)]
+        first = [rest.send("idem-owners", key) for key in keys]
+        assert {one.status_code for one in first} == {HTTPStatus.CREATED}
+        for key, sent in zip(keys, first, strict=True):
+            repeated = rest.send("idem-owners", key)
+            assert repeated.status_code == HTTPStatus.OK
+            assert repeated.json() == {**sent.json(), "duplicate": True}
+        # The owner of a message without a property has its message id.
+        assert rest.send("idem-owners", None).status_code == HTTPStatus.OK
+        found = http.get("/topics/idem-owners/dedup").raise_for_status().json()
+        assert (found["keys"], found["hits"]) == (len(keys) + 1, len(keys))
+        by_broker = {one["broker"]: one["keys"] for one in found["brokerGroups"]}
+        assert len(by_broker) == 2
+        assert all(by_broker.values())
+        for key, sent in zip(keys, first, strict=True):
+            path = f"/topics/idem-owners/dedup/{quote(key, safe='')}"
+            assert http.get(path).json()["broker"] == sent.json()["broker"]
+            assert http.delete(path).is_success
+        assert http.get("/topics/idem-owners/dedup").json()["keys"] == 1
