@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from tests.support.clients.commands import tidemill
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.admin.http.problems import MEDIA_TYPE
 
@@ -237,6 +239,32 @@ def test_a_topic_without_deduplication_has_no_keys(rest: Rest, path: str) -> Non
     assert refused.status_code == HTTPStatus.CONFLICT
     assert "--dedup-window" in refused.json()["detail"]
     assert rest.http.get(f"/topics/idem-nowhere{path}").status_code == HTTPStatus.NOT_FOUND
+
+
+def ran(running: Standalone, *arguments: str) -> str:
+    """Return what a successful command prints."""
+    done = tidemill(running, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_line_sends_shows_and_frees_a_key(running: Standalone) -> None:
+    topic, key = "idem-commands", "a/ä 1"
+    dedup = ("--dedup-window", "10m", "--dedup-key-from", "property")
+    assert "within 10 m 0 s by the property" in ran(running, "topic", "create", topic, *dedup)
+    send = ("message", "send", topic, "one", "--idempotency-key", key)
+    first = json.loads(ran(running, *send, "-o", "json"))
+    message_id = first["messageId"]
+    assert f"not stored again: message {message_id}" in ran(running, *send)
+    assert message_id in ran(running, "dedup-key", "show", topic, key)
+    shown = ran(running, "topic", "show", topic)
+    assert "Dedup keys: 1 (0 pending), the oldest" in shown
+    assert "Repeats since the start: 1, with another body: 0" in shown
+    delete = ("dedup-key", "delete", topic, key)
+    assert f"of message {message_id} would be free" in ran(running, *delete, "--dry-run")
+    assert "is free" in ran(running, *delete, "--yes")
+    assert "is stored" in ran(running, *send)
+    assert "-> off" in ran(running, "topic", "set", topic, "--dedup-window", "off")
 
 
 def test_each_key_has_one_owner_of_two_broker_groups(two_groups: Standalone) -> None:

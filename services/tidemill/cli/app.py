@@ -17,6 +17,7 @@ from tidemill.cli import (
     broker_groups,
     clients,
     cluster,
+    dedup_keys,
     deliveries,
     filters,
     groups,
@@ -63,6 +64,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill message send reminders "call back" --delay 1h30m`
 * `tidemill timer ls`
 * `tidemill transaction list`
+* `tidemill dedup-key show orders order-17`
 * `tidemill delivery ls billing`
 * `tidemill client ls --group billing`
 * `tidemill broker-group ls`
@@ -80,6 +82,7 @@ app.add_typer(deliveries.app, name="delivery")
 app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
 app.add_typer(transactions.app, name="transaction")
+app.add_typer(dedup_keys.app, name="dedup-key")
 app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
@@ -152,6 +155,7 @@ for _noun in (
     messages,
     timers,
     transactions,
+    dedup_keys,
     clients,
     broker_groups,
     cluster,

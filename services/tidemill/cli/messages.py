@@ -62,6 +62,13 @@ class Begin(StrEnum):
     LATEST = "latest"
 
 
+def _checked_key(key: str | None) -> str | None:
+    """Return a key that a header can have."""
+    if key is not None and (not key.isprintable() or key != key.strip() or not key):
+        raise typer.BadParameter(f"{key!r} is empty, or has control characters or spaces at an end")
+    return key
+
+
 @app.command("send")
 def send_message(
     context: typer.Context,
@@ -99,6 +106,14 @@ def send_message(
         int | None,
         typer.Option(min=0, help="Priority on a PRIORITY topic; a higher one is delivered first."),
     ] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            callback=_checked_key,
+            help="Dedup key: a topic with deduplication stores the message once, and a repeat"
+            " prints the first answer.",
+        ),
+    ] = None,
 ) -> None:
     """Send a message, at once or for a later time.
 
@@ -111,6 +126,7 @@ def send_message(
     * `tidemill message send orders "pay up" --delay 1h30m`
     * `tidemill message send orders "happy new year" --at 2027-01-01T00:00:00+01:00`
     * `date | tidemill message send orders --body-file -`
+    * `tidemill message send orders "hello" --idempotency-key order-17`
     """
     if (body is None) == (body_file is None):
         raise typer.BadParameter("give either a body or --body-file")
@@ -129,8 +145,12 @@ def send_message(
         "priority": priority,
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    sent = call(context, "POST", f"/topics/{segment(topic)}/messages", body=given)
-    if "timerId" in sent:
+    headers = None if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+    path = f"/topics/{segment(topic)}/messages"
+    sent = call(context, "POST", path, body=given, headers=headers)
+    if sent.get("duplicate"):
+        say(context, sent, f"not stored again: message {sent['messageId']} has this key")
+    elif "timerId" in sent:
         when = f"will be delivered at {utc(sent['deliverAtMs'])}, as timer {sent['timerId']}"
         say(context, sent, f"message {sent['messageId']} {when}")
     else:

@@ -52,7 +52,9 @@ FOLDED = frozenset(
 FOLDED_WIDTH_MIN = 8  # columns: below that, each line has one word
 UNFOLDED_WIDTH = 10_000  # columns if a program reads the output: each row is one line
 # Nouns whose commands have names of topics and consumer groups.
-NAMESPACED = frozenset({"topic", "group", "delivery", "message", "timer", "transaction", "client"})
+NAMESPACED = frozenset(
+    {"topic", "group", "delivery", "message", "timer", "transaction", "dedup-key", "client"}
+)
 T = TypeVar("T")
 # The reasons that versions of OpenSSL give for bytes that are not TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
@@ -85,6 +87,7 @@ def call(
     *,
     body: Json = None,
     query: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
     may_miss: bool = False,
     may_be_forbidden: bool = False,
     on_refusal: Callable[[], None] = lambda: None,
@@ -98,7 +101,7 @@ def call(
     options = options_of(context)
     client = client_of(options, find_sendable(options), user=_user(), timeout_s=TIMEOUT_S)
     try:
-        return client.call(method, path, body=body, query=query)
+        return client.call(method, path, body=body, query=query, headers=headers)
     except RestOptionError as error:
         raise typer.BadParameter(str(error)) from error
     except RestUnreachable as error:

@@ -7,6 +7,16 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.dedup_keys import (
+    KeySource,
+    MaxWait,
+    Memory,
+    RepeatMode,
+    Window,
+    dedup_body,
+    describe_dedup,
+    show_dedup,
+)
 from tidemill.cli.rest import (
     OutputFormat,
     call,
@@ -154,6 +164,11 @@ def create_topic(
     first_check: FirstCheck = None,
     check_period: CheckPeriod = None,
     check_attempts: CheckAttempts = None,
+    dedup_window: Window = None,
+    dedup_key_from: KeySource = None,
+    dedup_mode: RepeatMode = None,
+    dedup_max_wait: MaxWait = None,
+    dedup_memory: Memory = None,
     is_forced: Force = False,
 ) -> None:
     """Create a topic, or change one.
@@ -169,7 +184,8 @@ def create_topic(
     }
     body["retention"] = _retention_body(retention, retention_bytes, retention_acked)
     body["transaction"] = _checks_body(first_check, check_period, check_attempts)
-    _put(context, name, body, is_forced=is_forced)
+    dedup = dedup_body(dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory)
+    _put(context, name, body, dedup, is_forced=is_forced)
 
 
 @app.command("set")
@@ -185,6 +201,11 @@ def set_topic(
     first_check: FirstCheck = None,
     check_period: CheckPeriod = None,
     check_attempts: CheckAttempts = None,
+    dedup_window: Window = None,
+    dedup_key_from: KeySource = None,
+    dedup_mode: RepeatMode = None,
+    dedup_max_wait: MaxWait = None,
+    dedup_memory: Memory = None,
     is_forced: Force = False,
 ) -> None:
     """Change a topic. Settings without an option stay.
@@ -195,6 +216,7 @@ def set_topic(
     * `tidemill topic set orders --retention 30d --retention-bytes 10GiB`
     * `tidemill topic set %DLQ%billing --retention forever`
     * `tidemill topic set payments --first-check 30s --check-period 1m --check-attempts 20`
+    * `tidemill topic set orders --dedup-window 10m --dedup-key-from property`
     """
     if not name.startswith(DEAD_LETTER_TOPIC_PREFIX):  # Its group decides whether it may exist.
         call(context, "GET", f"/topics/{segment(name)}")  # Ends the command if it is missing.
@@ -205,13 +227,23 @@ def set_topic(
     }
     body["retention"] = _retention_body(retention, retention_bytes, retention_acked)
     body["transaction"] = _checks_body(first_check, check_period, check_attempts)
-    _put(context, name, body, is_forced=is_forced)
+    dedup = dedup_body(dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory)
+    _put(context, name, body, dedup, is_forced=is_forced)
 
 
-def _put(context: typer.Context, name: str, body: dict[str, Json], *, is_forced: bool) -> None:
+def _put(
+    context: typer.Context,
+    name: str,
+    body: dict[str, Json],
+    dedup: dict[str, Json],
+    *,
+    is_forced: bool,
+) -> None:
+    """Put the given settings. `dedup` is empty, or has the deduplication, null to turn it off."""
     given: dict[str, Json] = {
         key: value for key, value in body.items() if value is not None and value != {}
     }
+    given.update(dedup)
     if is_forced:
         given["force"] = True
     topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
@@ -277,6 +309,8 @@ def show_topic(context: typer.Context, name: Name) -> None:
         typer.echo(f"Messages are kept {_retention(topic)}.")
     if options_of(context).output is not OutputFormat.JSON and "transaction" in topic:
         typer.echo(f"Half messages are checked {_checks(topic)}.")
+    if options_of(context).output is not OutputFormat.JSON and "dedup" in topic:
+        show_dedup(context, topic)
     warn_unreachable(topic)
 
 
@@ -398,8 +432,9 @@ def _change(before: Json, topic: Json) -> str:
     spread = f", deliveries spread over {spread_ms} ms" if spread_ms else ""
     kept = f", messages kept {_retention(topic)}" if "retention" in topic else ""
     checked = f", half messages checked {_checks(topic)}" if "transaction" in topic else ""
+    deduplicated = f", deduplicated {describe_dedup(topic)}" if "dedup" in topic else ""
     if before is None:
-        return f"{kind}, {queues}{spread}{kept}{checked}"
+        return f"{kind}, {queues}{spread}{kept}{checked}{deduplicated}"
     if before["messageType"] != kind:
         kind = f"{before['messageType']} -> {kind}"
     if before["queues"] != topic["queues"]:
@@ -411,7 +446,9 @@ def _change(before: Json, topic: Json) -> str:
         kept = f", messages kept {_retention(before)} -> {_retention(topic)}"
     if _checks(before) != _checks(topic):
         checked = f", half messages checked {_checks(before)} -> {_checks(topic)}"
-    parts = f"{kind}, {queues}{spread}{kept}{checked}"
+    if before.get("dedup") != topic.get("dedup"):
+        deduplicated = f", deduplication {describe_dedup(before)} -> {describe_dedup(topic)}"
+    parts = f"{kind}, {queues}{spread}{kept}{checked}{deduplicated}"
     return f"{'changed' if '->' in parts else 'is there, unchanged'}: {parts}"
 
 

@@ -70,7 +70,13 @@ class RestClient:
     on_unconfirmed: Callable[[str], None] = lambda _names: None
 
     def call(
-        self, method: str, path: str, *, body: Json = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Json = None,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Json:
         """Send one request and return the JSON of the response; None if it is empty.
 
@@ -85,7 +91,11 @@ class RestClient:
         ) as client:
             try:
                 response = client.request(
-                    method, self.at(path), json=body, params=query, headers=self._headers()
+                    method,
+                    self.at(path),
+                    json=body,
+                    params=query,
+                    headers=httpx.Headers({**self._headers(), **(headers or {})}, encoding="utf-8"),
                 )
             except httpx.InvalidURL as error:
                 raise RestOptionError(f"{self.url} is not an address: {error}") from error

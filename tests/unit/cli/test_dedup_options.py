@@ -1,0 +1,56 @@
+"""The options of deduplication, and what the commands say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+
+from tidemill.cli.dedup_keys import KeyFrom, Mode, dedup_body, describe_dedup
+from tidemill.cli.topics import _change
+
+DEDUP = {"windowMs": 120_000, "keyFrom": "propertyOrMessageId", "mode": "first"}
+TOPIC = {"name": "orders", "messageType": "NORMAL", "queues": 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [
+        ((None, None, None, None, None), {}),
+        (("10m", None, None, None, None), {"dedup": {"windowMs": 600_000}}),
+        ((None, KeyFrom.PROPERTY, None, None, None), {"dedup": {"keyFrom": "property"}}),
+        (
+            (None, None, Mode.REPLACE, "1h", "8MiB"),
+            {"dedup": {"mode": "replace", "maxWaitMs": 3_600_000, "memoryBytes": 8 << 20}},
+        ),
+        ((None, None, None, None, "shared"), {"dedup": {"memoryBytes": None}}),
+        (("off", None, None, None, None), {"dedup": None}),
+    ],
+)
+def test_the_options_are_the_fields_of_rest(options: Any, body: dict[str, Any]) -> None:
+    assert dedup_body(*options) == body
+
+
+def test_off_excludes_the_other_options() -> None:
+    with pytest.raises(typer.BadParameter, match="--dedup-window off excludes"):
+        dedup_body("off", None, Mode.FIRST, None, None)
+
+
+def test_a_deduplication_is_described() -> None:
+    assert describe_dedup(TOPIC) == "off"
+    keyed = "within 2 m 0 s by the property dedup-key, else the message id"
+    assert describe_dedup({"dedup": DEDUP}) == keyed
+    replacing = {**DEDUP, "mode": "replace", "maxWaitMs": 3_600_000, "memoryBytes": 8 << 20}
+    assert describe_dedup({"dedup": replacing}) == (
+        f"{keyed}; delayed messages replaced for at most 1 h 0 m; own memory of 8.0 MiB"
+    )
+
+
+def test_a_change_of_the_deduplication_is_shown() -> None:
+    keyed = {**TOPIC, "dedup": DEDUP}
+    assert "deduplicated within 2 m 0 s" in _change(None, keyed)
+    assert _change(TOPIC, keyed).startswith("changed: ")
+    assert "deduplication off -> within 2 m 0 s" in _change(TOPIC, keyed)
+    assert _change(keyed, TOPIC).endswith("-> off")
+    assert _change(keyed, keyed).startswith("is there, unchanged: ")
