@@ -88,6 +88,7 @@ async def touch_everything(running: ServerAddresses) -> None:
     running.put("topics/reminders", messageType="DELAY", queues=2)
     running.put("topics/news", messageType="NORMAL", queues=4)
     running.put("topics/payments", messageType="TRANSACTION", queues=1)
+    running.put("topics/once", messageType="NORMAL", queues=1, dedup={})
     running.put("topics/urgent", messageType="PRIORITY", queues=2)
     running.put("topics/refunds", messageType="NORMAL", queues=1, dedup={})
     running.put("groups/depot")
@@ -107,6 +108,7 @@ async def touch_everything(running: ServerAddresses) -> None:
             _repeat(client),
             _wait(client),
             _hurry(client),
+            _repeat(client),
         )
         await _decide(client)
         await _measure(client)
@@ -140,6 +142,13 @@ async def _hurry(client: Api) -> None:
     await client.ack("urgent", "ambulance", [_handle(each) for each in received])
     # It waits for a consumer at the scrape.
     await client.send(message("urgent", b"waiting", priority=1))
+
+
+async def _repeat(client: Api) -> None:
+    """Send one dedup key twice."""
+    for message_id in ("once-1", "once-2"):
+        sent = message("once", b"b", message_id=message_id, properties={"dedup-key": "k"})
+        assert (await client.send(sent)).entries[0].message_id == "once-1"
 
 
 async def _come_back(client: Api) -> None:

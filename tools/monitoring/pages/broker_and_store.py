@@ -241,10 +241,52 @@ _PROCESS = Row(
     ),
 )
 
+_DEDUP = Row(
+    "Deduplication",
+    (
+        panel(
+            "Dedup keys",
+            "Known dedup keys, by topic.",
+            Query("sum by (topic) (rocketmq_dedup_keys{HERE, TOPIC})", "{{topic}}"),
+            look=Look.STACKED,
+        ),
+        panel(
+            "Memory for dedup keys",
+            "Used part of the memory for the keys of a topic, by broker. At 1 the broker rejects messages with new keys.",
+            Query(
+                "max by (node_id, topic) (rocketmq_dedup_memory_used_ratio{HERE, TOPIC})",
+                "{{node_id}} {{topic}}",
+            ),
+            unit="percentunit",
+            alerts=("DedupMemory",),
+        ),
+        panel(
+            "Repeats",
+            "Messages per second that repeat a dedup key, those of them with another body, and delayed messages that were replaced.",
+            Query(
+                "sum by (reason) (rate(rocketmq_dedup_hit_total{HERE, TOPIC}[RATE]))", "{{reason}}"
+            ),
+            Query("sum(rate(rocketmq_dedup_mismatch_total{HERE, TOPIC}[RATE]))", "another body"),
+            Query("sum(rate(rocketmq_dedup_replaced_total{HERE, TOPIC}[RATE]))", "replaced"),
+            unit="cps",
+        ),
+        panel(
+            "Rejected keys",
+            "Rejected messages with a dedup key per second. memory: no memory for a new key. version: the sender did not know the owner of the key yet.",
+            Query(
+                "sum by (reason) (rate(rocketmq_dedup_rejected_total{HERE, TOPIC}[RATE]))",
+                "{{reason}}",
+            ),
+            unit="cps",
+            alerts=("DedupMemory",),
+        ),
+    ),
+)
+
 PAGE: Final = Page(
     name="broker-and-store",
     title="Tidemill / Broker and store",
     description="Writes to the log, use of the disk, and resources of the processes.",
-    rows=(_LOAD, _LOG, _DISK, _PROCESS),
+    rows=(_LOAD, _LOG, _DISK, _DEDUP, _PROCESS),
     has_topics=True,
 )

@@ -60,12 +60,24 @@ class DedupMetrics:
         memory = GaugeMetricFamily(
             "rocketmq_dedup_memory_bytes", "Memory of the known dedup keys.", labels=("topic",)
         )
+        used = GaugeMetricFamily(
+            "rocketmq_dedup_memory_used_ratio",
+            "Used part of the memory for the dedup keys of a topic. Topics without a share use the"
+            " same memory. At 1, messages with new keys are rejected.",
+            labels=("topic",),
+        )
+        shared, bound = deduplication.shared_memory()
+        shared_ratio = shared / bound if bound > 0 else 1.0  # The shares may take all of it.
         for topic_id, topic in self._shown():
             table = self._rounds.engine.key_tables.tables[topic_id]
             keys.add_metric((topic,), len(table))
             memory.add_metric((topic,), table.memory_bytes)
-            yield from full_parts(keys, memory)
-        yield from (keys, memory)
+            policy = self._rounds.engine.key_tables.policy_of(topic_id)
+            share = None if policy is None else policy.memory_bytes
+            ratio = table.memory_bytes / share if share else shared_ratio
+            used.add_metric((topic,), ratio)
+            yield from full_parts(keys, memory, used)
+        yield from (keys, memory, used)
 
     def _by_reason(
         self,

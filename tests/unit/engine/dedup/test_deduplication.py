@@ -464,3 +464,19 @@ def test_an_idle_engine_has_no_work_for_keys(world: DedupWorld) -> None:
     world.advance(WINDOW_MS)
     world.advance(1_000)
     assert world.engine.deduplication.next_due_ms(world.now_ms) is None
+
+
+def test_topics_without_a_share_use_the_rest_of_the_memory_together() -> None:
+    world = DedupWorld()
+    world.turn_on()
+    world.turn_on(topic="other")
+    empty, bound = world.engine.deduplication.shared_memory()
+    world.store("a", key="k")
+    one, _ = world.engine.deduplication.shared_memory()
+    world.store("a", key="k", topic="other")
+    both, _ = world.engine.deduplication.shared_memory()
+    assert empty < one < both
+    world.turn_on(topic="other", memory_bytes=1 << 20)
+    used, rest = world.engine.deduplication.shared_memory()
+    assert 0 < used < both, "only the keys of the topic without a share"
+    assert rest == bound - (1 << 20)

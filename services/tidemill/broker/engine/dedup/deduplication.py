@@ -252,6 +252,16 @@ class Deduplication:
         shares = [one.memory_bytes or 0 for one in policies if one is not None]
         return self._memory_bytes - sum(shares)
 
+    def shared_memory(self) -> tuple[int, int]:
+        """Return the memory that topics without a share use together, and its bound."""
+        used, bound = 0, self._memory_bytes
+        for topic_id, table in self.tables.tables.items():
+            policy = self.tables.policy_of(topic_id)
+            share = None if policy is None else policy.memory_bytes
+            used += table.memory_bytes if share is None else 0
+            bound -= share or 0
+        return used, bound
+
     # ------------------------------------------------------------ keys that are over
 
     def next_due_ms(self, now_ms: int) -> int | None:
