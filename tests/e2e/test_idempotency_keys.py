@@ -38,7 +38,7 @@ def two_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]
 
 
 @dataclass
-class Rest:
+class SendApi:
     """The REST API of a standalone."""
 
     http: httpx.Client
@@ -56,9 +56,9 @@ class Rest:
 
 
 @pytest.fixture
-def rest(running: Standalone) -> Iterator[Rest]:
+def rest(running: Standalone) -> Iterator[SendApi]:
     with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=30) as http:
-        yield Rest(http)
+        yield SendApi(http)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ CASES: Final = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_send_with_a_key(rest: Rest, case: Case) -> None:
+def test_a_send_with_a_key(rest: SendApi, case: Case) -> None:
     first: dict[str, Any] = {}
     if case.first_key is not None:
         answer = rest.send(case.topic, case.first_key)
@@ -156,14 +156,14 @@ def test_a_send_with_a_key(rest: Rest, case: Case) -> None:
         assert sent == {**first, "duplicate": True}
 
 
-def test_a_key_creates_no_topic(rest: Rest) -> None:
+def test_a_key_creates_no_topic(rest: SendApi) -> None:
     refused = rest.send("idem-unknown", "k")
     assert refused.status_code == HTTPStatus.BAD_REQUEST
     assert "tidemill topic create idem-unknown --dedup-window 2m" in refused.json()["detail"]
     assert rest.http.get("/topics/idem-unknown").status_code == HTTPStatus.NOT_FOUND
 
 
-def test_calls_at_the_same_time_get_one_answer(rest: Rest) -> None:
+def test_calls_at_the_same_time_get_one_answer(rest: SendApi) -> None:
     before = rest.stored("idem-orders")
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: rest.send("idem-orders", "at-once"), range(16)))
@@ -172,7 +172,7 @@ def test_calls_at_the_same_time_get_one_answer(rest: Rest) -> None:
     assert rest.stored("idem-orders") == before + 1
 
 
-def test_a_repeat_of_a_delayed_message_has_its_timer(rest: Rest) -> None:
+def test_a_repeat_of_a_delayed_message_has_its_timer(rest: SendApi) -> None:
     first = rest.send("idem-orders", "later", delayMs=HOUR_MS)
     assert first.status_code == HTTPStatus.CREATED
     second = rest.send("idem-orders", "later", delayMs=2 * HOUR_MS)
@@ -186,7 +186,7 @@ def test_a_repeat_of_a_delayed_message_has_its_timer(rest: Rest) -> None:
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_a_key_is_shown_and_freed_by_its_path(rest: Rest, key: str) -> None:
+def test_a_key_is_shown_and_freed_by_its_path(rest: SendApi, key: str) -> None:
     path = f"/topics/idem-orders/dedup/{quote(key, safe='')}"
     assert rest.http.get(path).status_code == HTTPStatus.NOT_FOUND
     first = rest.send("idem-orders", key)
@@ -205,7 +205,7 @@ def test_a_key_is_shown_and_freed_by_its_path(rest: Rest, key: str) -> None:
     assert again.json()["messageId"] != first.json()["messageId"]
 
 
-def test_the_keys_of_a_message_group_are_apart(rest: Rest) -> None:
+def test_the_keys_of_a_message_group_are_apart(rest: SendApi) -> None:
     path = "/topics/idem-orders/dedup/grouped"
     assert rest.send("idem-orders", "grouped").status_code == HTTPStatus.CREATED
     for group in ("red", "blue"):
@@ -218,7 +218,7 @@ def test_the_keys_of_a_message_group_are_apart(rest: Rest) -> None:
     assert rest.http.get(path).is_success
 
 
-def test_the_keys_of_a_topic_are_counted(rest: Rest) -> None:
+def test_the_keys_of_a_topic_are_counted(rest: SendApi) -> None:
     rest.http.put("/topics/idem-counted", json={"dedup": {"memoryBytes": 1 << 20}})
     for key in ("a", "b", "a"):
         rest.send("idem-counted", key)
@@ -234,7 +234,7 @@ def test_the_keys_of_a_topic_are_counted(rest: Rest) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dedup", "/dedup/k"])
-def test_a_topic_without_deduplication_has_no_keys(rest: Rest, path: str) -> None:
+def test_a_topic_without_deduplication_has_no_keys(rest: SendApi, path: str) -> None:
     refused = rest.http.get(f"/topics/idem-off{path}")
     assert refused.status_code == HTTPStatus.CONFLICT
     assert "--dedup-window" in refused.json()["detail"]
@@ -269,7 +269,7 @@ def test_the_command_line_sends_shows_and_frees_a_key(running: Standalone) -> No
 
 def test_each_key_has_one_owner_of_two_broker_groups(two_groups: Standalone) -> None:
     with httpx.Client(base_url=f"{two_groups.admin}/api/v1", trust_env=False, timeout=30) as http:
-        rest = Rest(http)
+        rest = SendApi(http)
         two_groups.put("topics/idem-owners", dedup={})
         keys = [f"order/{n}" for n in range(20)]
         first = [rest.send("idem-owners", key) for key in keys]

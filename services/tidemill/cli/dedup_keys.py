@@ -40,7 +40,7 @@ MessageGroup = Annotated[
 ]
 
 
-class KeyFrom(StrEnum):
+class KeyFromName(StrEnum):
     """Origin of the dedup key of a message."""
 
     PROPERTY = "property"
@@ -48,7 +48,7 @@ class KeyFrom(StrEnum):
     PROPERTY_OR_MESSAGE_ID = "propertyOrMessageId"
 
 
-class Mode(StrEnum):
+class DedupModeName(StrEnum):
     """What happens with a message that repeats a dedup key."""
 
     FIRST = "first"
@@ -64,17 +64,17 @@ Window = Annotated[
     ),
 ]
 KeySource = Annotated[
-    KeyFrom | None,
+    KeyFromName | None,
     typer.Option(
         help="Origin of the dedup key. Default: propertyOrMessageId, the property dedup-key, else"
         " the message id."
     ),
 ]
 RepeatMode = Annotated[
-    Mode | None,
+    DedupModeName | None,
     typer.Option(
         help="first: a repeat is not stored. replace: it replaces a pending delayed message."
-        f" Default: {Mode.FIRST.value}."
+        f" Default: {DedupModeName.FIRST.value}."
     ),
 ]
 MaxWait = Annotated[
@@ -97,8 +97,8 @@ Memory = Annotated[
 
 def dedup_body(
     window: str | None,
-    key_from: KeyFrom | None,
-    mode: Mode | None,
+    key_from: KeyFromName | None,
+    mode: DedupModeName | None,
     max_wait: str | None,
     memory: str | None,
 ) -> dict[str, Json]:
@@ -130,7 +130,7 @@ def describe_dedup(topic: Json) -> str:
     if dedup is None:
         return "off"
     parts = [f"within {span(dedup['windowMs'])} by {_SOURCES[dedup['keyFrom']]}"]
-    if dedup["mode"] == Mode.REPLACE:
+    if dedup["mode"] == DedupModeName.REPLACE:
         parts.append(f"delayed messages replaced for at most {span(dedup['maxWaitMs'])}")
     if "memoryBytes" in dedup:
         parts.append(f"own memory of {dedup['memoryBytes'] / _MIB:.1f} MiB")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from tidemill.cli.dedup_keys import KeyFrom, Mode, dedup_body, describe_dedup
+from tidemill.cli.dedup_keys import DedupModeName, KeyFromName, dedup_body, describe_dedup
 from tidemill.cli.topics import _change
 
 DEDUP = {"windowMs": 120_000, "keyFrom": "propertyOrMessageId", "mode": "first"}
@@ -19,9 +19,9 @@ TOPIC = {"name": "orders", "messageType": "NORMAL", "queues": 8}
     [
         ((None, None, None, None, None), {}),
         (("10m", None, None, None, None), {"dedup": {"windowMs": 600_000}}),
-        ((None, KeyFrom.PROPERTY, None, None, None), {"dedup": {"keyFrom": "property"}}),
+        ((None, KeyFromName.PROPERTY, None, None, None), {"dedup": {"keyFrom": "property"}}),
         (
-            (None, None, Mode.REPLACE, "1h", "8MiB"),
+            (None, None, DedupModeName.REPLACE, "1h", "8MiB"),
             {"dedup": {"mode": "replace", "maxWaitMs": 3_600_000, "memoryBytes": 8 << 20}},
         ),
         ((None, None, None, None, "shared"), {"dedup": {"memoryBytes": None}}),
@@ -34,7 +34,7 @@ def test_the_options_are_the_fields_of_rest(options: Any, body: dict[str, Any]) 
 
 def test_off_excludes_the_other_options() -> None:
     with pytest.raises(typer.BadParameter, match="--dedup-window off excludes"):
-        dedup_body("off", None, Mode.FIRST, None, None)
+        dedup_body("off", None, DedupModeName.FIRST, None, None)
 
 
 def test_a_deduplication_is_described() -> None:
