@@ -44,7 +44,8 @@ class SendApi:
     http: httpx.Client
 
     def send(self, topic: str, key: str | None, body: str = "one", **more: Any) -> httpx.Response:
-        headers = {} if key is None else {"Idempotency-Key": key.encode()}
+        given = {} if key is None else {"Idempotency-Key": key}
+        headers = httpx.Headers(given, encoding="utf-8")
         return self.http.post(
             f"/topics/{topic}/messages", json={"body": body, **more}, headers=headers
         )

@@ -8,7 +8,7 @@ from tidemill.admin.json.schema import BROKER, BY, DRY_RUN, UNREACHABLE, Schema
 from tidemill.admin.json.topics import DedupView
 
 OLDEST_AT_MS = (
-    "Time at which the oldest known key was stored (Unix, ms), without keys of pending delayed"
+    "Store time of the oldest known key (Unix, ms), without keys of pending delayed"
     " messages and open half messages. Missing if there is none."
 )
 
@@ -57,7 +57,7 @@ class DedupKeyView(Schema):
     message_id: str | None = Field(
         None, description="Id of the first message. Missing if retention has freed the message."
     )
-    stored_at_ms: int = Field(description="Time at which the first message was stored (Unix, ms).")
+    stored_at_ms: int = Field(description="Store time of the first message (Unix, ms).")
     window_end_ms: int = Field(
         description="End of the window (Unix, ms). The key of a pending delayed message or an open"
         " half message is known also after it."
