@@ -15,7 +15,7 @@ from tidemill.broker.engine.dedup.deduplication import Deduplication, KeyedSend
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.dedup import DedupKey
-from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, MessageEntry, MessagePosition
+from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, MessageEntry
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import HEADER_SIZE
@@ -138,8 +138,9 @@ class Commands:
             keyed = self._deduplication.admit(topic, blob, firing_ms=firing_ms)
             if keyed is not None and keyed.replaced is None and blob[_TYPE_AT] <= _FIFO:
                 queue_offset = queues[queue_id].max_offset
-                position = _tuple(MessagePosition, (topic_id, queue_id, 0, queue_offset))
-                self._fold.append_keyed(position, keyed.key, blob, blob_crc, now_ms)
+                self._fold.append_keyed(
+                    topic_id, queue_id, queue_offset, keyed.key, blob, blob_crc, now_ms
+                )
                 self._state.ready_topics.add(topic_id)
                 return queue_offset, 0
             if keyed is not None:
@@ -232,8 +233,7 @@ class Commands:
         if kind == _DELAY:
             data, blob_crc = with_due_time(blob, blob_crc, due_at_ms)
         queue_offset = self._catalog.queues[topic.id, queue_id].max_offset
-        position = MessagePosition(topic.id, queue_id, 0, queue_offset)
-        self._fold.append_keyed(position, key, data, blob_crc, now_ms)
+        self._fold.append_keyed(topic.id, queue_id, queue_offset, key, data, blob_crc, now_ms)
         self._state.ready_topics.add(topic.id)
         return queue_offset, 0
 

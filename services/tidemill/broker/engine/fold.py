@@ -36,7 +36,6 @@ from tidemill.broker.engine.layout import (
     ack,
     audit,
     config,
-    dedup,
     delivery_rows,
     expiry,
     floor,
@@ -69,14 +68,13 @@ from tidemill.broker.engine.layout.message import (
     HalfOutcome,
     KeyedMessage,
     MessageEntry,
-    MessagePosition,
     OutcomeReason,
     RecoveredHalf,
     SalvagedTimer,
     TimerCause,
     TimerTarget,
 )
-from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueOffset, TopicId
+from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord, is_gap
 from tidemill.broker.engine.layout.renewal import Renewal
@@ -295,7 +293,9 @@ class Fold:
 
     def append_keyed(
         self,
-        position: MessagePosition,
+        topic_id: TopicId,
+        queue_id: QueueId,
+        queue_offset: QueueOffset,
         key: DedupKey,
         blob: bytes | memoryview,
         crc: int,
@@ -308,11 +308,13 @@ class Fold:
         log = self._log
         if self._audited is not None:
             self._record_audited(now_ms)
-        body = _pack_place(*position) + dedup.encode_part(key)
+        body = message.encode_keyed(topic_id, queue_id, queue_offset, key)
         log_offset = log.append(RecordKind.MESSAGE, body, now_ms, FLAG_KEYED, blob, crc)
-        entry = _tuple(MessageEntry, (*position, FLAG_KEYED, None, blob, crc))
-        self._store.apply_message(entry, log_offset, log.log_end - log_offset)
-        self._keys.apply_key(position[0], key, log_offset, now_ms)
+        fields = topic_id, queue_id, 0, queue_offset, FLAG_KEYED, None, blob, crc
+        self._store.apply_message(
+            _tuple(MessageEntry, fields), log_offset, log.log_end - log_offset
+        )
+        self._keys.apply_key(topic_id, key, log_offset, now_ms)
 
     @contextlib.contextmanager
     def audited(self, change: AuditedChange | None) -> Iterator[None]:

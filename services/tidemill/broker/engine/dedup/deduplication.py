@@ -44,9 +44,12 @@ class RepeatedSend(Exception):
     """The message repeats a dedup key: nothing is stored, and the first answer counts."""
 
     def __init__(self, first: FirstMessage, *, is_mismatch: bool) -> None:
-        super().__init__(f"the dedup key is that of the message {first.message_id!r}")
         self.first = first
         self.is_mismatch = is_mismatch  # the first message has another body
+
+    def __str__(self) -> str:
+        # Only if it is needed: a send has no time for it.
+        return f"the dedup key is that of the message {self.first.message_id!r}"
 
 
 class KeyedSend(NamedTuple):
@@ -206,7 +209,8 @@ class Deduplication:
         is_committed = row.log_offset < self._log.committed_offset
         self.hits[topic_id, "committed" if is_committed else "in_flight"] += 1
         is_mismatch = fields.body_crc != row.body_crc
-        self.mismatches[topic_id] += is_mismatch
+        if is_mismatch:
+            self.mismatches[topic_id] += 1
         first = self._firsts.find(row) or FirstMessage(fields.message_id.decode(), 0, 0, 0)
         return RepeatedSend(first, is_mismatch=is_mismatch)
 

@@ -26,7 +26,10 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.message import stored_message
 
-_MESSAGE: Final = int(RecordKind.MESSAGE)
+# Kind and flags of a message that is not delayed and has no transaction.
+_PLAIN_KEYED: Final = bytes((RecordKind.MESSAGE, 0, FLAG_KEYED))
+# Makes a named tuple without a call of Python code: every repeat makes one.
+_tuple = tuple.__new__
 _unpack_place = message.PLACE.unpack_from
 _KEY_AT: Final = record.HEADER_SIZE + message.PLACE_SIZE
 # Of a stored message: the number of keys, the place and the size of its id.
@@ -61,15 +64,14 @@ class FirstMessages:
             head, blob = self._log.read(row.log_offset)
             # The usual case, without a named tuple for each part.
             if (
-                head[record.KIND_POSITION] == _MESSAGE
-                and record.HEADER.unpack_from(head)[record.FLAGS] == FLAG_KEYED
+                head[record.KIND_POSITION : record.FLAGS_END] == _PLAIN_KEYED
                 and head[_KEY_AT : _KEY_AT + HASH_SIZE] == row.hash
             ):
                 _, queue_id, _, queue_offset = _unpack_place(head, record.HEADER_SIZE)
                 key_count, id_at, id_size = _ID_FIELDS(blob)
                 begin = _KEYS_AT + key_count * stored_message.KEY_HASH_SIZE + id_at
                 message_id = str(blob[begin : begin + id_size], "utf-8")
-                return FirstMessage(message_id, queue_offset, 0, 0, queue_id)
+                return _tuple(FirstMessage, (message_id, queue_offset, 0, 0, queue_id))
             entry, header = self._read(row.log_offset)
             cause = entry.cause
             # Another record may be there if the bytes are damaged.

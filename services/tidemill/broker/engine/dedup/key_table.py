@@ -8,14 +8,14 @@ from typing import Final, final
 import numpy as np
 
 from tidemill.broker.engine.dedup.row_blocks import BLOCK_ROWS, BLOCK_SHIFT, NEVER_MS, RowBlocks
-from tidemill.broker.engine.dedup.row_index import HASH_BITS, PLACE_BYTES, RowIndex
+from tidemill.broker.engine.dedup.row_index import MARK_SIZE, PART_BYTES, ROW_BYTES, RowIndex
 from tidemill.broker.engine.layout.dedup import NO_PIN, ROW_SIZE, KeyRow
 from tidemill.broker.engine.layout.numbers import TopicId
 
 # An odd number whose products spread consecutive pins over all parts.
 _PIN_FACTOR: Final = 0x9E3779B1
-_MASK: Final = (1 << HASH_BITS) - 1
-# A key takes its row and up to 1/0.66 places of the index, and a pinned key as many again.
+_MASK: Final = (1 << 8 * MARK_SIZE) - 1
+# A key takes its row and its share of a part of the index that is at least half full.
 KEY_BYTES: Final = 54
 REBUILT_ROWS_MAX: Final = 2_048  # an index that is far too large is built again, in a millisecond
 MISSING: Final = -1
@@ -55,22 +55,16 @@ class KeyTable:
 
     def find(self, hash_: bytes) -> KeyRow | None:
         """Return the row of a key; its window may be over."""
-        number = self._number_of(hash_)
-        return None if number == MISSING else self._rows.row(number)
-
-    def _number_of(self, hash_: bytes) -> int:
-        if hash_ is self._found_hash:
-            return self._found_number
-        number = self._index.find_value(_from_bytes(hash_[:4], "big"), hash_, self._rows.blocks)
-        # A send looks a key up, and stores it at once.
+        rows = self._rows
+        number = self._index.find_value(hash_, rows.blocks)
         self._found_hash, self._found_number = hash_, number
-        return number
+        return None if number == MISSING else rows.row(number)
 
     def find_pinned(self, pin: int) -> KeyRow | None:
         """Return the row with a pin."""
         if not self.pinned_count:
             return None
-        for number in self._pins.find(pin * _PIN_FACTOR & _MASK):
+        for number in self._pins.find(_mark_of_pin(pin)):
             row = self._rows.row(number)
             if row.pin == pin:
                 return row
@@ -100,52 +94,55 @@ class KeyTable:
 
     def put(self, row: KeyRow) -> None:
         """Add or replace the row of a key."""
-        number = self._number_of(row.hash)
+        hash_, _, _, _, pin = row
+        if hash_ is self._found_hash:
+            number = self._found_number  # A send looks its key up, and stores it at once.
+        else:
+            number = self._index.find_value(hash_, self._rows.blocks)
         self._found_hash = b""
         if number == MISSING:
-            number = self._rows.count
-            self._rows.append(row)
-            self._index.insert(_from_bytes(row.hash[:4], "big"), number)
+            number = self._rows.append(row)
+            self._index.insert(hash_[:MARK_SIZE], number)
             before = NO_PIN
         else:
             before = self._rows.row(number).pin
-            if before not in {NO_PIN, row.pin}:
+            if before not in {NO_PIN, pin}:
                 self._remove_pin(before, number)
             self._rows.put(number, row)
-        if row.pin and row.pin != before:
-            self._insert_pin(row.pin, number)
+        if pin and pin != before:
+            self._insert_pin(pin, number)
 
     def remove(self, hash_: bytes) -> None:
         """Forget a key, if it is known."""
-        number = self._number_of(hash_)
+        number = self._index.find_value(hash_, self._rows.blocks)
         if number != MISSING:
             self._remove(number, self._rows.row(number))
 
     def _remove(self, number: int, row: KeyRow) -> None:
         if row.pin:
             self._remove_pin(row.pin, number)
-        self._remove_loose(number, _from_bytes(row.hash[:4], "big"))
+        self._remove_loose(number, row.hash[:MARK_SIZE])
 
-    def _remove_loose(self, number: int, mark: int) -> None:
-        """Remove a row without a pin; `mark` has the first bits of its hash."""
+    def _remove_loose(self, number: int, mark: bytes) -> None:
+        """Remove a row without a pin; `mark` is the begin of its hash."""
         self._found_hash = b""
         self._index.remove(mark, number)
         moved = self._rows.take_last()
         last = self._rows.count
         if number != last:
             # No holes: the last row moves.
-            self._index.move(_from_bytes(moved[:4], "big"), last, number)
+            self._index.move(moved[:MARK_SIZE], last, number)
             pin = _from_bytes(moved[-8:], "big", signed=True)
             if pin:
-                self._pins.move(pin * _PIN_FACTOR & _MASK, last, number)
+                self._pins.move(_mark_of_pin(pin), last, number)
             self._rows.replace(number, moved)
 
     def _insert_pin(self, pin: int, number: int) -> None:
-        self._pins.insert(pin * _PIN_FACTOR & _MASK, number)
+        self._pins.insert(_mark_of_pin(pin), number)
         self.pinned_count += 1
 
     def _remove_pin(self, pin: int, number: int) -> None:
-        self._pins.remove(pin * _PIN_FACTOR & _MASK, number)
+        self._pins.remove(_mark_of_pin(pin), number)
         self.pinned_count -= 1
         if not self.pinned_count:
             self._pins.clear()
@@ -166,9 +163,10 @@ class KeyTable:
             times = self._rows.loose_times(number)
             over = np.flatnonzero(times <= over_ms)[::-1]
             chosen = over[: limit - removed].tolist()
-            marks = self._rows.marks(number)[over[: limit - removed]].tolist()
+            marks = self._rows.marks(number)[over[: limit - removed]].astype(">u4").tobytes()
             # From the last row on: the rows that move into the gaps are not among the chosen ones.
-            for at, mark in zip(chosen, marks, strict=True):
+            for n, at in enumerate(chosen):
+                mark = marks[n * MARK_SIZE : (n + 1) * MARK_SIZE]
                 self._remove_loose((number << BLOCK_SHIFT) + at, mark)
             removed += len(chosen)
             if len(chosen) < len(over):
@@ -196,9 +194,8 @@ class KeyTable:
         return oldest_ms
 
     def _shrink(self) -> None:
-        """Build an index again that has far more places than the remaining keys need."""
-        count = self._rows.count
-        if self._index.memory_bytes > 64 * PLACE_BYTES + count * PLACE_BYTES * 8:
+        """Build an index again that has far more parts than the remaining keys need."""
+        if self._index.memory_bytes > 8 * (PART_BYTES + self._rows.count * ROW_BYTES):
             self._build()
 
     # ------------------------------------------------------------ snapshots
@@ -228,3 +225,7 @@ class KeyTable:
         """Yield all rows, for tests and small tables."""
         for number in range(self._rows.count):
             yield self._rows.row(number)
+
+
+def _mark_of_pin(pin: int) -> bytes:
+    return (pin * _PIN_FACTOR & _MASK).to_bytes(MARK_SIZE, "big")

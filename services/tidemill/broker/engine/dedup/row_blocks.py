@@ -53,8 +53,8 @@ class RowBlocks:
         hash_, high, low, crc, pin = ROW.unpack_from(block.rows, (number & BLOCK_MASK) * ROW_SIZE)
         return _tuple(KeyRow, (hash_, high >> 16, (high & 0xFFFF) << 32 | low, crc, pin))
 
-    def append(self, row: KeyRow) -> None:
-        """Add a row behind the last one."""
+    def append(self, row: KeyRow) -> int:
+        """Add a row behind the last one; return its number."""
         number = self.count
         if not number & BLOCK_MASK:
             self.blocks.append(RowBlock(bytearray()))
@@ -65,6 +65,7 @@ class RowBlocks:
         high, low = log_offset << 16 | taken_at_ms >> 32, taken_at_ms & 0xFFFFFFFF
         block.rows += _pack_row(hash_, high, low, body_crc, pin)
         self.count = number + 1
+        return number
 
     def put(self, number: int, row: KeyRow) -> None:
         """Replace a row."""

@@ -34,6 +34,8 @@ from tidemill.broker.engine.metadata.dedup_policy import DedupMode, DedupPolicy
 FOLLOWED_KEYS: Final = 512
 SWEPT_A_SLICE: Final = 1_000  # keys, about 1 ms
 ROWS_A_SLICE: Final = 512
+# Makes a named tuple without a call of Python code: every keyed send makes one.
+_tuple = tuple.__new__
 
 
 @final
@@ -84,9 +86,10 @@ class KeyTables:
         if table is None:
             # The replay began after the record of the topic, which is stated again later.
             table = self.tables[topic_id] = KeyTable(topic_id)
+        hash_, body_crc, taken_at_ms, _ = key
         if not is_replacement:
-            self.clock.note(key.taken_at_ms, stored_at_ms)
-        table.put(KeyRow(key.hash, log_offset, key.taken_at_ms, key.body_crc, pin))
+            self.clock.note(taken_at_ms, stored_at_ms)
+        table.put(_tuple(KeyRow, (hash_, log_offset, taken_at_ms, body_crc, pin)))
 
     def apply_stated(self, rows: Sequence[tuple[TopicId, KeyRow]]) -> None:
         """Apply a STATE record: rows that are stated again, or freed by an operator."""

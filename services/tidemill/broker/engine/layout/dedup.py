@@ -55,7 +55,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
 
 KEY_BYTES_MAX: Final = 255
 HASH_SIZE: Final = 16
-_PART = struct.Struct(">16sIqB")
+PART = struct.Struct(">16sIqB")
 _PART_SIZE = 29
 PART_BYTES_MAX: Final = _PART_SIZE + KEY_BYTES_MAX
 # The two fields of 48 bits are one of 64 and one of 32.
@@ -65,7 +65,7 @@ STATED_ROW = struct.Struct(">I16sqqIq")
 STATED_ROW_SIZE: Final = 48
 _SECTION = struct.Struct(">Iqq")
 _SECTION_SIZE = 20
-assert _PART.size == _PART_SIZE, "part of the disk format"
+assert PART.size == _PART_SIZE, "part of the disk format"
 assert ROW.size == ROW_SIZE, "part of the disk format"
 assert STATED_ROW.size == STATED_ROW_SIZE, "part of the disk format"
 assert _SECTION.size == _SECTION_SIZE, "part of the disk format"
@@ -114,12 +114,12 @@ class KeySection(NamedTuple):
 
 def encode_part(key: DedupKey) -> bytes:
     """Encode the part KEYED."""
-    return _PART.pack(*key[:3], len(key.key)) + key.key
+    return PART.pack(*key[:3], len(key.key)) + key.key
 
 
 def decode_part(body: bytes | memoryview, at: int) -> DedupKey:
     """Decode the part KEYED at a position in the body of a MESSAGE record."""
-    *fields, size = _PART.unpack_from(body, at)
+    *fields, size = PART.unpack_from(body, at)
     begin = at + _PART_SIZE
     return DedupKey._make((*fields, bytes(body[begin : begin + size])))
 

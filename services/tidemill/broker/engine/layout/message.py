@@ -109,6 +109,8 @@ _FLAGS_OF_CAUSE = FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS | FLAG_
 FLAGS_KNOWN = _FLAGS_OF_CAUSE | FLAG_KEYED | FLAG_STUB
 PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
+# The position and the part KEYED of a message without another part.
+_KEYED_PLACE = struct.Struct(PLACE.format + dedup.PART.format[1:])
 CAUSE = struct.Struct(">IIqBBqIHqB")
 CAUSE_SIZE = 41
 assert PLACE.size == PLACE_SIZE, "part of the disk format"
@@ -132,6 +134,7 @@ assert TIMER_CAUSE.size == TIMER_CAUSE_SIZE, "part of the disk format"
 HEAD_BYTES_MAX = PLACE_SIZE + _HALF_SIZE + 255 + _OUTCOME_SIZE + 255 + dedup.PART_BYTES_MAX
 # Make a named tuple without a call of Python code: a start decodes millions of records.
 _tuple = tuple.__new__
+_pack_keyed = _KEYED_PLACE.pack
 
 
 class Reason(IntEnum):
@@ -288,6 +291,15 @@ class MessageEntry(NamedTuple):
 def encode(message: MessageEntry) -> bytes:
     """Encode the body of a MESSAGE record; its tail is the blob as it is."""
     return PLACE.pack(*message[:4]) + _encode_parts(message.cause)
+
+
+def encode_keyed(topic_id: int, queue_id: int, queue_offset: int, key: DedupKey) -> bytes:
+    """Encode the body of a MESSAGE record with KEYED alone, with one call."""
+    hash_, body_crc, taken_at_ms, text = key
+    size = len(text)
+    return (
+        _pack_keyed(topic_id, queue_id, 0, queue_offset, hash_, body_crc, taken_at_ms, size) + text
+    )
 
 
 def _encode_parts(cause: MessageCause | None) -> bytes:
