@@ -89,6 +89,7 @@ _ORDER = _SHARED.format(
 _DELAY = "test_a_delayed_message_comes_when_it_is_due_unless_it_is_recalled"
 _OLD_HANDLES = "test_a_message_that_is_not_acked_comes_back_and_its_old_handles_are_void"
 _DEAD = "test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt"
+_DEDUP = "test_a_dedup_key_is_stored_once"
 _LITE = _SHARED.format("test_a_send_to_a_lite_topic_gets_not_implemented")
 
 
@@ -160,6 +161,10 @@ SCENARIOS = (
         _in_file(_PRIORITY, "java", "go", "python")
         | _in_file(f"test_node_js_{_PRIORITY.removeprefix('test_')}", "node")
         | _lacks("priority"),
+    ),
+    Scenario(
+        "Deduplicated sends",
+        _of_each(_SHARED.format(_DEDUP), *_ALL_BUT_RUST) | _in_file(_DEDUP, "rust"),
     ),
     Scenario(
         "Dead letters after the last attempt",

@@ -120,3 +120,15 @@ def test_a_send_to_a_lite_topic_gets_not_implemented(
     running.put(f"topics/{name}", messageType="LITE")
     error = RUN[language](tmp_path, "lite", running.grpc, topic=name).the("error")
     assert has_code(error, v2.NOT_IMPLEMENTED), error
+
+
+@with_clients("python", "go", "java", "node")
+def test_a_dedup_key_is_stored_once(language: str, tmp_path: Path, running: Standalone) -> None:
+    name = f"dedup-{language}"
+    running.put(f"topics/{name}", dedup={})
+    facts = RUN[language](tmp_path, "dedup", running.grpc, topic=name)
+    ids = [fact["id"] for fact in facts.of("sent")]
+    assert len(ids) == 3
+    assert len(set(ids)) == 1, "the client gets the id of the first message"
+    queues = running.get(f"topics/{name}")["queueStatus"]
+    assert sum([one["maxOffset"] for one in queues]) == 1

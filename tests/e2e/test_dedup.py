@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import httpx
 import pytest
 
 from tests.support.clients.api import POLL_MS_MIN, api, message
-from tests.support.clients.client_process import run_python_client
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -173,13 +171,3 @@ def test_a_key_has_one_owner_of_several_broker_groups(two_groups: Standalone) ->
         by_broker[one["broker"]] += one["maxOffset"]
     assert len(by_broker) == 2
     assert all(by_broker.values()), by_broker
-
-
-def test_the_official_python_client_sends_a_key_once(running: Standalone, tmp_path: Path) -> None:
-    topic = "dedup-official"
-    running.put(f"topics/{topic}", dedup={})
-    facts = run_python_client(tmp_path, "dedup", running.grpc, topic=topic)
-    ids = [fact["id"] for fact in facts.of("sent")]
-    assert len(ids) == 3
-    assert len(set(ids)) == 1, "the client gets the id of the first message"
-    assert asyncio.run(bodies(running, topic)) == ["first"]

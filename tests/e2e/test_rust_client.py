@@ -115,3 +115,13 @@ def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
     assert [first["attempt"], second["attempt"]] == [1, 2]
     assert facts.the("left")["count"] == 0
     assert (dead["topic"], dead["body"]) == ("%DLQ%dead", "poison")
+
+
+def test_a_dedup_key_is_stored_once(tmp_path: Path, running: Standalone) -> None:
+    running.put("topics/dedup-rust", dedup={})
+    facts = run_rust_client(tmp_path, "dedup", running.grpc, topic="dedup-rust")
+    ids = [fact["id"] for fact in facts.of("sent")]
+    assert len(ids) == 3
+    assert len(set(ids)) == 1, "the client gets the id of the first message"
+    queues = running.get("topics/dedup-rust")["queueStatus"]
+    assert sum([one["maxOffset"] for one in queues]) == 1

@@ -398,6 +398,19 @@ func lite(given arguments) {
 	})
 }
 
+// dedup sends messages with one dedup key.
+func dedup(given arguments) {
+	producing(given, func(producer rmq.Producer) {
+		for _, body := range []string{"first", "first", "another"} {
+			message := &rmq.Message{Topic: given.Topic, Body: []byte(body)}
+			message.AddProperty("dedup-key", "k")
+			receipts, err := producer.Send(context.Background(), message)
+			must(err)
+			tell("sent", fact{"id": receipts[0].MessageID})
+		}
+	})
+}
+
 // stay consumes until standard input ends; what is poison is never consumed.
 func stay(given arguments) {
 	consume := func(view *rmq.MessageView) rmq.ConsumerResult {
@@ -529,7 +542,7 @@ func main() {
 	scenario := map[string]func(arguments){
 		"roundTrip": roundTrip, "redelivery": redelivery, "priorities": priorities, "push": push, "consumeAll": consumeAll,
 		"loop": loop, "stay": stay, "sqlPush": sqlPush, "rejected": rejected,
-		"transaction": transaction, "pushFifo": pushFifo, "delayed": recall, "lite": lite,
+		"transaction": transaction, "pushFifo": pushFifo, "delayed": recall, "lite": lite, "dedup": dedup,
 	}[os.Args[1]]
 	var given arguments
 	must(json.Unmarshal([]byte(os.Args[2]), &given))

@@ -439,6 +439,17 @@ const scenarios = {
     });
   },
 
+  // Send messages with one dedup key.
+  async dedup({ endpoints: [ endpoint ], topic }) {
+    await producing(endpoint, [ topic ], async producer => {
+      for (const body of [ 'first', 'first', 'another' ]) {
+        const properties = new Map([[ 'dedup-key', 'k' ]]);
+        const { messageId } = await producer.send({ topic, body: Buffer.from(body), properties });
+        tell('sent', { id: messageId });
+      }
+    });
+  },
+
   async wrongType({ endpoints: [ endpoint ], normal, fifo }) {
     await producing(endpoint, [ normal, fifo ], async producer => {
       await tellError('fifo', () => producer.send({ topic: normal, body: Buffer.from('1'), messageGroup: 'g' }));

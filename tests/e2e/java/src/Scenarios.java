@@ -94,6 +94,7 @@ public final class Scenarios {
             case "pushFifo" -> scenarios.pushFifo();
             case "delayed" -> scenarios.delayed();
             case "lite" -> scenarios.lite();
+            case "dedup" -> scenarios.dedup();
             case "consumeAll" -> scenarios.consumeAll();
             case "stay" -> scenarios.stay();
             case "repeatedForward" -> scenarios.repeatedForward();
@@ -248,6 +249,15 @@ public final class Scenarios {
     private void lite() throws Exception {
         try (Producer producer = producer()) {
             tellError("send", () -> producer.send(message("x").setLiteTopic("one").build()));
+        }
+    }
+
+    /** Send messages with one dedup key. */
+    private void dedup() throws Exception {
+        try (Producer producer = producer()) {
+            for (String body : List.of("first", "first", "another")) {
+                send(producer, message(body).addProperty("dedup-key", "k").build());
+            }
         }
     }
 

@@ -162,6 +162,17 @@ impl Client {
         Ok(())
     }
 
+    /// Send messages with one dedup key.
+    async fn dedup(&self) -> Outcome {
+        let producer = self.producer().await?;
+        for body in ["first", "first", "another"] {
+            let message = MessageBuilder::builder().set_topic(&self.topic).set_body(body.into());
+            let message = message.set_properties([("dedup-key", "k")].into());
+            self.send(&producer, message.build()?).await?;
+        }
+        producer.shutdown().await
+    }
+
     /// Receive and ack the two messages that the filter selects, and find nothing left.
     async fn filtered(&self) -> Outcome {
         let consumer = self.consumer().await?;
@@ -276,6 +287,7 @@ async fn main() -> Outcome {
         "delayed" => client.delayed().await,
         "fifo" => client.fifo().await,
         "filtered" => client.filtered().await,
+        "dedup" => client.dedup().await,
         "deadLetter" => client.dead_letter().await,
         "transaction" => client.transaction().await,
         other => panic!("no scenario {other}"),
