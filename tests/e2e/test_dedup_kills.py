@@ -133,9 +133,10 @@ def test_kills_store_no_message_twice(tmp_path: Path, capsys: pytest.CaptureFixt
         running.put(f"topics/{topic}", dedup={"windowMs": WINDOW_MS})
         producers = Producers(running.grpc, topic)
         kills = asyncio.run(kill_under_repeats(running, producers))
+        # At least as long as a poll, so the admin process has connected to the broker again.
+        found = asyncio.run(received(running.grpc, topic))
         queues = running.get(f"topics/{topic}")["queueStatus"]
         stored = sum([one["maxOffset"] for one in queues])
-        found = asyncio.run(received(running.grpc, topic))
     done = f"seed {SEED}: {kills} kills, {len(producers.sent)} sent, {producers.repeats} repeats"
     assert kills > 3, done
     assert producers.repeats > 0, done
