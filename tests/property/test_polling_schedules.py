@@ -102,10 +102,17 @@ def test_polls_under_any_schedule(seed: int, has_failures: bool) -> None:
 @pytest.mark.parametrize("has_failures", [False, True], ids=["well", "failing"])
 @pytest.mark.parametrize("seed", seeds("polling levels", 120))
 def test_polls_of_levels_under_any_schedule(seed: int, has_failures: bool) -> None:
-    world = World(seed, brokers=seed % 3 + 2, factor=(0, 50, 90, 100)[seed % 4])
+    world = World(
+        seed,
+        brokers=seed % 3 + 2,
+        factor=(0, 50, 90, 100)[seed % 4],
+        is_filtered=seed % 5 == 0,
+        unread=seed % 7 % 3,
+    )
     story(world, has_failures=has_failures)
     send_levels(world, world.random, list(world.brokers))
     world.finish()
+    assert world.asks < 40 * len(world.clients), "no notification is repeated without a pause"
     assert not sum(world.counts.false_empties.values())
     assert sum(world.counts.receives.values()) == len(world.clients)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tidemill.common.errors import Overloaded
-from tidemill.proxy.filters import EVERY_MESSAGE
+from tidemill.proxy.filters import EVERY_MESSAGE, WantedMessages
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.level_order import FACTOR_MAX, HintLevels
 from tidemill.proxy.polling.notifications import NotificationStart, NotificationStop
@@ -30,6 +30,8 @@ from tidemill.proxy.polling.polling import (
 from tidemill.proxy.polling.timers import TICK_MS
 
 KEY = PairKey("orders", "billing", EVERY_MESSAGE)
+FILTERED_KEY = KEY._replace(wanted=WantedMessages(("paid",)))
+LEVEL_MAX = 7
 LATENCY_MS = 8  # one way, at most: four looks and their answers have room in LAST_LOOK_MS
 TURN_MS = 1  # at most, until a woken poll continues
 GIVE_BACK_MS = 1_000
@@ -55,6 +57,7 @@ class Broker:
     stream: int = 0
     refused_at_ms: int = -10_000
     refuses: str = ""  # "notifications", "pops"
+    is_unread: bool = False  # the group has never popped here
     last_arrival_ms: int = 0  # of its answers at the proxy
     popped_at_ms: int = 0  # arrival of the last answer of a pop
 
@@ -95,12 +98,16 @@ class World:
         factor: int | None = None,
         refusal_ratio: float = 0.02,
         is_fifo: bool = False,
+        is_filtered: bool = False,
+        unread: int = 0,
     ) -> None:
         """Messages have levels if there is a priority factor.
 
         The answers of a broker arrive in their order if `is_fifo`. Brokers refuse a part of the
-        notifications.
+        notifications. If polls are filtered, pops do not answer what they leave. At the first
+        `unread` brokers the group has never popped.
         """
+        self.key = KEY if not is_filtered else FILTERED_KEY
         self.factor = factor
         self.level_of: dict[int, int] = {}  # by message
         self.refusal_ratio, self.is_fifo = refusal_ratio, is_fifo
@@ -110,6 +117,8 @@ class World:
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=self.random.random)
         self.brokers = {f"broker-{n}": Broker(f"broker-{n}") for n in range(brokers)}
+        for broker in list(self.brokers.values())[:unread]:
+            broker.is_unread = True
         self.members = list(self.brokers)
         self.clients: list[Client] = []
         self.of_poll: dict[PairPoll, Client] = {}
@@ -174,10 +183,10 @@ class World:
     # ------------------------------------------------------------ events outside the proxy
 
     def receive(self, poll_ms: int, *, asks_all: bool = False) -> Client:
-        if KEY not in self.polling.pairs:
+        if self.key not in self.polling.pairs:
             self.known_since_ms = self.now_ms
         poll = self.polling.begin(
-            KEY,
+            self.key,
             list(self.members),
             poll_ms=poll_ms,
             asks_all=asks_all,
@@ -286,7 +295,7 @@ class World:
                     self.answer_latency(broker),
                     lambda: self.polling.notification_failed(watch, number, error, self.now_ms),
                 )
-            elif self.by_level(broker, level_min):
+            elif self.by_level(broker, level_min) or broker.is_unread:
                 self.hint(broker, watch, number, level_min)
             else:
                 broker.notifications[watch, number] = level_min
@@ -306,6 +315,8 @@ class World:
         stream = broker.stream
         count = 0 if level_min is None else len(self.by_level(broker, level_min))
         levels = self.levels(broker) if count else None
+        if broker.is_unread and level_min is not None:
+            count, levels = 1, HintLevels(LEVEL_MAX, 0, 0)
 
         def arrive() -> None:
             if stream == broker.stream:
@@ -378,6 +389,7 @@ class World:
                 broker.refused_at_ms = self.now_ms
                 self.at(self.latency(), lambda: self.fail(client, popping))
                 return
+            broker.is_unread = False
             broker.pops.append(popping)
             self.serve(broker)
             if popping in broker.pops:
@@ -421,7 +433,7 @@ class World:
     def reply(self, popping: PopInFlight, messages: list[int], *, was_parked: bool) -> None:
         broker, stream = popping.broker, popping.broker.stream
         left = None
-        if self.factor is not None:
+        if self.factor is not None and self.key == KEY:
             left = LeftMessages(len(broker.ready), self.levels(broker))
 
         def arrive() -> None:

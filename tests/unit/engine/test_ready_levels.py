@@ -51,6 +51,7 @@ def test_before_its_first_pop_a_group_may_have_messages_of_any_level() -> None:
     world.put(1)
     assert ready(world) == ReadyMessages(1, is_unsure=True, levels=ReadyLevels(HIGH, 0, 0))
     assert world.engine.consumption.remaining_count(*ids(world)) is None
+    assert ready(world, level_min=HIGH + 1) == NOTHING_READY, "no news for a proxy that knows it"
     world.pop()
     assert ready(world) == NOTHING_READY
 

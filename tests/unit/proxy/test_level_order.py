@@ -48,6 +48,16 @@ def test_fair_choices_take_the_oldest_lower_message(factor: int, fair: int) -> N
     assert chosen.count((high, 3)) == 1_000 - fair
 
 
+@pytest.mark.parametrize(
+    ("factor", "other"), [(90, None), (0, None), (0, HintLevels(7, 0, 0))], ids=str
+)
+def test_messages_of_unknown_age_get_their_turn(factor: int, other: HintLevels | None) -> None:
+    """A broker of an older version, and one where the group has never popped."""
+    known, unknown = Broker(HintLevels(3, 100, 50)), Broker(other)
+    order = ordered(factor)
+    assert any(order.choose([known, unknown])[0] is unknown for _ in range(100))
+
+
 def test_without_a_lower_message_no_choice_is_fair() -> None:
     order = ordered(50)
     brokers = [Broker(HintLevels(4, 5, 0)), Broker(HintLevels(4, 6, 0))]

@@ -17,12 +17,12 @@ NO_LEVEL: Final = -1
 class HintLevels(NamedTuple):
     """The highest level with a ready message, and the ages of the oldest ones at a broker.
 
-    Times are Unix times in ms; 0 if no such message is known.
+    Times are Unix times in ms.
     """
 
     highest: int
-    oldest_at_ms: int
-    oldest_lower_at_ms: int  # of the levels below the highest one
+    oldest_at_ms: int  # 0: unknown, and so older than any other
+    oldest_lower_at_ms: int  # of the levels below the highest one; 0: there is no such message
 
 
 class HintedBroker(Protocol):
@@ -53,11 +53,11 @@ class LevelOrder:
         """
         highest = max(_levels(one).highest for one in hinted)
         ages = {one: _age(_levels(one), highest, self.factor) for one in hinted}
-        lower = [one for one in hinted if ages[one]]
+        lower = [one for one in hinted if ages[one] is not None]
         if self.factor < FACTOR_MAX and lower:
             if self._credit >= self.factor:
                 self._credit -= self.factor
-                return min(lower, key=ages.__getitem__), NO_LEVEL
+                return min(lower, key=lambda one: ages[one] or 0), NO_LEVEL
             self._credit += FACTOR_MAX - self.factor
         best = [one for one in hinted if _levels(one).highest == highest]
         self._turn += 1
@@ -70,8 +70,8 @@ def _levels(broker: HintedBroker) -> HintLevels:
     return _UNKNOWN if broker.levels is None else broker.levels
 
 
-def _age(levels: HintLevels, highest: int, factor: int) -> int:
-    """Return the store time of the oldest message that a fair choice may take; 0: none."""
+def _age(levels: HintLevels, highest: int, factor: int) -> int | None:
+    """Return the store time of the oldest message that a fair choice may take; None: none."""
     if levels.highest < highest or not factor:
         return levels.oldest_at_ms
-    return levels.oldest_lower_at_ms
+    return levels.oldest_lower_at_ms or None

@@ -155,8 +155,11 @@ class HintWatch(Generic[PairT]):
         """Apply an answer. Return False if it belongs to a cancelled notification."""
         if number != self.number:
             return False
-        self.number, self.level_min, self.error = 0, 0, None
-        if count:
+        level_min, self.number, self.level_min, self.error = self.level_min, 0, 0, None
+        if count and level_min and (levels is None or levels.highest < level_min):
+            # The broker does not wait for levels. Without a delay it would be asked all the time.
+            self._hold_off(now_ms)
+        elif count:
             self._failures = 0
             self.hint_count, self.hinted_at_ms, self.is_unsure = count, now_ms, is_unsure
             self.levels, self.is_judged = levels, False

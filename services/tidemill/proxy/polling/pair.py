@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias, final
 
-from tidemill.proxy.filters import WantedMessages
+from tidemill.proxy.filters import EVERY_MESSAGE, WantedMessages
 from tidemill.proxy.polling.level_order import NO_LEVEL, LevelOrder
 from tidemill.proxy.polling.mode import WaitMode
 from tidemill.proxy.polling.notifications import HintWatch, NotificationAction
@@ -137,7 +137,9 @@ class PollPair:
         names = self.rotated_brokers()
         if self.order is None:
             return [PopStep(name, 0) for name in names]
-        levels = [*(self.watches[name].known_level for name in names[1:]), 0]
+        levels = [0] * len(names)
+        if not self._is_filtered:
+            levels = [*(self.watches[name].known_level for name in names[1:]), 0]
         pops = [PopStep(name, 0, level) for name, level in zip(names, levels, strict=False)]
         if self.hinted:
             watch, other_level = self.next_hinted()
@@ -152,7 +154,13 @@ class PollPair:
         """
         if self.order is None:
             return next(iter(self.hinted)), NO_LEVEL
-        return self.order.choose(self.hinted)
+        watch, other_level = self.order.choose(self.hinted)
+        return watch, NO_LEVEL if self._is_filtered else other_level
+
+    @property
+    def _is_filtered(self) -> bool:
+        """Whether brokers do not answer what a pop has left: then no pop is conditional."""
+        return self.key.wanted != EVERY_MESSAGE
 
     # ------------------------------------------------------------ polls that wait for hints
 

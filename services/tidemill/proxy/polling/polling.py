@@ -60,8 +60,9 @@ class LeftMessages(NamedTuple):
     levels: HintLevels | None  # None without messages
 
     def is_below(self, level_min: int) -> bool:
-        """Whether no message of this level or a higher one is left."""
-        return self.levels is None or self.levels.highest < level_min
+        """Whether it is known that no message of this level or a higher one is left."""
+        is_lower = self.levels is not None and self.levels.highest < level_min
+        return not self.ready_count or is_lower
 
 
 @final

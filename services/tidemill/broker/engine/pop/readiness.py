@@ -93,6 +93,8 @@ class PopReadiness:
         subscription = self._state.subscriptions.get((group_id, topic_id))
         if subscription is None or subscription.version != topic.version:
             # The group has not popped this topic yet. Its first pop decides where it begins.
+            if level_min >= topic.queues:
+                return NOTHING_READY  # The caller knows that any level may be ready.
             if topic.type is TopicType.PRIORITY:
                 return _UNKNOWN._replace(levels=any_level(topic.queues))
             return _UNKNOWN

@@ -1,0 +1,108 @@
+"""Hints with levels: no loop without a pause, and no pop that misses a ready message."""
+
+from __future__ import annotations
+
+from tidemill.proxy.filters import EVERY_MESSAGE, WantedMessages
+from tidemill.proxy.polling.counts import PollCounts
+from tidemill.proxy.polling.level_order import HintLevels
+from tidemill.proxy.polling.notifications import NotificationStart
+from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch
+from tidemill.proxy.polling.poll import Outcome, PollEnd, PopStep
+from tidemill.proxy.polling.polling import LeftMessages, Polling
+
+NOW_MS = 1_000_000
+EVERY = PairKey("orders", "billing", EVERY_MESSAGE)
+FILTERED = EVERY._replace(wanted=WantedMessages(("paid",)))
+
+
+class Asked:
+    """The polls of a proxy at two brokers, at one moment."""
+
+    def __init__(self, key: PairKey = EVERY) -> None:
+        self.polling = Polling(PollCounts(), random=lambda: 0.5)
+        self.key = key
+
+    def begin(self, poll_ms: int) -> PairPoll:
+        return self.polling.begin(
+            self.key,
+            ["a", "b"],
+            poll_ms=poll_ms,
+            asks_all=False,
+            now_ms=NOW_MS,
+            priority_factor=100,
+        )
+
+    def watches(self) -> dict[str, PairWatch]:
+        return self.polling.pairs[self.key].watches
+
+    def hint(self, name: str, levels: HintLevels | None) -> None:
+        """Answer the notification in flight, if there is one."""
+        watch = self.watches()[name]
+        if watch.number:
+            self.polling.notified(watch, watch.number, 1, NOW_MS, levels=levels)
+
+    def notifications(self, name: str) -> list[int]:
+        """Return the levels that new notifications to a broker wait for."""
+        actions = self.polling.take_actions()
+        starts = [one for one in actions if isinstance(one, NotificationStart)]
+        return [one.level_min for one in starts if one.watch.broker == name]
+
+    def finds_nothing(self, poll: PairPoll, left: LeftMessages | None) -> None:
+        self.polling.popped(poll, count=0, was_parked=False, now_ms=NOW_MS, left=left)
+
+
+def test_a_broker_that_does_not_wait_for_a_level_is_asked_again_after_a_pause() -> None:
+    """An older broker ignores the level and answers at once."""
+    asked = Asked()
+    asked.begin(20_000)
+    assert asked.notifications("a") == [0]
+    asked.hint("a", HintLevels(3, 1, 0))
+    assert asked.notifications("a") == [4]
+    asked.hint("a", HintLevels(3, 1, 0))
+    assert asked.notifications("a") == []
+    assert asked.watches()["a"].not_before_ms > NOW_MS
+
+
+def test_a_pop_that_finds_none_of_the_counted_messages_is_repeated_after_a_pause() -> None:
+    """The file of the queue is damaged, so the broker counts messages and cannot read them."""
+    asked = Asked()
+    asked.polling.cancel(asked.begin(20_000), NOW_MS)
+    asked.hint("a", None)
+    asked.hint("b", None)
+    poll = asked.begin(20_000)
+    pops = 0
+    while isinstance(poll.step, PopStep):
+        asked.finds_nothing(poll, LeftMessages(5, None))
+        asked.hint("a", None)
+        asked.hint("b", None)
+        pops += 1
+        assert pops < 10
+
+
+def test_a_pop_with_a_filter_takes_every_level() -> None:
+    """The answer does not name what is left, so a receive that does not wait asks once."""
+    asked = Asked(FILTERED)
+    asked.polling.cancel(asked.begin(20_000), NOW_MS)
+    asked.hint("a", HintLevels(5, 1, 0))
+    asked.hint("b", HintLevels(3, 1, 0))
+    poll = asked.begin(0)
+    seen = []
+    while isinstance(step := poll.step, PopStep):
+        seen.append(step)
+        asked.finds_nothing(poll, None)
+    assert seen == [PopStep("a", 0, 0), PopStep("b", 0, 0)]
+    assert isinstance(step, PollEnd)
+    assert step.outcome is Outcome.EMPTY
+
+
+def test_a_pop_without_a_filter_takes_nothing_below_the_level_of_another_broker() -> None:
+    asked = Asked()
+    asked.polling.cancel(asked.begin(20_000), NOW_MS)
+    asked.hint("a", HintLevels(5, 1, 0))
+    asked.hint("b", HintLevels(3, 1, 0))
+    poll = asked.begin(20_000)
+    assert poll.step == PopStep("a", 0, 3)
+    asked.finds_nothing(poll, LeftMessages(4, HintLevels(2, 1, 0)))
+    assert poll.step == PopStep("b", 0, 2)
+    asked.finds_nothing(poll, LeftMessages(0, None))
+    assert poll.step == PopStep("a", 0, 0)
