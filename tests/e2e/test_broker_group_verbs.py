@@ -275,6 +275,7 @@ def check_draining(running: Standalone, rest: httpx.Client) -> None:
         "inFlight": 0,
         "delayed": 0,
         "halfMessages": 0,
+        "dedupKeys": 0,
         "items": [],
         "unnamed": 0,
     }

@@ -36,6 +36,7 @@ ALLOWED = {
         "POST /groups/{group}:forgetPullOffsets",
         "POST /groups/{group}:releaseLock",
         "POST /groups/{group}/deliveries:release",
+        "DELETE /topics/{topic}/dedup/{key}",
     },
     Job.ROLL: {"GET /broker-groups", "GET /broker-groups/{name}", "GET /storage"},
     Job.VOLUMES: {
