@@ -108,7 +108,7 @@ async def touch_everything(running: ServerAddresses) -> None:
             _repeat(client),
             _wait(client),
             _hurry(client),
-            _repeat(client),
+            _mismatch(client),
         )
         await _decide(client)
         await _measure(client)
@@ -181,7 +181,7 @@ async def _decide(client: Api) -> None:
         await producer.next_check()
 
 
-async def _repeat(client: Api) -> None:
+async def _mismatch(client: Api) -> None:
     """Send two messages with one dedup key and different bodies."""
     for body in (b"one", b"two"):
         await client.send(message("refunds", body, properties={"dedup-key": "refund"}))

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.transaction.config import TransactionConfig
 from tidemill.broker.settings import BrokerSettings
@@ -41,6 +42,7 @@ def test_every_setting_belongs_to_the_engine_or_to_the_shell() -> None:
     of_the_engine = {one.name for one in fields(EngineConfig)}
     of_the_engine |= {f"timer_{one.name}" for one in fields(TimerConfig)}
     of_the_engine |= {f"transaction_{one.name}" for one in fields(TransactionConfig)}
+    of_the_engine |= {f"dedup_{one.name}" for one in fields(DedupConfig)}
     own = set(BrokerSettings.model_fields) - set(ProcessSettings.model_fields)
     assert own - of_the_engine == OF_THE_SHELL
 

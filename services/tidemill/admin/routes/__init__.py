@@ -140,6 +140,13 @@ TopicName = Annotated[
         description="Name of the topic.", json_schema_extra={"pattern": "^[A-Za-z0-9_%|+-]{1,255}$"}
     ),
 ]
+PutTopicName = Annotated[
+    str,
+    Path(
+        description="Name of the topic, or of a dead-letter topic.",
+        json_schema_extra={"pattern": f"^(%DLQ%)?{NAME}$", "maxLength": TOPIC_CHARS_MAX},
+    ),
+]
 OwnTopicName = Annotated[
     str,
     Path(

@@ -38,6 +38,7 @@ from tidemill.admin.routes import (
     Cluster,
     DryRun,
     Namespace,
+    PutTopicName,
     TopicName,
 )
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
@@ -79,7 +80,7 @@ async def list_topics(
 
 @router.put("/topics/{topic}", response_model_exclude_none=True)
 async def put_topic(
-    topic: TopicName,
+    topic: PutTopicName,
     settings: TopicSettings,
     cluster: Cluster,
     access: Access,
