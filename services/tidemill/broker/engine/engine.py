@@ -156,7 +156,7 @@ class Engine:
             config,
             check_sends=self.commands.check_sends,
             groups_below=self._groups_below,
-            key_clock=self.key_tables.clock,
+            keys=self.key_tables,
         )
         self.purge = Purge(self.catalog, self.trims)
         self.broker_groups = BrokerGroups(self.catalog, self.administration)

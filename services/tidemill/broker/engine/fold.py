@@ -151,8 +151,6 @@ _OUTCOME_EVENTS: Final[dict[int, TransactionEvent]] = {
 # Of a rollback or an expiry whose half message is before the state floor.
 _UNKNOWN_TOPIC: Final = TopicId(0)
 NEXT_ID: Final = "nextId"  # a configuration item that keeps ids unique
-# Of a topic's item: when it was recorded, by the clock of dedup keys.
-KEYS_CHANGED_AT: Final = "keysAtMs"
 # Flags in the header of a record, by kind; others have none. `message.decode` checks its own.
 _FLAGS_KNOWN: Final[dict[int, int]] = {
     RecordKind.CK: pop_checkpoint.GIVEN_BACK,
@@ -483,13 +481,13 @@ class Fold:
             )
             self._keys.apply_half_end(entry.half_id, is_committed=False, timer=None)
 
-    def _config(self, entry: ConfigItem, log_offset: LogOffset, _stored_at_ms: int) -> None:
+    def _config(self, entry: ConfigItem, log_offset: LogOffset, stored_at_ms: int) -> None:
         item = entry.item
         if item["op"] == "reset":
             apply_reset(self._pops, item["group_id"], item["offsets"], log_offset)
             return
         if log_offset >= self.catalog_from:
-            self._apply_item(item, log_offset)
+            self._apply_item(item, log_offset, stored_at_ms)
         match item["op"]:
             case "deleteTopic":
                 self._catalog.deaths += 1
@@ -506,16 +504,18 @@ class Fold:
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])
 
     def _apply_item(
-        self, item: dict[str, Any], log_offset: LogOffset, *, is_stated: bool = False
+        self,
+        item: dict[str, Any],
+        log_offset: LogOffset,
+        stored_at_ms: int,
+        *,
+        is_stated: bool = False,
     ) -> None:
         """Apply an item to the catalog, and the deduplication of a topic to its keys."""
-        if item["op"] != "topic":
-            self._catalog.apply(item, log_offset, is_stated=is_stated)
-            return
-        topic_id = item["topic"]["id"]
-        before = self._catalog.topics.get(topic_id)
         self._catalog.apply(item, log_offset, is_stated=is_stated)
-        self._keys.apply_topic(self._catalog.topics[topic_id], before, item.get(KEYS_CHANGED_AT, 0))
+        if item["op"] == "topic":
+            topic = self._catalog.topics[item["topic"]["id"]]
+            self._keys.apply_topic(topic, item, stored_at_ms)
 
     def _trim(self, entry: Trim, log_offset: LogOffset, _stored_at_ms: int) -> None:
         self._catalog.deaths += 1
@@ -559,11 +559,9 @@ class Fold:
     def _epoch_start(self, _entry: EpochStart, _log_offset: int, _stored_at_ms: int) -> None:
         """Change nothing: the epoch is in every header. `_decide_audit` was called before."""
 
-    def _stated_config(
-        self, entry: StatedConfig, log_offset: LogOffset, _stored_at_ms: int
-    ) -> None:
+    def _stated_config(self, entry: StatedConfig, log_offset: LogOffset, stored_at_ms: int) -> None:
         if log_offset >= self.catalog_from:
-            self._apply_item(entry.item, log_offset, is_stated=True)
+            self._apply_item(entry.item, log_offset, stored_at_ms, is_stated=True)
 
     def _stated_keys(self, entry: StatedKeys, log_offset: LogOffset, _stored_at_ms: int) -> None:
         if log_offset >= self.catalog_from:

@@ -132,6 +132,42 @@ def test_a_longer_window_applies_to_known_keys_only(world: DedupWorld) -> None:
     world.repeat("known", key="known")
 
 
+def test_a_key_is_known_after_a_longer_window_and_a_start_with_an_earlier_clock(
+    world: DedupWorld,
+) -> None:
+    world.turn_on(window_ms=1_000)
+    world.now_ms += 2 * HOUR_MS
+    world.turn_on(window_ms=WINDOW_MS)
+    world.checkpoint()
+    world.now_ms -= HOUR_MS
+    world.restart()
+    world.store("a", key="k")
+    world.repeat("b", key="k")
+
+
+def test_a_free_key_stays_free_after_a_start_from_the_floor_with_a_longer_window() -> None:
+    world = DedupWorld(segment_bytes=64 << 10, checkpoint_log_bytes=64 << 10)
+    world.turn_on(window_ms=1_000)
+    for n in range(40):
+        world.send(f"before {n}", topic="other", size=4_000)
+    message_at = world.engine.log.log_end
+    world.store("a", key="k")
+    world.now_ms += 5_000
+    world.turn_on(window_ms=HOUR_MS)
+    for n in range(40):
+        world.send(f"after {n}", topic="other", size=4_000)
+    world.checkpoint()
+    # The first record of the topic is before the floor, and the message with the key is not.
+    floor = [found for found in floors(world) if found <= message_at][-1]
+    assert floor > world.engine.log.min_offset
+    move_floor(world, floor)
+    world.purge("other")
+    pack_all(world)
+    forget_derived_files(world)
+    world.open()
+    world.store("b", key="k")
+
+
 def test_turning_it_off_forgets_all_keys(world: DedupWorld) -> None:
     world.store("a", key="k")
     world.turn_off()

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, final
 
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.configuration.dedup_setting import with_dedup
-from tidemill.broker.engine.dedup.clock import DedupClock
-from tidemill.broker.engine.fold import KEYS_CHANGED_AT, Fold
+from tidemill.broker.engine.dedup.tables import KeyTables
+from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageStore
@@ -108,7 +108,7 @@ class Administration:
         *,
         check_sends: Callable[[], None],
         groups_below: Callable[[int], list[str]],
-        key_clock: DedupClock,
+        keys: KeyTables,
     ) -> None:
         """`check_sends` raises an error if the broker accepts no messages at present.
 
@@ -124,7 +124,7 @@ class Administration:
         self._recreate_block_ms = config.recreate_block_ms
         self._check_sends = check_sends
         self._groups_below = groups_below
-        self._key_clock = key_clock
+        self._keys = keys
         self._default_queues = config.default_queues
         self._config = config
         self._quota = Quota(
@@ -358,8 +358,8 @@ class Administration:
     def _put(self, item: dict[str, Any], now_ms: int) -> None:
         # Invariant: acks from before a deletion or a reset come before it in the log.
         self._acks.record(now_ms)
-        if item["op"] == "topic" and "dedup" in item["topic"]:
-            item = {**item, KEYS_CHANGED_AT: self._key_clock.now_ms}
+        if item["op"] == "topic":
+            item = self._keys.with_times(item)
         self._fold.append(ConfigItem(item), now_ms)
 
     def delete_topic(self, name: str, now_ms: int) -> None:

@@ -27,6 +27,10 @@ class DedupClock:
         if taken_at_ms >= self.known_ms:
             self.known_ms, self.lead_ms = taken_at_ms, min(taken_at_ms - stored_at_ms, 0)
 
+    def begin_after(self, at_ms: int) -> None:
+        """Begin later than a time of this clock, at the next process."""
+        self.known_ms = max(self.known_ms, at_ms + 1)
+
     def read(self, now_ms: int, monotonic_ms: int) -> int:
         """Return the time, from the current readings of the wall clock and the monotonic clock."""
         if self._offset_ms is None:

@@ -20,7 +20,7 @@ also follows any other state: the deciding broker has seen the end of the window
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 from tidemill.broker.engine.dedup.clock import DedupClock
 from tidemill.broker.engine.dedup.key_table import KeyTable
@@ -34,6 +34,10 @@ from tidemill.broker.engine.metadata.dedup_policy import DedupMode, DedupPolicy
 FOLLOWED_KEYS: Final = 512
 SWEPT_A_SLICE: Final = 1_000  # keys, about 1 ms
 ROWS_A_SLICE: Final = 512
+# Of a topic's item, by the clock of keys: when it was recorded, and the last time whose keys are
+# free, because their window was over before it became longer.
+KEYS_CHANGED_AT: Final = "keysAtMs"
+KEYS_OVER_UNTIL: Final = "keysOverUntilMs"
 # Makes a named tuple without a call of Python code: every keyed send makes one.
 _tuple = tuple.__new__
 
@@ -101,7 +105,7 @@ class KeyTables:
                 continue
             if table is None:
                 table = self.tables[topic_id] = KeyTable(topic_id)
-            self.clock.known_ms = max(self.clock.known_ms, row.taken_at_ms)
+            self.clock.begin_after(row.taken_at_ms - 1)
             table.put(row)
 
     def apply_timer_cancel(self, timer_id: TimerId) -> None:
@@ -131,22 +135,35 @@ class KeyTables:
                     table.put(row._replace(pin=pin))
                 return
 
-    def apply_topic(self, topic: Topic, before: Topic | None, changed_at_ms: int) -> None:
-        """Apply the record of a topic, as it is and as it was before.
+    def with_times(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Return the item of a topic with the times that its keys need, before it is recorded.
 
-        `changed_at_ms` is the time of the record by the clock of keys; 0: unknown.
+        A replay may begin with this record, so it does not depend on the one before.
         """
+        values = item["topic"].get("dedup")
+        if values is None:
+            return item
+        topic_id, now_ms = item["topic"]["id"], self.clock.now_ms
+        table, old = self.tables.get(topic_id), self.policy_of(topic_id)
+        over_until_ms = 0 if table is None else table.over_until_ms
+        if old is not None and old.window_ms < values["window_ms"]:
+            # A longer window does not apply to keys that are free already.
+            over_until_ms = max(over_until_ms, now_ms - old.window_ms)
+        times = {KEYS_CHANGED_AT: now_ms, KEYS_OVER_UNTIL: over_until_ms}
+        return {**item, **{name: time_ms for name, time_ms in times.items() if time_ms}}
+
+    def apply_topic(self, topic: Topic, item: dict[str, Any], stored_at_ms: int) -> None:
+        """Apply the record of a topic, whose item has times by the clock of keys."""
         if topic.dedup is None:
             self.tables.pop(topic.id, None)
             return
         table = self.tables.get(topic.id)
         if table is None:
             table = self.tables[topic.id] = KeyTable(topic.id)
-        old = None if before is None else before.dedup
-        if old is not None and old.window_ms < topic.dedup.window_ms:
-            # A longer window does not apply to keys that are free already.
-            at_ms = max(changed_at_ms, self.clock.known_ms)
-            table.over_until_ms = max(table.over_until_ms, at_ms - old.window_ms)
+        table.over_until_ms = max(table.over_until_ms, item.get(KEYS_OVER_UNTIL, 0))
+        if KEYS_CHANGED_AT in item:
+            self.clock.note(item[KEYS_CHANGED_AT], stored_at_ms)
+        self.clock.begin_after(table.over_until_ms)
 
     def forget_topic(self, topic_id: TopicId) -> None:
         """Forget the keys of a deleted topic."""
@@ -248,5 +265,6 @@ class KeyTables:
         """Build the indexes of all loaded rows."""
         for table in self.tables.values():
             table.end_load()
-            self.clock.known_ms = max(self.clock.known_ms, table.newest_ms() or 0)
+            # Otherwise new keys might be over at once, if the wall clock was set back.
+            self.clock.begin_after(max(table.over_until_ms, (table.newest_ms() or 0) - 1))
         self.settle()

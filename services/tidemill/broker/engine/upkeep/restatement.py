@@ -102,6 +102,8 @@ class Restatement:
             # The item may have changed between two slices: the change must not be undone.
             item = catalog.find_stated_before(key, LogOffset(end))
             if item is not None:
+                if item["op"] == "topic":
+                    item = self._keys.with_times(item)
                 self._fold.append(StatedConfig(item), now_ms)
             yield []
         for item in catalog.deleted_names.items(end, now_ms - self._recreate_block_ms):
