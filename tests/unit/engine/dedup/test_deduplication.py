@@ -13,7 +13,8 @@ from tidemill.broker.engine.dedup.deduplication import RepeatedSend
 from tidemill.broker.engine.layout.numbers import HalfId, TimerId
 from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode
 from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
-from tidemill.common.errors import Conflict, IllegalPropertyKey, Overloaded
+from tidemill.broker.engine.timer.status import TimerState
+from tidemill.common.errors import Conflict, DedupKeyNotFound, IllegalPropertyKey, Overloaded
 
 HOUR_MS = 3_600_000
 
@@ -373,6 +374,51 @@ def test_without_a_pending_timer_the_mode_acts_as_first(debounce: DedupWorld) ->
 
 
 # ---------------------------------------------------------------- starts, floors, memory
+
+
+def _forget_timer(world: DedupWorld, timer_id: int) -> None:
+    """Forget a timer, as the check of the timer files does if the log has no record of it."""
+    index = world.engine.timers.index
+    index.link_gathered()
+    entry = index.get(TimerId(timer_id))
+    index.table.put(TimerId(timer_id), entry._replace(state=TimerState.FORGOTTEN))
+    index.count(TimerId(timer_id), entry, -1)
+
+
+def test_the_key_of_a_forgotten_timer_takes_a_new_timer() -> None:
+    world = DedupWorld()
+    world.turn_on(mode=DedupMode.REPLACE, max_wait_ms=10_000)
+    _forget_timer(world, world.store("a", key="k", due_at_ms=world.now_ms + 5_000).queue_offset)
+    world.store("b", key="k", due_at_ms=world.now_ms + 1_000)
+    world.advance(1_000)
+    assert world.drain() == ["b"]
+
+
+def test_the_key_of_a_forgotten_timer_is_known_until_its_window_is_over() -> None:
+    world = DedupWorld()
+    world.turn_on()
+    _forget_timer(world, world.store("a", key="k", due_at_ms=world.now_ms + HOUR_MS).queue_offset)
+    world.repeat("b", key="k")
+    topic, keys = world.engine.catalog.topics[world.topic()], world.engine.key_inspection
+    keys.free(topic, keys.find(topic, b"k", ""), world.now_ms)
+    world.commit()
+    _forget_timer(world, world.store("c", key="k", due_at_ms=world.now_ms + HOUR_MS).queue_offset)
+    world.now_ms += WINDOW_MS
+    world.note_round()
+    with pytest.raises(DedupKeyNotFound):
+        keys.find(topic, b"k", "")
+    world.store("d", key="k")
+
+
+def test_a_timer_with_a_damaged_entry_is_not_replaced(debounce: DedupWorld) -> None:
+    world = debounce
+    timer_id = world.store("a", key="k", due_at_ms=world.now_ms + 5_000).queue_offset
+    world.engine.timers.index.link_gathered()
+    world.engine.timers.index.table._damaged.add(timer_id)
+    end = world.engine.log.log_end
+    with pytest.raises(Conflict, match="restart the broker"):
+        world.store("b", key="k", due_at_ms=world.now_ms + 5_000)
+    assert world.engine.log.log_end == end
 
 
 def _kill(world: DedupWorld) -> None:

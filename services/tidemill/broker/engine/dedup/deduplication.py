@@ -14,7 +14,7 @@ from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.first_messages import FirstMessage, FirstMessages
 from tidemill.broker.engine.dedup.key_table import KEY_BYTES, KeyTable
 from tidemill.broker.engine.dedup.tables import SWEPT_A_SLICE, KeyTables
-from tidemill.broker.engine.layout.dedup import HASH_SIZE, KEY_BYTES_MAX, DedupKey, KeyRow
+from tidemill.broker.engine.layout.dedup import HASH_SIZE, KEY_BYTES_MAX, NO_PIN, DedupKey, KeyRow
 from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, DedupPolicy
@@ -125,6 +125,8 @@ class Deduplication:
         table, now_ms = tables.tables[topic.id], tables.clock.now_ms
         hash_ = self.hash_of(topic.id, group, key)
         row = table.find(hash_)
+        if row is not None and row.pin > 0:
+            row = self._without_stale_pin(row, policy)
         due_max_ms = None
         if policy.mode is _REPLACE:
             assert policy.max_wait_ms is not None, "checked with the mode"
@@ -161,16 +163,28 @@ class Deduplication:
             return None  # Only intact properties are left, or the setting has changed.
         if key is None:
             return None
-        table, now_ms = self.tables.tables[topic.id], self.tables.clock.now_ms
         hash_ = self.hash_of(topic.id, fields.message_group, key)
-        row = table.find(hash_)
-        window_ms = topic.dedup.window_ms
-        if row is not None and table.is_known(row, now_ms=now_ms, window_ms=window_ms):
+        if self.find_known(topic.id, topic.dedup, hash_) is not None:
             raise Conflict(
                 f"another message of topic {topic.name} has the dedup key of this one; free the"
                 f" key first: tidemill dedup-key delete"
             )
-        return DedupKey(hash_, fields.body_crc, now_ms, key[:KEY_BYTES_MAX])
+        return DedupKey(hash_, fields.body_crc, self.tables.clock.now_ms, key[:KEY_BYTES_MAX])
+
+    def find_known(self, topic_id: TopicId, policy: DedupPolicy, hash_: bytes) -> KeyRow | None:
+        """Return the row of a key that is not free."""
+        table, now_ms = self.tables.tables[topic_id], self.tables.clock.now_ms
+        row = table.find(hash_)
+        row = None if row is None else self._without_stale_pin(row, policy)
+        if row is None or not table.is_known(row, now_ms=now_ms, window_ms=policy.window_ms):
+            return None
+        return row
+
+    def _without_stale_pin(self, row: KeyRow, policy: DedupPolicy) -> KeyRow | None:
+        """Return a row as the end of its timer leaves it, if only the record of that is lost."""
+        if not self._firsts.is_pin_stale(row):
+            return row
+        return None if policy.mode is _REPLACE else row._replace(pin=NO_PIN)
 
     def hash_of(self, topic_id: TopicId, message_group: bytes, key: bytes) -> bytes:
         """Return the hash of a key, with its scope."""

@@ -81,6 +81,10 @@ class FirstMessages:
             pass
         return self._find_copy(row)
 
+    def is_pin_stale(self, row: KeyRow) -> bool:
+        """Whether the timer of a key has ended, but no record of that is left."""
+        return row.pin > 0 and self._timers.is_settled(TimerId(row.pin - 1))
+
     def _find_copy(self, row: KeyRow) -> FirstMessage | None:
         """Return the message of a pending timer or an open half from its newest copy."""
         try:

@@ -72,9 +72,9 @@ class KeyInspection:
         """Return a key that is not free. Raises DedupKeyNotFound."""
         policy, clock = topic.dedup, self._tables.clock
         assert policy is not None, "the caller has checked it"
-        table = self._tables.tables[topic.id]
-        row = table.find(self._deduplication.hash_of(topic.id, message_group.encode(), key))
-        if row is None or not table.is_known(row, now_ms=clock.now_ms, window_ms=policy.window_ms):
+        hash_ = self._deduplication.hash_of(topic.id, message_group.encode(), key)
+        row = self._deduplication.find_known(topic.id, policy, hash_)
+        if row is None:
             raise DedupKeyNotFound(
                 f"no message of topic {topic.name} has this dedup key at this broker group, or its"
                 f" window is over"

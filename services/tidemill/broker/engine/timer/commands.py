@@ -156,10 +156,11 @@ class TimerCommands:
         now_ms: int,
         firing_ms: int,
     ) -> ScheduleResult:
-        """Replace the message of a pending timer, and its due time. Raises Overloaded.
+        """Replace the message of a pending timer, and its due time.
 
-        A time in the past means now.
+        A time in the past means now. Raises Overloaded, and Conflict if its entry is damaged.
         """
+        self._entry(timer_id, topic.id, Counter())  # Before the record: its fold needs the entry.
         self._admission.admit_replacement(topic, len(blob))
         due_at_ms = max(due_at_ms, firing_ms)
         data, crc = with_due_time(blob, crc, due_at_ms)

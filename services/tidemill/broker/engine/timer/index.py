@@ -283,6 +283,15 @@ class TimerIndex:
         """Return a timer's entry. Raises TimerEntryDamaged."""
         return self.table.get(timer_id)
 
+    def is_settled(self, timer_id: TimerId) -> bool:
+        """Whether a timer is known not to be pending; unknown if its entry is damaged."""
+        if timer_id >= self.next_id - len(self._gathered) // 4:
+            return timer_id >= self.next_id
+        try:
+            return self.table.get(timer_id).state != TimerState.PENDING
+        except TimerEntryDamaged:
+            return False
+
     def find_pending(self, timer_id: TimerId) -> TimerEntry | None:
         """Return the entry of a timer if it is pending and intact."""
         try:
