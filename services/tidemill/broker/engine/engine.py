@@ -233,6 +233,7 @@ class Engine:
             self.room,
             schedule_timer=self.timers.commands.schedule,
             take_key=self.deduplication.take,
+            due_max=self.deduplication.due_max_ms,
             open_max=config.transaction.open_max,
         )
         self.retention = Retention(

@@ -343,6 +343,21 @@ def test_the_first_message_waits_no_longer_than_the_longest_wait(debounce: Dedup
     assert sent.due_at_ms == debounce.now_ms + 10_000
 
 
+@pytest.mark.parametrize("open_ms", [4_000, 20_000])
+def test_a_committed_message_waits_no_longer_than_the_longest_wait(
+    debounce: DedupWorld, open_ms: int
+) -> None:
+    """From its first send; if that is long ago, not at all."""
+    world, begin_ms = debounce, debounce.now_ms
+    half = world.store("a", key="k", is_half=True, due_at_ms=begin_ms + HOUR_MS)
+    world.advance(open_ms)
+    world.commit_half(HalfId(half.half_id))
+    world.advance(max(10_000 - open_ms - 1, 0))
+    assert world.drain() == []
+    world.advance(1)
+    assert world.drain() == ["a"]
+
+
 def test_a_message_without_a_delay_fires_the_timer_now(debounce: DedupWorld) -> None:
     debounce.store("a", key="k", due_at_ms=debounce.now_ms + 5_000)
     debounce.store("b", key="k")

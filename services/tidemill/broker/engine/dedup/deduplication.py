@@ -14,8 +14,15 @@ from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.first_messages import FirstMessage, FirstMessages
 from tidemill.broker.engine.dedup.key_table import KEY_BYTES, KeyTable
 from tidemill.broker.engine.dedup.tables import SWEPT_A_SLICE, KeyTables
-from tidemill.broker.engine.layout.dedup import HASH_SIZE, KEY_BYTES_MAX, NO_PIN, DedupKey, KeyRow
-from tidemill.broker.engine.layout.numbers import TimerId, TopicId
+from tidemill.broker.engine.layout.dedup import (
+    HASH_SIZE,
+    KEY_BYTES_MAX,
+    NO_PIN,
+    DedupKey,
+    KeyRow,
+    pin_of_half,
+)
+from tidemill.broker.engine.layout.numbers import HalfId, TimerId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, DedupPolicy
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -170,6 +177,19 @@ class Deduplication:
                 f" key first: tidemill dedup-key delete"
             )
         return DedupKey(hash_, fields.body_crc, self.tables.clock.now_ms, key[:KEY_BYTES_MAX])
+
+    def due_max_ms(self, topic: Topic, half_id: HalfId, firing_ms: int) -> int | None:
+        """Return the latest due time of an open half message; None if it has no limit.
+
+        `maxWaitMs` counts from the send of the half message. A due time in the past means now.
+        """
+        if topic.dedup is None or topic.dedup.max_wait_ms is None:
+            return None
+        row = self.tables.tables[topic.id].find_pinned(pin_of_half(half_id))
+        if row is None:
+            return None
+        waited_ms = self.tables.clock.now_ms - row.taken_at_ms
+        return firing_ms + max(topic.dedup.max_wait_ms - waited_ms, 1)
 
     def find_known(self, topic_id: TopicId, policy: DedupPolicy, hash_: bytes) -> KeyRow | None:
         """Return the row of a key that is not free."""

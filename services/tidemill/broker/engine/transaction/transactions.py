@@ -74,9 +74,10 @@ class TimerSchedule(Protocol):
         due_at_ms: int,
         now_ms: int,
         firing_ms: int,
+        due_max_ms: int | None = None,
         outcome: HalfOutcome | None = None,
     ) -> object:
-        """Store a message until it is due. Raises Overloaded."""
+        """Store a message until it is due, or until `due_max_ms`. Raises Overloaded."""
         ...
 
 
@@ -96,6 +97,7 @@ class Transactions:
         *,
         schedule_timer: TimerSchedule,
         take_key: Callable[[Topic, bytes], DedupKey | None],
+        due_max: Callable[[Topic, HalfId, int], int | None],
         open_max: int,
     ) -> None:
         self.table = table
@@ -108,6 +110,8 @@ class Transactions:
         self._schedule_timer = schedule_timer
         # Returns the dedup key of a recovered message. Raises Conflict if another message has it.
         self._take_key = take_key
+        # Returns the latest due time of a committed message, from the firing time.
+        self._due_max = due_max
         self._open_max = open_max
         # Called with each half message about which a client has answered.
         self.answered: Callable[[HalfId], None] = _ignore
@@ -176,12 +180,15 @@ class Transactions:
         found = self._halves.read(row)
         due_at_ms = int.from_bytes(found.tail[_DUE_AT : _DUE_AT + 8], "big", signed=True)
         if due_at_ms > firing_ms:
+            topic = self._catalog.topics[row.topic_id]
+            due_max_ms = self._due_max(topic, half_id, firing_ms)
             self._schedule_timer(
-                self._catalog.topics[row.topic_id],
+                topic,
                 half_of(found).queue_id,
                 found.tail,
                 found.header.tail_crc,
-                due_at_ms=due_at_ms,
+                due_at_ms=due_at_ms if due_max_ms is None else min(due_at_ms, due_max_ms),
+                due_max_ms=due_max_ms,
                 now_ms=now_ms,
                 firing_ms=firing_ms,
                 outcome=HalfOutcome(half_id, OutcomeReason.COMMITTED, row.checks, ""),
