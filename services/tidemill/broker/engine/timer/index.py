@@ -146,14 +146,16 @@ class TimerIndex:
             self.next_id = max(self.next_id, timer_id + 1)
             self._add(timer_id, new, now_ms)
             return
-        if log_offset > entry.log_offset:
+        if log_offset < entry.log_offset:
+            new = new._replace(log_offset=entry.log_offset, size=entry.size)
+        # Also in a replay: it may have set the due time of an earlier reschedule, and the link may
+        # be lost, if no flush has written it.
+        if new != entry:
             self.links.unlink(timer_id, entry, timer_record.RESCHEDULED_OUT, now_ms)
             self.count(timer_id, entry, -1)
             self.table.put(timer_id, new)
             self.count(timer_id, new, 1)
-        if log_offset >= entry.log_offset:
-            # Also in a replay: the link may be lost, if no flush has written it.
-            self.links.link(timer_id, new, timer_record.RESCHEDULED_IN, now_ms)
+        self.links.link(timer_id, new, timer_record.RESCHEDULED_IN, now_ms)
 
     def link_gathered(self) -> None:
         """Add the timers scheduled since the last call, many at once.
