@@ -185,7 +185,7 @@ class MemoryEngine:
 
     # ------------------------------------------------------------ topics and groups
 
-    def is_checked(self, _topic_id: TopicId, _blob: bytes) -> bool:
+    def has_known_key(self, _topic_id: TopicId, _blob: bytes) -> bool:
         return False  # No topic has dedup keys.
 
     def prepare_pop(self, _group_id: GroupId, _topic_id: TopicId) -> bool:

@@ -75,6 +75,25 @@ def test_a_repeated_request_of_a_lost_link_is_found_by_its_key() -> None:
     asyncio.run(run())
 
 
+def test_a_repeated_request_of_a_lost_link_is_found_after_the_window_of_its_key() -> None:
+    async def run() -> None:
+        world = DedupRounds()
+        world.keyed.turn_on(window_ms=1_000)
+        async with world.running(), world.proxy() as proxy:
+            await proxy.send(world.append_frame("a", first_id=1))
+            await proxy.reply()
+            world.clock.advance(1_000)
+            again = world.append_frame("a", first_id=2)
+            again.repeated_ids.append(2)
+            await proxy.send(again)
+            assert list((await proxy.reply()).appends.queue_offsets) == [0]
+            # A new request with the same key is a new message.
+            await proxy.send(world.append_frame("a", first_id=3))
+            assert list((await proxy.reply()).appends.queue_offsets) == [1]
+
+    asyncio.run(run())
+
+
 def test_the_keys_of_a_topic_are_shown() -> None:
     async def run() -> None:
         world = DedupRounds()

@@ -102,15 +102,20 @@ class Deduplication:
 
     # ------------------------------------------------------------ sends
 
-    def is_checked(self, topic_id: TopicId, blob: bytes) -> bool:
-        """Whether a message is checked for its dedup key."""
-        policy = self.tables.policy_of(topic_id) if self.tables.tables else None
+    def has_known_key(self, topic_id: TopicId, blob: bytes) -> bool:
+        """Whether a message has a dedup key that is not free."""
+        policy = self.tables.policy_of(topic_id) if topic_id in self.tables.tables else None
         if policy is None:
             return False
         try:
-            return _key_of(policy, read_fields(blob)) is not None
+            fields = read_fields(blob)
+            key = _key_of(policy, fields)
         except (ValueError, IllegalPropertyKey):
             return False  # `admit` rejects it.
+        if key is None:
+            return False
+        hash_ = self.hash_of(topic_id, fields.message_group, key)
+        return self.find_known(topic_id, policy, hash_) is not None
 
     def admit(self, topic: Topic, blob: bytes, *, firing_ms: int) -> KeyedSend | None:
         """Return the key with which a message is stored; None if it has none.

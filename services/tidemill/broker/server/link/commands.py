@@ -171,12 +171,12 @@ def _apply_appends(
 ) -> Iterator[None]:
     turn, repeated_ids = context.turn, context.repeated_ids
     failures, count = context.replies.failures, context.traffic.appended
-    is_checked = turn.engine.deduplication.is_checked
+    has_known_key = turn.engine.deduplication.has_known_key
     send, now_ms, firing_ms = turn.engine.commands.send, turn.now_ms, turn.firing_ms
     rows = zip(*_append_columns(appends), strict=True)
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
-        # A repeated dedup key is found by its key, also long after.
-        if request_id in repeated_ids and not is_checked(topic_id, blob):
+        # A message with a known dedup key is found by its key, also long after.
+        if request_id in repeated_ids and not has_known_key(topic_id, blob):
             yield  # The search below takes a slice.
             try:
                 known = turn.engine.store.find_sent(topic_id, queue_id, blob)
