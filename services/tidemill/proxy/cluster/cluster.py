@@ -287,7 +287,7 @@ class BrokerCluster:
         return target._replace(may_move=False)
 
     def _owner_of(self, groups: Sequence[str], key: bytes) -> LinkedGroup:
-        if len(groups) < 2:
+        if not groups:
             return self.home
         name = owner_of_key(key, groups)
         broker = self._members.by_name.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,17 @@ from tests.support.worlds.packed_worlds import floors, forget_derived_files, mov
 from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.deduplication import RepeatedSend
 from tidemill.broker.engine.layout.numbers import HalfId, TimerId
-from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode
+from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, KeyPlacement
+from tidemill.broker.engine.metadata.membership import Home
 from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
 from tidemill.broker.engine.timer.status import TimerState
-from tidemill.common.errors import Conflict, DedupKeyNotFound, IllegalPropertyKey, Overloaded
+from tidemill.common.errors import (
+    Conflict,
+    DedupKeyNotFound,
+    IllegalPropertyKey,
+    KeyOwnerChanged,
+    Overloaded,
+)
 
 HOUR_MS = 3_600_000
 
@@ -76,6 +84,22 @@ def test_keys_of_two_topics_are_apart(world: DedupWorld) -> None:
     world.turn_on(topic="other")
     world.store("a", key="k")
     world.store("a", key="k", topic="other")
+
+
+@pytest.mark.parametrize("owners", [(), ("another",)])
+def test_a_broker_group_outside_the_list_of_owners_stores_no_key(owners: tuple[str, ...]) -> None:
+    """An empty list means the home."""
+    world = DedupWorld()
+    world.turn_on()
+    catalog = world.engine.catalog
+    topic = catalog.topics[world.topic()]
+    catalog.topics[topic.id] = replace(topic, placement=KeyPlacement(groups=owners, version=1))
+    catalog.membership.home = Home(cluster_id="c1", name="another", address="another:8082")
+    with pytest.raises(KeyOwnerChanged, match="another owns the dedup key"):
+        world.store("a", key="k")
+    catalog.membership.home = Home(cluster_id="c1", name=catalog.broker_name, address="own:8082")
+    if not owners:
+        world.store("a", key="k")
 
 
 @pytest.mark.parametrize("step_ms", [0, HOUR_MS, -HOUR_MS])

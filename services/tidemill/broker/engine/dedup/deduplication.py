@@ -132,7 +132,7 @@ class Deduplication:
         if key is None:
             return None
         group, tables = fields.message_group, self.tables
-        if len(topic.placement.groups) > 1 and not group:
+        if not group:
             self._check_owner(topic, key)
         table, now_ms = tables.tables[topic.id], tables.clock.now_ms
         hash_ = self.hash_of(topic.id, group, key)
@@ -236,7 +236,13 @@ class Deduplication:
 
         The sender does not know the deduplication of the topic yet, or has an old list.
         """
-        owner = owner_of_key(key, topic.placement.groups)
+        groups, home = topic.placement.groups, self._catalog.membership.home
+        if groups:
+            owner = groups[0] if len(groups) == 1 else owner_of_key(key, groups)
+        elif home is None:
+            return  # There is no other broker group.
+        else:
+            owner = home.name
         if owner != self._catalog.broker_name:
             self.rejected[topic.id, "version"] += 1
             raise KeyOwnerChanged(
