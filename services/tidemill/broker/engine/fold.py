@@ -398,8 +398,8 @@ class Fold:
             if log_offset >= self.catalog_from:
                 self._key(cause, entry, log_offset, stored_at_ms)
             cause = cause.cause
-        elif isinstance(cause, TimerCause) and log_offset >= self.catalog_from:
-            self._keys.apply_timer_end(cause.timer_id)
+        elif self._keys.tables and type(cause) is TimerCause and log_offset >= self.catalog_from:
+            self._keys.apply_timer_end(cause.timer_id, self._timers.topic_of(cause.timer_id))
         if isinstance(cause, (HalfMessage, HalfOutcome, CommittedTimer, RecoveredHalf)):
             self._transaction(cause, entry.topic_id, log_offset, stored_at_ms)
             cause = cause.target if isinstance(cause, CommittedTimer) else None
@@ -451,11 +451,13 @@ class Fold:
             elif outcome.reason == OutcomeReason.EXPIRED:
                 topic_id = _UNKNOWN_TOPIC  # The message is on the dead-letter topic.
             event = _OUTCOME_EVENTS[outcome.reason]
+            of_topic = self._topic_of_half(outcome.half_id)
             self._transactions.apply_result(
                 outcome.half_id, event, topic_id, log_offset, stored_at_ms
             )
             self._keys.apply_half_end(
                 outcome.half_id,
+                of_topic,
                 is_committed=outcome.reason == OutcomeReason.COMMITTED,
                 timer=cause.target.timer_id if isinstance(cause, CommittedTimer) else None,
             )
@@ -472,6 +474,7 @@ class Fold:
 
     def _rolled_back(self, entry: RolledBack, log_offset: LogOffset, stored_at_ms: int) -> None:
         if log_offset >= self.catalog_from:
+            of_topic = self._topic_of_half(entry.half_id)
             self._transactions.apply_result(
                 entry.half_id,
                 TransactionEvent.ROLLED_BACK,
@@ -479,7 +482,12 @@ class Fold:
                 log_offset,
                 stored_at_ms,
             )
-            self._keys.apply_half_end(entry.half_id, is_committed=False, timer=None)
+            self._keys.apply_half_end(entry.half_id, of_topic, is_committed=False, timer=None)
+
+    def _topic_of_half(self, half_id: HalfId) -> int:
+        """Return the topic id of a half message before its end; 0 if it is unknown."""
+        row = self._transactions.find(half_id)
+        return 0 if row is None else row.topic_id
 
     def _config(self, entry: ConfigItem, log_offset: LogOffset, stored_at_ms: int) -> None:
         item = entry.item
@@ -548,7 +556,7 @@ class Fold:
 
     def _timer(self, entry: TimerControl, log_offset: LogOffset, stored_at_ms: int) -> None:
         if entry.operation == TimerOperation.CANCEL and log_offset >= self.catalog_from:
-            self._keys.apply_timer_cancel(entry.timer_id)
+            self._keys.apply_timer_cancel(entry.timer_id, self._timers.topic_of(entry.timer_id))
         if log_offset >= self.timers_from:
             self._timers.apply_control(entry, stored_at_ms)
 

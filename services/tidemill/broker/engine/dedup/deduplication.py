@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, final
 
 from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.first_messages import FirstMessage, FirstMessages
-from tidemill.broker.engine.dedup.key_table import KEY_BYTES, KeyTable
+from tidemill.broker.engine.dedup.key_table import BLOCKS_A_SWEEP, KEY_BYTES, KeyTable
 from tidemill.broker.engine.dedup.tables import SWEPT_A_SLICE, KeyTables
 from tidemill.broker.engine.layout.dedup import (
     HASH_SIZE,
@@ -37,7 +37,7 @@ from tidemill.message import stored_message
 from tidemill.message.dedup_key import KeyFields, check_key, owner_of_key, read_fields
 
 SWEEP_PERIOD_MS: Final = 1_000
-TABLES_A_SLICE: Final = 4
+SWEPT_BLOCK_COST: Final = 50  # the look at a block takes as long as the removal of so many keys
 COUNTED_BYTES: Final = 256 << 10  # taken by new keys between two counts of the memory
 _TYPE_AT: Final = stored_message.MESSAGE_TYPE_AT
 _TRANSACTION: Final = stored_message.TYPE_TRANSACTION
@@ -315,7 +315,7 @@ class Deduplication:
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """Return the wall time of the next sweep; None: there is no key."""
-        if not self.tables.key_count:
+        if not self.tables.may_have_rows and not self._sweeping:
             return None
         clock = self.tables.clock
         return now_ms if self._sweeping else now_ms + max(self._sweep_at_ms - clock.now_ms, 0)
@@ -326,15 +326,24 @@ class Deduplication:
         if not self._sweeping:
             if now_ms < self._sweep_at_ms:
                 return False
-            self._sweeping = [topic_id for topic_id, table in tables.items() if len(table)]
+            self._sweeping = list(tables)
             self._sweep_at_ms = now_ms + SWEEP_PERIOD_MS
+            self.tables.may_have_rows = False
         left = SWEPT_A_SLICE
-        for topic_id in self._sweeping[: -TABLES_A_SLICE - 1 : -1]:
-            table, policy = tables.get(topic_id), self.tables.policy_of(topic_id)
-            if table is not None and policy is not None:
-                left -= table.sweep(over_ms=now_ms - policy.window_ms, limit=left)
-                if table.end_sweep() is None:
-                    return True
+        while self._sweeping and left > 0:
+            left -= 1
+            table, policy = (
+                tables.get(self._sweeping[-1]),
+                self.tables.policy_of(self._sweeping[-1]),
+            )
+            if table is not None and policy is not None and len(table):
+                self.tables.may_have_rows = True
+                over_ms = now_ms - policy.window_ms
+                if table.is_sweep_due(over_ms):
+                    left -= SWEPT_BLOCK_COST * min(table.block_count(), BLOCKS_A_SWEEP)
+                    left -= table.sweep(over_ms=over_ms, limit=SWEPT_A_SLICE)
+                    if table.end_sweep() is None:
+                        return True
             self._sweeping.pop()
         return bool(self._sweeping)
 

@@ -39,8 +39,8 @@ class KeyTable:
         self._found_hash = b""
         self._found_number = MISSING
         self._swept_block = 0  # the next block of the sweep
-        self.oldest_ms = NEVER_MS  # when the oldest key without a pin was taken, at the last sweep
-        self._sweep_oldest_ms = NEVER_MS  # the oldest key that the sweep has left so far
+        self.oldest_ms = NEVER_MS  # no key without a pin was taken before
+        self._sweep_oldest_ms = NEVER_MS  # the same for keys that the sweep has left, and new ones
 
     def __len__(self) -> int:
         return self._rows.count
@@ -94,7 +94,7 @@ class KeyTable:
 
     def put(self, row: KeyRow) -> None:
         """Add or replace the row of a key."""
-        hash_, _, _, _, pin = row
+        hash_, _, taken_at_ms, _, pin = row
         if hash_ is self._found_hash:
             number = self._found_number  # A send looks its key up, and stores it at once.
         else:
@@ -109,8 +109,12 @@ class KeyTable:
             if before not in {NO_PIN, pin}:
                 self._remove_pin(before, number)
             self._rows.put(number, row)
-        if pin and pin != before:
-            self._insert_pin(pin, number)
+        if pin:
+            if pin != before:
+                self._insert_pin(pin, number)
+        elif taken_at_ms < self._sweep_oldest_ms:
+            self._sweep_oldest_ms = taken_at_ms
+            self.oldest_ms = min(self.oldest_ms, taken_at_ms)
 
     def remove(self, hash_: bytes) -> None:
         """Forget a key, if it is known."""
@@ -148,6 +152,10 @@ class KeyTable:
             self._pins.clear()
 
     # ------------------------------------------------------------ keys that are over
+
+    def is_sweep_due(self, over_ms: int) -> bool:
+        """Whether a sweep may find keys taken at `over_ms` or before, or is in progress."""
+        return self.oldest_ms <= max(over_ms, self.over_until_ms) or self._swept_block > 0
 
     def sweep(self, *, over_ms: int, limit: int) -> int:
         """Remove up to `limit` keys taken at `over_ms` or before; return the number.
@@ -211,6 +219,10 @@ class KeyTable:
 
     def end_load(self) -> None:
         """Build the indexes of loaded rows: 0.3 s for a million keys."""
+        blocks = range(len(self._rows.blocks))
+        self.oldest_ms = min(
+            [int(self._rows.loose_times(n).min()) for n in blocks], default=NEVER_MS
+        )
         self._build()
 
     def _build(self) -> None:

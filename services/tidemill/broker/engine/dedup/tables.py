@@ -54,6 +54,7 @@ class KeyTables:
         self._followed_count = 0
         # Rows before the first log offset are stated at the second one or behind it.
         self.stated_before: tuple[int, int] = 0, 0
+        self.may_have_rows = False  # a sweep that finds none resets it
 
     @property
     def memory_bytes(self) -> int:
@@ -90,6 +91,7 @@ class KeyTables:
         if table is None:
             # The replay began after the record of the topic, which is stated again later.
             table = self.tables[topic_id] = KeyTable(topic_id)
+        self.may_have_rows = True
         hash_, body_crc, taken_at_ms, _ = key
         if not is_replacement:
             self.clock.note(taken_at_ms, stored_at_ms)
@@ -97,6 +99,7 @@ class KeyTables:
 
     def apply_stated(self, rows: Sequence[tuple[TopicId, KeyRow]]) -> None:
         """Apply a STATE record: rows that are stated again, or freed by an operator."""
+        self.may_have_rows = True
         for topic_id, row in rows:
             table = self.tables.get(topic_id)
             if row.log_offset == FREED:
@@ -108,28 +111,39 @@ class KeyTables:
             self.clock.begin_after(row.taken_at_ms - 1)
             table.put(row)
 
-    def apply_timer_cancel(self, timer_id: TimerId) -> None:
-        """Apply the cancel of a timer: its key is free."""
-        self._unpin(dedup.pin_of_timer(timer_id), is_free=lambda _: True)
+    def apply_timer_cancel(self, timer_id: TimerId, topic_id: int) -> None:
+        """Apply the cancel of a timer: its key is free. Topic 0 is unknown."""
+        self._unpin(dedup.pin_of_timer(timer_id), topic_id, is_free=lambda _: True)
 
-    def apply_timer_end(self, timer_id: TimerId) -> None:
-        """Apply the delivery of a timer, or its dead letter."""
-        self._unpin(dedup.pin_of_timer(timer_id), is_free=self._is_replacing)
+    def apply_timer_end(self, timer_id: TimerId, topic_id: int) -> None:
+        """Apply the delivery of a timer, or its dead letter. Topic 0 is unknown."""
+        self._unpin(dedup.pin_of_timer(timer_id), topic_id, is_free=self._is_replacing)
 
-    def apply_half_end(self, half_id: HalfId, *, is_committed: bool, timer: TimerId | None) -> None:
-        """Apply the end of an open half message; `timer` if it waits for its due time."""
+    def apply_half_end(
+        self, half_id: HalfId, topic_id: int, *, is_committed: bool, timer: TimerId | None
+    ) -> None:
+        """Apply the end of an open half message; `timer` if it waits for its due time.
+
+        Topic 0 is unknown.
+        """
         pin = NO_PIN if timer is None else dedup.pin_of_timer(timer)
-        self._unpin(dedup.pin_of_half(half_id), is_free=lambda _: not is_committed, pin=pin)
+        found = dedup.pin_of_half(half_id)
+        self._unpin(found, topic_id, is_free=lambda _: not is_committed, pin=pin)
 
     def _is_replacing(self, topic_id: TopicId) -> bool:
         policy = self.policy_of(topic_id)
         return policy is not None and policy.mode is DedupMode.REPLACE
 
-    def _unpin(self, found: int, *, is_free: Callable[[TopicId], bool], pin: int = NO_PIN) -> None:
+    def _unpin(
+        self, found: int, of_topic: int, *, is_free: Callable[[TopicId], bool], pin: int = NO_PIN
+    ) -> None:
         """Change or remove the pin of a row, or free its key."""
-        for topic_id, table in self.tables.items():
+        own = self.tables.get(TopicId(of_topic))
+        if of_topic and own is None:
+            return
+        for table in self.tables.values() if own is None else (own,):
             if table.pinned_count and (row := table.find_pinned(found)) is not None:
-                if is_free(topic_id):
+                if is_free(table.topic_id):
                     table.remove(row.hash)
                 else:
                     table.put(row._replace(pin=pin))
@@ -188,8 +202,8 @@ class KeyTables:
         if self._followed_count % FOLLOWED_KEYS == 0:
             for topic_id, table in self.tables.items():
                 policy = self.policy_of(topic_id)
-                if policy is not None and len(table):
-                    over_ms = self.clock.known_ms - policy.window_ms
+                over_ms = self.clock.known_ms - (0 if policy is None else policy.window_ms)
+                if policy is not None and table.is_sweep_due(over_ms):
                     table.sweep(over_ms=over_ms, limit=2 * FOLLOWED_KEYS)
                     table.end_sweep()
 
@@ -263,6 +277,7 @@ class KeyTables:
 
     def end_load(self) -> None:
         """Build the indexes of all loaded rows."""
+        self.may_have_rows = True
         for table in self.tables.values():
             table.end_load()
             # Otherwise new keys might be over at once, if the wall clock was set back.

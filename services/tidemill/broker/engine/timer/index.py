@@ -285,6 +285,14 @@ class TimerIndex:
         """Return a timer's entry. Raises TimerEntryDamaged."""
         return self.table.get(timer_id)
 
+    def topic_of(self, timer_id: TimerId) -> int:
+        """Return the topic id of a timer; 0 if it is unknown, or its entry is damaged."""
+        self.link_gathered()
+        try:
+            return self.table.get(timer_id).topic_id
+        except TimerEntryDamaged:
+            return 0
+
     def is_settled(self, timer_id: TimerId) -> bool:
         """Whether a timer is known not to be pending; unknown if its entry is damaged."""
         if timer_id >= self.next_id - len(self._gathered) // 4:

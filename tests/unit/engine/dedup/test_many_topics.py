@@ -1,0 +1,96 @@
+"""Dedup keys of many topics: each event and each sweep looks at few tables (ADR 0087)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.worlds.dedup_world import WINDOW_MS, DedupWorld
+from tidemill.broker.engine.dedup.key_table import KeyTable
+from tidemill.broker.engine.layout.dedup import NO_PIN, KeyRow, pin_of_timer
+from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
+
+TOPICS = 3_000
+HASH = b"\x01" * 16
+
+
+@pytest.fixture
+def world() -> DedupWorld:
+    """A world whose topics have a key each."""
+    world = DedupWorld()
+    world.turn_on()
+    world.note_round()
+    topic, tables = world.engine.catalog.topics[world.topic()], world.engine.key_tables
+    for n in range(TOPICS):
+        id_ = TopicId(1_000_000 + n)
+        world.engine.catalog.topics[id_] = replace(topic, id=id_, name=f"t{n}")
+        tables.tables[id_] = KeyTable(id_)
+        row = KeyRow(HASH, LogOffset(100 + n), tables.clock.now_ms, 0, NO_PIN)
+        tables.apply_stated([(id_, row)])
+    return world
+
+
+def sweep(world: DedupWorld) -> int:
+    """Sweep once; return the number of slices."""
+    slices = 1
+    while world.engine.deduplication.sweep():
+        slices += 1
+    return slices
+
+
+def test_a_sweep_passes_topics_without_a_key_that_is_over(world: DedupWorld) -> None:
+    assert sweep(world) <= 5
+    assert world.engine.key_tables.key_count == TOPICS
+
+
+def test_a_slice_of_a_sweep_looks_at_few_tables_with_keys_that_are_over(world: DedupWorld) -> None:
+    world.now_ms += WINDOW_MS
+    world.note_round()
+    assert 100 < sweep(world) < 300
+    assert world.engine.key_tables.key_count == 0
+    world.now_ms += 1_000
+    world.note_round()
+    sweep(world)
+    assert world.engine.deduplication.next_due_ms(world.now_ms) is None
+
+
+def test_the_end_of_a_timer_changes_its_own_topic_only() -> None:
+    world = DedupWorld()
+    world.turn_on()
+    world.turn_on(topic="other")
+    tables, pin = world.engine.key_tables, pin_of_timer(7)
+    ids = world.topic(), world.engine.catalog.topic_ids["other"]
+    for id_ in ids:
+        tables.apply_stated([(id_, KeyRow(HASH, LogOffset(100), 5, 0, pin))])
+    tables.apply_timer_end(TimerId(7), ids[1])
+    assert [tables.tables[id_].pinned_count for id_ in ids] == [1, 0]
+    tables.apply_timer_end(TimerId(7), 0)
+    assert [tables.tables[id_].pinned_count for id_ in ids] == [0, 0]
+
+
+def test_a_key_that_its_timer_kept_after_its_window_is_swept() -> None:
+    world = DedupWorld()
+    world.turn_on()
+    world.store("a", key="k", due_at_ms=world.now_ms + 2 * WINDOW_MS)
+    world.advance(WINDOW_MS)
+    world.run_due()
+    world.store("b", key="later")
+    world.advance(WINDOW_MS - 1_000)
+    world.run_due()
+    assert world.engine.key_tables.key_count == 2
+    world.advance(1_000)
+    world.advance(1_000)
+    world.run_due()
+    assert world.engine.key_tables.key_count == 0
+
+
+def test_keys_from_a_snapshot_are_swept() -> None:
+    world = DedupWorld()
+    world.turn_on()
+    world.store("a", key="k")
+    world.checkpoint()
+    world.restart()
+    world.advance(WINDOW_MS)
+    world.run_due()
+    assert world.engine.key_tables.key_count == 0
