@@ -338,3 +338,19 @@ def test_an_invalid_handle_does_not_affect_later_handles() -> None:
                     assert (found, delivery.delivery_id) == (broker, delivery_id)
 
     run(scenario)
+
+
+def test_the_only_owner_of_dedup_keys_may_be_another_broker_group_than_the_home() -> None:
+    async def scenario(world: LinkedCluster) -> None:
+        world.send_all_configs()
+
+        def owner(*groups: str) -> str:
+            topic = pb.TopicConfig(placement=pb.KeyPlacement(broker_groups=groups))
+            topic.MergeFrom(world.topic)
+            target = world.cluster.choose_target(world.topic, "")
+            return world.cluster.choose_owner(topic, target, b"key", "").broker.name
+
+        assert owner() == world.cluster.home.name == "broker-0"
+        assert owner("broker-1") == "broker-1"
+
+    run(scenario)
