@@ -93,7 +93,7 @@ class AdminClient:
 
 def ok(answer: R) -> R:
     """Return an answer with the code OK."""
-    status = answer.status  # type: ignore[attr-defined]
+    status = answer.status  # type: ignore[attr-defined]  # Each answer has it.
     assert status.code == v2.OK, status
     return answer
 
@@ -206,7 +206,7 @@ def test_a_reset_moves_the_group_and_is_in_the_audit_log(
     for reset_to, left in ((later, 0), (at(0), 4)):
         request = admin.ResetGroupOffsetRequest(group=group, topic=group, reset_timestamp=reset_to)
         ok(client.stub.ResetGroupOffset(request, timeout=CALL_S))
-        assert eventually(lambda: accumulation() == left)  # noqa: B023
+        assert eventually(lambda: accumulation() == left)  # noqa: B023  # called in this turn
         assert client.rest("groups/admin-reset/progress")["total"]["lag"] == left
     records = client.rest("audit?resource=Group:admin-reset&kind=change")["records"]
     resets = [record for record in records if record["call"] == "Admin/ResetGroupOffset"]

@@ -106,32 +106,14 @@ class TimerFold:
             return
         _check(int(place.queue_offset) == int(target.timer_id), "T-6", f"{target} at {place}")
         _check(target.timer_id not in self.timers, "T-6", f"a second schedule of {target}")
-        self.timers[target.timer_id] = OneTimer(
-            target.due_at_ms,
-            target.topic_id,
-            target.queue_id,
-            target.origin,
-            stored_message.message_id_of(tail),
-            _content(tail),
-            header.log_offset,
-            header.size,
-        )
+        self.timers[target.timer_id] = _timer_of(header, target, tail)
         heapq.heappush(self._dues, (target.due_at_ms, target.timer_id))
 
     def _replace(self, header: RecordHeader, target: message.TimerTarget, tail: bytes) -> None:
         """Fold a message with the dedup key of a pending one."""
         one = self._pending(target.timer_id, "D-7: a replaced message")
         _check(target.topic_id == one.topic_id, "D-7", f"{target} is of another topic than {one}")
-        self.timers[target.timer_id] = OneTimer(
-            target.due_at_ms,
-            target.topic_id,
-            target.queue_id,
-            target.origin,
-            stored_message.message_id_of(tail),
-            _content(tail),
-            header.log_offset,
-            header.size,
-        )
+        self.timers[target.timer_id] = _timer_of(header, target, tail)
         heapq.heappush(self._dues, (target.due_at_ms, target.timer_id))
 
     def _evacuate(
@@ -219,6 +201,20 @@ class TimerFold:
         if one.state != PENDING:
             raise BrokenTimer(f"{what} of timer {timer_id}, which is {one.state} already")
         return one
+
+
+def _timer_of(header: RecordHeader, target: message.TimerTarget, tail: bytes) -> OneTimer:
+    """Return the pending timer of a SCHEDULE record."""
+    return OneTimer(
+        target.due_at_ms,
+        target.topic_id,
+        target.queue_id,
+        target.origin,
+        stored_message.message_id_of(tail),
+        _content(tail),
+        header.log_offset,
+        header.size,
+    )
 
 
 def _content(blob: bytes) -> int:

@@ -54,7 +54,7 @@ class Client(CallsByRequest):
 
 
 class Lost(Client):
-    """A broker that does not answer any more."""
+    """A broker that has stopped answering."""
 
     async def get_topic_status(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
         raise BrokerUnreachable("it is down")
@@ -118,7 +118,7 @@ def test_a_broker_that_fails_is_skipped_and_the_last_failure_is_raised() -> None
 
 
 def keyed(**policy: Any) -> pb.TopicConfig:
-    """Return the topic with deduplication, whose keys two broker groups own."""
+    """Return a topic with deduplication. Two broker groups own its keys."""
     owners = pb.KeyPlacement(broker_groups=["broker-0", "broker-1"], version=1)
     topic = pb.TopicConfig(dedup=pb.DedupPolicy(**policy), placement=owners)
     topic.MergeFrom(TOPIC)

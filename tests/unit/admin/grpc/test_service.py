@@ -381,7 +381,7 @@ def test_calls_at_the_same_time_are_limited() -> None:
 
 def test_a_call_without_a_result_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def wait(*_arguments: object) -> Message:
-        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # no result
 
     monkeypatch.setattr(service, "CALL_TIMEOUT_S", 0.01)
     monkeypatch.setattr(service, "HANDLERS", {"GetTopicRoute": wait})

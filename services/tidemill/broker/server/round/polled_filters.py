@@ -155,7 +155,9 @@ class PolledFilters:
             group = catalog.groups.get(GroupId(group_id))
             if groups and (group is None or group.name not in groups):
                 continue
-            conflict = self._conflict(group_id, topic_id, catalog, monotonic_ms, with_single)
+            conflict = self._conflict(
+                group_id, topic_id, catalog, monotonic_ms, with_single=with_single
+            )
             if conflict is not None:
                 yield conflict
 
@@ -178,7 +180,8 @@ class PolledFilters:
         topic_id: int,
         catalog: Catalog,
         monotonic_ms: int,
-        with_single: bool = False,  # noqa: FBT  # private
+        *,
+        with_single: bool = False,
     ) -> ConsumptionConflict | None:
         """Return the conflicts of a pair; forget it if its group or topic was deleted.
 
