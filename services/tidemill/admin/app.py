@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
+from tidemill.admin.console.routes import add_console
 from tidemill.admin.http.browser_pages import add_pages
 from tidemill.admin.http.problems import MEDIA_TYPE, RESPONSES, add_problem_handlers
 from tidemill.admin.http.query_parameters import KnownParameters
@@ -171,6 +172,7 @@ def create_app(
     app.state.brokers, app.state.demands = brokers, demands
     app.state.controllers = controllers or ControllerClients([])
     app.state.send_quotas = None  # The process sets them.
+    app.state.api = None  # The application behind its access control, which the process sets.
     app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)
     routers = [routes.router for routes in ROUTES]
     of_all = [Depends(BEARER), Depends(BASIC), Depends(check_method)]
@@ -178,6 +180,7 @@ def create_app(
     for router in routers:
         app.include_router(router, prefix=PREFIX, dependencies=of_all)
     add_pages(app)
+    add_console(app)
     app.state.paths = RouteTemplates(
         (PREFIX + route.path, _with_head(route.methods or ()))
         for router in routers

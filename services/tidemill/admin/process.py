@@ -343,7 +343,9 @@ def with_access_control(
         identities=identities,
         balancers=parse_networks(settings.admin_forwarded_from),
     )
-    return RequestCounter(door, metrics, app.state.paths)
+    counter = RequestCounter(door, metrics, app.state.paths)
+    app.state.api = counter  # For the pages of the console.
+    return counter
 
 
 @contextlib.contextmanager

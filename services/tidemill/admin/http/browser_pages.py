@@ -14,7 +14,7 @@ from typing import Final
 
 import fastapi_offline
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 FILES: Final = Path(fastapi_offline.__file__).parent / "static"
@@ -26,13 +26,9 @@ DOCUMENT: Final = "/openapi.json"
 
 
 def add_pages(app: FastAPI) -> None:
-    """Serve the pages. `/` redirects to Swagger UI."""
+    """Serve the pages."""
     files = StaticFiles(directory=FILES, packages=[OWN_FILES])
     app.mount(FILES_PATH, files, name="files of the pages")
-
-    @app.get("/", include_in_schema=False)
-    async def redirect_to_docs() -> RedirectResponse:
-        return RedirectResponse(PAGE)
 
     @functools.cache
     def rendered() -> bytes:

@@ -1,0 +1,160 @@
+"""Actions: a form with a dry run, the change, and a page with its result (ADR 0090)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import Request
+from fastapi.responses import RedirectResponse, Response
+
+from tidemill.admin.console.forms import Field, InvalidField, read_form, texts_of, values_of
+from tidemill.admin.console.page import ROOT, Values, answer, html, rest_of, segment
+from tidemill.admin.console.rest_calls import Document, RestCalls, RestProblem
+from tidemill.admin.console.results import Results
+
+Rows = list[tuple[str, str]]
+SENT: Final = "sent"  # the name of the field that tells a sent form from a first visit
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A change of the REST API as a form. Texts and paths may contain `{parameter}` of the path."""
+
+    path: str  # of the form, below /ui
+    method: str
+    rest: str  # the template of the REST path, as in the OpenAPI document
+    title: str
+    about: str  # what the action does, in a sentence or two
+    back: str  # the page below /ui that led here
+    rows: Callable[[Document], Rows]  # the effects in the answer of the dry run, and of the change
+    button: Callable[[Document, Mapping[str, str]], str]  # with the effect, such as its numbers
+    fields: tuple[Field, ...] = ()
+    has_dry_run: bool = True
+    is_loss: bool = False  # whether it loses something
+
+    def rest_path(self, path: Mapping[str, str]) -> str:
+        """Return the REST path for the parameters of a URL."""
+        return self.rest.format(**path)
+
+    def back_url(self, path: Mapping[str, str]) -> str:
+        """Return the URL of the page that led here."""
+        return ROOT + self.back.format(**{name: segment(value) for name, value in path.items()})
+
+
+async def show_form(request: Request, action: Action) -> Response:
+    """Show the form, with the effects of the dry run if its fields have valid values."""
+    api, given = rest_of(request), request.query_params
+    texts = texts_of(action.fields, given, is_sent=SENT in given)
+
+    async def values() -> tuple[str, Values]:
+        return "action", await _form_values(request, api, action, texts)
+
+    return await answer(request, api, values)
+
+
+async def perform(request: Request, action: Action, results: Results) -> Response:
+    """Perform the change of a sent form, and redirect to its result.
+
+    On an error, the form with the user's input is shown again.
+    """
+    api = rest_of(request)
+    if "origin" not in request.headers and "sec-fetch-site" not in request.headers:
+        problem = RestProblem(
+            HTTPStatus.FORBIDDEN,
+            "Forbidden",
+            "the browser did not say which page sent this form (Origin or Sec-Fetch-Site); use a"
+            " newer browser, or the REST API",
+        )
+        values = {"problem": problem, "is_live": False, "session": None}
+        return html(request, "problem", values, problem.status)
+    texts: Mapping[str, str] = {}
+    try:
+        texts = texts_of(action.fields, await read_form(request), is_sent=True)
+        query, body = values_of(action.fields, texts)
+        done = await api.call(
+            action.method, action.rest_path(request.path_params), query, _body_of(action, body)
+        )
+        session = await api.get("/session")
+    except (InvalidField, RestProblem) as error:
+        return await _show_again(request, api, action, texts, error)
+    kept = results.keep(
+        user=session.get("user", ""),
+        title=_named(action.title, request.path_params),
+        rows=action.rows(done.document),
+        unreachable=done.document.get("unreachable", []),
+        back=action.back_url(request.path_params),
+    )
+    return RedirectResponse(f"{ROOT}/results/{kept}", HTTPStatus.SEE_OTHER)
+
+
+async def _show_again(
+    request: Request,
+    api: RestCalls,
+    action: Action,
+    texts: Mapping[str, str],
+    error: InvalidField | RestProblem,
+) -> Response:
+    async def values() -> tuple[str, Values]:
+        if error.status is HTTPStatus.UNAUTHORIZED:
+            raise error
+        filled = dict(texts) or texts_of(action.fields, {}, is_sent=False)
+        found = await _form_values(request, api, action, filled)
+        return "action", {**found, "error": error.detail}
+
+    return await answer(request, api, values, error.status)
+
+
+async def _form_values(
+    request: Request, api: RestCalls, action: Action, texts: Mapping[str, str]
+) -> Values:
+    effects: Rows = []
+    error = ""
+    button = ""
+    unreachable: list[str] = []
+    try:
+        query, body = values_of(action.fields, texts)
+        planned: Document = {}
+        if action.has_dry_run:
+            planned = (
+                await api.call(
+                    action.method,
+                    action.rest_path(request.path_params),
+                    {**query, "dryRun": True},
+                    _body_of(action, body),
+                )
+            ).document
+            effects = action.rows(planned)
+            unreachable = planned.get("unreachable", [])
+        button = action.button(planned, request.path_params)
+    except InvalidField as invalid:
+        # A first visit has empty fields, which is no mistake.
+        error = invalid.detail if SENT in request.query_params or request.method == "POST" else ""
+    except RestProblem as problem:
+        if problem.status is HTTPStatus.UNAUTHORIZED:
+            raise
+        error = problem.detail
+    return {
+        "action": action,
+        "title": _named(action.title, request.path_params),
+        "about": _named(action.about, request.path_params),
+        "back": action.back_url(request.path_params),
+        "texts": texts,
+        "effects": effects,
+        "button": button,
+        "error": error,
+        "unreachable": unreachable,
+        "sent": SENT,
+        "is_live": False,
+    }
+
+
+def _body_of(action: Action, body: Document) -> Document | None:
+    has_body = any(not field.is_query for field in action.fields)
+    return body if has_body else None
+
+
+def _named(text: str, path: Mapping[str, str]) -> str:
+    return text.format(**path)

@@ -1,0 +1,122 @@
+"""Fields of forms, and the parts of a REST call that their values become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from fastapi import Request
+
+from tidemill.admin.console.rest_calls import Document
+
+FIELDS_MAX: Final = 200  # of one form
+
+
+class Kind(StrEnum):
+    """How a field is shown, and which JSON value its text becomes."""
+
+    TEXT = "text"
+    LONG_TEXT = "long-text"
+    NUMBER = "number"
+    FLAG = "flag"
+    CHOICE = "choice"
+    TIME = "time"
+
+
+class InvalidField(Exception):  # An input, not a fault.
+    """The text of a field is no value of its kind. It has what the page of an error shows."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a form. An empty field is left out of the call."""
+
+    name: str  # of the query parameter, or of the JSON field: `retention.ms` is one in another
+    label: str
+    kind: Kind = Kind.TEXT
+    help: str = ""
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    is_required: bool = False
+    is_query: bool = False  # a query parameter, not a field of the body
+
+    def value_of(self, text: str) -> Any:
+        """Return the JSON value of a text. Raises InvalidField."""
+        if self.kind is Kind.FLAG:
+            return text == "true"
+        if self.kind is Kind.NUMBER:
+            return self._number_of(text)
+        if self.kind is Kind.TIME:
+            return self._time_ms_of(text)
+        return text
+
+    def _number_of(self, text: str) -> int:
+        try:
+            return int(text.replace(",", ""))
+        except ValueError:
+            raise InvalidField(f"{self.label}: {text!r} is no whole number") from None
+
+    def _time_ms_of(self, text: str) -> int:
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            raise InvalidField(
+                f"{self.label}: {text!r} is no time; write it as 2026-01-31T18:00:00"
+            ) from None
+        return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def texts_of(
+    fields: tuple[Field, ...], given: Mapping[str, str], *, is_sent: bool
+) -> dict[str, str]:
+    """Return the text of each field: what was given, else its default.
+
+    A form that `is_sent` leaves out a flag that is not set.
+    """
+    texts = {}
+    for field in fields:
+        is_off = is_sent and field.kind is Kind.FLAG
+        texts[field.name] = given.get(field.name, "" if is_off else field.default)
+    return texts
+
+
+def values_of(fields: tuple[Field, ...], texts: Mapping[str, str]) -> tuple[Document, Document]:
+    """Return the query and the body of a call. Raises InvalidField."""
+    query: Document = {}
+    body: Document = {}
+    for field in fields:
+        text = texts[field.name]
+        if field.kind is not Kind.LONG_TEXT:
+            text = text.strip()
+        if text:
+            target, name = query if field.is_query else body, field.name
+            while "." in name:
+                outer, _, name = name.partition(".")
+                target = target.setdefault(outer, {})
+            target[name] = field.value_of(text)
+        elif field.is_required:
+            raise InvalidField(f"{field.label}: fill in this field")
+    return query, body
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a sent form. Of several values of a name, the last counts.
+
+    The access control has limited the size of the body. Raises InvalidField.
+    """
+    text = (await request.body()).decode("utf-8", "replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX))
+    except ValueError:
+        raise InvalidField(f"a form has at most {FIELDS_MAX} fields") from None

@@ -1,0 +1,136 @@
+"""Streams of the live parts of pages, as server-sent events (ADR 0090).
+
+All streams of the same page and the same credentials share one task, which renders the block `live`
+at most once per second. So the calls to the brokers do not grow with the number of tabs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from http import HTTPStatus
+from typing import Final, NamedTuple, final
+
+import structlog
+
+from tidemill.admin.console.rest_calls import RestProblem
+from tidemill.common.errors import Overloaded
+
+STREAMS_MAX: Final = 200
+PERIOD_S: Final = 1.0
+# Without an event for 5 s, a page shows that it is disconnected.
+SILENCE_S: Final = 2.0
+ALIVE: Final = "event: alive\ndata:\n\n"
+LASTING: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+BUG: Final = "internal error; see the log of the admin process"
+
+log = structlog.get_logger()
+
+
+class ViewKey(NamedTuple):
+    """What all streams of one rendering have in common."""
+
+    view: str  # path and query of the page
+    credentials: tuple[bytes, ...]
+
+
+Rendering = Callable[[], Awaitable[str]]
+
+
+@final
+class LiveViews:
+    """The open streams."""
+
+    def __init__(self) -> None:
+        self._shared: dict[ViewKey, _SharedView] = {}
+        self._streams = 0
+
+    @property
+    def streams(self) -> int:
+        """Number of open streams."""
+        return self._streams
+
+    def check_room(self) -> None:
+        """Check that one more stream may be opened. Raises Overloaded."""
+        if self._streams >= STREAMS_MAX:
+            raise Overloaded(
+                f"this process has {STREAMS_MAX} open streams; reload the page instead"
+            )
+
+    @contextlib.contextmanager
+    def opened(self, key: ViewKey, render: Rendering) -> Iterator[AsyncIterator[str]]:
+        """Open a stream: its events, until the block ends."""
+        self._streams += 1
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _SharedView(render)
+        shared.viewers += 1
+        try:
+            yield shared.events()
+        finally:
+            self._streams -= 1
+            shared.viewers -= 1
+            if not shared.viewers:
+                del self._shared[key]
+                shared.stop()
+
+
+class _SharedView:
+    """One rendering for all its viewers."""
+
+    def __init__(self, render: Rendering) -> None:
+        self.viewers = 0
+        self._render = render
+        self._version = 0
+        self._event = ""
+        self._is_over = False
+        self._changed = asyncio.Condition()
+        self._task = asyncio.create_task(self._rendering(), name="live view")
+
+    def stop(self) -> None:
+        """End the rendering: nobody views it."""
+        self._task.cancel()
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the newest event after each change, and a sign of life in silence."""
+        seen = 0
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    await self._wait_for_change(seen)
+            except TimeoutError:
+                yield ALIVE
+                continue
+            seen = self._version
+            yield self._event
+            if self._is_over:
+                return
+
+    async def _wait_for_change(self, seen: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._version > seen)
+
+    async def _rendering(self) -> None:
+        while not self._is_over:
+            try:
+                event = event_of(await self._render())
+            except RestProblem as problem:
+                # A reload of the page shows a lasting problem as the page itself.
+                self._is_over = problem.status in LASTING
+                event = event_of(problem.detail, name="end" if self._is_over else "problem")
+            except Exception as error:
+                log.exception("live view failed", error=type(error).__name__)
+                event, self._is_over = event_of(BUG, name="end"), True
+            if event != self._event:
+                async with self._changed:
+                    self._event = event
+                    self._version += 1
+                    self._changed.notify_all()
+            await asyncio.sleep(PERIOD_S)
+
+
+def event_of(text: str, *, name: str = "") -> str:
+    """Return a server-sent event; its data may have several lines."""
+    head = f"event: {name}\n" if name else ""
+    return head + "".join(f"data: {line}\n" for line in text.splitlines() or [""]) + "\n"

@@ -1,0 +1,136 @@
+"""A page: a path, a template, and the function that reads its documents."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from tidemill.admin.console.rendering import render
+from tidemill.admin.console.rest_calls import Document, RestCalls, RestProblem
+from tidemill.admin.http.browser_defences import POLICY
+
+ROOT: Final = "/ui"
+LOGIN: Final = f"{ROOT}/login"
+# In the order of the navigation: the path below /ui, the text, and the key after `g`.
+NAVIGATION: Final = (
+    ("/topics", "Topics", "t"),
+    ("/groups", "Groups", "r"),
+    ("/timers", "Timers", "i"),
+    ("/messages", "Messages", "m"),
+    ("/clients", "Clients", "c"),
+    ("/cluster", "Cluster", "l"),
+    ("/audit", "Audit", "a"),
+)
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PageCall:
+    """One call of a page: the REST API for its caller, and the parts of the URL."""
+
+    api: RestCalls
+    path: Mapping[str, str]  # values of the path's parameters
+    query: Mapping[str, str]
+
+    def get(self, name: str) -> str | None:
+        """Return a query parameter; None if it is missing or empty."""
+        return self.query.get(name, "").strip() or None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page. `load` returns the values of its template."""
+
+    path: str  # below /ui
+    template: str
+    load: Callable[[PageCall], Awaitable[Values]]
+    is_live: bool = True  # whether the block `live` is sent again while the page is open
+
+
+async def show(request: Request, page: Page) -> Response:
+    """Answer a request of a page."""
+    api = rest_of(request)
+
+    async def values() -> tuple[str, Values]:
+        call = PageCall(api, request.path_params, request.query_params)
+        return page.template, {**await page.load(call), "is_live": page.is_live}
+
+    return await answer(request, api, values)
+
+
+async def answer(
+    request: Request,
+    api: RestCalls,
+    values: Callable[[], Awaitable[tuple[str, Values]]],
+    status: HTTPStatus = HTTPStatus.OK,
+) -> Response:
+    """Render the template that `values` returns, or the problem that it raises.
+
+    A request without valid credentials is redirected to the login.
+    """
+    session: Document | None = None
+    try:
+        session = await api.get("/session")
+        template, found = await values()
+    except RestProblem as problem:
+        if problem.status is HTTPStatus.UNAUTHORIZED:
+            return RedirectResponse(_login_of(request), HTTPStatus.SEE_OTHER)
+        template, found, status = "problem", {"problem": problem, "is_live": False}, problem.status
+    return html(request, template, {**found, "session": session}, status)
+
+
+def html(
+    request: Request, template: str, values: Values, status: HTTPStatus = HTTPStatus.OK
+) -> HTMLResponse:
+    """Render a whole page, with the policy that its nonce needs."""
+    nonce = secrets.token_urlsafe(16)
+    path = request.scope["path"]
+    view = quote(path) + (f"?{request.url.query}" if request.url.query else "")
+    values = {
+        "navigation": NAVIGATION,
+        "root": ROOT,
+        "here": path,
+        "view": view,
+        "nonce": nonce,
+        "rendered_at_ms": time.time_ns() // 1_000_000,
+        **values,
+    }
+    response = HTMLResponse(render(template, values), status)
+    response.headers["Content-Security-Policy"] = POLICY.replace(
+        "script-src 'self'", f"script-src 'self' 'nonce-{nonce}'"
+    )
+    # With `no-referrer`, browsers send `Origin: null` with a form of the same origin.
+    response.headers["Referrer-Policy"] = "same-origin"
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def rest_of(request: Request) -> RestCalls:
+    """Return the REST API for the caller of a request."""
+    return RestCalls(request.app.state.api or request.app, request.scope)
+
+
+def url(path: str, /, **query: str | int | None) -> str:
+    """Return the URL of a page with its query; parameters of None are left out."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{ROOT}{path}" + (f"?{urlencode(given)}" if given else "")
+
+
+def segment(name: str) -> str:
+    """Return a name as one segment of a URL."""
+    return quote(name, safe="")
+
+
+def _login_of(request: Request) -> str:
+    path = request.scope["path"] if request.method == "GET" else f"{ROOT}/"
+    query = f"?{request.url.query}" if request.url.query and request.method == "GET" else ""
+    return f"{LOGIN}?{urlencode({'next': path + query})}"

@@ -1,0 +1,139 @@
+"""Topics: the list, one topic, and their changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tidemill.admin.console.actions import Action, Rows
+from tidemill.admin.console.forms import Field, Kind
+from tidemill.admin.console.page import Page, PageCall, Values, url
+from tidemill.admin.console.rendering import bytes_text, number_text
+from tidemill.admin.console.rest_calls import Document
+
+ROWS: Final = 50  # per page
+TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
+
+
+async def load_topics(call: PageCall) -> Values:
+    """Read a page of topics."""
+    found = await call.api.get(
+        "/topics",
+        pageSize=ROWS,
+        pageToken=call.get("pageToken"),
+        includeSystem=call.get("system") == "true",
+        namespace=call.get("namespace"),
+    )
+    token = found.get("nextPageToken")
+    kept = {name: call.get(name) for name in ("system", "namespace")}
+    return {
+        "topics": found["topics"],
+        "unreachable": found.get("unreachable", []),
+        "with_system": call.get("system") == "true",
+        "next": url("/topics", pageToken=token, **kept) if token else "",
+    }
+
+
+async def load_topic(call: PageCall) -> Values:
+    """Read a topic with its queues."""
+    topic = await call.api.get(f"/topics/{call.path['topic']}")
+    queues = topic["queueStatus"]
+    return {
+        "topic": topic,
+        "unreachable": topic.get("unreachable", []),
+        "messages": sum(queue["maxOffset"] - queue["minOffset"] for queue in queues),
+    }
+
+
+def _loss(found: Document) -> Rows:
+    rows = [("Messages", number_text(found["messages"]))]
+    return rows + _also_affected(found)
+
+
+def _purged(found: Document) -> Rows:
+    groups = found["brokerGroups"]
+    rows = [
+        (
+            f"Messages at {group['broker']}",
+            f"{number_text(group['messages'])}, {bytes_text(group['bytes'])}",
+        )
+        for group in groups
+    ]
+    return rows + _also_affected(found)
+
+
+def _also_affected(found: Document) -> Rows:
+    rows = [("Delayed messages", number_text(found["delayedMessages"]))]
+    rows.append(("Consumer groups", ", ".join(found["groups"]) or "none"))
+    if "clients" in found:
+        rows.append(("Connected clients", ", ".join(found["clients"]) or "none"))
+    return rows
+
+
+def _purge_button(found: Document, path: Mapping[str, str]) -> str:
+    count = sum(group["messages"] for group in found["brokerGroups"])
+    return f"Remove {number_text(count)} messages of {path['topic']}"
+
+
+def _delete_button(found: Document, path: Mapping[str, str]) -> str:
+    return f"Delete {path['topic']} with {number_text(found['messages'])} messages"
+
+
+def _settings(found: Document) -> Rows:
+    rows = [("Type", found["messageType"]), ("Queues", number_text(found["queues"]))]
+    if "isNew" in found:
+        rows.append(("New", "yes" if found["isNew"] else "no"))
+    return rows
+
+
+SETTINGS: Final = (
+    Field("messageType", "Type", Kind.CHOICE, choices=("", *TYPES)),
+    Field("queues", "Queues", Kind.NUMBER, "1 to 1,024 per broker group."),
+    Field("retention.ms", "Retention in ms", Kind.NUMBER, "At least 60,000; -1 for ever."),
+    Field("retention.bytes", "Retention in bytes", Kind.NUMBER, "Per broker group."),
+)
+PAGES: Final = (
+    Page("/topics", "topics", load_topics),
+    Page("/topics/{topic}", "topic", load_topic),
+)
+ACTIONS: Final = (
+    Action(
+        path="/topics/{topic}/purge",
+        method="POST",
+        rest="/topics/{topic}:purge",
+        title="Purge {topic}",
+        about="Removes the messages of {topic}. Delayed messages stay and are delivered later.",
+        back="/topics/{topic}",
+        fields=(
+            Field("all", "All messages", Kind.FLAG, default="true"),
+            Field("beforeTimestampMs", "Or only those stored before", Kind.TIME),
+            Field("includeRetries", "Also those in retry topics", Kind.FLAG),
+        ),
+        rows=_purged,
+        button=_purge_button,
+        is_loss=True,
+    ),
+    Action(
+        path="/topics/{topic}/delete",
+        method="DELETE",
+        rest="/topics/{topic}",
+        title="Delete {topic}",
+        about="Deletes the topic with its messages. Requests of its clients fail.",
+        back="/topics",
+        rows=_loss,
+        button=_delete_button,
+        is_loss=True,
+    ),
+    Action(
+        path="/topics/{topic}/set",
+        method="PUT",
+        rest="/topics/{topic}",
+        title="Change {topic}",
+        about="An empty field does not change. A topic that does not exist is created.",
+        back="/topics/{topic}",
+        fields=SETTINGS,
+        rows=_settings,
+        button=lambda _found, path: f"Save {path['topic']}",
+        has_dry_run=False,
+    ),
+)

@@ -1,0 +1,162 @@
+"""The console of a standalone, as a browser without script calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.e2e.test_rest_users import tidemill
+from tests.support.eventually import eventually
+from tests.support.processes.processes import Standalone, standalone
+
+OWN = {"Sec-Fetch-Site": "same-origin"}
+STREAM_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("console") / "data") as started:
+        yield started
+
+
+@pytest.fixture
+def browser(running: Standalone) -> Iterator[httpx.Client]:
+    url = f"{running.admin}/ui"
+    with httpx.Client(trust_env=False, timeout=30, base_url=url, follow_redirects=True) as http:
+        yield http
+
+
+def sent(browser: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    """Send the form of a page of the console itself."""
+    return browser.post(path, data=fields, headers=OWN)
+
+
+def test_the_root_leads_to_the_console_and_each_page_has_the_policy(
+    running: Standalone, browser: httpx.Client
+) -> None:
+    page = browser.get(f"{running.admin}/")
+    assert page.url.path == "/ui/topics"
+    policy = page.headers["Content-Security-Policy"]
+    [nonce] = re.findall(r"script-src 'self' 'nonce-([\w-]+)'", policy)
+    assert "unsafe" not in policy
+    assert set(re.findall(r'nonce="([^"]*)"', page.text)) == {nonce}
+    assert nonce not in browser.get("/topics").text
+    for name in re.findall(r'(?:src|href)="(/ui/files/[^"]+)"', page.text):
+        assert browser.get(f"{running.admin}{name}").status_code == 200, name
+
+
+def test_a_topic_is_created_shown_purged_and_deleted(browser: httpx.Client) -> None:
+    assert browser.get("/new-topic", params={"topic": "orders"}).url.path == "/ui/topics/orders/set"
+    done = sent(browser, "/topics/orders/set", messageType="NORMAL", queues="3")
+    assert done.url.path.startswith("/ui/results/")
+    assert "Change orders: done" in done.text
+    assert "orders" in browser.get("/topics").text
+    assert browser.get("/topics/orders").text.count("<tr>") == 1 + 3
+    api = str(browser.base_url).replace("/ui/", "/api/v1")
+    for _ in range(5):
+        browser.post(f"{api}/topics/orders/messages", json={"body": "x"}).raise_for_status()
+    planned = browser.get("/topics/orders/purge")
+    assert "Remove 5 messages of orders" in planned.text
+    assert ">5</dd>" in browser.get("/topics/orders").text, "a dry run removes nothing"
+    assert "Purge orders: done" in sent(browser, "/topics/orders/purge", all="true").text
+    assert ">0</dd>" in browser.get("/topics/orders").text
+    assert "Delete orders: done" in sent(browser, "/topics/orders/delete").text
+    gone = browser.get("/topics/orders")
+    assert gone.status_code == 404
+    assert "orders" in gone.text
+
+
+def test_a_wrong_input_is_shown_again_with_its_reason(browser: httpx.Client) -> None:
+    again = sent(browser, "/topics/orders/set", queues="many")
+    assert again.status_code == 400
+    assert "&#39;many&#39; is no whole number" in again.text
+    assert 'value="many"' in again.text
+    refused = sent(browser, "/topics/orders/set", queues="5000")
+    assert refused.status_code == 400
+    assert "queues" in refused.text
+
+
+def test_markup_in_names_and_inputs_is_text(browser: httpx.Client) -> None:
+    for path in ("/topics/%3Cscript%3Ealert(1)%3C%2Fscript%3E", "/topics?namespace=%22%3E%3Cb%3E"):
+        shown = browser.get(path).text
+        assert "<script>alert" not in shown
+        assert "<b>" not in shown
+
+
+def test_a_form_of_another_page_changes_nothing(running: Standalone, browser: httpx.Client) -> None:
+    fields = {"messageType": "NORMAL"}
+    for headers in ({}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        refused = browser.post("/topics/foreign/set", data=fields, headers=headers)
+        assert refused.status_code == 403, headers
+    assert "foreign" not in json.dumps(running.get("topics"))
+
+
+def events_of(answer: httpx.Response) -> Iterator[str]:
+    """Yield the events of a stream."""
+    lines: list[str] = []
+    for line in answer.iter_lines():
+        if line:
+            lines.append(line)
+        else:
+            yield "\n".join(lines)
+            lines = []
+
+
+def test_a_stream_sends_the_live_part_again_when_it_changes(browser: httpx.Client) -> None:
+    view = {"view": "/ui/topics"}
+    with browser.stream("GET", "/events", params=view, timeout=STREAM_S) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = events_of(answer)
+        assert "streamed" not in next(events)
+        sent(browser, "/topics/streamed/set", messageType="NORMAL")
+        silent = 0
+        for event in events:
+            if "streamed" in event:
+                break
+            assert event == "event: alive\ndata:"
+            silent += 1
+        assert silent < STREAM_S
+    other = browser.get("/events", params={"view": "/ui/results/x"})
+    assert other.status_code == 400
+
+
+def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: Path) -> None:
+    with (
+        standalone(tmp_path / "data") as running,
+        httpx.Client(trust_env=False, timeout=30, follow_redirects=True) as browser,
+    ):
+        running.put("topics/orders")
+        running.put("topics/hidden")
+        enabled = tidemill(running, tmp_path, "security", "enable")
+        assert enabled.returncode == 0
+        made = tidemill(running, tmp_path, "user", "create", "eve")
+        secret = json.loads(made.stdout)["secret"]
+        allowed = tidemill(running, tmp_path, "acl", "allow", "User:eve", "Topic:orders", "get")
+        assert allowed.returncode == 0, allowed.stderr
+        ui = f"{running.admin}/ui"
+        eventually(lambda: "/ui/login" in str(browser.get(f"{ui}/topics").url))
+        login = browser.get(f"{ui}/topics?system=true")
+        assert dict(httpx.QueryParams(login.url.query))["next"] == "/ui/topics?system=true"
+        wrong = sent(browser, f"{ui}/login", user="eve", secret="a-secret-9", next="/ui/topics")
+        assert wrong.status_code == 401
+        assert 'value="eve"' in wrong.text
+        assert "a-secret-9" not in wrong.text
+        shown = sent(browser, f"{ui}/login", user="eve", secret=secret, next="//evil.example/x")
+        assert urlsplit(str(shown.url)).path == "/ui/topics"
+        assert "orders" in shown.text
+        assert "hidden" not in shown.text
+        refused = browser.get(f"{ui}/topics/hidden")
+        assert refused.status_code == 403
+        assert "may not" in refused.text
+        deletion = sent(browser, f"{ui}/topics/orders/delete")
+        assert deletion.status_code == 403
+        assert "/ui/login" in str(sent(browser, f"{ui}/logout").url)
+        assert "/ui/login" in str(browser.get(f"{ui}/topics").url)
+        records = json.loads(tidemill(running, tmp_path, "audit", "list").stdout)
+        assert "session" in json.dumps(records)

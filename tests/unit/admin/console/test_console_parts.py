@@ -1,0 +1,126 @@
+"""The parts of the console that need no process: actions, files, forms, texts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tidemill.admin.console.forms import Field, InvalidField, Kind, texts_of, values_of
+from tidemill.admin.console.rendering import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    age_text,
+    bytes_text,
+    duration_text,
+    templates,
+    time_text,
+    until_text,
+)
+from tidemill.admin.console.routes import ACTIONS, PAGES
+
+STATIC = resources.files("tidemill.admin.console").joinpath("static")
+REPOSITORY = Path(__file__).parents[4]
+CSS_BYTES_MAX = 8 << 10
+EVENT_HANDLER = re.compile(r"\son[a-z]+=|\sstyle=|javascript:", re.IGNORECASE)
+
+
+def test_each_action_is_an_operation_of_the_api() -> None:
+    paths = json.loads((REPOSITORY / "docs" / "openapi.json").read_text())["paths"]
+    for action in ACTIONS:
+        operation = paths[f"/api/v1{action.rest}"][action.method.lower()]
+        parameters = {each["name"] for each in operation.get("parameters", [])}
+        assert action.has_dry_run <= ("dryRun" in parameters), action.path
+        assert {each.name for each in action.fields if each.is_query} <= parameters
+
+
+def test_each_page_and_action_has_a_path_of_its_own() -> None:
+    paths = [each.path for each in PAGES] + [each.path for each in ACTIONS]
+    assert len(set(paths)) == len(paths)
+
+
+def test_the_list_of_foreign_files_is_complete_and_true() -> None:
+    listed = {}
+    for line in STATIC.joinpath("FILES").read_text().splitlines():
+        if not line.startswith("#"):
+            name, _project, _version, _licence, digest = line.split()
+            listed[name] = digest
+    own = {"FILES", "console.css", "console.js", "icon.svg"}
+    found = {each.name: each.read_bytes() for each in STATIC.iterdir() if each.name not in own}
+    assert {name: hashlib.sha256(content).hexdigest() for name, content in found.items()} == listed
+
+
+def test_the_style_sheet_is_small() -> None:
+    assert len(STATIC.joinpath("console.css").read_bytes()) <= CSS_BYTES_MAX
+
+
+def test_no_template_has_inline_script_or_style() -> None:
+    for name in templates().list_templates():
+        source, _, _ = templates().loader.get_source(templates(), name)  # type: ignore[union-attr]
+        assert not EVENT_HANDLER.search(source), name
+        assert "|safe" not in source.replace(" ", ""), name
+        assert "<style" not in source
+        assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", source))
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [
+        (0, "0.0 s"),
+        (9_940, "9.9 s"),
+        (12_000, "12 s"),
+        (MINUTE_MS, "1 min"),
+        (12 * MINUTE_MS + 5_000, "12 min 5 s"),
+        (2 * HOUR_MS + 3 * MINUTE_MS + 9_000, "2 h 3 min"),
+        (2 * DAY_MS + 59_000, "2 d"),
+    ],
+)
+def test_a_duration_has_at_most_two_units(duration_ms: int, text: str) -> None:
+    assert duration_text(duration_ms) == text
+
+
+def test_times_sizes_and_unknown_values_have_a_text() -> None:
+    assert time_text(1_795_750_000_123) == "2026-11-27 03:26:40.123Z"
+    assert (age_text(1_000, 61_000), age_text(61_000, 1_000)) == ("1 min ago", "in 1 min")
+    assert (until_text(61_000, 1_000), until_text(1_000, 1_000)) == ("in 1 min", "due")
+    assert [bytes_text(size) for size in (0, 999, 1_000, 1_536, 1 << 20, 150 << 30)] == [
+        "0 B", "999 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "150 GiB",
+    ]  # fmt: skip
+    assert {time_text(None), age_text(None), bytes_text(None), duration_text(None)} == {"unknown"}
+
+
+FIELDS = (
+    Field("queues", "Queues", Kind.NUMBER),
+    Field("retention.ms", "Retention", Kind.NUMBER),
+    Field("force", "Force", Kind.FLAG, default="true", is_query=True),
+    Field("before", "Before", Kind.TIME),
+)
+
+
+def test_fields_become_the_query_and_the_body_of_a_call() -> None:
+    given = {"queues": "1,024", "retention.ms": "-1", "before": "2026-11-27T03:26:40"}
+    assert values_of(FIELDS, texts_of(FIELDS, given, is_sent=True)) == (
+        {},
+        {"queues": 1024, "retention": {"ms": -1}, "before": 1_795_750_000_000},
+    )
+    assert values_of(FIELDS, texts_of(FIELDS, {}, is_sent=False)) == ({"force": True}, {})
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "reason"),
+    [
+        (Field("n", "Count", Kind.NUMBER), "many", "Count: 'many' is no whole number"),
+        (Field("t", "Before", Kind.TIME), "soon", "write it as 2026-01-31T18:00:00"),
+        (Field("k", "Key", is_required=True), " ", "Key: fill in this field"),
+    ],
+)
+def test_a_text_that_is_no_value_of_its_field_is_rejected(
+    field: Field, text: str, reason: str
+) -> None:
+    with pytest.raises(InvalidField, match=re.escape(reason)):
+        values_of((field,), {field.name: text})
