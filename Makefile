@@ -25,7 +25,7 @@ REPORTS := build/tests
 LIGHT := "not heavy and not large and not cluster"
 # Tests that use the CPU, and tests that wait for processes and sockets most of their time.
 COMPUTING := tests/unit tests/property tests/fuzz tests/chart tests/monitoring
-WAITING := tests/component tests/e2e
+WAITING := tests/component tests/e2e tests/console
 HEAVY = $(shell grep -rlE 'mark\.heavy' tests --include='test_*.py')
 PROTOS := $(shell find proto -name '*.proto')
 NODE := tests/e2e/node
@@ -35,6 +35,7 @@ RUST := tests/e2e/rust
 H2SPEC := tests/e2e/transport/h2spec
 HELM := tests/chart/helm
 KUBE_SCORE := tests/chart/kube-score
+CONSOLE := tests/console
 CT := tests/chart/ct
 BUF := tools/buf
 CHART := charts/tidemill
@@ -45,7 +46,7 @@ FUZZ := .venv-fuzz
 SPARK := tests/pipeline
 # The distribution of the data pipeline, with its own locks.
 PIPELINE := services/tidemill_pipeline
-CLIENTS := tool-node tool-go tool-java tool-h2spec tool-helm
+CLIENTS := tool-node tool-go tool-java tool-h2spec tool-helm tool-browser
 # Checkers of dashboards and alerts.
 CHECKERS := tool-grafana tool-promtool
 
@@ -61,7 +62,7 @@ PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' require
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large shake night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline package bench bench-compare ci lock clean
-.PHONY: $(addprefix tool-,spark node go java rust h2spec grafana promtool prometheus helm kube-score ct buf)
+.PHONY: $(addprefix tool-,spark node go java rust h2spec grafana promtool prometheus helm kube-score ct buf browser)
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -104,6 +105,7 @@ test-pipeline: setup setup-pipeline ## Run the tests of the data pipeline, which
 else
 test test-core test-pipeline: setup $(if $(filter $(SPARK) $(SPARK)/%,$(NAMED)),setup-pipeline) \
 		$(if $(filter tests tests/e2e tests/e2e/%,$(NAMED)),$(CLIENTS)) \
+		$(if $(filter tests/console%,$(NAMED)),tool-browser) \
 		$(if $(filter tests tests/chart%,$(NAMED)),tool-helm) \
 		$(if $(filter tests tests/monitoring%,$(NAMED)),tool-helm $(CHECKERS))
 	$(PYTEST) $(ARGS)
@@ -267,6 +269,9 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 	$(call lock_image,proxy,pyproject.toml --extra cli --extra secrets --no-emit-package numpy)
 	$(call lock_image,admin,pyproject.toml --extra admin --extra release --no-emit-package numpy)
 	$(call lock_image,tidemill,pyproject.toml --extra standalone --extra release)
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet $(CONSOLE)/requirements.in \
+		--constraint requirements.lock --output-file $(CONSOLE)/requirements.lock --python-version 3.11 \
+		--universal --no-header --no-annotate --generate-hashes
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet tests/fuzz/requirements.in \
 		--output-file tests/fuzz/requirements.lock --python-version 3.11 --no-header --no-annotate \
 		--generate-hashes
@@ -351,6 +356,18 @@ tool-h2spec: $(STAMPS)/venv
 		--input $(H2SPEC)/go.mod $(H2SPEC)/go.sum --link $(H2SPEC)/build \
 		'cd $(H2SPEC) && go build -buildvcs=false -o "$$OUT/" github.com/summerwind/h2spec/cmd/h2spec \
 		github.com/fullstorydev/grpcurl/cmd/grpcurl'
+
+# A browser and its driver, for the tests of the console.
+tool-browser: $(STAMPS)/package
+	@command -v chromium > /dev/null || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || \
+		{ $(call say,setup,installing chromium); apt-get update -q > /dev/null; \
+		apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core > /dev/null; }
+	@$(CACHED) browser --needs chromium --skipped "the console is not tested in a browser" \
+		--input $(CONSOLE)/requirements.lock --key "$$($(BIN)/python -VV)" --link $(VENV)/browser \
+		'$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--target "$$OUT" -r $(CONSOLE)/requirements.lock'
+	@! test -e $(VENV)/browser || readlink $(VENV)/browser > \
+		$$(echo $(VENV)/lib/python3*/site-packages)/browser.pth
 
 # The linter of .proto files.
 tool-buf: $(STAMPS)/venv

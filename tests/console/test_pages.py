@@ -1,0 +1,109 @@
+"""Each page of the console in Chromium: accessible, silent, with and without script."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.console.conftest import DESKTOP, Visitor
+from tests.console.world import ConsoleWorld
+
+REPOSITORY = Path(__file__).parents[2]
+IMAGES = REPOSITORY / "docs" / "images"
+# Screenshots of the docs are written only on request, since fonts differ between machines.
+WRITES = "TIDEMILL_TEST_WRITE_SCREENSHOTS"
+LIVE = "#age:text-is('live')"
+PHONE = {"width": 390, "height": 800}
+PATHS = {
+    "topics": "/ui/topics",
+    "topic": "/ui/topics/orders",
+    "purge": "/ui/topics/orders/purge",
+    "change": "/ui/topics/orders/set",
+    "login": "/ui/login",
+    "missing": "/ui/topics/missing",
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PATHS)
+def test_a_page_is_accessible_and_fits_a_desktop_and_a_phone(
+    visitor: Visitor, name: str, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    with visitor.page(PATHS[name], color_scheme=scheme) as page:
+        live = page.locator("#age")
+        if live.count():
+            page.locator(LIVE).wait_for()
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        for size, kind in ((DESKTOP, "desktop"), (PHONE, "phone")):
+            page.set_viewport_size(size)
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= size["width"], f"{kind} scrolls sideways"
+            if os.environ.get(WRITES):
+                page.screenshot(path=IMAGES / f"console-{name}-{scheme}-{kind}.png")
+    if name == "missing":
+        visitor.complaints.clear()  # Chromium logs the status 404 itself.
+
+
+def test_a_topic_is_purged_with_the_mouse(visitor: Visitor, world: ConsoleWorld) -> None:
+    world.running.put("topics/old")
+    world.send("old", "x")
+    with visitor.page("/ui/topics") as page:
+        page.get_by_role("link", name="old", exact=True).click()
+        page.get_by_role("link", name="Purge...").click()
+        page.get_by_role("button", name="Remove 1 messages of old").click()
+        page.get_by_role("heading", name="Purge old: done").wait_for()
+        page.get_by_role("link", name="Back").click()
+        page.wait_for_url("**/ui/topics/old")
+
+
+def test_a_topic_is_purged_without_script(visitor: Visitor, world: ConsoleWorld) -> None:
+    world.running.put("topics/plain")
+    world.send("plain", "x")
+    with visitor.page("/ui/topics/plain/purge", java_script_enabled=False) as page:
+        page.get_by_role("button", name="Show the effect").click()
+        page.get_by_role("button", name="Remove 1 messages of plain").click()
+        page.get_by_role("heading", name="Purge plain: done").wait_for()
+
+
+def test_keys_open_pages_fields_and_the_list_of_keys(visitor: Visitor) -> None:
+    with visitor.page("/ui/topics/orders") as page:
+        page.keyboard.press("g")
+        page.keyboard.press("t")
+        page.wait_for_url("**/ui/topics")
+        page.keyboard.press("/")
+        assert page.evaluate("document.activeElement.name") == "namespace"
+        page.keyboard.press("Escape")
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("?")
+        page.get_by_role("dialog").wait_for()
+
+
+def test_a_change_appears_without_a_reload_and_the_focus_stays(
+    visitor: Visitor, world: ConsoleWorld
+) -> None:
+    with visitor.page("/ui/topics") as page:
+        page.locator(LIVE).wait_for()
+        page.get_by_role("link", name="orders", exact=True).focus()
+        world.running.put("topics/appears")
+        page.get_by_role("link", name="appears", exact=True).wait_for()
+        assert page.evaluate("document.activeElement.textContent") == "orders"
+
+
+def test_a_page_says_when_its_server_is_silent_and_recovers(
+    visitor: Visitor, world: ConsoleWorld
+) -> None:
+    admin = world.running.processes["admin"].pid
+    with visitor.page("/ui/topics") as page:
+        page.locator(LIVE).wait_for()
+        os.kill(admin, signal.SIGSTOP)
+        try:
+            page.get_by_text("disconnected since").wait_for()
+        finally:
+            os.kill(admin, signal.SIGCONT)
+        page.locator(LIVE).wait_for()
