@@ -89,6 +89,7 @@ READ_EVENTS = _read(lambda stubs: stubs.reader.ReadEvents)
 # Timers.
 LIST_TIMERS = _read(lambda stubs: stubs.admin.ListTimers)
 COUNT_TIMERS = _read(lambda stubs: stubs.admin.CountTimers)
+GET_TIMER_HISTOGRAM = _read(lambda stubs: stubs.admin.GetTimerHistogram)
 GET_TIMER = _read(lambda stubs: stubs.admin.GetTimer)
 CANCEL_TIMER = _change(lambda stubs: stubs.admin.CancelTimer)
 RESCHEDULE_TIMER = _change(lambda stubs: stubs.admin.RescheduleTimer)

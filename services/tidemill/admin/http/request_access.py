@@ -101,6 +101,14 @@ class RequestAccess:
         texts = " or ".join(action.text for action in wanted)
         self.refuse(f"may not {texts} on {resource}", texts, str(resource))
 
+    def require_all_topics(self, action: Action) -> None:
+        """Check that an action is allowed on all topics. Raises Forbidden."""
+        known = self.known
+        if self.mode is Mode.OFF or self.is_super:
+            return
+        if known is None or not known.allows_all(action, ResourceType.TOPIC, self._find_address):
+            self.refuse(f"may not {action.text} on all topics; name one", action.text, "Topic:*")
+
     def require_super(self) -> None:
         """Check that the user is a super user. Raises Forbidden."""
         if self.mode is not Mode.OFF and not self.is_super:
@@ -133,13 +141,13 @@ class RequestAccess:
         def decides(action: Action) -> bool:
             if resource in _BROKER_DEAD_LETTERS:
                 # Their messages are of all topics.
-                return known.allows_all(action, ResourceType.TOPIC, find_address)
-            return known.decide(action, resource, find_address).is_allowed
-
-        def find_address() -> SourceAddress | None:
-            return parse_address(self.address)
+                return known.allows_all(action, ResourceType.TOPIC, self._find_address)
+            return known.decide(action, resource, self._find_address).is_allowed
 
         return any(map(decides, actions))
+
+    def _find_address(self) -> SourceAddress | None:
+        return parse_address(self.address)
 
 
 if TYPE_CHECKING:

@@ -55,6 +55,48 @@ class TimerPageView(Schema):
     next_page_token: str | None = NEXT_PAGE
 
 
+class HistogramStep(StrEnum):
+    """The width of a bucket, and with it the time that a histogram covers."""
+
+    SECOND = "1s"
+    TEN_MINUTES = "10m"
+    HOUR = "1h"
+    DAY = "1d"
+
+
+class TimerTopicView(Schema):
+    """The pending timers of a topic."""
+
+    name: str = Field(description="Name of the topic.")
+    timers: int = Field(description="Pending timers.")
+
+
+class TimerPeakView(Schema):
+    """The fullest bucket of a histogram."""
+
+    at_ms: int = Field(description="Begin of the bucket (Unix, ms).")
+    timers: int = Field(description="Timers due in it.")
+
+
+class TimerHistogramView(Schema):
+    """Pending timers by due time."""
+
+    step: HistogramStep = Field(description="Width of a bucket.")
+    step_ms: int = Field(description="Width of a bucket, in ms.")
+    as_of_ms: int = Field(description="Time of the count (Unix, ms).")
+    from_ms: int = Field(
+        description="Begin of the first bucket (Unix, ms). It contains the time of the count."
+    )
+    counts: list[int] = Field(description="Timers due in each bucket.")
+    overdue: int = Field(description="Timers due before the first bucket.")
+    later: int = Field(description="Timers due after the last bucket.")
+    peak: TimerPeakView | None = Field(None, description="The fullest bucket. Missing: none.")
+    topics: list[TimerTopicView] | None = Field(
+        None, description="The 20 topics with most timers. Missing in a histogram of one topic."
+    )
+    unreachable: list[str] | None = UNREACHABLE
+
+
 class RescheduleRequest(ExclusiveSchema):
     """The new due time of a timer: exactly one of `dueAtMs`, `dueAt` and `delayMs`."""
 

@@ -13,7 +13,15 @@ from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerGroupClient, Brok
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
-from tidemill.admin.json.timers import RescheduleRequest, TimerPageView, TimerView
+from tidemill.admin.json.timers import (
+    HistogramStep,
+    RescheduleRequest,
+    TimerHistogramView,
+    TimerPageView,
+    TimerView,
+)
+from tidemill.admin.messages.timer_histogram import SPANS, TOPICS_MAX
+from tidemill.admin.messages.timer_histogram import merged as merged_histogram
 from tidemill.admin.messages.timer_pages import Token, cursor_of, merged, request_after
 from tidemill.admin.messages.views import timer_of
 from tidemill.admin.routes import Access, BrokerName, Caller, ChangeAuthor, Cluster, DryRun
@@ -27,6 +35,7 @@ CALLS_MAX = 32  # to each broker group, for a page of the timers that a user may
 
 TimerId = Annotated[int, Path(ge=0, le=2**63 - 1, description="Number of the timer.")]
 Topic = Annotated[str, Query(description="Only of this topic.")]
+Step = Annotated[HistogramStep, Query(description="Width of a bucket.")]
 Key = Annotated[str, Query(description="Only messages with this key.")]
 DueFrom = Annotated[
     Instant,
@@ -103,6 +112,29 @@ def _is_shown(access: RequestAccess, topic: str, key: str) -> bool:
     if key and not access.allows_topic(Action.SUB, topic):
         return False
     return access.allows_topic(READS, topic)
+
+
+@router.get("/timers/histogram", response_model_exclude_none=True)
+async def get_timer_histogram(
+    cluster: Cluster, access: Access, step: Step = HistogramStep.HOUR, topic: Topic = ""
+) -> TimerHistogramView:
+    """Count pending timers by due time: 2 minutes by 1s, 24 h by 10m, 30 d by 1h, 400 d by 1d.
+
+    Without a topic, the caller needs Get on all topics. Each call scans all timers once: a million
+    cost a broker some 50 ms of CPU time.
+    """
+    if topic:
+        access.require(Action.GET, topic_resource(topic))
+    else:
+        access.require_all_topics(Action.GET)
+    span = SPANS[step]
+    request = pb.GetTimerHistogramRequest(
+        topic=topic, step_ms=span.step_ms, buckets=span.buckets, topics_max=TOPICS_MAX
+    )
+    found = await cluster.call_all(calls.GET_TIMER_HISTOGRAM, request)
+    view = merged_histogram(step, [each.value for each in found.answers], with_topics=not topic)
+    view.unreachable = found.unreachable or None
+    return view
 
 
 @router.get("/timers/{timer_id}", response_model_exclude_none=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.worlds.timer_world import DAY_MS, MINUTE_MS, SECOND_MS, TimerWorld
-from tidemill.broker.engine.timer.due_count import WITHIN_MAX
+from tidemill.broker.engine.timer.due_count import BUCKETS_MAX, WITHIN_MAX, DueHistogram
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import BadRequest
 
@@ -77,3 +77,58 @@ def test_the_count_equals_the_statuses_of_all_timers() -> None:
 def test_too_many_or_unsorted_horizons_are_rejected(within: Sequence[int]) -> None:
     with pytest.raises(BadRequest, match="horizons"):
         count(TimerWorld(), *within)
+
+
+def histogram(
+    world: TimerWorld, step_ms: int, buckets: int, topic: str | None = None
+) -> DueHistogram:
+    """Return a whole histogram."""
+    topics = world.engine.catalog.topics
+    topic_id = next((each for each in topics if topics[each].name == topic), None)
+    counted = world.engine.timers.commands.due_histogram(
+        step_ms, buckets, firing_ms=world.now_ms, topic_id=topic_id
+    )
+    while counted.step():
+        pass
+    return counted
+
+
+def test_a_histogram_has_each_pending_timer_once() -> None:
+    world = TimerWorld()
+    for n in range(2_000):
+        world.schedule(f"m{n}", topic=f"topic{n % 3}", delay_ms=1_000 + n * 40, commit=n % 200 == 0)
+    world.commit()
+    world.advance(10 * SECOND_MS)
+    for topic in (None, "topic1"):
+        found = histogram(world, 10 * SECOND_MS, 4, topic)
+        statuses = [world.engine.timers.commands.status(n) for n in range(2_000)]  # type: ignore[arg-type]  # Consecutive ids.
+        due = [
+            status.due_at_ms
+            for status in statuses
+            if status.state == TimerState.PENDING and topic in (None, status.topic)
+        ]
+        begin = found.from_ms
+        assert begin <= world.now_ms < begin + 10 * SECOND_MS
+        assert begin % (10 * SECOND_MS) == 0
+        places = [(at - begin) // (10 * SECOND_MS) for at in due]
+        assert found.counts.tolist() == [places.count(number) for number in range(4)]
+        assert found.later == sum(place >= 4 for place in places)
+        assert found.overdue == sum(place < 0 for place in places)
+        assert sum(found.by_topic.values()) == (len(due) if topic is None else 0)
+
+
+def test_an_overdue_timer_is_in_front_of_the_first_bucket() -> None:
+    world = TimerWorld()
+    world.schedule("near", delay_ms=30 * SECOND_MS)
+    counted = world.engine.timers.commands.due_histogram(
+        SECOND_MS, 10, firing_ms=world.now_ms + MINUTE_MS, topic_id=None
+    )
+    while counted.step():
+        pass
+    assert (counted.overdue, counted.later, counted.counts.sum()) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("step_ms", "buckets"), [(0, 1), (1, 0), (1, BUCKETS_MAX + 1)])
+def test_a_histogram_has_bounds(step_ms: int, buckets: int) -> None:
+    with pytest.raises(BadRequest, match="buckets"):
+        histogram(TimerWorld(), step_ms, buckets)

@@ -33,7 +33,7 @@ from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.admission import Admission
 from tidemill.broker.engine.timer.body import BodyDamaged, TimerBodies
-from tidemill.broker.engine.timer.due_count import DueCount
+from tidemill.broker.engine.timer.due_count import DueCount, DueHistogram, DueWalk
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.pending import PendingQuery, PendingWalk
@@ -310,10 +310,19 @@ class TimerCommands:
 
     def count_due(self, within_ms: Sequence[int], *, firing_ms: int) -> DueCount:
         """Begin to count, by topic, the timers due within each of some durations."""
-        self._index.link_gathered()
-        return DueCount(
-            self._index, self._tally, list(self._quarantined), within_ms, firing_ms=firing_ms
+        return DueCount(self._due_walk(), within_ms, firing_ms=firing_ms)
+
+    def due_histogram(
+        self, step_ms: int, buckets: int, *, firing_ms: int, topic_id: TopicId | None
+    ) -> DueHistogram:
+        """Begin to count the timers of a topic, or all, by due time."""
+        return DueHistogram(
+            self._due_walk(), step_ms, buckets, firing_ms=firing_ms, topic_id=topic_id
         )
+
+    def _due_walk(self) -> DueWalk:
+        self._index.link_gathered()
+        return DueWalk(self._index, self._tally, list(self._quarantined))
 
 
 def _already(state: int) -> MessageNotFound:

@@ -18,7 +18,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.layout.numbers import TopicId
-    from tidemill.broker.engine.timer.due_count import DueCount
+    from tidemill.broker.engine.timer.due_count import DueCount, DueHistogram
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
@@ -74,6 +74,36 @@ class TimerAdmin:
             )
 
         return await read_in_round(self._rounds, name)
+
+    async def GetTimerHistogram(self, request: pb.GetTimerHistogramRequest) -> pb.TimerHistogram:
+        """Count timers by due time; each slice of the count takes a round."""
+
+        def begin(engine: Engine, turn: Turn) -> DueHistogram:
+            topic_id = find_topic(engine, request.topic).id if request.topic else None
+            return engine.timers.commands.due_histogram(
+                request.step_ms, request.buckets, firing_ms=turn.firing_ms, topic_id=topic_id
+            )
+
+        found = await read_in_round(self._rounds, begin)
+        while await read_in_round(self._rounds, lambda _engine, _turn: found.step()):
+            pass
+
+        def name(engine: Engine, _turn: Turn) -> list[pb.TimerTopicCount]:
+            topics = engine.catalog.topics
+            return [
+                pb.TimerTopicCount(topic=topics[topic_id].name, timers=timers)
+                for topic_id, timers in found.by_topic.most_common(request.topics_max)
+                if topic_id in topics
+            ]
+
+        return pb.TimerHistogram(
+            as_of_ms=found.as_of_ms,
+            from_ms=found.from_ms,
+            counts=found.counts.tolist(),
+            overdue=found.overdue,
+            later=found.later,
+            topics=await read_in_round(self._rounds, name),
+        )
 
     async def GetTimer(self, request: pb.GetTimerRequest) -> pb.Timer:
         """Return one timer, even if it was delivered, cancelled or dropped."""
