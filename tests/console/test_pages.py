@@ -22,6 +22,10 @@ PATHS = {
     "topic": "/ui/topics/orders",
     "purge": "/ui/topics/orders/purge",
     "change": "/ui/topics/orders/set",
+    "timers": "/ui/timers",
+    "timers-day": "/ui/timers?step=10m",
+    "timer": "/ui/timers/broker-0/0",
+    "cancel": "/ui/timers/broker-0/0/cancel",
     "login": "/ui/login",
     "missing": "/ui/topics/missing",
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -70,6 +72,43 @@ def test_a_topic_is_created_shown_purged_and_deleted(browser: httpx.Client) -> N
     gone = browser.get("/topics/orders")
     assert gone.status_code == 404
     assert "orders" in gone.text
+
+
+def test_a_timer_is_found_by_its_key_moved_delivered_and_cancelled(
+    running: Standalone, browser: httpx.Client
+) -> None:
+    running.put("topics/reminders", messageType="DELAY")
+    api = f"{running.admin}/api/v1"
+    hour_ms = 3_600_000
+    due_ms = (time.time_ns() // 1_000_000 // hour_ms + 2) * hour_ms
+    for key in ("moved", "fired", "cancelled"):
+        new = {"body": key, "keys": [key], "deliverAtMs": due_ms}
+        browser.post(f"{api}/topics/reminders/messages", json=new).raise_for_status()
+    shown = browser.get("/timers", params={"topic": "reminders"})
+    assert "<strong>3</strong> waiting in reminders" in shown.text
+    [cell] = re.findall(r'<td class="h6"><a href="([^"]+)"', shown.text)
+    assert browser.get(running.admin + unescape(cell)).text.count("broker-0:") == 3
+
+    def path_of(key: str) -> str:
+        found = browser.get("/timers", params={"topic": "reminders", "key": key}).text
+        [path] = re.findall(r'href="/ui(/timers/[\w-]+/\d+)"', found)
+        return str(path)
+
+    moved = path_of("moved")
+    assert ": done" in sent(browser, f"{moved}/reschedule", dueAtMs="2027-06-01T12:00:00").text
+    assert "2027-06-01 12:00:00.000Z" in browser.get(moved).text
+    fired = path_of("fired")
+    assert ": done" in sent(browser, f"{fired}/fire").text
+    eventually(lambda: "DELIVERED" in browser.get(fired).text)
+    cancelled = path_of("cancelled")
+    planned = browser.get(f"{cancelled}/cancel")
+    assert "reminders" in planned.text
+    assert "PENDING" in browser.get(cancelled).text
+    assert ": done" in sent(browser, f"{cancelled}/cancel").text
+    assert "CANCELLED" in browser.get(cancelled).text
+    again = sent(browser, f"{moved}/reschedule")
+    assert again.status_code == 400
+    assert "dueAtMs" in again.text
 
 
 def test_a_wrong_input_is_shown_again_with_its_reason(browser: httpx.Client) -> None:

@@ -32,12 +32,17 @@ class Action:
     rows: Callable[[Document], Rows]  # the effects in the answer of the dry run, and of the change
     button: Callable[[Document, Mapping[str, str]], str]  # with the effect, such as its numbers
     fields: tuple[Field, ...] = ()
+    query: tuple[str, ...] = ()  # parameters of the path that REST has in the query
     has_dry_run: bool = True
     is_loss: bool = False  # whether it loses something
 
     def rest_path(self, path: Mapping[str, str]) -> str:
         """Return the REST path for the parameters of a URL."""
         return self.rest.format(**path)
+
+    def rest_query(self, path: Mapping[str, str], query: Document) -> Document:
+        """Return the query of the REST call for the parameters of a URL and for fields."""
+        return {**{name: path[name] for name in self.query}, **query}
 
     def back_url(self, path: Mapping[str, str]) -> str:
         """Return the URL of the page that led here."""
@@ -75,7 +80,10 @@ async def perform(request: Request, action: Action, results: Results) -> Respons
         texts = texts_of(action.fields, await read_form(request), is_sent=True)
         query, body = values_of(action.fields, texts)
         done = await api.call(
-            action.method, action.rest_path(request.path_params), query, _body_of(action, body)
+            action.method,
+            action.rest_path(request.path_params),
+            action.rest_query(request.path_params, query),
+            _body_of(action, body),
         )
         session = await api.get("/session")
     except (InvalidField, RestProblem) as error:
@@ -122,7 +130,7 @@ async def _form_values(
                 await api.call(
                     action.method,
                     action.rest_path(request.path_params),
-                    {**query, "dryRun": True},
+                    action.rest_query(request.path_params, {**query, "dryRun": True}),
                     _body_of(action, body),
                 )
             ).document

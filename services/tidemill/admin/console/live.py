@@ -1,7 +1,7 @@
 """Streams of the live parts of pages, as server-sent events (ADR 0090).
 
 All streams of the same page and the same credentials share one task, which renders the block `live`
-at most once per second. So the calls to the brokers do not grow with the number of tabs.
+once per period of the page. So the calls to the brokers do not grow with the number of tabs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from tidemill.admin.console.rest_calls import RestProblem
 from tidemill.common.errors import Overloaded
 
 STREAMS_MAX: Final = 200
-PERIOD_S: Final = 1.0
 # Without an event for 5 s, a page shows that it is disconnected.
 SILENCE_S: Final = 2.0
 ALIVE: Final = "event: alive\ndata:\n\n"
@@ -59,12 +58,14 @@ class LiveViews:
             )
 
     @contextlib.contextmanager
-    def opened(self, key: ViewKey, render: Rendering) -> Iterator[AsyncIterator[str]]:
+    def opened(
+        self, key: ViewKey, render: Rendering, *, period_s: float
+    ) -> Iterator[AsyncIterator[str]]:
         """Open a stream: its events, until the block ends."""
         self._streams += 1
         shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[key] = _SharedView(render)
+            shared = self._shared[key] = _SharedView(render, period_s)
         shared.viewers += 1
         try:
             yield shared.events()
@@ -79,8 +80,9 @@ class LiveViews:
 class _SharedView:
     """One rendering for all its viewers."""
 
-    def __init__(self, render: Rendering) -> None:
+    def __init__(self, render: Rendering, period_s: float) -> None:
         self.viewers = 0
+        self._period_s = period_s
         self._render = render
         self._version = 0
         self._event = ""
@@ -127,7 +129,7 @@ class _SharedView:
                     self._event = event
                     self._version += 1
                     self._changed.notify_all()
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(self._period_s)
 
 
 def event_of(text: str, *, name: str = "") -> str:

@@ -54,6 +54,7 @@ class Page:
     template: str
     load: Callable[[PageCall], Awaitable[Values]]
     is_live: bool = True  # whether the block `live` is sent again while the page is open
+    period_s: float = 1.0  # between two renderings of it
 
 
 async def show(request: Request, page: Page) -> Response:

@@ -29,7 +29,7 @@ from tidemill.admin.console.page import (
     segment,
     show,
 )
-from tidemill.admin.console.pages import topics
+from tidemill.admin.console.pages import timers, topics
 from tidemill.admin.console.rendering import render_block
 from tidemill.admin.console.rest_calls import RestProblem
 from tidemill.admin.console.results import Results
@@ -37,8 +37,8 @@ from tidemill.common.errors import BadRequest
 
 FILES: Final = f"{ROOT}/files"
 HOME: Final = "/topics"  # the page behind /ui/
-PAGES: Final[tuple[Page, ...]] = (*topics.PAGES,)
-ACTIONS: Final[tuple[Action, ...]] = (*topics.ACTIONS,)
+PAGES: Final[tuple[Page, ...]] = (*topics.PAGES, *timers.PAGES)
+ACTIONS: Final[tuple[Action, ...]] = (*topics.ACTIONS, *timers.ACTIONS)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -192,10 +192,11 @@ async def _stream(views: LiveViews, request: Request) -> Response:
     credentials = tuple(
         value for name, value in request.scope["headers"] if name in (b"cookie", b"authorization")
     )
+    key = ViewKey(view, credentials)
     views.check_room()
 
     async def body() -> AsyncIterator[str]:
-        with views.opened(ViewKey(view, credentials), render) as events:
+        with views.opened(key, render, period_s=page.period_s) as events:
             async for event in events:
                 yield event
 
