@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.console.conftest import DESKTOP, Visitor
-from tests.console.world import ConsoleWorld
+from tests.console.world import MARKUP, ConsoleWorld
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = REPOSITORY / "docs" / "images"
@@ -22,6 +22,16 @@ PATHS = {
     "topic": "/ui/topics/orders",
     "purge": "/ui/topics/orders/purge",
     "change": "/ui/topics/orders/set",
+    "send": "/ui/topics/orders/send",
+    "groups": "/ui/groups",
+    "group": "/ui/groups/billing",
+    "locked": "/ui/groups/booking",
+    "deliveries": "/ui/groups/billing/deliveries",
+    "reset": "/ui/groups/billing/reset?topic=orders&to=earliest&sent=1",
+    "messages": "/ui/messages?topic=orders&key=order-3",
+    "clients": "/ui/clients",
+    "cluster": "/ui/cluster",
+    "audit": "/ui/audit",
     "timers": "/ui/timers",
     "timers-day": "/ui/timers?step=10m",
     "timer": "/ui/timers/broker-0/0",
@@ -31,27 +41,51 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PATHS)
-def test_a_page_is_accessible_and_fits_a_desktop_and_a_phone(
-    visitor: Visitor, name: str, scheme: str
-) -> None:
+def test_a_page_is_accessible_and_fits_a_desktop_and_a_phone(visitor: Visitor, name: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    with visitor.page(PATHS[name], color_scheme=scheme) as page:
-        live = page.locator("#age")
-        if live.count():
+    with visitor.page(PATHS[name]) as page:
+        if page.locator("#age").count():
             page.locator(LIVE).wait_for()
-        found = Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
-        for size, kind in ((DESKTOP, "desktop"), (PHONE, "phone")):
-            page.set_viewport_size(size)
-            width = page.evaluate("document.documentElement.scrollWidth")
-            assert width <= size["width"], f"{kind} scrolls sideways"
-            if os.environ.get(WRITES):
-                page.screenshot(path=IMAGES / f"console-{name}-{scheme}-{kind}.png")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            found = Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
+            for size, kind in ((DESKTOP, "desktop"), (PHONE, "phone")):
+                page.set_viewport_size(size)
+                width = page.evaluate("document.documentElement.scrollWidth")
+                assert width <= size["width"], f"{kind} scrolls sideways"
+                if os.environ.get(WRITES):
+                    page.screenshot(path=IMAGES / f"console-{name}-{scheme}-{kind}.png")
     if name == "missing":
         visitor.complaints.clear()  # Chromium logs the status 404 itself.
+
+
+def test_a_message_is_found_by_its_key_and_shows_its_journey(visitor: Visitor) -> None:
+    with visitor.page("/ui/messages") as page:
+        page.get_by_label("Topic").fill("orders")
+        page.get_by_label("Key", exact=True).fill("order-3")
+        page.get_by_role("button", name="Find").click()
+        page.locator("tbody a.id").click()
+        page.get_by_label("Body").get_by_text(f"{MARKUP} 3").wait_for()
+        assert "STORED" in page.locator("table").inner_text().upper()
+
+
+def test_a_locked_queue_is_unlocked(visitor: Visitor) -> None:
+    with visitor.page("/ui/groups/booking") as page:
+        page.get_by_role("link", name="Unlock...").last.click()
+        page.get_by_role("button", name="Unlock the queue for booking").click()
+        page.get_by_role("heading", name="Unlock a queue of booking: done").wait_for()
+
+
+def test_a_message_is_sent_with_a_delay_and_found_among_the_timers(visitor: Visitor) -> None:
+    with visitor.page("/ui/topics/payments/send") as page:
+        page.get_by_label("Body").fill("later")
+        page.get_by_label("Or after, in ms").fill("3600000")
+        page.get_by_role("button", name="Send to payments").click()
+        page.get_by_role("heading", name="Send to payments: done").wait_for()
+        assert "timerId" in page.locator("main").inner_text()
 
 
 def test_a_topic_is_purged_with_the_mouse(visitor: Visitor, world: ConsoleWorld) -> None:

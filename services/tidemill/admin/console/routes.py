@@ -29,7 +29,7 @@ from tidemill.admin.console.page import (
     segment,
     show,
 )
-from tidemill.admin.console.pages import timers, topics
+from tidemill.admin.console.pages import audit, clients, cluster, groups, messages, timers, topics
 from tidemill.admin.console.rendering import render_block
 from tidemill.admin.console.rest_calls import RestProblem
 from tidemill.admin.console.results import Results
@@ -37,8 +37,23 @@ from tidemill.common.errors import BadRequest
 
 FILES: Final = f"{ROOT}/files"
 HOME: Final = "/topics"  # the page behind /ui/
-PAGES: Final[tuple[Page, ...]] = (*topics.PAGES, *timers.PAGES)
-ACTIONS: Final[tuple[Action, ...]] = (*topics.ACTIONS, *timers.ACTIONS)
+PAGES: Final[tuple[Page, ...]] = (
+    *topics.PAGES,
+    *groups.PAGES,
+    *timers.PAGES,
+    *messages.PAGES,
+    *clients.PAGES,
+    *cluster.PAGES,
+    *audit.PAGES,
+)
+ACTIONS: Final[tuple[Action, ...]] = (
+    *topics.ACTIONS,
+    *groups.ACTIONS,
+    *timers.ACTIONS,
+    *messages.ACTIONS,
+    *clients.ACTIONS,
+    *cluster.ACTIONS,
+)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

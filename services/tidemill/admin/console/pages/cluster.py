@@ -1,0 +1,93 @@
+"""The cluster: broker groups with disks and replicas, elections, and their changes."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+from tidemill.admin.console.actions import Action, Rows
+from tidemill.admin.console.forms import Field, Kind
+from tidemill.admin.console.page import Page, PageCall, Values
+from tidemill.admin.console.rendering import number_text
+from tidemill.admin.console.rest_calls import Document, RestProblem
+
+TOPICS_MAX: Final = 20
+
+
+async def load_cluster(call: PageCall) -> Values:
+    """Read broker groups, replicas and disks."""
+    groups = await call.api.get("/broker-groups")
+    storage = await call.api.get("/storage", pageSize=TOPICS_MAX)
+    try:
+        replicas = (await call.api.get("/replicas"))["items"]
+    except RestProblem as problem:
+        # Without controllers there are no replicas. Every other problem is the page's.
+        if problem.status is not HTTPStatus.CONFLICT:
+            raise
+        replicas = []
+    disks = {disk["broker"]: disk for disk in storage["brokerGroups"]}
+    return {
+        "groups": groups["items"],
+        "disks": disks,
+        "replicas": replicas,
+        "unreachable": storage.get("unreachable", []),
+    }
+
+
+def _group_rows(found: Document) -> Rows:
+    group = found["group"]
+    rows = [("State", group["state"])]
+    if left := group.get("left"):
+        rows += [
+            ("Messages", number_text(left["messages"])),
+            ("In flight", number_text(left["inFlight"])),
+            ("Delayed", number_text(left["delayed"])),
+        ]
+    return rows
+
+
+def _replicated_rows(found: Document) -> Rows:
+    return [
+        ("Master", number_text(found.get("master"))),
+        ("Epoch", number_text(found["epoch"])),
+        ("In sync", f"{found['inSync']} of {len(found['replicas'])}"),
+    ]
+
+
+PAGES: Final = (Page("/cluster", "cluster", load_cluster),)
+ACTIONS: Final = (
+    Action(
+        path="/cluster/{name}/drain",
+        method="POST",
+        rest="/broker-groups/{name}:drain",
+        title="Drain {name}",
+        about="The broker group accepts no new messages. Consumers empty it.",
+        back="/cluster",
+        rows=_group_rows,
+        button=lambda _found, path: f"Drain {path['name']}",
+    ),
+    Action(
+        path="/cluster/{name}/remove",
+        method="DELETE",
+        rest="/broker-groups/{name}",
+        title="Remove {name}",
+        about="Removes a drained broker group from the cluster.",
+        back="/cluster",
+        fields=(Field("force", "Also with messages, which are lost", Kind.FLAG, is_query=True),),
+        rows=_group_rows,
+        button=lambda _found, path: f"Remove {path['name']}",
+        is_loss=True,
+    ),
+    Action(
+        path="/cluster/{name}/transfer",
+        method="POST",
+        rest="/replicas/{name}:transfer",
+        title="Move the master of {name}",
+        about="Another replica becomes the master, within two seconds and without a loss.",
+        back="/cluster",
+        fields=(Field("target", "Replica", Kind.NUMBER, "Empty: any replica in sync."),),
+        rows=_replicated_rows,
+        button=lambda _found, path: f"Move the master of {path['name']}",
+        has_dry_run=False,
+    ),
+)

@@ -1,0 +1,175 @@
+"""Consumer groups: the list, one group with its consumers and deliveries, and their changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tidemill.admin.console.actions import Action, Rows
+from tidemill.admin.console.forms import Field, Kind
+from tidemill.admin.console.page import Page, PageCall, Values, url
+from tidemill.admin.console.rendering import number_text
+from tidemill.admin.console.rest_calls import Document
+
+ROWS: Final = 50  # per page
+CONSUMERS_MAX: Final = 100  # on the page of a group
+
+
+async def load_groups(call: PageCall) -> Values:
+    """Read a page of consumer groups."""
+    found = await call.api.get(
+        "/groups", pageSize=ROWS, pageToken=call.get("pageToken"), namespace=call.get("namespace")
+    )
+    token = found.get("nextPageToken")
+    return {
+        "groups": found["groups"],
+        "unreachable": found.get("unreachable", []),
+        "namespace": call.get("namespace") or "",
+        "next": url("/groups", pageToken=token, namespace=call.get("namespace")) if token else "",
+    }
+
+
+async def load_group(call: PageCall) -> Values:
+    """Read a consumer group with its backlog, locks and consumers."""
+    name = call.path["group"]
+    group = await call.api.get(f"/groups/{name}")
+    progress = await call.api.get(f"/groups/{name}/progress")
+    clients = await call.api.get("/clients", group=name, pageSize=CONSUMERS_MAX)
+    lacking = [each.get("unreachable", []) for each in (group, progress, clients)]
+    return {
+        "group": group,
+        "total": progress["total"],
+        "topics": progress["topics"],
+        "locks": progress["locks"],
+        "consumers": clients["clients"],
+        "has_more_consumers": "nextPageToken" in clients,
+        "unreachable": sorted({broker for brokers in lacking for broker in brokers}),
+    }
+
+
+async def load_deliveries(call: PageCall) -> Values:
+    """Read a page of the deliveries in flight."""
+    name = call.path["group"]
+    kept = {each: call.get(each) for each in ("topic", "clientId", "messageId")}
+    found = await call.api.get(
+        f"/groups/{name}/deliveries", pageSize=ROWS, pageToken=call.get("pageToken"), **kept
+    )
+    token = found.get("nextPageToken")
+    path = f"/groups/{name}/deliveries"
+    return {
+        "group": name,
+        "deliveries": found["deliveries"],
+        "filter": {each: text or "" for each, text in kept.items()},
+        "unreachable": found.get("unreachable", []),
+        "next": url(path, pageToken=token, **kept) if token else "",
+    }
+
+
+def _deletion(found: Document) -> Rows:
+    return [
+        ("Unacknowledged messages", number_text(found["lag"])),
+        ("Topics", ", ".join(found["topics"]) or "none"),
+        ("Connected clients", ", ".join(found["clients"]) or "none"),
+    ]
+
+
+def _reset(found: Document) -> Rows:
+    return [
+        (
+            f"Queue {queue['queueId']} at {queue['broker']}",
+            f"{number_text(queue.get('fromOffset'))} to {number_text(queue['toOffset'])}",
+        )
+        for queue in found["queues"]
+    ]
+
+
+def _released(found: Document) -> Rows:
+    rows = [("Deliveries", number_text(found["messages"]))]
+    rows += [(each["broker"], number_text(each["messages"])) for each in found["brokers"]]
+    return [*rows, ("More remain", "yes" if found["more"] else "no")]
+
+
+def _lock(found: Document) -> Rows:
+    lock = found["released"]
+    return [
+        ("Queue", f"{lock['queue']} of {lock['topic']} at {lock['broker']}"),
+        ("Messages released", number_text(lock["messages"])),
+        ("Messages behind them", number_text(lock["waiting"])),
+    ]
+
+
+def _reset_button(found: Document, path: Mapping[str, str]) -> str:
+    return f"Reset {path['group']} in {number_text(len(found['queues']))} queues"
+
+
+PAGES: Final = (
+    Page("/groups", "groups", load_groups),
+    Page("/groups/{group}", "group", load_group),
+    Page("/groups/{group}/deliveries", "deliveries", load_deliveries),
+)
+ACTIONS: Final = (
+    Action(
+        path="/groups/{group}/reset",
+        method="POST",
+        rest="/groups/{group}:resetOffset",
+        title="Reset {group}",
+        about="Moves the group within a topic. Messages in between come again, or are skipped.",
+        back="/groups/{group}",
+        fields=(
+            Field("topic", "Topic", is_required=True),
+            Field("to", "To", Kind.CHOICE, choices=("", "earliest", "latest")),
+            Field("timestampMs", "Or to the first message stored at or after", Kind.TIME),
+        ),
+        rows=_reset,
+        button=_reset_button,
+        is_loss=True,
+    ),
+    Action(
+        path="/groups/{group}/release",
+        method="POST",
+        rest="/groups/{group}/deliveries:release",
+        title="Release deliveries of {group}",
+        about="Makes messages ready again that a consumer holds. Name a client, a message, or all.",
+        back="/groups/{group}",
+        fields=(
+            Field("clientId", "Client id"),
+            Field("messageId", "Message id"),
+            Field("topic", "Topic"),
+            Field("all", "All deliveries", Kind.FLAG),
+        ),
+        rows=_released,
+        button=lambda found, path: (
+            f"Release {number_text(found['messages'])} deliveries of {path['group']}"
+        ),
+    ),
+    Action(
+        path="/groups/{group}/unlock",
+        method="POST",
+        rest="/groups/{group}:releaseLock",
+        title="Unlock a queue of {group}",
+        about="Makes the held messages of a locked queue ready again. A consumer that still works"
+        " on them has them twice.",
+        back="/groups/{group}",
+        fields=(
+            Field("topic", "Topic", is_required=True),
+            Field("queue", "Queue", Kind.NUMBER, is_required=True),
+            Field("broker", "Broker group"),
+        ),
+        rows=_lock,
+        button=lambda _found, path: f"Unlock the queue for {path['group']}",
+        has_dry_run=False,
+    ),
+    Action(
+        path="/groups/{group}/delete",
+        method="DELETE",
+        rest="/groups/{group}",
+        title="Delete {group}",
+        about="Deletes the group with its position, retries and dead letters.",
+        back="/groups",
+        rows=_deletion,
+        button=lambda found, path: (
+            f"Delete {path['group']} with {number_text(found['lag'])} unacknowledged messages"
+        ),
+        is_loss=True,
+    ),
+)
