@@ -31,6 +31,7 @@ PATHS = {
     "messages": "/ui/messages?topic=orders&key=order-3",
     "clients": "/ui/clients",
     "cluster": "/ui/cluster",
+    "security": "/ui/security",
     "audit": "/ui/audit",
     "timers": "/ui/timers",
     "timers-day": "/ui/timers?step=10m",

@@ -136,6 +136,24 @@ def test_a_form_of_another_page_changes_nothing(running: Standalone, browser: ht
     assert "foreign" not in json.dumps(running.get("topics"))
 
 
+def test_the_page_of_the_cluster_shows_elections_of_replicas(tmp_path: Path) -> None:
+    with (
+        standalone(tmp_path / "data", "--replicas=3") as running,
+        httpx.Client(trust_env=False, timeout=60, follow_redirects=True) as browser,
+    ):
+        page = browser.get(f"{running.admin}/ui/cluster")
+        assert page.status_code == 200, page.text
+        assert "Replicas of broker-0" in page.text
+        moved = browser.post(f"{running.admin}/ui/cluster/broker-0/transfer", headers=OWN)
+        assert "Move the master of broker-0: done" in moved.text, moved.text
+
+        def is_shown() -> bool:
+            shown = browser.get(f"{running.admin}/ui/cluster").text
+            return re.search(r"<td>\d+ to \d+</td>", shown) is not None
+
+        eventually(is_shown)
+
+
 def events_of(answer: httpx.Response) -> Iterator[str]:
     """Yield the events of a stream."""
     lines: list[str] = []
@@ -168,7 +186,7 @@ def test_a_stream_sends_the_live_part_again_when_it_changes(browser: httpx.Clien
 def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: Path) -> None:
     with (
         standalone(tmp_path / "data") as running,
-        httpx.Client(trust_env=False, timeout=30, follow_redirects=True) as browser,
+        httpx.Client(trust_env=False, timeout=30, follow_redirects=True, headers=OWN) as browser,
     ):
         running.put("topics/orders")
         running.put("topics/hidden")
@@ -199,3 +217,14 @@ def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: 
         assert "/ui/login" in str(browser.get(f"{ui}/topics").url)
         records = json.loads(tidemill(running, tmp_path, "audit", "list").stdout)
         assert "session" in json.dumps(records)
+        first = json.loads(enabled.stdout)
+        sent(browser, f"{ui}/login", user="admin", secret=first["secret"])
+        made_here = browser.get(f"{ui}/new-user", params={"name": "otto"})
+        assert made_here.url.path.endswith("/users/otto/set")
+        once = sent(browser, f"{ui}/security/users/otto/set", enabled="true")
+        [shown_once] = re.findall(r"Secret, shown once</dt><dd>([^<]+)</dd>", once.text)
+        assert shown_once not in browser.get(str(once.url)).text
+        asked = {"user": "eve", "action": "Get", "resource": "Topic:orders"}
+        assert "<strong>yes</strong>" in browser.get(f"{ui}/security", params=asked).text
+        asked["resource"] = "Topic:hidden"
+        assert "<strong>no</strong>" in browser.get(f"{ui}/security", params=asked).text

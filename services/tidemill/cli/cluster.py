@@ -57,7 +57,7 @@ def show_history(context: typer.Context, name: AnyName = "") -> None:
 
     SENDS AWAY is the time without answers to sends, from the loss of the master to the first commit
     of the next master. CUT is the part of the log of a replica that the new master did not have. No
-    message in it was acknowledged, unless LOST is shown. The REST API has a page at `/history`.
+    message in it was acknowledged, unless LOST is shown. The console has the same at `/ui/cluster`.
 
     Example: tidemill cluster history broker-0
     """

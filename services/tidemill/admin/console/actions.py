@@ -35,6 +35,7 @@ class Action:
     query: tuple[str, ...] = ()  # parameters of the path that REST has in the query
     has_dry_run: bool = True
     is_loss: bool = False  # whether it loses something
+    shows_secret: bool = False  # whether the answer has a secret, which is then shown once
 
     def rest_path(self, path: Mapping[str, str]) -> str:
         """Return the REST path for the parameters of a URL."""
@@ -94,6 +95,7 @@ async def perform(request: Request, action: Action, results: Results) -> Respons
         rows=action.rows(done.document),
         unreachable=done.document.get("unreachable", []),
         back=action.back_url(request.path_params),
+        is_once=action.shows_secret,
     )
     return RedirectResponse(f"{ROOT}/results/{kept}", HTTPStatus.SEE_OTHER)
 

@@ -27,6 +27,7 @@ NAVIGATION: Final = (
     ("/messages", "Messages", "m"),
     ("/clients", "Clients", "c"),
     ("/cluster", "Cluster", "l"),
+    ("/security", "Security", "s"),
     ("/audit", "Audit", "a"),
 )
 

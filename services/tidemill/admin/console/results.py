@@ -19,6 +19,7 @@ class Result(NamedTuple):
     rows: list[tuple[str, str]]
     unreachable: list[str]
     back: str
+    is_once: bool  # shown only once, because it has a secret
     kept_at_s: float
 
 
@@ -37,12 +38,13 @@ class Results:
         rows: list[tuple[str, str]],
         unreachable: list[str],
         back: str,
+        is_once: bool = False,
     ) -> str:
         """Keep a result, and return its id."""
         while len(self._kept) >= RESULTS_MAX:
             self._kept.popitem(last=False)
         key = secrets.token_urlsafe(16)
-        self._kept[key] = Result(user, title, rows, unreachable, back, time.monotonic())
+        self._kept[key] = Result(user, title, rows, unreachable, back, is_once, time.monotonic())
         return key
 
     def find(self, key: str, user: str) -> Result | None:
@@ -50,4 +52,6 @@ class Results:
         found = self._kept.get(key)
         if found is None or found.user != user or time.monotonic() - found.kept_at_s > RESULT_S_MAX:
             return None
+        if found.is_once:
+            del self._kept[key]
         return found

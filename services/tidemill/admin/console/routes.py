@@ -29,7 +29,16 @@ from tidemill.admin.console.page import (
     segment,
     show,
 )
-from tidemill.admin.console.pages import audit, clients, cluster, groups, messages, timers, topics
+from tidemill.admin.console.pages import (
+    audit,
+    clients,
+    cluster,
+    groups,
+    messages,
+    security,
+    timers,
+    topics,
+)
 from tidemill.admin.console.rendering import render_block
 from tidemill.admin.console.rest_calls import RestProblem
 from tidemill.admin.console.results import Results
@@ -44,6 +53,7 @@ PAGES: Final[tuple[Page, ...]] = (
     *messages.PAGES,
     *clients.PAGES,
     *cluster.PAGES,
+    *security.PAGES,
     *audit.PAGES,
 )
 ACTIONS: Final[tuple[Action, ...]] = (
@@ -53,6 +63,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
     *messages.ACTIONS,
     *clients.ACTIONS,
     *cluster.ACTIONS,
+    *security.ACTIONS,
 )
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -74,6 +85,7 @@ def add_console(app: FastAPI) -> None:
     for path in ("/", ROOT, f"{ROOT}/"):
         serve(path, to_home, "GET")
     serve(f"{ROOT}/new-topic", _to_new_topic, "GET")
+    serve(f"{ROOT}/new-user", _to_new_user, "GET")
     serve(LOGIN, _show_login, "GET")
     serve(LOGIN, _log_in, "POST")
     serve(f"{ROOT}/logout", _log_out, "POST")
@@ -91,6 +103,12 @@ async def _to_new_topic(request: Request) -> Response:
     """Lead to the form of the topic with the entered name."""
     name = segment(request.query_params.get("topic", "").strip())
     return RedirectResponse(f"{ROOT}/topics/{name}/set" if name else f"{ROOT}/topics")
+
+
+async def _to_new_user(request: Request) -> Response:
+    """Lead to the form of the user with the entered name."""
+    name = segment(request.query_params.get("name", "").strip())
+    return RedirectResponse(f"{ROOT}/security/users/{name}/set" if name else f"{ROOT}/security")
 
 
 async def _page(page: Page, request: Request) -> Response:

@@ -1,8 +1,8 @@
-"""The pages for a browser: Swagger UI from installed files, and the page of failovers.
+"""The page of the API for a browser: Swagger UI from installed files.
 
-The pages contain no data. They read the API with the session of the browser, or with credentials
+The page contains no data. It reads the API with the session of the browser, or with credentials
 that the user enters. The policy of `browser_defences.py` forbids inline scripts and styles, and
-files of other servers. So each page loads its files from this process.
+files of other servers. So the page loads its files from this process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ FILES: Final = Path(fastapi_offline.__file__).parent / "static"
 OWN_FILES: Final = ("tidemill.admin.http", "pages")
 FILES_PATH: Final = "/docs/files"
 PAGE: Final = "/docs"
-HISTORY_PAGE: Final = "/history"
 DOCUMENT: Final = "/openapi.json"
 
 
 def add_pages(app: FastAPI) -> None:
-    """Serve the pages."""
+    """Serve the page and the OpenAPI document."""
     files = StaticFiles(directory=FILES, packages=[OWN_FILES])
     app.mount(FILES_PATH, files, name="files of the pages")
 
@@ -38,17 +37,8 @@ def add_pages(app: FastAPI) -> None:
     async def document() -> Response:
         return Response(rendered(), media_type="application/json")
 
-    @app.get(HISTORY_PAGE, include_in_schema=False)
-    async def history() -> HTMLResponse:
-        return HTMLResponse(read_page("history"))
-
     @app.get(PAGE, include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(read_page("docs"))
-
-
-@functools.cache
-def read_page(name: str) -> str:
-    """Return the text of a page."""
-    package, folder = OWN_FILES
-    return resources.files(package).joinpath(folder, f"{name}.html").read_text("utf-8")
+        package, folder = OWN_FILES
+        page = resources.files(package).joinpath(folder, "docs.html")
+        return HTMLResponse(page.read_text("utf-8"))
