@@ -53,6 +53,17 @@ def test_the_root_leads_to_the_console_and_each_page_has_the_policy(
         assert browser.get(f"{running.admin}{name}").status_code == 200, name
 
 
+def test_pages_are_small(running: Standalone, browser: httpx.Client) -> None:
+    page = browser.get("/timers")
+    assert page.headers["content-encoding"] == "gzip"
+    page_bytes = page.num_bytes_downloaded
+    files = set(re.findall(r'(?:src|href)="(/ui/files/[^"]+)"', page.text))
+    assert len(files) > 4
+    files_bytes = sum(len(browser.get(f"{running.admin}{file}").content) for file in files)
+    assert page_bytes <= 30 << 10
+    assert page_bytes + files_bytes <= 100 << 10
+
+
 def test_a_topic_is_created_shown_purged_and_deleted(browser: httpx.Client) -> None:
     assert browser.get("/new-topic", params={"topic": "orders"}).url.path == "/ui/topics/orders/set"
     done = sent(browser, "/topics/orders/set", messageType="NORMAL", queues="3")
@@ -87,7 +98,7 @@ def test_a_timer_is_found_by_its_key_moved_delivered_and_cancelled(
     shown = browser.get("/timers", params={"topic": "reminders"})
     assert "<strong>3</strong> waiting in reminders" in shown.text
     [cell] = re.findall(r'<td class="h6"><a href="([^"]+)"', shown.text)
-    assert browser.get(running.admin + unescape(cell)).text.count("broker-0:") == 3
+    assert browser.get(f"/timers{unescape(cell)}").text.count("broker-0:") == 3
 
     def path_of(key: str) -> str:
         found = browser.get("/timers", params={"topic": "reminders", "key": key}).text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,6 +20,8 @@ from tidemill.admin.http.browser_defences import POLICY
 
 ROOT: Final = "/ui"
 LOGIN: Final = f"{ROOT}/login"
+GZIP_BYTES_MIN: Final = 2_000
+GZIP_LEVEL: Final = 5  # a millisecond for 50 KB
 # In the order of the navigation: the path below /ui, the text, and the key after `g`.
 NAVIGATION: Final = (
     ("/topics", "Topics", "t"),
@@ -106,7 +109,12 @@ def html(
         "rendered_at_ms": time.time_ns() // 1_000_000,
         **values,
     }
-    response = HTMLResponse(render(template, values), status)
+    text = render(template, values).encode()
+    is_gzip = len(text) >= GZIP_BYTES_MIN and "gzip" in request.headers.get("accept-encoding", "")
+    response = HTMLResponse(gzip.compress(text, GZIP_LEVEL) if is_gzip else text, status)
+    if is_gzip:
+        response.headers["Content-Encoding"] = "gzip"
+    response.headers["Vary"] = "Accept-Encoding"
     response.headers["Content-Security-Policy"] = POLICY.replace(
         "script-src 'self'", f"script-src 'self' 'nonce-{nonce}'"
     )

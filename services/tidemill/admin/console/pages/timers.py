@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
 
 from tidemill.admin.console.actions import Action, Rows
 from tidemill.admin.console.forms import Field, InvalidField, Kind
@@ -16,6 +17,7 @@ from tidemill.admin.console.rest_calls import Document
 ROWS: Final = 50  # per page
 PERIOD_S: Final = 5.0  # Each rendering scans all timers once.
 LEVELS: Final = 6  # shades of a cell
+SECONDS_DIGITS: Final = 11  # of a time since 1970
 
 
 class Layout(NamedTuple):
@@ -42,8 +44,7 @@ class Cell(NamedTuple):
     text: str
     timers: int
     level: int  # 0: empty; LEVELS: as full as the fullest
-    url: str
-    time: str
+    at_s: int  # the begin of the bucket, since 1970
 
 
 class HeatRow(NamedTuple):
@@ -59,7 +60,7 @@ async def load_timers(call: PageCall) -> Values:
     step = step if step in LAYOUTS else "1h"
     topic, key = call.get("topic"), call.get("key")
     found: Document = await call.api.get("/timers/histogram", step=step, topic=topic)
-    due_from, due_to = _instant(call, "from"), _instant(call, "to")
+    due_from, due_to = _range(call, found["stepMs"])
     listed = await call.api.get(
         "/timers",
         topic=topic,
@@ -70,7 +71,7 @@ async def load_timers(call: PageCall) -> Values:
         pageToken=call.get("pageToken"),
     )
     kept = {"step": step, "topic": topic, "key": key}
-    range_ = {"from": call.get("from"), "to": call.get("to")}
+    range_ = {"from": _local(due_from), "to": _local(due_to)}
     token = listed.get("nextPageToken")
     return {
         "step": step,
@@ -78,7 +79,8 @@ async def load_timers(call: PageCall) -> Values:
             (name, layout.text, url("/timers", **{**kept, "step": name}))
             for name, layout in LAYOUTS.items()
         ],
-        "heat": heat_map(found, step, topic),
+        "topic_query": f"&{urlencode({'topic': topic})}" if topic else "",
+        "heat": heat_map(found, step),
         "columns": _columns(found, step),
         "histogram": found,
         "waiting": found["overdue"] + found["later"] + sum(found["counts"]),
@@ -88,13 +90,13 @@ async def load_timers(call: PageCall) -> Values:
         "filter": {
             "topic": topic or "",
             "key": key or "",
-            "from": call.get("from") or "",
-            "to": call.get("to") or "",
+            "from": range_["from"] or "",
+            "to": range_["to"] or "",
         },
     }
 
 
-def heat_map(found: Document, step: str, topic: str | None) -> list[HeatRow]:
+def heat_map(found: Document, step: str) -> list[HeatRow]:
     """Return the rows of a histogram."""
     layout, step_ms, begin_ms = LAYOUTS[step], found["stepMs"], found["fromMs"]
     fullest = max(found["counts"])
@@ -105,13 +107,11 @@ def heat_map(found: Document, step: str, topic: str | None) -> list[HeatRow]:
         if row_ms not in rows:
             empty: list[Cell | None] = [None] * (layout.row_ms // step_ms)
             rows[row_ms] = HeatRow(_moment(row_ms).strftime(layout.row), empty)
-        span = {"from": _local(at_ms), "to": _local(at_ms + step_ms)}
         rows[row_ms].cells[(at_ms - row_ms) // step_ms] = Cell(
             text=short_number(count),
             timers=count,
             level=_level(count, fullest),
-            url=url("/timers", step=step, topic=topic, **span),
-            time=time_text(at_ms)[:19],
+            at_s=at_ms // SECOND_MS,
         )
     return [rows[row_ms] for row_ms in sorted(rows)]
 
@@ -155,9 +155,17 @@ def _moment(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms / SECOND_MS, UTC)
 
 
-def _local(at_ms: int) -> str:
+def _local(at_ms: int | None) -> str | None:
     """Return a time for a field of a form, which has no time zone: UTC."""
-    return _moment(at_ms).strftime("%Y-%m-%dT%H:%M:%S")
+    return None if at_ms is None else _moment(at_ms).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _range(call: PageCall, step_ms: int) -> tuple[int | None, int | None]:
+    """Return the due times of a search: of the clicked cell `at`, else of the fields."""
+    at_s = call.get("at") or ""
+    if at_s.isdecimal() and len(at_s) <= SECONDS_DIGITS:
+        return int(at_s) * SECOND_MS, int(at_s) * SECOND_MS + step_ms
+    return _instant(call, "from"), _instant(call, "to")
 
 
 def _instant(call: PageCall, name: str) -> int | None:
