@@ -1,0 +1,138 @@
+"""Streams of live parts: one rendering for all viewers, bounds, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+import pytest
+
+from tidemill.admin.console.live import ALIVE, STREAMS_MAX, LiveViews, ViewKey, event_of
+from tidemill.admin.console.rest_calls import RestProblem
+from tidemill.common.errors import Overloaded
+
+KEY = ViewKey("/ui/topics", ())
+OTHER = ViewKey("/ui/topics", (b"another cookie",))
+WAIT_S = 30
+
+
+class Renderings:
+    """Texts that change with each rendering, until one is a problem."""
+
+    def __init__(self, *, problem_at: int = 0, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.count = 0
+        self._problem_at = problem_at
+        self._status = status
+
+    async def __call__(self) -> str:
+        self.count += 1
+        if self.count == self._problem_at:
+            raise RestProblem(self._status, "Problem", "broker-1 cannot be reached")
+        return f"rendering {self.count}"
+
+
+async def first(events: AsyncIterator[str], count: int) -> list[str]:
+    """Return the first events, without signs of life."""
+    found: list[str] = []
+    async with asyncio.timeout(WAIT_S):
+        async for event in events:
+            if event != ALIVE:
+                found.append(event)
+            if len(found) == count:
+                break
+    return found
+
+
+def test_all_viewers_of_a_view_share_one_rendering() -> None:
+    async def main() -> None:
+        views, render = LiveViews(), Renderings()
+        with contextlib.ExitStack() as streams:
+            opened = [
+                streams.enter_context(views.opened(KEY, render, period_s=60)) for _ in range(50)
+            ]
+            found = await asyncio.gather(*[first(events, 1) for events in opened])
+            assert found == [[event_of("rendering 1")]] * 50
+            assert render.count == 1
+            other = Renderings()
+            with views.opened(OTHER, other, period_s=60) as events:
+                await first(events, 1)
+            assert (render.count, other.count) == (1, 1)
+            assert views.streams == 50
+        assert views.streams == 0
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        await asyncio.wait(tasks, timeout=WAIT_S)
+        assert all(task.done() for task in tasks), "nobody views it, so nothing is rendered"
+
+    asyncio.run(main())
+
+
+def test_a_change_is_sent_and_silence_has_signs_of_life() -> None:
+    async def main() -> None:
+        with LiveViews().opened(KEY, Renderings(), period_s=0.01) as events:
+            assert len(await first(events, 3)) == 3
+
+        async def same() -> str:
+            return "same"
+
+        with LiveViews().opened(KEY, same, period_s=0.01) as events:
+            async with asyncio.timeout(WAIT_S):
+                assert [await anext(events), await anext(events)] == [event_of("same"), ALIVE]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("status", [HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN])
+def test_a_lasting_problem_ends_the_stream(status: HTTPStatus) -> None:
+    async def main() -> None:
+        render = Renderings(problem_at=2, status=status)
+        with LiveViews().opened(KEY, render, period_s=0.01) as events:
+            async with asyncio.timeout(WAIT_S):
+                found = [event async for event in events if event != ALIVE]
+        assert found[-1] == event_of("broker-1 cannot be reached", name="end")
+
+    asyncio.run(main())
+
+
+def test_a_problem_that_passes_is_shown_and_the_stream_goes_on() -> None:
+    async def main() -> None:
+        render = Renderings(problem_at=1, status=HTTPStatus.SERVICE_UNAVAILABLE)
+        with LiveViews().opened(KEY, render, period_s=0.01) as events:
+            found = await first(events, 2)
+        assert found[0] == event_of("broker-1 cannot be reached", name="problem")
+        assert found[1].startswith("data: rendering")
+
+    asyncio.run(main())
+
+
+def test_a_defect_ends_the_stream_with_a_text() -> None:
+    async def broken() -> str:
+        raise KeyError("defect")
+
+    async def main() -> None:
+        with LiveViews().opened(KEY, broken, period_s=0.01) as events:
+            async with asyncio.timeout(WAIT_S):
+                found = [event async for event in events if event != ALIVE]
+        assert found == [event_of("internal error; see the log of the admin process", name="end")]
+
+    asyncio.run(main())
+
+
+def test_streams_are_bounded() -> None:
+    async def main() -> None:
+        views = LiveViews()
+        with contextlib.ExitStack() as streams:
+            for _ in range(STREAMS_MAX):
+                views.check_room()
+                streams.enter_context(views.opened(KEY, Renderings(), period_s=60))
+            with pytest.raises(Overloaded, match="200 open streams"):
+                views.check_room()
+        views.check_room()
+
+    asyncio.run(main())
+
+
+def test_an_event_has_a_line_for_each_line_of_its_data() -> None:
+    assert event_of("a\nb") == "data: a\ndata: b\n\n"
+    assert event_of("", name="end") == "event: end\ndata: \n\n"
