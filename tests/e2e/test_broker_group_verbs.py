@@ -101,13 +101,13 @@ def group_of(rest: httpx.Client, name: str) -> dict[str, Any]:
     return found
 
 
-def consume_all(running: Standalone, rest: httpx.Client) -> None:
+def consume_all(running: Standalone, rest: httpx.Client, topic: str = "orders") -> None:
     async def scenario() -> None:
         async with api(running.grpc) as client:
             while progress(rest)["total"]["lag"]:
-                for one in await client.receive("orders", "billing"):
+                for one in await client.receive(topic, "billing"):
                     handle = one.system_properties.receipt_handle
-                    await client.ack("orders", "billing", [handle])
+                    await client.ack(topic, "billing", [handle])
 
     asyncio.run(scenario())
 
@@ -311,6 +311,39 @@ def test_messages_of_a_group_that_has_never_polled_are_not_removed(
     address = removed.json()["group"]["address"]
     tidemill(running, "broker-group", "add", "broker-1", address)
     asyncio.run(receive_all_as(running, "late"))
+
+
+@own_cluster
+def test_removal_is_rejected_while_dedup_keys_are_known(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    """Consumers have acked the messages, but another broker group would store their repeats."""
+    dedup = {"windowMs": HIDDEN_MS}
+    rest.put("/topics/keyed", json={"queues": QUEUES, "dedup": dedup}).raise_for_status()
+    rest.post("/groups/billing:resetOffset", json={"topic": "keyed", "to": "earliest"})
+    for n in range(COUNT):
+        key = {"Idempotency-Key": f"key-{n}"}
+        rest.post("/topics/keyed/messages", json={"body": "m"}, headers=key).raise_for_status()
+    consume_all(running, rest, "keyed")
+    tidemill(running, "broker-group", "drain", "broker-1", "--yes")
+    left = group_of(rest, "broker-1")["left"]
+    assert (left["messages"], left["inFlight"]) == (0, 0)
+    known = left["dedupKeys"]
+    assert known > 0
+    shown = f"0 messages, 0 in flight, 0 delayed, {known} dedup keys"
+    assert shown in tidemill(running, "broker-group", "status", "broker-1").stdout
+    for dry_run in ("true", "false"):
+        refused = rest.delete(f"/broker-groups/broker-1?dryRun={dry_run}")
+        assert refused.status_code == 409
+        assert f"{known} dedup keys are known" in refused.json()["detail"]
+    planned = tidemill(running, "broker-group", "remove", "broker-1", "--force", "--dry-run")
+    assert f"{shown} are given up" in planned.stdout
+
+    tidemill(running, "topic", "set", "keyed", "--dedup-window", "off")
+    waited = tidemill(running, "broker-group", "drain", "broker-1", "--wait", "--yes")
+    assert "broker-1: empty: it can be removed" in waited.stdout
+    removed = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
+    assert removed.stdout == "broker group broker-1 is removed; its broker may be stopped\n"
 
 
 @own_cluster

@@ -306,13 +306,13 @@ def _lines(group: Json) -> list[str]:
 
 def _counts(left: Json) -> str:
     counts = f"{left['messages']} messages, {left['inFlight']} in flight, {left['delayed']} delayed"
-    halves = left.get("halfMessages", 0)
-    return f"{counts}, {halves} half messages" if halves else counts
+    others = {"half messages": left.get("halfMessages"), "dedup keys": left.get("dedupKeys")}
+    return "".join([counts, *(f", {count} {name}" for name, count in others.items() if count)])
 
 
 def _is_empty(group: Json) -> bool:
     left = group.get("left")
-    counted = ("messages", "inFlight", "delayed", "halfMessages")
+    counted = ("messages", "inFlight", "delayed", "halfMessages", "dedupKeys")
     return left is not None and not any(left.get(key) for key in counted)
 
 

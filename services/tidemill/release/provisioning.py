@@ -172,6 +172,17 @@ def _why_not_reachable(rest: PatientRestClient, values: ReleaseValues) -> str:
     return f"waiting for {', '.join(missing)}" if missing else ""
 
 
+def _counts(backlog: Json) -> str:
+    counts = {
+        "messages": backlog["messages"],
+        "in flight": backlog["inFlight"],
+        "delayed": backlog["delayed"],
+    }
+    others = {"half messages": backlog.get("halfMessages"), "dedup keys": backlog.get("dedupKeys")}
+    counts |= {name: count for name, count in others.items() if count}
+    return ", ".join([f"{count} {name}" for name, count in counts.items()])
+
+
 def find_members_to_remove(items: Json, named: Sequence[str]) -> Iterator[str]:
     """Yield the remedy for each member that the values no longer name."""
     for one in items:
@@ -184,11 +195,8 @@ def find_members_to_remove(items: Json, named: Sequence[str]) -> Iterator[str]:
             )
             continue
         backlog = one.get("left")
-        half_count = backlog.get("halfMessages", 0) if backlog else 0
-        halves = f", {half_count} half messages" if half_count else ""
         state = (
-            f"backlog: {backlog['messages']} messages, {backlog['inFlight']} in flight,"
-            f" {backlog['delayed']} delayed{halves}"
+            f"backlog: {_counts(backlog)}"
             if backlog
             else "it is not draining"
             if one["state"] == "active"

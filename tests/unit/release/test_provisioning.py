@@ -146,5 +146,8 @@ def test_members_that_values_do_not_name_have_a_remedy() -> None:
     [one, two] = find_members_to_remove(items, ["broker-0"])
     assert "broker-1 is still a member (backlog: 3 messages, 0 in flight, 1 delayed)" in one
     assert "broker-2 is still a member (it is not draining)" in two
+    more = {**OTHER, "left": backlog | {"halfMessages": 2, "dedupKeys": 5}}
+    [three] = find_members_to_remove([more], ["broker-0"])
+    assert "3 messages, 0 in flight, 1 delayed, 2 half messages, 5 dedup keys" in three
     [home] = find_members_to_remove([HOME], ["broker-9"])
     assert "cannot be removed" in home

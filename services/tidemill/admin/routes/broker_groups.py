@@ -423,13 +423,13 @@ def _check_removable(group: BrokerGroupView, *, force: bool) -> None:
             f" its messages: tidemill broker-group remove {group.name} --force"
         )
     backlog = group.left
-    if backlog.messages or backlog.in_flight or backlog.delayed or backlog.half_messages:
-        halves = (
-            f", and {backlog.half_messages} half messages are open (tidemill transaction list)"
-            if backlog.half_messages
-            else ""
-        )
-        raise Conflict(
-            f"{group.name} is not empty: {backlog.messages} messages are ready,"
-            f" {backlog.in_flight} in flight and {backlog.delayed} delayed{halves}"
-        )
+    messages = backlog.messages, backlog.in_flight, backlog.delayed
+    if any([*messages, backlog.half_messages, backlog.dedup_keys]):
+        text = "{} messages are ready, {} in flight and {} delayed".format(*messages)
+        if backlog.half_messages:
+            halves = f"{backlog.half_messages} half messages are open (tidemill transaction list)"
+            text += f", and {halves}"
+        if backlog.dedup_keys:
+            keys = f"{backlog.dedup_keys} dedup keys are known: wait for the end of their windows"
+            text += f", and {keys}"
+        raise Conflict(f"{group.name} is not empty: {text}")
