@@ -33,12 +33,12 @@ from tests.support.clients.history_against_audit import (
 )
 from tests.support.clients.looping_clients import (
     EFFECT_US,
-    TOPICS,
     US_PER_MS,
     Disturbance,
     histories_of,
     judge,
 )
+from tests.support.clients.message_kinds import is_rolled_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,7 +140,8 @@ def found_by_events(
     from tidemill_pipeline.jobs.group_progress import read_progress
 
     given = dict(connection)
-    reader = spark.read.format("rocketmq").options(**given).option("topic", ",".join(TOPICS))
+    topics = sorted({str(fact["topic"]) for fact in facts if fact["fact"] == "send"})
+    reader = spark.read.format("rocketmq").options(**given).option("topic", ",".join(topics))
     # Clients choose the message ids. The body is the key.
     key_of: dict[str, str] = {
         row["message_id"]: bytes(row["body"]).decode()
@@ -166,16 +167,25 @@ def found_by_events(
 
 
 def acknowledged(facts: Sequence[Fact], key_of: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the list of acknowledged sends. A message that is not stored is listed by its key."""
+    """Return the list of acknowledged sends. A message that is not stored is listed by its key.
+
+    The list has one send of each dedup key, and no send whose message is rolled back.
+    """
     id_of = {key: message_id for message_id, key in key_of.items()}
+    sends = {
+        str(fact["key"]): fact
+        for fact in facts
+        if fact["fact"] == "send"
+        and not fact["error"]
+        and not is_rolled_back(fact["topic"], fact["key"])
+    }
     return [
         {
-            "message_id": id_of.get(key := str(fact["key"]), key),
+            "message_id": id_of.get(key, key),
             "topic": fact["topic"],
             "at_ms": fact["ended"] // US_PER_MS,
         }
-        for fact in facts
-        if fact["fact"] == "send" and not fact["error"]
+        for key, fact in sends.items()
     ]
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from tests.chaos.cluster import LOOK_EVERY_S, RELEASE, Cluster
 from tests.support.clients.client_process import Fact
-from tests.support.clients.looping_clients import ROLES, TOPICS, US_PER_S, LoopReport, unsettled
+from tests.support.clients.looping_clients import US_PER_S, LoopReport, unsettled
+from tests.support.clients.message_kinds import BASIC_TOPICS, roles_of
 from tests.support.eventually import eventually
 
 POD = "load"
@@ -77,12 +78,13 @@ class Load:
     def progress(self) -> None:
         """Wait until more messages of each topic are stored and each role has received more."""
         self.read()
-        stored = {topic: len(keys) + PROGRESS for topic, keys in self.report.stored.items()}
-        received = {role: self.report.received[role] + PROGRESS for role in ROLES}
+        stored = {topic: len(self.report.stored[topic]) + PROGRESS for topic in BASIC_TOPICS}
+        roles = roles_of(BASIC_TOPICS)
+        received = {role: self.report.received[role] + PROGRESS for role in roles}
         self._eventually(
             lambda: (
-                all(len(self.report.stored[topic]) >= stored[topic] for topic in TOPICS)
-                and all(self.report.received[role] >= received[role] for role in ROLES)
+                all(len(self.report.stored[topic]) >= stored[topic] for topic in BASIC_TOPICS)
+                and all(self.report.received[role] >= received[role] for role in roles)
             ),
             PROGRESS_S,
         )

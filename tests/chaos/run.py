@@ -27,7 +27,8 @@ from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.figures import DISTURBED, figures
 from tests.chaos.load import ENDPOINT, LANGUAGES, Clients, create_user, load
 from tests.support.clients.client_process import Fact
-from tests.support.clients.looping_clients import ROLES, Disturbance
+from tests.support.clients.looping_clients import Disturbance
+from tests.support.clients.message_kinds import BASIC_TOPICS, roles_of
 
 FACTS = ledger.ROOT / "build" / "chaos"
 
@@ -203,7 +204,7 @@ def deliveries_of(cluster: Cluster) -> str:
     They show whether a message that no client reported is in the log, or with a client that hangs.
     """
 
-    found = [cluster.tidemill("group", "progress", role) for role in ROLES]
+    found = [cluster.tidemill("group", "progress", role) for role in roles_of(BASIC_TOPICS)]
     clients = cluster.tidemill("client", "ls")["clients"]
     found += [cluster.tidemill("client", "show", one["clientId"]) for one in clients]
     return "\n".join(map(json.dumps, found))

@@ -1,6 +1,7 @@
 """Every official client in every role, while servers are killed, stopped, drained and added.
 
-Two proxies, three broker groups, and one process each for Python, Node.js, Go and Java. If the
+Two proxies, three broker groups, and one process each for Python, Node.js, Go and Java. They send
+every kind of message, and consume with and without filters. If the
 listener of an ordered push consumer in Go fails, the consumer continues with the next message. So
 this listener never fails.
 
@@ -30,7 +31,8 @@ from tests.support.clients.disturbed_clients import (
     DisturbedClients,
     disturbed_clients,
 )
-from tests.support.clients.looping_clients import ROLES, judge
+from tests.support.clients.looping_clients import judge
+from tests.support.clients.message_kinds import ROLES, TOPICS
 from tests.support.processes.killing import child_pid, is_back
 from tests.support.processes.processes import Standalone, broker, command, environment, standalone
 from tests.support.seeds import seed_base
@@ -61,7 +63,7 @@ def test_every_official_client_keeps_its_promises_whatever_happens_to_the_server
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with standalone(tmp_path / "data", *FLAGS) as running:
-        with disturbed_clients(tmp_path, running) as disturbed:
+        with disturbed_clients(tmp_path, running, TOPICS) as disturbed:
             Loop(running, disturbed, tmp_path, random.Random(SEED)).run()
             statuses = disturbed.end()
         if SOAK_S:
@@ -81,6 +83,7 @@ def test_every_official_client_keeps_its_promises_whatever_happens_to_the_server
         # Each client had each role, so these claims hold for each.
         assert set(client.report.received) == set(ROLES), client.status
         assert all(client.report.stored.values()), client.status
+        assert client.report.line_counts["checked"], client.status  # of transactions
     assert "Traceback" not in log
 
 
@@ -139,7 +142,7 @@ class Loop:
                 act()
             if time.monotonic() > end_at:
                 break
-        self._drain_one_with_message_groups()
+        self._drain_owner()
         sure_at = time.monotonic() + (SURE_S if SOAK_S else 0)
         while time.monotonic() < sure_at:
             self._disturbed.progress()
@@ -169,13 +172,13 @@ class Loop:
             self._leave(name)
         self._disturbed.progress()
 
-    def _drain_one_with_message_groups(self) -> None:
-        """Drain a broker group that stores message groups.
+    def _drain_owner(self) -> None:
+        """Drain a broker group that owns message groups and dedup keys.
 
-        The proxy rejects their sends until the broker group is removed. Then another broker group
-        stores them. So an application sees errors of ordered sends, and no other errors.
+        The proxy rejects their sends until the broker group is removed. Then other broker groups
+        store them. So an application sees errors of these sends, and no other errors.
         """
-        with self._disturbed.disturbance("drain broker-2", frozenset({"ordered"})):
+        with self._disturbed.disturbance("drain broker-2", frozenset({"ordered", "dedup"})):
             self._leave("broker-2")
         self._disturbed.progress()
 

@@ -17,25 +17,40 @@ import (
 )
 
 const (
-	normal  = "normal"
-	delayed = "delayed"
-	ordered = "ordered"
+	normal       = "normal"
+	delayed      = "delayed"
+	ordered      = "ordered"
+	transactions = "transaction"
+	prioritized  = "priority"
+	deduplicated = "dedup"
+	filtered     = "filtered"
 
-	loopPause      = 150 * time.Millisecond // between two sends of a kind
+	// Between two sends of a kind, per kind. All languages and kinds together are a light load.
+	loopPause      = 50 * time.Millisecond
 	loopDelayMax   = 4 * time.Second
 	loopAwait      = 5 * time.Second  // what a poll takes at least; the deadline is 3 s behind it
 	loopInvisible  = 15 * time.Second // what is not acked comes back while the test waits for it
 	loopReceiveMax = 16
 	messageGroups  = 2
+	loopPriorities = 4
+	dedupKey       = "dedup-key"
+	tagFilter      = "red || green"
+	levels         = 10
+	sqlFilter      = "level >= 5"
+	// Of so many transactions, the producer commits the first and rolls back the second.
+	resolvedOf     = 4
 	loopReceivers  = 2 // one may wait at a topic without messages while another has some
 	refusedOf      = 50
 	refusedOrderOf = 250 // where order lets others wait for it
 )
 
+var tags = []string{"red", "green", "blue"}
+
 // looping is the client in every role at once. It tells the lines that tests/e2e/python/loop.py
 // describes, and is stopped as that is.
 type looping struct {
 	name       string
+	topics     []string
 	isStopping atomic.Bool
 	refused    sync.Map
 }
@@ -50,43 +65,105 @@ func errorText(err error) string {
 	return err.Error()
 }
 
+func numberOf(key string) int {
+	number, err := strconv.Atoi(key[strings.LastIndex(key, "/")+1:])
+	must(err)
+	return number
+}
+
 // refuses says whether a message is to come again: once, for some.
 func (l *looping) refuses(role, topic, key string) bool {
 	of := refusedOf
 	if topic == ordered {
 		of = refusedOrderOf
 	}
-	number, err := strconv.Atoi(key[strings.LastIndex(key, "/")+1:])
-	must(err)
-	if number%of != of-1 {
+	if numberOf(key)%of != of-1 {
 		return false
 	}
 	_, wasRefused := l.refused.LoadOrStore(role+" "+key, true)
 	return !wasRefused
 }
 
+// check decides by the number of the message.
+func check(view *rmq.MessageView) rmq.TransactionResolution {
+	key := string(view.GetBody())
+	tell("checked", fact{"key": key})
+	if numberOf(key)%2 == 0 {
+		return rmq.COMMIT
+	}
+	return rmq.ROLLBACK
+}
+
 func (l *looping) produce(producer rmq.Producer, topic string) {
 	for number := 0; ; number++ {
-		time.Sleep(loopPause)
+		time.Sleep(loopPause * time.Duration(len(l.topics)))
 		if l.isStopping.Load() {
 			return
 		}
-		key := fmt.Sprintf("%s/%s/%d", l.name, topic, number)
-		message := &rmq.Message{Topic: topic, Body: []byte(key)}
-		group, due := "", int64(0)
-		switch topic {
-		case ordered:
-			group = fmt.Sprintf("%s-%d", l.name, number%messageGroups)
-			message.SetMessageGroup(group)
-		case delayed:
-			at := time.Now().Add(100*time.Millisecond + time.Duration(rand.Int63n(int64(loopDelayMax))))
-			due = at.UnixMilli()
-			message.SetDelayTimestamp(at)
+		l.send(producer, topic, number)
+		if topic == deduplicated {
+			// The application sends a dedup key again after an answer and after an error.
+			l.send(producer, topic, number)
 		}
-		begun := nowUs()
-		_, err := producer.Send(context.Background(), message)
-		tell("send", fact{"key": key, "topic": topic, "group": group, "due": due,
-			"begun": begun, "ended": nowUs(), "error": errorText(err)})
+	}
+}
+
+func (l *looping) send(producer rmq.Producer, topic string, number int) {
+	key := fmt.Sprintf("%s/%s/%d", l.name, topic, number)
+	message := &rmq.Message{Topic: topic, Body: []byte(key)}
+	group, due, id := "", int64(0), ""
+	switch topic {
+	case ordered:
+		group = fmt.Sprintf("%s-%d", l.name, number%messageGroups)
+		message.SetMessageGroup(group)
+	case delayed:
+		at := time.Now().Add(100*time.Millisecond + time.Duration(rand.Int63n(int64(loopDelayMax))))
+		due = at.UnixMilli()
+		message.SetDelayTimestamp(at)
+	case prioritized:
+		must(message.SetPriority(int32(number % loopPriorities)))
+	case deduplicated:
+		message.AddProperty(dedupKey, key)
+	case filtered:
+		message.SetTag(tags[number%len(tags)])
+		message.AddProperty("level", strconv.Itoa(number%levels))
+	}
+	var begun int64
+	var receipts []*rmq.SendReceipt
+	var err error
+	var transaction rmq.Transaction
+	if topic == transactions {
+		transaction = producer.BeginTransaction()
+		begun = nowUs()
+		receipts, err = producer.SendWithTransaction(context.Background(), message, transaction)
+	} else {
+		begun = nowUs()
+		receipts, err = producer.Send(context.Background(), message)
+	}
+	ended := nowUs()
+	if err == nil {
+		id = receipts[0].MessageID
+	}
+	tell("send", fact{"key": key, "topic": topic, "group": group, "due": due,
+		"begun": begun, "ended": ended, "error": errorText(err), "id": id})
+	if transaction != nil && err == nil {
+		resolve(transaction, number)
+	}
+}
+
+// resolve commits a transaction, rolls it back, or leaves it to the checker.
+func resolve(transaction rmq.Transaction, number int) {
+	begun := nowUs()
+	var err error
+	switch number % resolvedOf {
+	case 0:
+		err = transaction.Commit()
+	case 1:
+		err = transaction.RollBack()
+	}
+	if err != nil {
+		tell("failed", fact{"role": "", "during": transactions, "begun": begun, "ended": nowUs(),
+			"error": errorText(err)})
 	}
 }
 
@@ -111,12 +188,14 @@ func (l *looping) consume(consumer rmq.SimpleConsumer, role string) {
 // settle acks what was received; behind one that is not acked nothing ordered is.
 func (l *looping) settle(consumer rmq.SimpleConsumer, role string, views []*rmq.MessageView) {
 	topic := views[0].GetTopic()
-	keys, attempts := []string{}, []int32{}
+	keys, attempts, ids := []string{}, []int32{}, []string{}
 	for _, view := range views {
 		keys = append(keys, string(view.GetBody()))
 		attempts = append(attempts, view.GetDeliveryAttempt())
+		ids = append(ids, view.GetMessageId())
 	}
-	tell("received", fact{"role": role, "topic": topic, "keys": keys, "attempts": attempts, "at": nowUs()})
+	tell("received", fact{"role": role, "topic": topic, "keys": keys, "attempts": attempts, "ids": ids,
+		"at": nowUs()})
 	for n, view := range views {
 		isAcked := !l.refuses(role, topic, keys[n]) && l.ack(consumer, role, keys[n], view)
 		if !isAcked && topic == ordered {
@@ -138,7 +217,7 @@ func (l *looping) ack(consumer rmq.SimpleConsumer, role, key string, view *rmq.M
 func (l *looping) listen(role string, view *rmq.MessageView) rmq.ConsumerResult {
 	key, topic, attempt := string(view.GetBody()), view.GetTopic(), view.GetDeliveryAttempt()
 	tell("received", fact{"role": role, "topic": topic, "keys": []string{key}, "attempts": []int32{attempt},
-		"at": nowUs()})
+		"ids": []string{view.GetMessageId()}, "at": nowUs()})
 	// In an ordered group this client goes on with the next message while one that failed waits for
 	// its retry, so there none fails.
 	if topic != ordered && l.refuses(role, topic, key) {
@@ -149,42 +228,64 @@ func (l *looping) listen(role string, view *rmq.MessageView) rmq.ConsumerResult 
 	return rmq.SUCCESS
 }
 
-func (l *looping) startConsumers(given arguments, prefix string, topics ...string) {
-	subscriptions := map[string]*rmq.FilterExpression{}
-	for _, topic := range topics {
-		subscriptions[topic] = rmq.SUB_ALL
+// subscriptions are the filters of each role with topics.
+func (l *looping) subscriptions() map[string]map[string]*rmq.FilterExpression {
+	plain := map[string]*rmq.FilterExpression{}
+	roles := map[string]map[string]*rmq.FilterExpression{"simple": plain, "push": plain}
+	for _, topic := range l.topics {
+		switch topic {
+		case ordered:
+			roles["ordered-simple"] = everything(topic)
+			roles["ordered-push"] = everything(topic)
+		case filtered:
+			bySQL := rmq.NewFilterExpressionWithType(sqlFilter, rmq.SQL92)
+			roles["tag-simple"] = map[string]*rmq.FilterExpression{topic: rmq.NewFilterExpression(tagFilter)}
+			roles["sql-push"] = map[string]*rmq.FilterExpression{topic: bySQL}
+		default:
+			plain[topic] = rmq.SUB_ALL
+		}
 	}
-	role := prefix + "simple"
+	return roles
+}
+
+func (l *looping) startConsumer(given arguments, role string, filters map[string]*rmq.FilterExpression) {
 	given.Group = role
+	if strings.HasSuffix(role, "push") {
+		pushed, err := rmq.NewPushConsumer(configuration(given),
+			rmq.WithPushSubscriptionExpressions(filters),
+			rmq.WithPushMessageListener(&rmq.FuncMessageListener{
+				Consume: func(view *rmq.MessageView) rmq.ConsumerResult { return l.listen(role, view) },
+			}))
+		must(err)
+		must(pushed.Start())
+		return
+	}
 	simple, err := rmq.NewSimpleConsumer(configuration(given),
 		rmq.WithSimpleAwaitDuration(loopAwait),
-		rmq.WithSimpleSubscriptionExpressions(subscriptions))
+		rmq.WithSimpleSubscriptionExpressions(filters))
 	must(err)
 	must(simple.Start())
 	for n := 0; n < loopReceivers; n++ {
 		go l.consume(simple, role)
 	}
-	pushRole := prefix + "push"
-	given.Group = pushRole
-	pushed, err := rmq.NewPushConsumer(configuration(given),
-		rmq.WithPushSubscriptionExpressions(subscriptions),
-		rmq.WithPushMessageListener(&rmq.FuncMessageListener{
-			Consume: func(view *rmq.MessageView) rmq.ConsumerResult { return l.listen(pushRole, view) },
-		}))
-	must(err)
-	must(pushed.Start())
 }
 
 func loop(given arguments) {
 	given.Endpoints = []string{given.Endpoint}
-	looping := &looping{name: given.Name}
-	producer, err := rmq.NewProducer(configuration(given), rmq.WithTopics(normal, delayed, ordered))
+	topics := given.Topics
+	if topics == nil {
+		topics = []string{normal, delayed, ordered}
+	}
+	looping := &looping{name: given.Name, topics: topics}
+	producer, err := rmq.NewProducer(configuration(given), rmq.WithTopics(topics...),
+		rmq.WithTransactionChecker(&rmq.TransactionChecker{Check: check}))
 	must(err)
 	must(producer.Start())
-	looping.startConsumers(given, "", normal, delayed)
-	looping.startConsumers(given, "ordered-", ordered)
+	for role, filters := range looping.subscriptions() {
+		looping.startConsumer(given, role, filters)
+	}
 	var producing sync.WaitGroup
-	for _, topic := range []string{normal, delayed, ordered} {
+	for _, topic := range topics {
 		producing.Add(1)
 		go func() {
 			defer producing.Done()

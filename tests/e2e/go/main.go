@@ -39,6 +39,7 @@ type arguments struct {
 	Endpoint  string // of the loop, which has a name too
 	Name      string
 	Topic     string
+	Topics    []string // of the loop
 	Group     string
 	Messages  int
 	Receivers int

@@ -1,8 +1,9 @@
 """Official clients in every role, while a test disturbs their server.
 
-Each official client runs in its own process. The clients send NORMAL, DELAY and FIFO messages. They
-receive them as simple and as push consumers, ordered and unordered. All clients share the consumer
-groups, so each receives messages of the others. `looping_clients.judge` checks the guarantees.
+Each official client runs in its own process. The clients send messages of the kinds in
+`message_kinds`, by default NORMAL, DELAY and FIFO messages. They receive them as simple and as push
+consumers, ordered and unordered. All clients share the consumer groups, so each receives messages
+of the others. `looping_clients.judge` checks the guarantees.
 
 No client retries a receive, and only push consumers retry an ack. The application sees these
 errors, and so do these tests.
@@ -15,7 +16,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,8 @@ from tests.support.clients.client_process import (
     SCRIPTS,
     Fact,
 )
-from tests.support.clients.looping_clients import (
-    ROLES,
-    TOPICS,
-    US_PER_S,
-    Disturbance,
-    LoopingClient,
-    unsettled,
-)
+from tests.support.clients.looping_clients import US_PER_S, Disturbance, LoopingClient, unsettled
+from tests.support.clients.message_kinds import BASIC_TOPICS, TOPICS, roles_of
 from tests.support.eventually import eventually
 from tests.support.processes.killing import RECOVERY_S
 from tests.support.processes.processes import Standalone
@@ -51,22 +46,37 @@ NS_PER_US = 1000
 LOG_CHARS = 5000  # end of a process's log that a failure shows
 # Calls that may return an error to the application after a kill. The running call is lost, and
 # clients retry only sends. The delivery of an ack may have expired.
-CALLS = frozenset({"normal", "delayed", "ordered", "receive", "ack"})
+CALLS = frozenset({*TOPICS, "receive", "ack"})
+# Longer than two sends of a client with all their repeats. A drain waits for the end of the window.
+DEDUP_WINDOW_MS = 60_000
+OPTIONS: dict[str, dict[str, object]] = {
+    "delayed": {"messageType": "DELAY"},
+    "ordered": {"messageType": "FIFO"},
+    # No half message expires: a disturbance takes less time than all checks.
+    "transaction": {
+        "messageType": "TRANSACTION",
+        "transaction": {"firstCheckMs": 2_000, "periodMs": 3_000, "attempts": 100},
+    },
+    "priority": {"messageType": "PRIORITY"},
+    "dedup": {"messageType": "NORMAL", "dedup": {"windowMs": DEDUP_WINDOW_MS}},
+}
 
 
-def prepare(running: Standalone) -> None:
+def prepare(running: Standalone, topics: Sequence[str]) -> None:
     """Create the topics and the consumer groups of the clients."""
-    for topic in TOPICS:
-        kind = {"delayed": "DELAY", "ordered": "FIFO"}.get(topic, "NORMAL")
-        running.put(f"topics/{topic}", messageType=kind, queues=2)
-    for role in ROLES:
+    for topic in topics:
+        options = OPTIONS.get(topic, {"messageType": "NORMAL"})
+        running.put(f"topics/{topic}", queues=2, **options)
+    for role in roles_of(topics):
         order = "FIFO" if role.startswith("ordered") else "CONCURRENT"
         retry = {"customized": {"nextMs": [RETRY_MS]}}
         running.put(f"groups/{role}", deliveryOrder=order, maxAttempts=ATTEMPTS_MAX, retry=retry)
 
 
 @contextlib.contextmanager
-def disturbed_clients(folder: Path, running: Standalone) -> Iterator[DisturbedClients]:
+def disturbed_clients(
+    folder: Path, running: Standalone, topics: Sequence[str] = BASIC_TOPICS
+) -> Iterator[DisturbedClients]:
     """Run each client that is built on this machine. Write `facts.jsonl` at the end."""
     java_home = f"-Duser.home={folder / 'java'}"
     commands = {"python": [sys.executable, str(SCRIPTS / "python" / "loop.py")]}
@@ -76,12 +86,12 @@ def disturbed_clients(folder: Path, running: Standalone) -> Iterator[DisturbedCl
         commands["go"] = [str(GO_PROGRAM), "loop"]
     if shutil.which("java") and JAVA_CLASSES.exists():
         commands["java"] = ["java", java_home, "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Loop"]
-    prepare(running)
+    prepare(running, topics)
     clients: list[LoopingClient] = []
-    disturbed = DisturbedClients(running, clients)
+    disturbed = DisturbedClients(running, clients, topics)
     try:
         for name, command in commands.items():
-            clients.append(LoopingClient(name, command, running.grpc, folder / name))
+            clients.append(LoopingClient(name, command, running.grpc, folder / name, topics))
         yield disturbed
     finally:
         lines = "".join(f"{json.dumps(fact)}\n" for fact in disturbed.facts())
@@ -93,8 +103,12 @@ def disturbed_clients(folder: Path, running: Standalone) -> Iterator[DisturbedCl
 class DisturbedClients:
     """The clients and the disturbances of their server."""
 
-    def __init__(self, running: Standalone, clients: list[LoopingClient]) -> None:
+    def __init__(
+        self, running: Standalone, clients: list[LoopingClient], topics: Sequence[str]
+    ) -> None:
         self.clients = clients
+        self.topics = topics
+        self.roles = roles_of(topics)
         self.disturbances: list[Disturbance] = []
         self._running = running
 
@@ -123,13 +137,13 @@ class DisturbedClients:
         goals = [
             (client.report.stored[topic], len(client.report.stored[topic]) + PROGRESS)
             for client in self.clients
-            for topic in TOPICS
+            for topic in self.topics
         ]
-        received = {role: self._received(role) for role in ROLES}
+        received = {role: self._received(role) for role in self.roles}
         self.eventually(
             lambda: (
                 all(len(stored) >= goal for stored, goal in goals)
-                and all(self._received(role) > received[role] for role in ROLES)
+                and all(self._received(role) > received[role] for role in self.roles)
             )
         )
 

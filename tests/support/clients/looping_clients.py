@@ -17,13 +17,14 @@ import os
 import subprocess
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from tests.support.clients.client_process import Fact
-from tests.support.clients.history import History, Outcome
+from tests.support.clients.history import Ack, History, Outcome
+from tests.support.clients.message_kinds import BASIC_TOPICS, ROLES, TOPICS, reason_to_withhold
 
 US_PER_MS = 1000
 US_PER_S = 1_000_000
@@ -35,13 +36,6 @@ EFFECT_US = 5 * US_PER_S
 LATE_ANSWER_US = 2_500_000
 # Longest time in which a push consumer retries the ack of a consumed message.
 ACKED_US = 5 * US_PER_S
-TOPICS = ("normal", "delayed", "ordered")
-ROLES = {
-    "simple": ("normal", "delayed"),
-    "push": ("normal", "delayed"),
-    "ordered-simple": ("ordered",),
-    "ordered-push": ("ordered",),
-}
 END_S = 20.0  # for a client to exit
 SHOWN_MAX = 10  # findings of each kind in the text of a verdict
 
@@ -80,14 +74,22 @@ class LoopReport:
 class LoopingClient:
     """An official client in its own process. A thread collects its lines."""
 
-    def __init__(self, name: str, command: Sequence[str], endpoint: str, home: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        endpoint: str,
+        home: Path,
+        topics: Sequence[str] = BASIC_TOPICS,
+    ) -> None:
         self.name = name
         home.mkdir()
         self.stderr = home / "stderr"
         self.report = LoopReport()
+        given = {"endpoint": endpoint, "name": name, "topics": topics}
         with self.stderr.open("w") as stderr:
             self.process = subprocess.Popen(
-                [*command, json.dumps({"endpoint": endpoint, "name": name})],
+                [*command, json.dumps(given)],
                 # The clients log below the home folder.
                 env={**os.environ, "HOME": str(home)},
                 stdin=subprocess.PIPE,
@@ -191,27 +193,45 @@ def events_of(facts: Iterable[Fact]) -> Iterator[_Event]:
 
 
 def histories_of(facts: Iterable[Fact]) -> dict[Subscription, History]:
-    """Return the history of each consumer group and topic."""
+    """Return the history of each consumer group and topic.
+
+    It lacks messages that the consumer group must not receive: see `_judge_withheld`.
+    """
     found = {(role, topic): History() for role, topics in ROLES.items() for topic in topics}
-    under_way: dict[int, list[object]] = {}
+    acks: dict[int, Ack] = {}
     for _, rank, fact in events_of(facts):
         match rank:
             case 0:
-                under_way[id(fact)] = [
-                    history.send(fact["key"], message_group=fact["group"])
-                    for (_, topic), history in found.items()
-                    if topic == fact["topic"]
-                ]
+                for history in _expecting(fact, found):
+                    # A dedup key is sent twice.
+                    if fact["key"] not in history.sends:
+                        history.send(fact["key"], message_group=fact["group"])
             case 1:
                 history = found[fact["role"], fact["topic"]]
-                under_way[id(fact)] = [history.ack(fact["key"], fact["attempt"])]
+                acks[id(fact)] = history.ack(fact["key"], fact["attempt"])
             case 2:
-                found[fact["role"], fact["topic"]].received(fact["keys"], fact["attempts"])
-            case _:
-                outcome = Outcome.UNKNOWN if fact["error"] else Outcome.OK
-                for one in under_way.pop(id(fact)):
-                    one.ended(outcome)  # type: ignore[attr-defined]  # a send or an ack
+                role, topic = fact["role"], fact["topic"]
+                kept = [
+                    (key, attempt)
+                    for key, attempt in zip(fact["keys"], fact["attempts"], strict=True)
+                    if not reason_to_withhold(role, topic, key)
+                ]
+                found[role, topic].received([key for key, _ in kept], [each for _, each in kept])
+            case 3 if not fact["error"]:
+                for history in _expecting(fact, found):
+                    history.sends[fact["key"]].ended(Outcome.OK)
+            case 4:
+                acks.pop(id(fact)).ended(Outcome.UNKNOWN if fact["error"] else Outcome.OK)
     return found
+
+
+def _expecting(send: Fact, histories: Mapping[Subscription, History]) -> list[History]:
+    """Return the histories of the consumer groups that must receive the message of a send."""
+    return [
+        history
+        for (role, topic), history in histories.items()
+        if topic == send["topic"] and not reason_to_withhold(role, topic, send["key"])
+    ]
 
 
 def unsettled(reports: Sequence[LoopReport]) -> dict[Subscription, set[str]]:
@@ -222,6 +242,7 @@ def unsettled(reports: Sequence[LoopReport]) -> dict[Subscription, set[str]]:
             # Each set in one step: other threads read the lines.
             stored = set[str]().union(*[each.stored[topic] for each in reports])
             stored.difference_update(*[each.settled[role] for each in reports])
+            stored = {key for key in stored if not reason_to_withhold(role, topic, key)}
             if stored:
                 found[role, topic] = stored
     return found
@@ -245,6 +266,8 @@ def judge(
         for kind in ("lost", "unexpected", "out_of_order"):
             if findings := getattr(verdict, kind):
                 judged.broken[kind] += [f"{role}, {topic}: {finding}" for finding in findings]
+    _judge_withheld(facts, judged)
+    _judge_keys(facts, judged)
     _judge_duplicates(facts, disturbances, judged)
     _judge_times(facts, judged)
     _judge_errors(facts, disturbances, judged)
@@ -287,6 +310,32 @@ def _expired(
                 yield fact["key"]
 
 
+def _judge_withheld(facts: Sequence[Fact], judged: LoopVerdict) -> None:
+    """Find messages that were rolled back or that do not match the filter."""
+    for fact in facts:
+        if fact["fact"] == "received":
+            role, topic = fact["role"], fact["topic"]
+            for key in fact["keys"]:
+                if reason := reason_to_withhold(role, topic, key):
+                    judged.broken["unexpected"].append(f"{role}, {topic}: {key} {reason}")
+
+
+def _judge_keys(facts: Sequence[Fact], judged: LoopVerdict) -> None:
+    """Find dedup keys with several messages, in the answers to their sends or in deliveries."""
+    ids: dict[str, set[str]] = defaultdict(set)
+    for fact in facts:
+        if fact.get("topic") != "dedup":
+            continue
+        if fact["fact"] == "send" and not fact["error"]:
+            ids[fact["key"]].add(fact["id"])
+        elif fact["fact"] == "received":
+            for key, message_id in zip(fact["keys"], fact["ids"], strict=True):
+                ids[key].add(message_id)
+    for key, found in ids.items():
+        if len(found) > 1:
+            judged.broken["not deduplicated"].append(f"{key} has the messages {sorted(found)}")
+
+
 def _judge_times(facts: Sequence[Fact], judged: LoopVerdict) -> None:
     due = {fact["key"]: fact["due"] for fact in facts if fact["fact"] == "send" and fact["due"]}
     for fact in facts:
@@ -303,11 +352,11 @@ def _judge_duplicates(
     """Find messages that came again after their ack.
 
     Three things explain a duplicate. If the answer to a send is lost or late, the client sends
-    again, and the broker may store the message twice. If the ack of a push consumer is lost, the
-    consumer gives up when the delivery has expired. Then a disturbance between the receive and
-    `ACKED_US` after the success explains the duplicate. The same holds if the client hides the
-    result of an ack from its application (`hidden`). Such an ack may also time out without a
-    disturbance.
+    again, and the broker may store the message twice, but not with a dedup key. If the ack of a
+    push consumer is lost, the consumer gives up when the delivery has expired. Then a disturbance
+    between the receive and `ACKED_US` after the success explains the duplicate. The same holds if
+    the client hides the result of an ack from its application (`hidden`). Such an ack may also time
+    out without a disturbance.
     """
     sends = {fact["key"]: fact for fact in facts if fact["fact"] == "send"}
     first_received: dict[tuple[str, str], int] = {}
@@ -323,7 +372,10 @@ def _judge_duplicates(
                     continue
                 send = sends[key]
                 is_sent_again = send["ended"] - send["begun"] >= LATE_ANSWER_US
-                if is_sent_again or _disturbed(disturbances, send["begun"], send["ended"]):
+                may_be_twice = fact["topic"] != "dedup" and (
+                    is_sent_again or _disturbed(disturbances, send["begun"], send["ended"])
+                )
+                if may_be_twice:
                     judged.explained["stored twice"] += 1
                 elif (fact["role"].endswith("push") or ack.get("hidden")) and _disturbed(
                     disturbances, first_received[fact["role"], key], ack["ended"] + ACKED_US

@@ -98,6 +98,15 @@ def test_an_unstored_send_is_identified_by_its_key() -> None:
     ]
 
 
+def test_each_stored_message_has_one_acknowledged_send() -> None:
+    again = SEND | {"ended": 9 * MS}
+    rolled_back = SEND | {"topic": "transaction", "key": "fault/transaction/5"}
+    committed = SEND | {"topic": "transaction", "key": "fault/transaction/6"}
+    assert [
+        one["message_id"] for one in acknowledged([SEND, again, rolled_back, committed], {})
+    ] == [KEY, "fault/transaction/6"]
+
+
 def test_an_unreported_delivery_is_explained_by_a_lost_answer() -> None:
     again = Delivery("simple", KEY, 2, 3)
     twice = [found("redelivered", KEY, "simple")]

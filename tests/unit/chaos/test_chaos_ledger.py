@@ -13,7 +13,7 @@ from tests.chaos.faults import ALL, FAULTS, Fault
 from tests.chaos.figures import Figures
 from tests.chaos.load import own
 from tests.chaos.run import chosen_of, missing
-from tests.support.clients.looping_clients import TOPICS
+from tests.support.clients.message_kinds import BASIC_TOPICS
 
 CLEAN = Figures(
     stored=100,
@@ -203,7 +203,7 @@ def test_names_of_faults_match_the_table() -> None:
 
 def test_the_table_names_calls_that_clients_tell_of() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-    assert {*TOPICS, "receive", "ack"} == ALL
+    assert {*BASIC_TOPICS, "receive", "ack"} == ALL
     assert all(fault.fails <= ALL for fault in FAULTS)
 
 

@@ -10,17 +10,27 @@ from tests.support.clients.looping_clients import (
     EFFECT_US,
     LATE_ANSWER_US,
     Disturbance,
+    LoopReport,
     LoopVerdict,
     judge,
+    unsettled,
 )
+from tests.support.clients.message_kinds import ROLES, TOPICS
 
-KILL = Disturbance("kill", 1_000, 2_000, frozenset({"normal", "receive", "ack"}))
+KILL = Disturbance("kill", 1_000, 2_000, frozenset({*TOPICS, "receive", "ack"}))
 STOP = Disturbance("stop", 1_000, 2_000, frozenset())
 LATER = KILL.ended + EFFECT_US + 1
 
 
 def send(
-    key: str, begun: int, *, topic: str = "normal", group: str = "", due: int = 0, error: str = ""
+    key: str,
+    begun: int,
+    *,
+    topic: str = "normal",
+    group: str = "",
+    due: int = 0,
+    error: str = "",
+    id_: str = "",
 ) -> Fact:
     return {
         "fact": "send",
@@ -31,16 +41,25 @@ def send(
         "begun": begun,
         "ended": begun + 1,
         "error": error,
+        "id": id_,
     }
 
 
 def taken(
-    role: str, key: str, at: int, *, topic: str = "normal", attempt: int = 1, error: str = ""
+    role: str,
+    key: str,
+    at: int,
+    *,
+    topic: str = "normal",
+    attempt: int = 1,
+    error: str = "",
+    id_: str = "",
 ) -> list[Fact]:
     """A message that is received, and acked a microsecond later."""
     common = {"role": role, "topic": topic}
+    received = {"keys": [key], "attempts": [attempt], "ids": [id_], "at": at}
     return [
-        {"fact": "received", **common, "keys": [key], "attempts": [attempt], "at": at},
+        {"fact": "received", **common, **received},
         {
             "fact": "ack",
             **common,
@@ -53,9 +72,11 @@ def taken(
     ]
 
 
-def taken_by_both(key: str, at: int, topic: str = "normal", prefix: str = "") -> list[Fact]:
+def taken_by_both(
+    key: str, at: int, topic: str = "normal", prefix: str = "", id_: str = ""
+) -> list[Fact]:
     roles = f"{prefix}simple", f"{prefix}push"
-    return [fact for role in roles for fact in taken(role, key, at, topic=topic)]
+    return [fact for role in roles for fact in taken(role, key, at, topic=topic, id_=id_)]
 
 
 def test_complete_deliveries_are_clean_in_any_order_of_reports() -> None:
@@ -182,3 +203,111 @@ def test_an_ack_with_an_unreported_end_may_have_taken_too_long() -> None:
     ):
         late = ack | {"ended": ack["begun"] + took_us, "hidden": hidden}
         assert list(judge([send("a", 1), received, late, *rest], []).broken) == broken
+
+
+COMMITTED, ROLLED_BACK = "go/transaction/4", "go/transaction/5"
+
+
+def test_only_committed_messages_must_be_delivered() -> None:
+    sends = [send(COMMITTED, 1, topic="transaction"), send(ROLLED_BACK, 3, topic="transaction")]
+    delivered = taken_by_both(COMMITTED, 10, "transaction")
+    assert judge([*sends, *delivered], []).is_clean
+    assert judge(sends, []).broken == {
+        "lost": [
+            f"{role}, transaction: {COMMITTED} was stored and never received"
+            for role in ("simple", "push")
+        ]
+    }
+
+
+def test_a_delivery_of_a_rolled_back_message_is_unexpected_even_after_an_error() -> None:
+    for error in ("", "no answer"):
+        facts = [
+            send(ROLLED_BACK, KILL.begun, topic="transaction", error=error),
+            *taken("push", ROLLED_BACK, KILL.ended, topic="transaction"),
+        ]
+        assert judge(facts, [KILL]).broken == {
+            "unexpected": [f"push, transaction: {ROLLED_BACK} was rolled back"]
+        }
+
+
+@pytest.mark.parametrize(("at", "is_clean"), [(KILL.begun, True), (LATER, False)])
+def test_a_commit_may_fail_only_in_a_disturbance(at: int, *, is_clean: bool) -> None:
+    failed = {"fact": "failed", "role": "", "during": "transaction", "error": "no answer"}
+    facts = [
+        send(COMMITTED, 1, topic="transaction"),
+        failed | {"begun": at, "ended": at + 1},
+        *taken_by_both(COMMITTED, LATER + 9, "transaction"),
+    ]
+    assert judge(facts, [KILL]).is_clean is is_clean
+
+
+@pytest.mark.parametrize(
+    ("number", "expecting"),
+    [
+        (0, {"tag-simple"}),  # red, level 0
+        (2, set()),  # blue, level 2
+        (5, {"sql-push"}),  # blue, level 5
+        (9, {"tag-simple", "sql-push"}),  # red, level 9
+    ],
+)
+def test_consumers_with_a_filter_get_the_messages_that_match(
+    number: int, expecting: set[str]
+) -> None:
+    roles = ["tag-simple", "sql-push"]
+    key = f"go/filtered/{number}"
+
+    def judged(receiving: set[str]) -> LoopVerdict:
+        facts = [send(key, 1, topic="filtered")]
+        for role in receiving:
+            facts += taken(role, key, 10, topic="filtered")
+        return judge(facts, [])
+
+    assert judged(expecting).is_clean
+    assert len(judged(set()).broken["lost"]) == len(expecting)
+    assert len(judged(set(roles)).broken["unexpected"]) == len(roles) - len(expecting)
+
+
+def test_a_dedup_key_has_one_message() -> None:
+    def judged(second_id: str, received_id: str) -> list[str]:
+        facts = [
+            send("k", 1, topic="dedup", id_="m1"),
+            send("k", 3, topic="dedup", id_=second_id),
+            *taken_by_both("k", 10, "dedup", id_=received_id),
+        ]
+        return list(judge(facts, []).broken)
+
+    assert judged("m1", "m1") == []
+    assert judged("m2", "m1") == ["not deduplicated"]
+    assert judged("m1", "m2") == ["not deduplicated"]
+
+
+@pytest.mark.parametrize("errors", [("", "no"), ("no", ""), ("no", "no")])
+def test_a_dedup_key_is_stored_if_one_of_its_sends_has_an_answer(errors: tuple[str, str]) -> None:
+    facts = [
+        send("k", KILL.begun + 2 * n, topic="dedup", error=error, id_="" if error else "m")
+        for n, error in enumerate(errors)
+    ]
+    assert ("lost" in judge(facts, [KILL]).broken) == ("" in errors)
+
+
+def test_a_lost_answer_does_not_explain_a_second_message_of_a_dedup_key() -> None:
+    facts = [
+        send("k", KILL.begun, topic="dedup", id_="m"),
+        *taken_by_both("k", KILL.begun + 10, "dedup", id_="m"),
+        *taken("simple", "k", LATER + ACKED_US, topic="dedup", id_="m"),
+    ]
+    assert list(judge(facts, [KILL]).broken) == ["duplicated"]
+
+
+def test_only_expected_messages_are_unsettled() -> None:
+    report = LoopReport()
+    for topic in TOPICS:
+        for number in range(4):
+            report.note(send(f"go/{topic}/{number}", number, topic=topic))
+    found = unsettled([report])
+    assert set(found) == {(role, topic) for role, topics in ROLES.items() for topic in topics} - {
+        ("sql-push", "filtered")  # levels 0 to 3
+    }
+    assert found["push", "transaction"] == {"go/transaction/0", "go/transaction/2"}
+    assert found["tag-simple", "filtered"] == {f"go/filtered/{n}" for n in (0, 1, 3)}

@@ -13,15 +13,18 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.stream.Collectors;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
+import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.MessageBuilder;
 import org.apache.rocketmq.client.apis.message.MessageView;
 import org.apache.rocketmq.client.apis.producer.Producer;
+import org.apache.rocketmq.client.apis.producer.SendReceipt;
+import org.apache.rocketmq.client.apis.producer.Transaction;
+import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 
 /**
  * The official Java client in every role at once: {@code Loop '{"endpoint": ..., "name": ...}'}.
@@ -32,14 +35,27 @@ public final class Loop {
     private static final String NORMAL = "normal";
     private static final String DELAYED = "delayed";
     private static final String ORDERED = "ordered";
-    private static final List<String> TOPICS = List.of(NORMAL, DELAYED, ORDERED);
-    private static final long PAUSE_MS = 150; // between two sends of a kind
+    private static final String TRANSACTION = "transaction";
+    private static final String PRIORITY = "priority";
+    private static final String DEDUP = "dedup";
+    private static final String FILTERED = "filtered";
+    // Between two sends of a kind, per kind. All languages and kinds together are a light load.
+    private static final long PAUSE_MS = 50;
     private static final long DELAY_MS_MAX = 4000;
     private static final Duration AWAIT = Duration.ofSeconds(5); // what a poll takes at least
     // What is not acked comes back while the test waits for it.
     private static final Duration INVISIBLE = Duration.ofSeconds(15);
     private static final int RECEIVE_MAX = 16;
     private static final int MESSAGE_GROUPS = 2;
+    private static final int PRIORITIES = 4;
+    private static final String DEDUP_KEY = "dedup-key";
+    private static final List<String> TAGS = List.of("red", "green", "blue");
+    private static final FilterExpression TAG_FILTER = new FilterExpression("red || green");
+    private static final int LEVELS = 10;
+    private static final FilterExpression SQL_FILTER =
+            new FilterExpression("level >= 5", FilterExpressionType.SQL92);
+    // Of so many transactions, the producer commits the first and rolls back the second.
+    private static final int RESOLVED_OF = 4;
     // One may wait at a topic without messages while another has some.
     private static final int RECEIVERS = 2;
     // One of so many is not acked, or fails, when it is first seen here.
@@ -59,7 +75,11 @@ public final class Loop {
         this.given = given;
     }
 
-    record Arguments(String endpoint, String name) {}
+    record Arguments(String endpoint, String name, List<String> topics) {
+        Arguments {
+            topics = topics == null ? List.of(NORMAL, DELAYED, ORDERED) : topics;
+        }
+    }
 
     interface Call {
         void run() throws Exception;
@@ -74,12 +94,14 @@ public final class Loop {
     private void run() throws Exception {
         Producer producer = PROVIDER.newProducerBuilder()
                 .setClientConfiguration(configuration())
-                .setTopics(TOPICS.toArray(String[]::new))
+                .setTopics(given.topics().toArray(String[]::new))
+                .setTransactionChecker(Loop::check)
                 .build();
-        startConsumers("", List.of(NORMAL, DELAYED));
-        startConsumers("ordered-", List.of(ORDERED));
+        for (Map.Entry<String, Map<String, FilterExpression>> role : subscriptions().entrySet()) {
+            startConsumer(role.getKey(), role.getValue());
+        }
         List<Thread> producing = new ArrayList<>();
-        for (String topic : TOPICS) {
+        for (String topic : given.topics()) {
             producing.add(start(() -> produce(producer, topic)));
         }
         tell("ready", Map.of());
@@ -100,49 +122,121 @@ public final class Loop {
                 .build();
     }
 
-    private void startConsumers(String prefix, List<String> topics) throws Exception {
-        Map<String, FilterExpression> subscriptions =
-                topics.stream().collect(Collectors.toMap(topic -> topic, topic -> FilterExpression.SUB_ALL));
-        String role = prefix + "simple";
+    /** The filters of each role with topics. */
+    private Map<String, Map<String, FilterExpression>> subscriptions() {
+        Map<String, FilterExpression> plain = new HashMap<>();
+        Map<String, Map<String, FilterExpression>> roles = new HashMap<>(Map.of("simple", plain, "push", plain));
+        for (String topic : given.topics()) {
+            switch (topic) {
+                case ORDERED -> {
+                    roles.put("ordered-simple", Map.of(topic, FilterExpression.SUB_ALL));
+                    roles.put("ordered-push", Map.of(topic, FilterExpression.SUB_ALL));
+                }
+                case FILTERED -> {
+                    roles.put("tag-simple", Map.of(topic, TAG_FILTER));
+                    roles.put("sql-push", Map.of(topic, SQL_FILTER));
+                }
+                default -> plain.put(topic, FilterExpression.SUB_ALL);
+            }
+        }
+        return roles;
+    }
+
+    private void startConsumer(String role, Map<String, FilterExpression> filters) throws Exception {
+        if (role.endsWith("push")) {
+            PROVIDER.newPushConsumerBuilder()
+                    .setClientConfiguration(configuration())
+                    .setConsumerGroup(role)
+                    .setSubscriptionExpressions(filters)
+                    .setMessageListener(message -> listen(role, message))
+                    .build();
+            return;
+        }
         SimpleConsumer simple = PROVIDER.newSimpleConsumerBuilder()
                 .setClientConfiguration(configuration())
                 .setConsumerGroup(role)
-                .setSubscriptionExpressions(subscriptions)
+                .setSubscriptionExpressions(filters)
                 .setAwaitDuration(AWAIT)
                 .build();
         for (int n = 0; n < RECEIVERS; n++) {
             start(() -> consume(simple, role));
         }
-        PROVIDER.newPushConsumerBuilder()
-                .setClientConfiguration(configuration())
-                .setConsumerGroup(prefix + "push")
-                .setSubscriptionExpressions(subscriptions)
-                .setMessageListener(message -> listen(prefix + "push", message))
-                .build();
+    }
+
+    /** Decides by the number of the message. */
+    private static TransactionResolution check(MessageView message) {
+        String key = key(message);
+        tell("checked", Map.of("key", key));
+        return numberOf(key) % 2 == 0 ? TransactionResolution.COMMIT : TransactionResolution.ROLLBACK;
     }
 
     private void produce(Producer producer, String topic) throws Exception {
         for (int number = 0; ; number++) {
-            Thread.sleep(PAUSE_MS);
+            Thread.sleep(PAUSE_MS * given.topics().size());
             if (isStopping) {
                 return;
             }
-            String key = given.name() + "/" + topic + "/" + number;
-            MessageBuilder builder =
-                    PROVIDER.newMessageBuilder().setTopic(topic).setBody(key.getBytes(StandardCharsets.UTF_8));
-            String group = "";
-            long due = 0;
-            if (topic.equals(ORDERED)) {
+            send(producer, topic, number);
+            if (topic.equals(DEDUP)) {
+                // The application sends a dedup key again after an answer and after an error.
+                send(producer, topic, number);
+            }
+        }
+    }
+
+    private void send(Producer producer, String topic, int number) {
+        String key = given.name() + "/" + topic + "/" + number;
+        MessageBuilder builder =
+                PROVIDER.newMessageBuilder().setTopic(topic).setBody(key.getBytes(StandardCharsets.UTF_8));
+        String group = "";
+        long due = 0;
+        switch (topic) {
+            case ORDERED -> {
                 group = given.name() + "-" + number % MESSAGE_GROUPS;
                 builder.setMessageGroup(group);
-            } else if (topic.equals(DELAYED)) {
+            }
+            case DELAYED -> {
                 due = System.currentTimeMillis() + 100 + ThreadLocalRandom.current().nextLong(DELAY_MS_MAX);
                 builder.setDeliveryTimestamp(due);
             }
-            long begun = nowUs();
-            String error = errorOf(() -> producer.send(builder.build()));
-            tell("send", Map.of("key", key, "topic", topic, "group", group, "due", due, "begun", begun,
-                    "ended", nowUs(), "error", error));
+            case PRIORITY -> builder.setPriority(number % PRIORITIES);
+            case DEDUP -> builder.addProperty(DEDUP_KEY, key);
+            case FILTERED -> builder.setTag(TAGS.get(number % TAGS.size()))
+                    .addProperty("level", String.valueOf(number % LEVELS));
+            default -> { }
+        }
+        List<SendReceipt> receipts = new ArrayList<>();
+        List<Transaction> transactions = new ArrayList<>();
+        long begun = nowUs();
+        String error = errorOf(() -> {
+            if (topic.equals(TRANSACTION)) {
+                Transaction transaction = producer.beginTransaction();
+                receipts.add(producer.send(builder.build(), transaction));
+                transactions.add(transaction);
+            } else {
+                receipts.add(producer.send(builder.build()));
+            }
+        });
+        String id = error.isEmpty() ? receipts.get(0).getMessageId().toString() : "";
+        tell("send", Map.of("key", key, "topic", topic, "group", group, "due", due, "begun", begun,
+                "ended", nowUs(), "error", error, "id", id));
+        for (Transaction transaction : transactions) {
+            resolve(transaction, number);
+        }
+    }
+
+    /** Commits a transaction, rolls it back, or leaves it to the checker. */
+    private static void resolve(Transaction transaction, int number) {
+        long begun = nowUs();
+        String error = "";
+        if (number % RESOLVED_OF == 0) {
+            error = errorOf(transaction::commit);
+        } else if (number % RESOLVED_OF == 1) {
+            error = errorOf(transaction::rollback);
+        }
+        if (!error.isEmpty()) {
+            tell("failed", Map.of("role", "", "during", TRANSACTION, "begun", begun, "ended", nowUs(),
+                    "error", error));
         }
     }
 
@@ -167,7 +261,8 @@ public final class Loop {
         String topic = found.get(0).getTopic();
         tell("received", Map.of("role", role, "topic", topic, "at", nowUs(),
                 "keys", found.stream().map(Loop::key).toList(),
-                "attempts", found.stream().map(MessageView::getDeliveryAttempt).toList()));
+                "attempts", found.stream().map(MessageView::getDeliveryAttempt).toList(),
+                "ids", found.stream().map(message -> message.getMessageId().toString()).toList()));
         for (MessageView message : found) {
             boolean isAcked = !refuses(role, topic, key(message)) && ack(consumer, role, message);
             if (!isAcked && topic.equals(ORDERED)) {
@@ -187,7 +282,8 @@ public final class Loop {
     private ConsumeResult listen(String role, MessageView message) {
         String topic = message.getTopic();
         tell("received", Map.of("role", role, "topic", topic, "at", nowUs(), "keys", List.of(key(message)),
-                "attempts", Collections.singletonList(message.getDeliveryAttempt())));
+                "attempts", Collections.singletonList(message.getDeliveryAttempt()),
+                "ids", List.of(message.getMessageId().toString())));
         if (refuses(role, topic, key(message))) {
             return ConsumeResult.FAILURE;
         }
@@ -198,8 +294,11 @@ public final class Loop {
     /** Whether a message is to come again: once, for some. */
     private boolean refuses(String role, String topic, String key) {
         int of = topic.equals(ORDERED) ? REFUSED_OF_ORDERED : REFUSED_OF;
-        int number = Integer.parseInt(key.substring(key.lastIndexOf('/') + 1));
-        return number % of == of - 1 && refused.add(role + " " + key);
+        return numberOf(key) % of == of - 1 && refused.add(role + " " + key);
+    }
+
+    private static int numberOf(String key) {
+        return Integer.parseInt(key.substring(key.lastIndexOf('/') + 1));
     }
 
     private static void tellAck(String role, MessageView message, long begun, String error) {
