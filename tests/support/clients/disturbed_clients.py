@@ -73,11 +73,8 @@ def prepare(running: Standalone, topics: Sequence[str]) -> None:
         running.put(f"groups/{role}", deliveryOrder=order, maxAttempts=ATTEMPTS_MAX, retry=retry)
 
 
-@contextlib.contextmanager
-def disturbed_clients(
-    folder: Path, running: Standalone, topics: Sequence[str] = BASIC_TOPICS
-) -> Iterator[DisturbedClients]:
-    """Run each client that is built on this machine. Write `facts.jsonl` at the end."""
+def client_commands(folder: Path) -> dict[str, list[str]]:
+    """Return the command of each looping client that is built on this machine."""
     java_home = f"-Duser.home={folder / 'java'}"
     commands = {"python": [sys.executable, str(SCRIPTS / "python" / "loop.py")]}
     if shutil.which("node") and NODE_PACKAGES.exists():
@@ -86,11 +83,19 @@ def disturbed_clients(
         commands["go"] = [str(GO_PROGRAM), "loop"]
     if shutil.which("java") and JAVA_CLASSES.exists():
         commands["java"] = ["java", java_home, "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Loop"]
+    return commands
+
+
+@contextlib.contextmanager
+def disturbed_clients(
+    folder: Path, running: Standalone, topics: Sequence[str] = BASIC_TOPICS
+) -> Iterator[DisturbedClients]:
+    """Run each client that is built on this machine. Write `facts.jsonl` at the end."""
     prepare(running, topics)
     clients: list[LoopingClient] = []
     disturbed = DisturbedClients(running, clients, topics)
     try:
-        for name, command in commands.items():
+        for name, command in client_commands(folder).items():
             clients.append(LoopingClient(name, command, running.grpc, folder / name, topics))
         yield disturbed
     finally:

@@ -12,6 +12,7 @@ overlapping call, and a duplicate after a lost answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -135,6 +136,8 @@ class LoopingClient:
         self._reader.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
 
     @property
     def status(self) -> str:
