@@ -38,7 +38,7 @@ from tests.support.clients.looping_clients import (
     histories_of,
     judge,
 )
-from tests.support.clients.message_kinds import is_rolled_back
+from tests.support.clients.message_kinds import FILTERED_ROLES, is_rolled_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,7 +150,9 @@ def found_by_events(
     sends = Path(to) / "sends.jsonl"
     sends.parent.mkdir(parents=True, exist_ok=True)
     sends.write_text("".join(f"{json.dumps(one)}\n" for one in acknowledged(facts, key_of)))
-    settings = audit.AuditSettings(to=to, given=given, sends=str(sends), grace_s=0)
+    settings = audit.AuditSettings(
+        to=to, given=given, sends=str(sends), grace_s=0, filtered_groups=FILTERED_ROLES
+    )
     progress = read_progress(spark, given)
     events = events_of.read_events(spark, given)
     audit.judge(

@@ -30,6 +30,7 @@ ROLES = {
     "tag-simple": ("filtered",),  # the filter is `red || green`
     "sql-push": ("filtered",),  # the filter is `level >= 5`
 }
+FILTERED_ROLES = ("tag-simple", "sql-push")
 TAGS = ("red", "green", "blue")  # by n % 3
 LEVELS = 10
 LEVEL_MIN = 5  # of the role `sql-push`
