@@ -35,6 +35,9 @@ EFFECT_US = 5 * US_PER_S
 # From this duration on, the answer may be a timeout: calls end after 3 s, and a proxy answers up to
 # half a second earlier.
 LATE_ANSWER_US = 2_500_000
+# After half of that time, a proxy sends the message to another broker group. The first one may have
+# stored it.
+MOVED_SEND_US = LATE_ANSWER_US // 2
 # Longest time in which a push consumer retries the ack of a consumed message.
 ACKED_US = 5 * US_PER_S
 END_S = 20.0  # for a client to exit
@@ -354,12 +357,12 @@ def _judge_duplicates(
 ) -> None:
     """Find messages that came again after their ack.
 
-    Three things explain a duplicate. If the answer to a send is lost or late, the client sends
-    again, and the broker may store the message twice, but not with a dedup key. If the ack of a
-    push consumer is lost, the consumer gives up when the delivery has expired. Then a disturbance
-    between the receive and `ACKED_US` after the success explains the duplicate. The same holds if
-    the client hides the result of an ack from its application (`hidden`). Such an ack may also time
-    out without a disturbance.
+    Three things explain a duplicate. If the answer to a send is lost or late, the client or the
+    proxy sends again, and the broker may store the message twice, but not with a dedup key. If the
+    ack of a push consumer is lost, the consumer gives up when the delivery has expired. Then a
+    disturbance between the receive and `ACKED_US` after the success explains the duplicate. The
+    same holds if the client hides the result of an ack from its application (`hidden`). Such an ack
+    may also time out without a disturbance.
     """
     sends = {fact["key"]: fact for fact in facts if fact["fact"] == "send"}
     first_received: dict[tuple[str, str], int] = {}
@@ -374,7 +377,7 @@ def _judge_duplicates(
                 if ack is None or attempt < ack["attempt"]:
                     continue
                 send = sends[key]
-                is_sent_again = send["ended"] - send["begun"] >= LATE_ANSWER_US
+                is_sent_again = send["ended"] - send["begun"] >= MOVED_SEND_US
                 may_be_twice = fact["topic"] != "dedup" and (
                     is_sent_again or _disturbed(disturbances, send["begun"], send["ended"])
                 )
