@@ -1,27 +1,17 @@
-"""Decisions about rights: one action of a user on one resource, from one address.
+"""Entries: which actions a user or a role may use on which resources, and from which addresses.
 
-An entry allows or denies actions on the resources of a pattern. For one action on one resource, the
-entries of a user and of its roles are ranked together:
-
-    Topic:orders           a literal name of this type
-    Topic:ord*             a prefix; a longer one first
-    Topic:*                every name of this type
-    *                      everything
-
-The first rank with an entry for the action and the address decides; in it, DENY wins. If no entry
-matches, the action is refused. Source: RocketMQ's ACL 2.0, where the default policies of a user are
-examined after its own; here they are a role.
+An entry allows or denies actions on the resources of a pattern: one name, the names with a prefix,
+or all. `rights.py` decides by the entries of a user.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from itertools import chain
-from typing import Any, Final, NamedTuple, TypeAlias, final
+from typing import Any, Final, NamedTuple
 
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import (
@@ -177,9 +167,6 @@ def parse_range(text: str) -> AddressRange:
     )
 
 
-AddressFinder: TypeAlias = Callable[[], SourceAddress | None]
-
-
 # ---------------------------------------------------------------- entries
 
 
@@ -201,6 +188,14 @@ class AccessEntry:
             return ANYTHING
         return f"{self.type.text}:{self.name}{ANYTHING if self.is_prefix else ''}"
 
+    def matches(self, resource: Resource) -> bool:
+        """Whether the pattern matches a resource."""
+        if self.type is not None and self.type is not resource.type:
+            return False
+        if self.is_prefix:
+            return resource.name.startswith(self.name)
+        return resource.name == self.name
+
     def to_item(self) -> dict[str, Any]:
         """Return the entry as it is stored."""
         item: dict[str, Any] = {
@@ -220,6 +215,12 @@ def action_texts(actions: frozenset[Action]) -> list[str]:
 
 def parse_actions(texts: Iterable[str]) -> frozenset[Action]:
     """Read the names of actions. Raises BadRequest."""
+    return _parse_actions(tuple(texts))
+
+
+# Many entries have the same actions, and share one set. There are at most 128 sets.
+@lru_cache(maxsize=1_024)
+def _parse_actions(texts: tuple[str, ...]) -> frozenset[Action]:
     found: set[Action] = set()
     for text in texts:
         name = text.capitalize()
@@ -314,128 +315,8 @@ def _parse_pattern(text: str) -> tuple[ResourceType | None, str, bool]:
     return type_, name, is_prefix
 
 
-# ---------------------------------------------------------------- decisions
-
-
 class Subject(NamedTuple):
     """A user or a role with its entries."""
 
     name: str  # User:NAME or Role:NAME
     entries: Sequence[AccessEntry]
-
-
-class Verdict(NamedTuple):
-    """A decision, with the entry that made it; None if no entry matches or no entry is needed."""
-
-    is_allowed: bool
-    entry: AccessEntry | None = None
-    subject: str = ""
-
-
-class _Rule(NamedTuple):
-    verdict: Verdict
-    sources: tuple[AddressRange, ...]
-
-
-class _Ranks:
-    """The rules for one action on resources of one type, by rank."""
-
-    __slots__ = ("any_name", "any_type", "decided", "literals", "prefixes")
-
-    def __init__(self) -> None:
-        self.decided: dict[str, Verdict] = {}  # of literal names, if no rule has source ranges
-        self.literals: dict[str, list[_Rule]] = {}  # of all literal names
-        self.prefixes: list[tuple[str, list[_Rule]]] = []  # longest first
-        self.any_name: list[_Rule] = []
-        self.any_type: list[_Rule] = []
-
-
-_REFUSED: Final = Verdict(is_allowed=False)
-
-
-@final
-class Rights:
-    """The entries of one user and its roles, indexed for decisions."""
-
-    __slots__ = ("_ranks", "_subjects")
-
-    def __init__(self, subjects: Sequence[Subject]) -> None:
-        self._subjects = subjects
-        # By type and action. Their numbers are indices: to hash them would take longer.
-        self._ranks: list[list[_Ranks | None]] = [[None] * len(Action) for _ in ResourceType]
-
-    def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> Verdict:
-        """Decide about one action on one resource.
-
-        `find_address` is called if an entry has source ranges. Without an address, only entries
-        without them match.
-        """
-        type_, name = resource
-        ranks = self._ranks[type_][action] or self._ranks_of(type_, action)
-        if (verdict := ranks.decided.get(name)) is not None:
-            return verdict
-        if (rules := ranks.literals.get(name)) and (verdict := _decide(rules, find_address)):
-            return verdict
-        for prefix, rules in ranks.prefixes:
-            if name.startswith(prefix) and (verdict := _decide(rules, find_address)):
-                return verdict
-        return (
-            _decide(ranks.any_name, find_address)
-            or _decide(ranks.any_type, find_address)
-            or _REFUSED
-        )
-
-    def allows_all(self, action: Action, type_: ResourceType, find_address: AddressFinder) -> bool:
-        """Whether one action is allowed on each resource of a type, also on future ones."""
-        ranks = self._ranks_of(type_, action)
-        narrow = chain(ranks.literals.values(), (rules for _, rules in ranks.prefixes))
-        if any(not rule.verdict.is_allowed for rules in narrow for rule in rules):
-            return False
-        verdict = _decide(ranks.any_name, find_address) or _decide(ranks.any_type, find_address)
-        return verdict is not None and verdict.is_allowed
-
-    def _ranks_of(self, type_: ResourceType, action: Action) -> _Ranks:
-        ranks = self._ranks[type_][action]
-        if ranks is None:
-            ranks = self._ranks[type_][action] = self._rank(type_, action)
-        return ranks
-
-    def _rank(self, type_: ResourceType, action: Action) -> _Ranks:
-        ranks = _Ranks()
-        prefixes: dict[str, list[_Rule]] = {}
-        for subject in self._subjects:
-            for entry in subject.entries:
-                if action not in entry.actions or entry.type not in {type_, None}:
-                    continue
-                rule = _Rule(
-                    Verdict(entry.is_allowed, entry, subject.name),
-                    tuple(map(parse_range, entry.sources)),
-                )
-                if entry.type is None:
-                    ranks.any_type.append(rule)
-                elif not entry.is_prefix:
-                    ranks.literals.setdefault(entry.name, []).append(rule)
-                elif entry.name:
-                    prefixes.setdefault(entry.name, []).append(rule)
-                else:
-                    ranks.any_name.append(rule)
-        for name, rules in ranks.literals.items():
-            verdict = None if any(rule.sources for rule in rules) else _decide(rules, lambda: None)
-            if verdict is not None:
-                ranks.decided[name] = verdict
-        ranks.prefixes = sorted(prefixes.items(), key=lambda item: -len(item[0]))
-        return ranks
-
-
-def _decide(rules: list[_Rule], find_address: AddressFinder) -> Verdict | None:
-    """Return the decision of one rank; None if no rule matches the address."""
-    allowing: Verdict | None = None
-    for verdict, sources in rules:
-        if sources:
-            address = find_address()
-            if address is None or not any(range_.has(address) for range_ in sources):
-                continue
-        if not verdict.is_allowed:
-            return verdict
-        allowing = allowing or verdict
-    return allowing

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from secrets import token_urlsafe
+from sys import intern
 from typing import Any, Final
 
 from tidemill.common.errors import BadRequest
@@ -174,7 +175,7 @@ def user_of(encoded: bytes) -> User:
         certificates=tuple(fields.get(CERTIFICATES, ())),
         created_at_ms=fields["createdAtMs"],
         changed_at_ms=fields["changedAtMs"],
-        changed_by=fields["changedBy"],
+        changed_by=intern(fields["changedBy"]),
         version=item.get("version", 0),
     )
 
@@ -182,7 +183,7 @@ def user_of(encoded: bytes) -> User:
 def _secret_of(item: dict[str, Any]) -> SealedSecret:
     return SealedSecret(
         id=item["id"],
-        key_id=item["keyId"],
+        key_id=intern(item["keyId"]),
         sealed=base64.b64decode(item["sealed"]),
         created_at_ms=item["createdAtMs"],
         not_after_ms=item["notAfterMs"],

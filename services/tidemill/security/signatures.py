@@ -52,18 +52,18 @@ class SignedHeader(NamedTuple):
 class Signer:
     """Signs with one secret. It keeps the two hashes that begin each HMAC (RFC 2104)."""
 
-    __slots__ = ("_copy_inner", "_copy_outer")
+    __slots__ = ("_inner", "_outer")
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) > _BLOCK_BYTES:
             secret = _sha1(secret).digest()
         block = secret.ljust(_BLOCK_BYTES, b"\0")
-        self._copy_inner = _sha1(bytes([byte ^ 0x36 for byte in block])).copy
-        self._copy_outer = _sha1(bytes([byte ^ 0x5C for byte in block])).copy
+        self._inner = _sha1(bytes([byte ^ 0x36 for byte in block]))
+        self._outer = _sha1(bytes([byte ^ 0x5C for byte in block]))
 
     def sign(self, text: bytes) -> bytes:
         """Return the HMAC-SHA1 of a text, in a third of the time of `hmac.digest`."""
-        inner, outer = self._copy_inner(), self._copy_outer()
+        inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(text)
         outer.update(inner.digest())
         return outer.digest()

@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from enum import IntEnum
 from typing import Final, NamedTuple, final
 
 from tidemill.common.errors import Unauthorized
-from tidemill.security.acl import (
-    Action,
-    AddressFinder,
-    Resource,
-    ResourceType,
-    Rights,
-    Subject,
-    Verdict,
-)
+from tidemill.security.acl import Action, Resource, ResourceType, Subject
 from tidemill.security.bans import BAN, BanTable
 from tidemill.security.identities import (
     READY_MADE_ROLES,
@@ -32,10 +25,12 @@ from tidemill.security.identities import (
 from tidemill.security.item_counts import ItemCounts
 from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES, only_user
 from tidemill.security.quotas import QUOTA, QuotaTable
+from tidemill.security.rights import AddressFinder, Rights
 from tidemill.security.signatures import Signer
 from tidemill.security.tokens import NamedToken, ShownToken, has_secret, token_of
 
-DECODED_USERS_MAX: Final = 2_000  # about 10 KB each, with 20 entries
+DECODED_USERS_MAX: Final = 10_000  # about 2 KB each, and 100 bytes of an entry
+DECODED_ENTRIES_MAX: Final = 262_144  # of these users and of their roles, about 25 MB
 DECODED_TOKENS_MAX: Final = 2_000  # about 2 KB each
 
 USER: Final = "user"
@@ -48,8 +43,6 @@ VIA_CERTIFICATE: Final = "certificate"
 VIA_TOKEN: Final = "token"  # noqa: S105  # The kind of a credential.
 
 _VIAS: Final = {ACCOUNTS: VIA_ACCOUNT, CERTIFICATES: VIA_CERTIFICATE}
-_ALLOWED: Final = Verdict(is_allowed=True)
-_REFUSED: Final = Verdict(is_allowed=False)
 
 
 class Mode(IntEnum):
@@ -105,11 +98,27 @@ class KnownToken(NamedTuple):
 class KnownUser:
     """A user with its rights. An object lasts until an item changes that it depends on."""
 
-    __slots__ = ("_limits", "_rights", "_skips_acl", "_via", "is_super", "signers", "token", "user")
+    __slots__ = (
+        "_limits",
+        "_rights",
+        "_skips_acl",
+        "_via",
+        "entry_count",
+        "generation",
+        "is_super",
+        "signers",
+        "token",
+        "user",
+    )
 
     def __init__(self, user: User, rights: Rights, token: KnownToken | None = None) -> None:
-        """`token` is the credential of the user, which may limit the rights."""
+        """`token` is the credential of the user, which may limit the rights.
+
+        The rights have the entries, so `user` needs none.
+        """
         self.user = user
+        # Of the table that has read this object: its state, and the entries of user and roles.
+        self.generation = self.entry_count = 0
         self._rights = rights
         self.token = None if token is None else token.token
         self._limits = None if token is None else token.limits
@@ -179,19 +188,12 @@ class KnownUser:
         if not self.user.is_enabled:
             raise self._refusal(f"user {self.user.name} is disabled")
 
-    def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> Verdict:
+    def decide(self, action: Action, resource: Resource, find_address: AddressFinder) -> bool:
         """Decide about one action on one resource."""
-        if self._skips_acl:
-            verdict = _ALLOWED
-        else:
-            verdict = self._rights.decide(action, resource, find_address)
-        if self._limits is None or not verdict.is_allowed:
-            return verdict
-        for role in self._limits:
-            verdict = role.decide(action, resource, find_address)
-            if verdict.is_allowed:
-                return verdict
-        return _REFUSED
+        is_allowed = self._skips_acl or self._rights.decide(action, resource, find_address)
+        if self._limits is None or not is_allowed:
+            return is_allowed
+        return any(role.decide(action, resource, find_address) for role in self._limits)
 
     def allows_all(self, action: Action, type_: ResourceType, find_address: AddressFinder) -> bool:
         """Whether one action is allowed on each resource of a type."""
@@ -233,7 +235,11 @@ class SecurityTable:
         self._find_item = find_item
         self._list_users = list_users
         self._floor = floor
+        # The oldest one first. One of an older generation is read again at its next use: to free
+        # 10,000 users at once takes longer than a turn.
         self._users: dict[str, KnownUser] = {}
+        self._generation = 0
+        self._entry_count = 0  # of the decoded users and their roles
         self._roles: dict[str, AccessRole] = {}
         self._tokens: dict[str, KnownToken] = {}
         self._recorded_mode: Mode | None = None
@@ -244,10 +250,10 @@ class SecurityTable:
     def note_change(self, kind: str, name: str) -> None:
         """Forget what depends on an item that was changed or deleted."""
         if kind == USER:
-            self._users.pop(name, None)
+            self._forget_user(name)
         elif kind == ROLE:
             self._roles.pop(name, None)
-            self._users.clear()  # Any of them may have the role.
+            self._generation += 1  # Any user may have the role.
             self._tokens.clear()
         elif kind == TOKEN:
             self._tokens.pop(name, None)
@@ -261,7 +267,7 @@ class SecurityTable:
 
     def note_all_changed(self) -> None:
         """Forget everything that was read from the items."""
-        self._users.clear()
+        self._generation += 1
         self._roles.clear()
         self._tokens.clear()
         self._recorded_mode = None
@@ -289,12 +295,24 @@ class SecurityTable:
     def user(self, name: str) -> KnownUser | None:
         """Return a user by its name; None if there is none."""
         known = self._users.get(name)
-        if known is None and (encoded := self._find_item(USER, name)) is not None:
-            known = self._read_user(encoded)
-            if len(self._users) >= DECODED_USERS_MAX:
-                del self._users[next(iter(self._users))]  # the oldest one
-            self._users[name] = known
+        if known is not None and known.generation == self._generation:
+            return known
+        self._forget_user(name)
+        encoded = self._find_item(USER, name)
+        if encoded is None:
+            return None
+        known = self._users[name] = self._read_user(encoded)
+        self._entry_count += known.entry_count
+        while len(self._users) > 1 and (
+            len(self._users) > DECODED_USERS_MAX or self._entry_count > DECODED_ENTRIES_MAX
+        ):
+            self._forget_user(next(iter(self._users)))
         return known
+
+    def _forget_user(self, name: str) -> None:
+        known = self._users.pop(name, None)
+        if known is not None:
+            self._entry_count -= known.entry_count
 
     def role(self, name: str) -> AccessRole | None:
         """Return a role by its name; None if there is none."""
@@ -367,6 +385,13 @@ class SecurityTable:
 
     def _read_user(self, encoded: bytes) -> KnownUser:
         user = user_of(encoded)
-        subjects = [Subject(user.subject, user.entries)]
-        subjects += [role.subject for name in user.roles if (role := self.role(name)) is not None]
-        return KnownUser(user, Rights(subjects))
+        subjects = self.subjects_of(user)
+        known = KnownUser(replace(user, entries=()), Rights(subjects))
+        known.generation = self._generation
+        known.entry_count = sum([len(subject.entries) for subject in subjects])
+        return known
+
+    def subjects_of(self, user: User) -> list[Subject]:
+        """Return a user, as `user_of` has read it, and its roles with their entries."""
+        roles = [role for name in user.roles if (role := self.role(name)) is not None]
+        return [Subject(user.subject, user.entries), *[role.subject for role in roles]]

@@ -25,7 +25,7 @@ from tidemill.common.errors import Unauthorized
 from tidemill.message.resource_names import BROKER_DEAD_LETTER_TOPICS
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import request_code
-from tidemill.proxy.server import access
+from tidemill.proxy.server import access, credentials
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.methods import UNSERVED_UNARY
 from tidemill.proxy.server.pipeline_source import check_pipeline_rights
@@ -279,6 +279,24 @@ def test_a_refused_user_stays_refused_when_it_repeats_a_header() -> None:
         for name in ("disabled", "over"):
             for _ in range(3):
                 assert (await client.code(SEND, signed(name)))[0] == v2.UNAUTHORIZED
+
+    in_world(scenario)
+
+
+def test_verified_headers_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "VERIFIED_MAX", 3)
+
+    async def scenario(users: AccessWorld, client: Client) -> None:
+        users.put_user("orders", *entries([PUB]))
+        dates = [f"20261129T14055{digit}Z" for digit in range(5)]
+        for date in (*dates, *dates, dates[-1]):
+            assert (await client.code(SEND, signed("orders", date=date)))[0] == v2.OK
+        remembered = users.gate.credentials._verified
+        assert [date for _, date in remembered] == dates[-3:]
+        users.put_user("orders", *entries([PUB]), is_same=True)
+        for date in dates:
+            assert (await client.code(SEND, signed("orders", date=date)))[0] == v2.OK
+        assert [date for _, date in remembered] == dates[-3:]
 
     in_world(scenario)
 

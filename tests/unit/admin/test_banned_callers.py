@@ -18,9 +18,9 @@ from tidemill.admin.http.refused_login import RefusedLogin
 from tidemill.admin.http.request_access import OPEN, RequestAccess, user_access
 from tidemill.admin.http.shown_secrets import VIA_BASIC
 from tidemill.common.errors import BrokerUnreachable
-from tidemill.security.acl import Rights
 from tidemill.security.bans import Ban, BanKind
 from tidemill.security.identities import User
+from tidemill.security.rights import Rights
 from tidemill.security.table import KnownUser, Mode
 
 NOW_MS = 1_000_000

@@ -8,8 +8,9 @@ import pytest
 
 from tidemill.admin.cluster.user_changes import UserChange, UserChanges
 from tidemill.common.errors import BadRequest, Conflict
-from tidemill.security.acl import ENTRIES_MAX, Rights, parse_entry
+from tidemill.security.acl import ENTRIES_MAX, parse_entry
 from tidemill.security.identities import User, UserType, producer_entries
+from tidemill.security.rights import Rights
 from tidemill.security.secret_keys import new_key_line, parse_keys
 from tidemill.security.table import KnownUser
 

@@ -16,7 +16,6 @@ from tidemill.security.acl import (
     Action,
     Resource,
     ResourceType,
-    Rights,
     Subject,
     entry_of,
     parse_address,
@@ -25,6 +24,7 @@ from tidemill.security.acl import (
     parse_resource,
     topic_resource,
 )
+from tidemill.security.rights import Rights, find_verdict
 
 PATTERNS = ("Topic:orders", "Topic:ord*", "Topic:*", "Group:ord*", "*", "Topic:o*")
 ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
@@ -42,12 +42,11 @@ def decide(
 ) -> bool:
     subjects = [Subject("User:u", _entries(lines)), Subject("Role:r", _entries(roles))]
     type_text, _, name = resource.partition(":")
-    found = Rights(subjects).decide(
-        Action[action.upper()],
-        Resource(ResourceType[type_text.upper()], name),
-        lambda: parse_address(address) if address else None,
-    )
-    return found.is_allowed
+    wanted = Action[action.upper()], Resource(ResourceType[type_text.upper()], name)
+    found_address = parse_address(address) if address else None
+    is_allowed = Rights(subjects).decide(*wanted, lambda: found_address)
+    assert find_verdict(subjects, *wanted, found_address).is_allowed is is_allowed
+    return is_allowed
 
 
 def _entries(lines: Sequence[Line]) -> list[AccessEntry]:
@@ -110,14 +109,31 @@ def test_any_entries_are_decided_as_by_the_second_evaluator(
 def test_the_deciding_entry_and_its_subject_are_named() -> None:
     allowing = parse_entry("Topic:*", ["Pub"])
     denying = parse_entry("Topic:pay*", ["All"], is_allowed=False)
-    rights = Rights([Subject("User:orders", [allowing]), Subject("Role:no-money", [denying])])
-    verdict = rights.decide(Action.PUB, parse_resource("Topic:payments"), no_address)
+    subjects = [Subject("User:orders", [allowing]), Subject("Role:no-money", [denying])]
+    orders = parse_resource("Topic:orders")
+    verdict = find_verdict(subjects, Action.PUB, parse_resource("Topic:payments"), None)
     assert verdict == (False, denying, "Role:no-money")
-    assert (
-        rights.decide(Action.PUB, parse_resource("Topic:orders"), no_address).subject
-        == "User:orders"
-    )
-    assert rights.decide(Action.SUB, parse_resource("Topic:orders"), no_address).entry is None
+    assert find_verdict(subjects, Action.PUB, orders, None).subject == "User:orders"
+    assert find_verdict(subjects, Action.SUB, orders, None).entry is None
+
+
+def test_the_rights_on_all_topics_are_decided_by_entries_for_all_of_them() -> None:
+    wide, narrow = parse_entry("Topic:*", ["Get"]), parse_entry("Topic:pay*", ["Get"])
+    literal = parse_entry("Topic:pay", ["All"], is_allowed=False)
+    any_type = parse_entry("*", ["Get"], sources=["10.0.0.0/8"])
+
+    def allows(*entries: AccessEntry, address: str = "10.1.2.3") -> bool:
+        rights = Rights([Subject("User:u", entries)])
+        return rights.allows_all(Action.GET, ResourceType.TOPIC, lambda: parse_address(address))
+
+    assert allows(wide)
+    assert allows(any_type)
+    assert allows(wide, narrow)
+    assert not allows(narrow)
+    assert not allows(wide, literal)
+    assert not allows(any_type, literal)
+    assert not allows(any_type, address="192.168.0.1")
+    assert not allows(any_type, parse_entry("Topic:*", ["Get"], is_allowed=False))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class World:
 
     def may(self, user: str, action: Action = Action.PUB) -> bool:
         known = self.table.user(user)
-        return known is not None and known.decide(action, ORDERS, no_address).is_allowed
+        return known is not None and known.decide(action, ORDERS, no_address)
 
 
 def test_a_change_of_a_user_counts_at_once() -> None:
@@ -106,6 +106,32 @@ def test_few_users_are_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
         world.put(User(name=f"u{number}", id=number, entries=producer_entries("orders")).to_item())
     assert all(world.may(f"u{number}") for number in (*range(10), *range(10)))
     assert len(world.table._users) == 3
+
+
+def test_users_with_many_entries_are_decoded_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "DECODED_ENTRIES_MAX", 10)
+    world = World()
+    world.put(AccessRole(name="sellers", entries=producer_entries("orders") * 4).to_item())
+    for number in range(5):
+        world.put(User(name=f"u{number}", id=number, roles=("sellers",)).to_item())
+    assert all(world.may(f"u{number}") for number in (*range(5), *range(5)))
+    assert list(world.table._users) == ["u3", "u4"]
+    world.put(AccessRole(name="sellers", entries=producer_entries("orders") * 11).to_item())
+    assert world.may("u3")
+    assert world.may("u4")
+    assert list(world.table._users) == ["u4"], "one user is decoded, whatever its size"
+    world.delete("user", "u4")
+    assert world.table._entry_count == 0
+
+
+def test_a_table_of_another_store_replaces_decoded_users() -> None:
+    world = World()
+    world.put(User(name="orders", id=1, entries=producer_entries("orders")).to_item())
+    assert world.may("orders")
+    world.items = {}
+    world.table.note_all_changed()
+    assert world.table.user("orders") is None
+    assert not world.table._users
 
 
 def test_ready_made_roles_differ_in_what_they_change() -> None:

@@ -54,7 +54,7 @@ def user_with(world: World, made: MadeToken) -> KnownUser:
 
 
 def may(known: KnownUser, action: Action = Action.PUB) -> bool:
-    return known.decide(action, ORDERS, no_address).is_allowed
+    return known.decide(action, ORDERS, no_address)
 
 
 # ---------------------------------------------------------------- the text

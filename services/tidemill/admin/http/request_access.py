@@ -142,7 +142,7 @@ class RequestAccess:
             if resource in _BROKER_DEAD_LETTERS:
                 # Their messages are of all topics.
                 return known.allows_all(action, ResourceType.TOPIC, self._find_address)
-            return known.decide(action, resource, self._find_address).is_allowed
+            return known.decide(action, resource, self._find_address)
 
         return any(map(decides, actions))
 

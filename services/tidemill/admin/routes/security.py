@@ -29,14 +29,25 @@ from tidemill.security.acl import (
     Action,
     Resource,
     ResourceType,
-    Verdict,
+    Subject,
     parse_actions,
     parse_address,
     parse_entry,
     parse_resource,
 )
+from tidemill.security.identities import User, UserType, user_of
+from tidemill.security.rights import Verdict, find_verdict
 from tidemill.security.secret_keys import SecretKeys
-from tidemill.security.table import MODE, Mode, SecurityTable, mode_item, parse_mode, sealing_key_of
+from tidemill.security.table import (
+    MODE,
+    ROLE,
+    USER,
+    Mode,
+    SecurityTable,
+    mode_item,
+    parse_mode,
+    sealing_key_of,
+)
 
 router = APIRouter(tags=["security"])
 
@@ -159,41 +170,37 @@ async def check_access(
     address = parse_address(question.address) if question.address else None
     if question.address and address is None:
         raise BadRequest(f"{question.address!r} is no address")
-    table = await _table_of(items, question.user)
-    known = table.user(question.user)
-    if known is None:
-        raise UserNotFound(f"there is no user {question.user!r}")
-    verdict = known.decide(action, resource, lambda: address)
-    subject = known.user.subject
+    user, subjects = await _subjects_of(items, question.user)
     wanted = f"{action.text} on {resource}"
-    if verdict.entry is None:
-        reason = (
-            f"{subject} is a super user"
-            if verdict.is_allowed
-            else f"no entry of {subject} or its roles matches {wanted}"
-        )
+    if user.type is UserType.SUPER:
+        verdict = Verdict(is_allowed=True)
+        reason = f"{user.subject} is a super user"
     else:
+        verdict = find_verdict(subjects, action, resource, address)
         verb = "allows" if verdict.is_allowed else "denies"
-        reason = f"{verdict.subject} {verb} {wanted}"
-    if not known.user.is_enabled:
-        reason = f"{subject} is disabled"
+        reason = (
+            f"no entry of {user.subject} or its roles matches {wanted}"
+            if verdict.entry is None
+            else f"{verdict.subject} {verb} {wanted}"
+        )
+    if not user.is_enabled:
+        reason = f"{user.subject} is disabled"
     return AccessAnswer(
-        allowed=verdict.is_allowed and known.user.is_enabled,
+        allowed=verdict.is_allowed and user.is_enabled,
         reason=reason,
         subject=verdict.subject or None,
         entry=_entry_of(verdict),
     )
 
 
-async def _table_of(items: SecurityClient, name: str) -> SecurityTable:
-    """Return a table with one user and its roles."""
-    found = {("user", name): (await items.find("user", name)).encoded}
-    table = SecurityTable(lambda kind, key: found.get((kind, key)))
-    known = table.user(name)
-    for role in known.user.roles if known is not None else ():
-        found["role", role] = (await items.find("role", role)).encoded
-    table.note_all_changed()
-    return table
+async def _subjects_of(items: SecurityClient, name: str) -> tuple[User, list[Subject]]:
+    """Return a user, and its entries with those of its roles. Raises UserNotFound."""
+    encoded = (await items.find(USER, name)).encoded
+    if encoded is None:
+        raise UserNotFound(f"there is no user {name!r}")
+    user = user_of(encoded)
+    found = {role: (await items.find(ROLE, role)).encoded for role in user.roles}
+    return user, SecurityTable(lambda _kind, role: found.get(role)).subjects_of(user)
 
 
 def mode_of(found: FoundItem) -> Mode:

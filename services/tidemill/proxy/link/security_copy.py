@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from sys import intern
 from typing import Any, TypeAlias, final
 
 from tidemill.security.item_counts import ItemCounts
@@ -109,4 +110,4 @@ def _read(encoded: bytes) -> tuple[ItemKey, dict[str, Any] | None]:
     name: str = item.get("name", "")
     if op.startswith(_DELETE):
         return (op.removeprefix(_DELETE).lower(), name), None
-    return (op, name), item[op]
+    return (intern(op), name), item[op]

@@ -149,7 +149,7 @@ class AccessGate:
             return  # The missing credentials were counted, and the mode lets the call pass.
         known = caller.known
         for action in actions:
-            if known.decide(action, resource, call.find_address).is_allowed:
+            if known.decide(action, resource, call.find_address):
                 self.accesses[call.method, "allowed"] += 1
                 if known.is_super and self.reports is not None:
                     self.reports.note_access(call, action, resource)
@@ -177,7 +177,7 @@ class AccessGate:
         """
         if self._mode is Mode.OFF or (caller := self._find_caller(call)) is None:
             return True
-        if caller.known.decide(action, resource, call.find_address).is_allowed:
+        if caller.known.decide(action, resource, call.find_address):
             return True
         error = _missing_right(caller, call, (action,), resource)
         return self._note_refusal(call, error, (action,), resource)
