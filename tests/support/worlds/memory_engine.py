@@ -253,7 +253,7 @@ class MemoryEngine:
 
     # ------------------------------------------------------------ messages
 
-    def send(
+    def send_unless_repeated(
         self,
         topic_id: int,
         queue_id: int,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, TypeAlias, final
 from zlib import crc32
 
-from tidemill.broker.engine.dedup.deduplication import Deduplication, KeyedSend
+from tidemill.broker.engine.dedup.deduplication import Deduplication, KeyedSend, RepeatedSend
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.dedup import DedupKey
@@ -120,6 +120,36 @@ class Commands:
         DiskFull, TooFewInSync, GroupDraining; for a delayed message also IllegalDeliveryTime and
         Overloaded; for a message with a dedup key also Overloaded and KeyOwnerChanged.
         """
+        sent = self.send_unless_repeated(
+            topic_id,
+            queue_id,
+            blob,
+            blob_crc,
+            now_ms=now_ms,
+            firing_ms=firing_ms,
+            delay_ms=delay_ms,
+            sender=sender,
+        )
+        if isinstance(sent, RepeatedSend):
+            raise sent
+        return sent
+
+    def send_unless_repeated(
+        self,
+        topic_id: TopicId,
+        queue_id: QueueId,
+        blob: bytes,
+        blob_crc: int,
+        *,
+        now_ms: int,
+        firing_ms: int,
+        delay_ms: int | None = None,
+        sender: HalfSender | None = None,
+    ) -> Sent | RepeatedSend:
+        """Do as `send`, but return RepeatedSend: frames may have many repeats.
+
+        It is one function because every send passes here.
+        """
         queues = self._catalog.open_queues.get(topic_id)
         if queues is None:
             raise self._no_such_topic(topic_id)
@@ -136,20 +166,22 @@ class Commands:
         if topic_id in self._key_tables:
             topic = self._catalog.topics[topic_id]
             keyed = self._deduplication.admit(topic, blob, firing_ms=firing_ms)
-            if keyed is not None and keyed.replaced is None and blob[_TYPE_AT] <= _FIFO:
+            if isinstance(keyed, DedupKey) and blob[_TYPE_AT] <= _FIFO:
                 queue_offset = queues[queue_id].max_offset
                 self._fold.append_keyed(
-                    topic_id, queue_id, queue_offset, keyed.key, blob, blob_crc, now_ms
+                    topic_id, queue_id, queue_offset, keyed, blob, blob_crc, now_ms
                 )
                 self._state.ready_topics.add(topic_id)
                 return queue_offset, 0
+            if isinstance(keyed, RepeatedSend):
+                return keyed
             if keyed is not None:
                 return self._send_keyed(
                     topic,
                     queue_id,
                     blob,
                     blob_crc,
-                    keyed,
+                    KeyedSend(keyed) if isinstance(keyed, DedupKey) else keyed,
                     now_ms=now_ms,
                     firing_ms=firing_ms,
                     delay_ms=delay_ms,

@@ -309,10 +309,9 @@ class Fold:
         body = message.encode_keyed(topic_id, queue_id, queue_offset, key)
         log_offset = log.append(RecordKind.MESSAGE, body, now_ms, FLAG_KEYED, blob, crc)
         fields = topic_id, queue_id, 0, queue_offset, FLAG_KEYED, None, blob, crc
-        self._store.apply_message(
-            _tuple(MessageEntry, fields), log_offset, log.log_end - log_offset
-        )
-        self._keys.apply_key(topic_id, key, log_offset, now_ms)
+        entry = _tuple(MessageEntry, fields)
+        self._store.apply_message(entry, log_offset, log.log_end - log_offset)
+        self._keys.apply_new_key(topic_id, key, log_offset, now_ms)
 
     @contextlib.contextmanager
     def audited(self, change: AuditedChange | None) -> Iterator[None]:

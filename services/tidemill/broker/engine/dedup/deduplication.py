@@ -48,7 +48,10 @@ _tuple = tuple.__new__
 
 
 class RepeatedSend(Exception):
-    """The message repeats a dedup key: nothing is stored, and the first answer counts."""
+    """The message repeats a dedup key: nothing is stored, and the first answer counts.
+
+    A frame of sends gets it as a value, which takes less time.
+    """
 
     def __init__(self, first: FirstMessage, *, is_mismatch: bool) -> None:
         self.first = first
@@ -117,10 +120,14 @@ class Deduplication:
         hash_ = self.hash_of(topic_id, fields.message_group, key)
         return self.find_known(topic_id, policy, hash_) is not None
 
-    def admit(self, topic: Topic, blob: bytes, *, firing_ms: int) -> KeyedSend | None:
+    def admit(
+        self, topic: Topic, blob: bytes, *, firing_ms: int
+    ) -> DedupKey | KeyedSend | RepeatedSend | None:
         """Return the key with which a message is stored; None if it has none.
 
-        Raises RepeatedSend, Overloaded, KeyOwnerChanged, IllegalPropertyKey, MessageCorrupted.
+        It is one flat function because every keyed send calls it.
+
+        Raises Overloaded, KeyOwnerChanged, IllegalPropertyKey, MessageCorrupted.
         """
         policy = topic.dedup
         assert policy is not None, "the topic has a table"
@@ -128,14 +135,18 @@ class Deduplication:
             fields = read_fields(blob)
         except ValueError as error:
             raise MessageCorrupted(f"the message is not well-formed: {error}") from None
-        key = _key_of(policy, fields)
-        if key is None:
-            return None
-        group, tables = fields.message_group, self.tables
+        message_id, group, key, body_crc = fields
+        if key is None or policy.key_from is _MESSAGE_ID:
+            if policy.key_from is _PROPERTY:
+                return None
+            key = message_id
+        else:
+            check_key(key)
+        topic_id, tables = topic.id, self.tables
         if not group:
             self._check_owner(topic, key)
-        table, now_ms = tables.tables[topic.id], tables.clock.now_ms
-        hash_ = self.hash_of(topic.id, group, key)
+        table, now_ms = tables.tables[topic_id], tables.clock.now_ms
+        hash_ = self.hash_of(topic_id, group, key)
         row = table.find(hash_)
         if row is not None and row.pin > 0:
             row = self._without_stale_pin(row, policy)
@@ -151,15 +162,15 @@ class Deduplication:
                 self._check_memory(topic, policy, table)
         elif table.is_known(row, now_ms=now_ms, window_ms=policy.window_ms):
             if row.pin <= 0 or due_max_ms is None or blob[_TYPE_AT] == _TRANSACTION:
-                raise self._repeated(topic.id, row, fields)
-            self.replaced[topic.id] += 1
+                return self._repeated(topic_id, row, fields)
+            self.replaced[topic_id] += 1
             # `maxWaitMs` counts from the first schedule.
             taken_at_ms, replaced = row.taken_at_ms, TimerId(row.pin - 1)
             due_max_ms += taken_at_ms - now_ms
         if len(key) > KEY_BYTES_MAX:
             key = key[:KEY_BYTES_MAX]  # of a message id; the hash covers all of it
-        taken = _tuple(DedupKey, (hash_, fields.body_crc, taken_at_ms, key))
-        return _tuple(KeyedSend, (taken, replaced, due_max_ms))
+        taken = _tuple(DedupKey, (hash_, body_crc, taken_at_ms, key))
+        return taken if due_max_ms is None else KeyedSend(taken, replaced, due_max_ms)
 
     def take(self, topic: Topic, blob: bytes) -> DedupKey | None:
         """Return the key of a message that is recovered; None if it has none.

@@ -26,12 +26,11 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.transaction.table import TransactionTable
 from tidemill.message import stored_message
 
-# Kind and flags of a message that is not delayed and has no transaction.
-_PLAIN_KEYED: Final = bytes((RecordKind.MESSAGE, 0, FLAG_KEYED))
 # Makes a named tuple without a call of Python code: every repeat makes one.
 _tuple = tuple.__new__
-_unpack_place = message.PLACE.unpack_from
-_KEY_AT: Final = record.HEADER_SIZE + message.PLACE_SIZE
+# Of a record with a dedup key alone: magic, kind, flags, log offset, size of the head, queue, queue
+# offset, and the hash of the key.
+_PLAIN = struct.Struct(f">I13xBH12xq4xH6xH2xq{HASH_SIZE}s").unpack_from
 # Of a stored message: the number of keys, the place and the size of its id.
 _ID_FIELDS = struct.Struct(">4xHHH").unpack_from
 _KEYS_AT: Final = stored_message.FIXED_SIZE
@@ -61,17 +60,8 @@ class FirstMessages:
     def find(self, row: KeyRow) -> FirstMessage | None:
         """Return the message of a key, also of a dead one; None if retention has freed it."""
         try:
-            head, blob = self._log.read(row.log_offset)
-            # The usual case, without a named tuple for each part.
-            if (
-                head[record.KIND_POSITION : record.FLAGS_END] == _PLAIN_KEYED
-                and head[_KEY_AT : _KEY_AT + HASH_SIZE] == row.hash
-            ):
-                _, queue_id, _, queue_offset = _unpack_place(head, record.HEADER_SIZE)
-                key_count, id_at, id_size = _ID_FIELDS(blob)
-                begin = _KEYS_AT + key_count * stored_message.KEY_HASH_SIZE + id_at
-                message_id = str(blob[begin : begin + id_size], "utf-8")
-                return _tuple(FirstMessage, (message_id, queue_offset, 0, 0, queue_id))
+            if (first := self._find_plain(row)) is not None:
+                return first
             entry, header = self._read(row.log_offset)
             cause = entry.cause
             # Another record may be there if the bytes are damaged.
@@ -80,6 +70,30 @@ class FirstMessages:
         except _UNREADABLE:
             pass
         return self._find_copy(row)
+
+    def _find_plain(self, row: KeyRow) -> FirstMessage | None:
+        """Return the message of a key if it is written, not delayed and has no transaction.
+
+        Most first messages are such messages. One unpacking takes less time than `read`.
+        """
+        found = self._log.find_written(row.log_offset)
+        if found is None:
+            return None
+        view, at = found
+        magic, kind, flags, log_offset, head_size, queue_id, queue_offset, hash_ = _PLAIN(view, at)
+        if (
+            magic != record.MAGIC
+            or kind != RecordKind.MESSAGE
+            or flags != FLAG_KEYED
+            or log_offset != row.log_offset
+            or hash_ != row.hash
+        ):
+            return None
+        at += head_size
+        key_count, id_at, id_size = _ID_FIELDS(view, at)
+        at += _KEYS_AT + key_count * stored_message.KEY_HASH_SIZE + id_at
+        message_id = str(view[at : at + id_size], "utf-8")
+        return _tuple(FirstMessage, (message_id, queue_offset, 0, 0, queue_id))
 
     def is_pin_stale(self, row: KeyRow) -> bool:
         """Whether the timer of a key has ended, but no record of that is left."""

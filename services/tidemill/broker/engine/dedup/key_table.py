@@ -10,7 +10,7 @@ import numpy as np
 from tidemill.broker.engine.dedup.row_blocks import BLOCK_ROWS, BLOCK_SHIFT, NEVER_MS, RowBlocks
 from tidemill.broker.engine.dedup.row_index import MARK_SIZE, PART_BYTES, ROW_BYTES, RowIndex
 from tidemill.broker.engine.layout.dedup import NO_PIN, ROW_SIZE, KeyRow
-from tidemill.broker.engine.layout.numbers import TopicId
+from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
 
 # An odd number whose products spread consecutive pins over all parts.
 _PIN_FACTOR: Final = 0x9E3779B1
@@ -21,6 +21,8 @@ REBUILT_ROWS_MAX: Final = 2_048  # an index that is far too large is built again
 MISSING: Final = -1
 BLOCKS_A_SWEEP: Final = 16  # under a millisecond
 _from_bytes = int.from_bytes
+# Makes a named tuple without a call of Python code: every keyed send makes one.
+_tuple = tuple.__new__
 
 
 @final
@@ -113,8 +115,25 @@ class KeyTable:
             if pin != before:
                 self._insert_pin(pin, number)
         elif taken_at_ms < self._sweep_oldest_ms:
-            self._sweep_oldest_ms = taken_at_ms
-            self.oldest_ms = min(self.oldest_ms, taken_at_ms)
+            self._note_oldest(taken_at_ms)
+
+    def put_new(self, hash_: bytes, log_offset: LogOffset, taken_at_ms: int, body_crc: int) -> None:
+        """Add the row of a key without a pin, which the last look-up has not found.
+
+        Does the same as `put`, but faster: nearly all sends with keys store a new one.
+        """
+        if hash_ is not self._found_hash or self._found_number != MISSING:
+            self.put(KeyRow(hash_, log_offset, taken_at_ms, body_crc, NO_PIN))
+            return
+        self._found_hash = b""
+        row = _tuple(KeyRow, (hash_, log_offset, taken_at_ms, body_crc, NO_PIN))
+        self._index.insert(hash_[:MARK_SIZE], self._rows.append(row))
+        if taken_at_ms < self._sweep_oldest_ms:
+            self._note_oldest(taken_at_ms)
+
+    def _note_oldest(self, taken_at_ms: int) -> None:
+        self._sweep_oldest_ms = taken_at_ms
+        self.oldest_ms = min(self.oldest_ms, taken_at_ms)
 
     def remove(self, hash_: bytes) -> None:
         """Forget a key, if it is known."""

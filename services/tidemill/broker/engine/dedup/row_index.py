@@ -143,12 +143,14 @@ class RowIndex:
             self._parts = parts
             self._shift -= 1
         depth = part.depth + 1
-        marks = np.frombuffer(part.marks, ">u4")
+        marks = np.frombuffer(part.marks, np.uint32)
         numbers = np.frombuffer(part.numbers, np.uint32)
-        is_high = (marks >> (_MARK_BITS - depth) & 1).astype(bool)
+        # The byte of each mark with the next bit, and the bit alone.
+        octets = np.frombuffer(part.marks, np.uint8)[(depth - 1) // 8 :: MARK_SIZE]
+        bits = octets & (128 >> (depth - 1) % 8)
         width = 1 << _MARK_BITS - self._shift - depth  # places of a half in the directory
         first = (_from_bytes(mark, "big") >> self._shift) // (2 * width) * (2 * width)
-        for chosen in (~is_high, is_high):
+        for chosen in ((bits == 0).nonzero()[0], bits.nonzero()[0]):
             half = _Part(depth, marks[chosen].tobytes(), numbers[chosen].tobytes())
             self._parts[first : first + width] = [half] * width
             first += width

@@ -49,7 +49,7 @@ CRC_FROM = PREFIX.size
 UNSYNCED_MAX = 0xFFFFFFFF
 # Indexes of fields in the tuple that HEADER unpacks to, for paths too hot for a `RecordHeader`.
 SIZE, TAIL_CRC, FLAGS, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 3, 6, 8, 9, 10, 11
-KIND_POSITION, FLAGS_END = 17, 20  # byte of the kind; end of the flags, which follow it
+KIND_POSITION = 17  # byte of the kind
 STUB = 0x8000  # flag of a MESSAGE or FLOOR record
 STUB_TAIL = struct.Struct(">I")  # at the end of a stub's head: the bytes of its tail
 STORED_AT_MS_POSITION = 24  # first byte of stored_at_ms

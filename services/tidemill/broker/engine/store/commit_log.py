@@ -322,11 +322,7 @@ class CommitLog:
         if segment.pack is not None:
             view, at, header = self.reader.find_in_pack(segment, log_offset)
         else:
-            at = log_offset - segment.start
-            if log_offset >= self.read_from:
-                view = self._views[segment.name]
-            else:
-                view = self.reader.readable_record(segment, log_offset)
+            view, at = self._bytes_of(segment, log_offset)
             header = record.HEADER.unpack_from(view, at)
         if header[0] != record.MAGIC or header[record.LOG_OFFSET] != log_offset:
             raise damaged(segment, log_offset, "no record begins here")
@@ -334,6 +330,23 @@ class CommitLog:
         if header[record.FLAGS] & record.STUB:
             size = record.stored_size(view, at, RecordHeader._make(header))
         return view[at:head_end], view[head_end : at + size]
+
+    def find_written(self, log_offset: LogOffset) -> tuple[memoryview, int] | None:
+        """Return the bytes of a segment and the position in them that a log offset has.
+
+        None if the record is not written yet, or is in a pack. Raises as `read`, but does not
+        check that a record begins there.
+        """
+        if log_offset >= self._written_offset:
+            return None
+        segment = self.segment_of(log_offset)
+        return None if segment.pack is not None else self._bytes_of(segment, log_offset)
+
+    def _bytes_of(self, segment: Segment, log_offset: LogOffset) -> tuple[memoryview, int]:
+        at = log_offset - segment.start
+        if log_offset >= self.read_from:
+            return self._views[segment.name], at
+        return self.reader.readable_record(segment, log_offset), at
 
     def verify(self, log_offset: LogOffset) -> Record:
         """Return a record after checking all its checksums. Raises CorruptStore and LookupError."""

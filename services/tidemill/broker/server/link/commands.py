@@ -172,7 +172,8 @@ def _apply_appends(
     turn, repeated_ids = context.turn, context.repeated_ids
     failures, count = context.replies.failures, context.traffic.appended
     has_known_key = turn.engine.deduplication.has_known_key
-    send, now_ms, firing_ms = turn.engine.commands.send, turn.now_ms, turn.firing_ms
+    send = turn.engine.commands.send_unless_repeated
+    now_ms, firing_ms = turn.now_ms, turn.firing_ms
     rows = zip(*_append_columns(appends), strict=True)
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
         # A message with a known dedup key is found by its key, also long after.
@@ -187,17 +188,16 @@ def _apply_appends(
                 results.append((request_id, known, 0, None))
                 continue
         try:
-            queue_offset, due_at_ms = send(
-                topic_id, queue_id, blob, crc, now_ms=now_ms, firing_ms=firing_ms
-            )
+            sent = send(topic_id, queue_id, blob, crc, now_ms=now_ms, firing_ms=firing_ms)
         except ServiceError as error:
             failures.append((request_id, error))
-        except RepeatedSend as repeat:
-            first = repeat.first
-            results.append((request_id, first.queue_offset, first.due_at_ms, repeat))
         else:
-            results.append((request_id, queue_offset, due_at_ms, None))
-            count(topic_id, blob)
+            if isinstance(sent, RepeatedSend):
+                first = sent.first
+                results.append((request_id, first.queue_offset, first.due_at_ms, sent))
+            else:
+                results.append((request_id, *sent, None))
+                count(topic_id, blob)
         if n % SLICE_REQUESTS == 0 or len(blob) >= LARGE_BYTES:
             yield
 
@@ -494,19 +494,16 @@ def _cancel_timer(request: pb.RecallRequest, turn: Turn) -> None:
 
 def _send_half(request: pb.HalfRequest, turn: Turn) -> int | RepeatedSend:
     sender = HalfSender(ClientKey(request.client_id, request.owner), request.first_check_ms or None)
-    try:
-        half_id, _ = turn.engine.commands.send(
-            TopicId(request.topic_id),
-            QueueId(request.queue_id),
-            request.blob,
-            request.crc,
-            now_ms=turn.now_ms,
-            firing_ms=turn.firing_ms,
-            sender=sender,
-        )
-    except RepeatedSend as repeat:
-        return repeat
-    return half_id
+    sent = turn.engine.commands.send_unless_repeated(
+        TopicId(request.topic_id),
+        QueueId(request.queue_id),
+        request.blob,
+        request.crc,
+        now_ms=turn.now_ms,
+        firing_ms=turn.firing_ms,
+        sender=sender,
+    )
+    return sent if isinstance(sent, RepeatedSend) else sent[0]
 
 
 def _add_half(frame: pb.ReplyFrame, request_id: int, result: int | RepeatedSend) -> None:
