@@ -21,8 +21,6 @@ REBUILT_ROWS_MAX: Final = 2_048  # an index that is far too large is built again
 MISSING: Final = -1
 BLOCKS_A_SWEEP: Final = 16  # under a millisecond
 _from_bytes = int.from_bytes
-# Makes a named tuple without a call of Python code: every keyed send makes one.
-_tuple = tuple.__new__
 
 
 @final
@@ -103,7 +101,7 @@ class KeyTable:
             number = self._index.find_value(hash_, self._rows.blocks)
         self._found_hash = b""
         if number == MISSING:
-            number = self._rows.append(row)
+            number = self._rows.append(*row)
             self._index.insert(hash_[:MARK_SIZE], number)
             before = NO_PIN
         else:
@@ -126,8 +124,8 @@ class KeyTable:
             self.put(KeyRow(hash_, log_offset, taken_at_ms, body_crc, NO_PIN))
             return
         self._found_hash = b""
-        row = _tuple(KeyRow, (hash_, log_offset, taken_at_ms, body_crc, NO_PIN))
-        self._index.insert(hash_[:MARK_SIZE], self._rows.append(row))
+        number = self._rows.append(hash_, log_offset, taken_at_ms, body_crc, NO_PIN)
+        self._index.insert(hash_[:MARK_SIZE], number)
         if taken_at_ms < self._sweep_oldest_ms:
             self._note_oldest(taken_at_ms)
 

@@ -53,7 +53,9 @@ class RowBlocks:
         hash_, high, low, crc, pin = ROW.unpack_from(block.rows, (number & BLOCK_MASK) * ROW_SIZE)
         return _tuple(KeyRow, (hash_, high >> 16, (high & 0xFFFF) << 32 | low, crc, pin))
 
-    def append(self, row: KeyRow) -> int:
+    def append(
+        self, hash_: bytes, log_offset: int, taken_at_ms: int, body_crc: int, pin: int
+    ) -> int:
         """Add a row behind the last one; return its number."""
         number = self.count
         if not number & BLOCK_MASK:
@@ -61,7 +63,6 @@ class RowBlocks:
         block = self.blocks[number >> BLOCK_SHIFT]
         if block.is_shared:
             block = self._writable(number >> BLOCK_SHIFT)
-        hash_, log_offset, taken_at_ms, body_crc, pin = row
         high, low = log_offset << 16 | taken_at_ms >> 32, taken_at_ms & 0xFFFFFFFF
         block.rows += _pack_row(hash_, high, low, body_crc, pin)
         self.count = number + 1
