@@ -7,7 +7,8 @@
 The signature is the HMAC-SHA1 of the signed text under the secret. Nothing else of a call is
 signed, so a copied header stays valid until its secret changes, or until `signature_age_max_ms`
 after its date. A client may repeat its headers:
-the Go client adds them again for each repeated send. Then the last ones count.
+the Go client adds them again for each repeated send. Then the last ones count. A call with the
+credentials of two users is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ DATE_TIME: Final = "x-mq-date-time"
 HEADER_BYTES_MAX: Final = 4_096
 DATE_TIME_BYTES_MAX: Final = 64
 SIGNATURE_DIGITS: Final = 40
+_CREDENTIAL: Final = "Credential"  # field of a header
+_BEARER: Final = "bearer "  # begin of a header with a token
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _BLOCK_BYTES: Final = 64  # of SHA-1
 # The form of the official clients. A pattern for more of the algorithms takes twice the time.
@@ -110,19 +113,29 @@ def parse_header(authorization: str, date_time: str) -> SignedHeader | None:
 def _parse_any(authorization: str) -> tuple[str, str]:
     """Return the access key and the signature of an unusual or repeated header.
 
-    Raises Unauthorized if it is too long or has no field for the access key.
+    Raises Unauthorized if it is too long, has no field for the access key, or has the credentials
+    of two users.
     """
     if len(authorization) > HEADER_BYTES_MAX:
         raise Unauthorized(f"the header {AUTHORIZATION} has more than {HEADER_BYTES_MAX} bytes")
     fields: dict[str, str] = {}
+    access_keys: set[str] = set()
     for part in authorization.split(","):
         name, _, value = part.strip().partition("=")
-        fields[name.rpartition(" ")[2]] = value.strip()
-    if "Credential" not in fields:
+        field = name.rpartition(" ")[2]
+        fields[field] = value.strip()
+        if field == _CREDENTIAL:
+            access_keys.add(value.strip().partition("/")[0])
+        if access_keys and name.lower().startswith(_BEARER):
+            raise Unauthorized(f"the call has a signature and a token in {AUTHORIZATION}; send one")
+    if len(access_keys) > 1:
+        keys = " and ".join(sorted(key or "(empty)" for key in access_keys))
+        raise Unauthorized(f"the call has the access keys {keys} in {AUTHORIZATION}; send one")
+    if _CREDENTIAL not in fields:
         raise Unauthorized(
             f"the header {AUTHORIZATION} is malformed: it has neither Credential=KEY nor a token"
         )
-    return fields["Credential"].partition("/")[0], fields.get("Signature", "")
+    return access_keys.pop(), fields.get("Signature", "")
 
 
 def find_signer(header: SignedHeader, signers: Sequence[Signer]) -> int | None:

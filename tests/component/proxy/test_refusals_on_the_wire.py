@@ -157,6 +157,28 @@ def test_a_signed_call_of_a_user_with_the_right_is_served() -> None:
     run(scenario)
 
 
+def test_a_call_with_the_headers_of_two_users_is_refused() -> None:
+    """The Go client adds its headers again for each repeated send, so those of one user are not."""
+
+    async def scenario(wire: Wire) -> None:
+        stub = service_pb2_grpc.MessagingServiceStub(wire.channel)
+        request = service.SendMessageRequest(messages=[message()])
+        for name in ("orders", "billing"):
+            wire.users.put_user(name, parse_entry("Topic:topic", ["Pub"]))
+
+        async def status(*users: str) -> v2.Status:
+            headers = [pair for user in users for pair in signed(user).items()]
+            sent = await stub.SendMessage(request, metadata=[*HEADERS.items(), *headers])
+            return sent.status
+
+        assert (await status("orders", "orders")).code == v2.OK
+        refused = await status("orders", "billing")
+        assert refused.code == v2.UNAUTHORIZED
+        assert "the access keys billing and orders" in refused.message
+
+    run(scenario)
+
+
 CONSUMER = [parse_entry("Group:group", ["Sub"]), parse_entry("Topic:topic", ["Sub"])]
 
 

@@ -71,6 +71,21 @@ def test_the_last_of_repeated_headers_counts() -> None:
 
 
 @pytest.mark.parametrize(
+    "second",
+    [
+        header("billing", signature("s")),
+        header("", signature("s")),
+        f"Bearer tmk_{'a' * 16}_{'b' * 43}",
+        "bearer x",
+    ],
+)
+def test_two_headers_with_different_credentials_are_refused(second: str) -> None:
+    repeated = f"{header('orders', signature('s'))}, {second}"
+    with pytest.raises(Unauthorized, match="send one"):
+        parse_header(repeated, DATE)
+
+
+@pytest.mark.parametrize(
     ("authorization", "date"),
     [
         (header("orders", signature("s")), ""),
