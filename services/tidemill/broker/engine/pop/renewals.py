@@ -24,7 +24,12 @@ from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, FLAG_RENEWS, cut_client
 from tidemill.broker.engine.layout.renewal import ENTRIES_MAX, Renewal, RenewalReason
 from tidemill.broker.engine.pop.deadlines import FLAG_DUE
-from tidemill.broker.engine.pop.delivery_table import FREE, HANDOVER_PENDING, UNPROVEN
+from tidemill.broker.engine.pop.delivery_table import (
+    FREE,
+    HANDOVER_PENDING,
+    HOLDERS_A_SCAN,
+    UNPROVEN,
+)
 from tidemill.broker.engine.pop.holder_numbers import NOBODY, UNHEARD
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
@@ -51,8 +56,6 @@ DISCONNECTED_GRACE_MS: Final = 50_000
 SILENT_GRACE_MS: Final = 1_000  # until a silent client's messages are visible, as in RocketMQ
 CHECK_PERIOD_MS: Final = 1_000  # between two checks for silent clients
 CLIENTS_A_CHECK: Final = 1_024  # silent clients per check, under half a millisecond
-CLIENTS_A_SEARCH: Final = 4_096  # clients per scan of the table
-SLOTS_A_SLICE: Final = 65_536  # slots of the table per slice, under 300 microseconds
 # After a start, for deliveries without a confirmed handover: one renewal, and 15 s for proxies to
 # connect again and confirm.
 START_GRACE_MS: Final = MINUTE_MS + 15_000
@@ -319,7 +322,7 @@ class Renewals:
             self._searched = {}
 
     def _begin_search(self) -> None:
-        numbers = list(islice(self._lost, CLIENTS_A_SEARCH))
+        numbers = list(islice(self._lost, HOLDERS_A_SCAN))
         self._searched = {number: self._lost.pop(number) for number in numbers}
         self._searched_until = 0
 
@@ -329,20 +332,12 @@ class Renewals:
         This includes deliveries with a renewal that a start has suspended.
         """
         table = self._state.table
-        begin, end = self._searched_until, min(self._searched_until + SLOTS_A_SLICE, len(table.ids))
-        is_lost = np.zeros(len(table.clients.clients), dtype=bool)
-        is_lost[list(self._searched)] = True
-        flags = np.frombuffer(table.flags, dtype=np.uint8)[begin:end]
-        is_held = flags & FLAG_RENEWS > 0
-        is_held |= np.frombuffer(table.handover, dtype=np.uint8)[begin:end] & UNPROVEN > 0
-        # Revive handles due deliveries. Giving them back would delay them.
-        is_held &= flags & FLAG_DUE == 0
-        is_held &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[begin:end] > expiry_ms
-        is_held &= is_lost[np.frombuffer(table.holders, dtype=np.uint32)[begin:end]]
-        is_held &= np.frombuffer(table.ids, dtype=np.int64)[begin:end] != FREE
-        is_held &= np.frombuffer(table.live, dtype=np.uint32)[begin:end] != 0
-        slots: list[int] = (np.flatnonzero(is_held) + begin).tolist()
-        self._searched_until = end
+        held, self._searched_until = table.held_from(
+            self._searched_until, self._searched, expiry_ms=expiry_ms
+        )
+        is_renewed = np.frombuffer(table.flags, dtype=np.uint8)[held] & FLAG_RENEWS > 0
+        is_renewed |= np.frombuffer(table.handover, dtype=np.uint8)[held] & UNPROVEN > 0
+        slots: list[int] = held[is_renewed].tolist()
         if len(slots) > GIVEN_BACK_A_TURN:
             self._searched_until = slots[GIVEN_BACK_A_TURN]
             del slots[GIVEN_BACK_A_TURN:]

@@ -12,13 +12,10 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-import numpy as np
-
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import cut_client
-from tidemill.broker.engine.pop.deadlines import FLAG_DUE
 from tidemill.broker.engine.pop.deliveries import Delivery
-from tidemill.broker.engine.pop.delivery_table import FREE
+from tidemill.broker.engine.pop.delivery_table import HOLDERS_A_SCAN
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded
@@ -27,9 +24,7 @@ from tidemill.message.client_key import ClientKey
 if TYPE_CHECKING:
     from tidemill.broker.engine.pop.settlement import Settlement
 
-CLIENTS_A_SEARCH: Final = 4_096  # clients per scan of the table
 SCOPES_MAX: Final = 16  # of one client; with more, it loses all its deliveries
-SLOTS_A_SLICE: Final = 65_536  # slots of the table per slice, under 300 microseconds
 # A slice ends after the delivery that reaches this number: under a millisecond.
 MESSAGES_A_TURN: Final = 64
 RETRY_MS: Final = 100  # while the table of deliveries is full
@@ -96,10 +91,12 @@ class Revocations:
         if not self._searched:
             if not self._revoked:
                 return
-            numbers = list(islice(self._revoked, CLIENTS_A_SEARCH))
+            numbers = list(islice(self._revoked, HOLDERS_A_SCAN))
             self._searched = {number: self._revoked.pop(number) for number in numbers}
             self._searched_until = 0
-        slots, end = self._find_held(expiry_ms)
+        table = self._state.table
+        found, end = table.held_from(self._searched_until, self._searched, expiry_ms=expiry_ms)
+        slots: list[int] = found.tolist()
         self._tally.add(len(slots))
         count = 0
         for slot in slots:
@@ -114,24 +111,8 @@ class Revocations:
                 break
         self._tally.add(count)
         self._searched_until = end
-        if end >= len(self._state.table.ids):
+        if end >= len(table.ids):
             self._searched = {}
-
-    def _find_held(self, expiry_ms: int) -> tuple[list[int], int]:
-        """Return the next slots with deliveries of the clients, and the end of this slice."""
-        table = self._state.table
-        begin = self._searched_until
-        end = min(begin + SLOTS_A_SLICE, len(table.ids))
-        is_revoked = np.zeros(len(table.clients.clients), dtype=bool)
-        is_revoked[list(self._searched)] = True
-        is_held = is_revoked[np.frombuffer(table.holders, dtype=np.uint32)[begin:end]]
-        is_held &= np.frombuffer(table.ids, dtype=np.int64)[begin:end] != FREE
-        is_held &= np.frombuffer(table.live, dtype=np.uint32)[begin:end] != 0
-        # Revive handles due deliveries. Giving them back would delay them.
-        is_held &= np.frombuffer(table.flags, dtype=np.uint8)[begin:end] & FLAG_DUE == 0
-        is_held &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[begin:end] > expiry_ms
-        slots: list[int] = (np.flatnonzero(is_held) + begin).tolist()
-        return slots, end
 
     def _give_back(self, slot: int, now_ms: int) -> int:
         """Give back the messages of a delivery, and return their number. Raises Overloaded."""
