@@ -180,6 +180,22 @@ def test_a_producer_that_sends_its_settings_again_still_gets_its_checks(
     asyncio.run(run())
 
 
+def test_a_producer_that_sends_its_settings_late_gets_its_checks(running: Standalone) -> None:
+    """The Python client opens its stream again minutes before it sends its settings."""
+
+    async def run() -> None:
+        async with api(running.grpc) as client:
+            stream = client.stub.Telemetry(metadata=METADATA)
+            await stream.write(service.TelemetryCommand())  # So that the stream is open.
+            half = half_message("late-settings", b"half", first_check_ms=1_000)
+            transaction_id = await send_half(client, half)
+            check = await CheckingProducer(stream).next_check()
+            assert check.transaction_id == transaction_id
+            stream.cancel()
+
+    asyncio.run(run())
+
+
 def test_a_check_goes_to_the_stream_that_publishes_its_topic(running: Standalone) -> None:
     """X-6, for two streams with one client id."""
 

@@ -61,7 +61,7 @@ def test_a_follower_gets_all_producers_and_then_the_changes() -> None:
         assert follower.reports == 2, "an unchanged announcement is not reported"
         publishers.note_sent(B, "z")
         assert follower.topics["b", 0] == ["x", "z"]
-        with publishers.open(B, TWO):
+        with publishers.open(B, TWO, allow):
             pass
         assert follower.topics["b", 0] == []
     publishers.announce(B, THREE, ["x"], allow)
@@ -73,7 +73,7 @@ def test_a_client_publishes_the_topics_of_all_its_streams() -> None:
     publishers.announce(A, ONE, ["x"], allow)
     publishers.announce(A, TWO, ["y"], allow)
     assert publishers.stream_of(A, "x")
-    with publishers.open(A, ONE):
+    with publishers.open(A, ONE, allow):
         pass
     assert not publishers.stream_of(A, "x")
     assert publishers.stream_of(A, "y")
@@ -84,6 +84,30 @@ def test_a_client_without_a_stream_gets_no_checks() -> None:
     publishers = Publishers()
     publishers.note_sent(A, "x")
     assert not publishers.stream_of(A, "x")
+
+
+def test_a_stream_without_settings_gets_the_checks_of_half_messages() -> None:
+    """The Python client opens its stream again minutes before it sends its settings."""
+    publishers, follower = Publishers(), Follower()
+    with publishers.followed(follower.write):
+        with publishers.open(A, ONE, allow):
+            assert not publishers.stream_of(A, "x")
+            publishers.note_sent(A, "x")
+            assert publishers.stream_of(A, "x") is ONE
+            assert follower.topics == {("a", 1): ["x"]}
+            publishers.announce(A, ONE, ["y"], allow)
+            assert follower.topics == {("a", 1): ["x", "y"]}
+        assert follower.topics == {("a", 1): []}
+        publishers.note_sent(A, "x")
+        assert not publishers.stream_of(A, "x")
+
+
+def test_the_stream_of_a_consumer_gets_no_checks() -> None:
+    publishers = Publishers()
+    with publishers.open(A, ONE, allow):
+        publishers.exclude(A, ONE)
+        publishers.note_sent(A, "x")
+        assert not publishers.stream_of(A, "x")
 
 
 def test_a_client_that_lost_the_right_gets_no_checks() -> None:

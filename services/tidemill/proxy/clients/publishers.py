@@ -1,14 +1,16 @@
 """The producers with a telemetry stream at this proxy, and the topics of each.
 
 Brokers choose among them the producer that gets the check of a half message (ADR 0085). The topics
-of a producer come from its settings and from the half messages that it has sent.
+of a producer come from its settings and from the half messages that it has sent. A client may open
+a stream minutes before it sends its settings there. Until then it counts as a producer if it sends
+half messages.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.common.errors import ServiceError
 from tidemill.proxy.shares import Shares
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
 PAIRS_MAX: Final = 100_000
 SENT_TOPICS_MAX: Final = 256  # of one client, besides the topics in its settings
 REPORTED_AT_ONCE: Final = 500  # producers in one message of the first report
+
+
+class _SilentStream(NamedTuple):
+    """What is known of a stream before its settings."""
+
+    check: Callable[[str], None]
+    sharer: str
 
 
 @final
@@ -47,17 +56,35 @@ class Publishers:
 
     def __init__(self) -> None:
         self._producers: dict[ClientKey, _Producer] = {}
+        # Streams without settings; most of them for the first milliseconds.
+        self._silent: dict[ClientKey, dict[TelemetrySink, _SilentStream]] = {}
         self._followers: list[Callable[[pb.ProducerReport], None]] = []
         self._shares = Shares(PAIRS_MAX)
         self._misuse = MisuseLog()
 
     @contextlib.contextmanager
-    def open(self, client: ClientKey, stream: TelemetrySink) -> Iterator[None]:
-        """Forget the topics of a stream when the block ends."""
+    def open(
+        self,
+        client: ClientKey,
+        stream: TelemetrySink,
+        check: Callable[[str], None],
+        *,
+        sharer: str = "",
+    ) -> Iterator[None]:
+        """Register a stream until the block ends; the arguments are those of `announce`."""
+        self._silent.setdefault(client, {})[stream] = _SilentStream(check, sharer)
         try:
             yield
         finally:
+            self.exclude(client, stream)
             self._end(client, stream)
+
+    def exclude(self, client: ClientKey, stream: TelemetrySink) -> None:
+        """Send no checks to a stream without settings: it ends, or a consumer opened it."""
+        silent = self._silent.get(client, {})
+        silent.pop(stream, None)
+        if not silent:
+            self._silent.pop(client, None)
 
     def announce(
         self,
@@ -72,6 +99,7 @@ class Publishers:
 
         Topics beyond the share of the user or address are left out.
         """
+        self.exclude(client, stream)
         producer = self._producers.get(client)
         if producer is None:
             producer = self._producers[client] = _Producer(sharer)
@@ -83,6 +111,8 @@ class Publishers:
 
     def note_sent(self, client: ClientKey, topic: str) -> None:
         """Note that a client with a stream has sent a half message to a topic."""
+        for stream, (check, sharer) in list(self._silent.get(client, {}).items()):
+            self.announce(client, stream, (), check, sharer=sharer)
         producer = self._producers.get(client)
         if producer is None or topic in producer.sent or topic in producer.topics:
             return

@@ -104,7 +104,11 @@ class Telemetry:
         streams = contextlib.ExitStack()
         try:
             streams.enter_context(self._clients.streams.open(call.client, responses))
-            streams.enter_context(self._clients.publishers.open(call.client, responses))
+            streams.enter_context(
+                self._clients.publishers.open(
+                    call.client, responses, _publishing_check(call), sharer=_sharer(call)
+                )
+            )
             while (request := await self._next(call, requests)) is not None:
                 if not allowance.take(self._now_s()):
                     sentence = (
@@ -181,13 +185,10 @@ class Telemetry:
         if settings.HasField("publishing"):
             topics = [call.name_of(topic) for topic in settings.publishing.topics]
             self._clients.publishers.announce(
-                call.client,
-                responses,
-                topics,
-                lambda topic: call.require_topic(topic, Action.PUB),
-                sharer=sharer_of(call.user, call.peer()),
+                call.client, responses, topics, _publishing_check(call), sharer=_sharer(call)
             )
         else:
+            self._clients.publishers.exclude(call.client, responses)
             self._cluster.report_alive(call.client, now_ms)
             entries = settings.subscription.subscriptions
             topics = [call.name_of(entry.topic) for entry in entries]
@@ -294,6 +295,15 @@ def _rights_check(call: Call, settings: v2.Settings, group: str) -> Callable[[],
             call.require_topic(topic, action)
 
     return check
+
+
+def _publishing_check(call: Call) -> Callable[[str], None]:
+    """Return the check of the right to publish a topic."""
+    return lambda topic: call.require_topic(topic, Action.PUB)
+
+
+def _sharer(call: Call) -> str:
+    return sharer_of(call.user, call.peer())
 
 
 def _parse(request: bytes) -> service.TelemetryCommand:
