@@ -118,6 +118,7 @@ class ClusterClient:
                     min_offset=each.min_offset,
                     max_offset=each.max_offset,
                     bytes=each.bytes,
+                    dedup_window_ms=each.dedup_window_ms,
                 )
         return ClusterState(queues=queues, logs=logs, groups=groups)
 

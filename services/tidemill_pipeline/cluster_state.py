@@ -36,6 +36,11 @@ class ClusterState:
         return {queue.topic for queue in self.queues}
 
     @property
+    def deduplicated_topics(self) -> set[str]:
+        """Return the topics that know the dedup keys of the property `dedup-key`."""
+        return {queue.topic for queue, ends in self.queues.items() if ends.dedup_window_ms}
+
+    @property
     def unreachable(self) -> set[str]:
         """Return the broker groups that did not answer."""
         return {log.broker for log in self.logs.values() if log.error}

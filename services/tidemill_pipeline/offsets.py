@@ -69,6 +69,7 @@ class QueueEnds:
     min_offset: int
     max_offset: int
     bytes: int = 0  # approximate size of all its messages
+    dedup_window_ms: int = 0  # of dedup keys that come from the property; 0: none
 
     @property
     def bytes_per_row(self) -> float:

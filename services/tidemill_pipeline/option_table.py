@@ -173,7 +173,13 @@ SINK: Final = (
         "`true`: send to missing topics, too. The first message creates a topic, if the cluster"
         " creates topics on first use. `false`: a missing topic is an error.",
     ),
-    _both("mode", "at-least-once", "`at-least-once`. Other modes are not supported yet."),
+    _both(
+        "mode",
+        "at-least-once",
+        "`at-least-once`, or `dedup`: each message has a dedup key, and its topic must have"
+        " deduplication by the property `dedup-key`. The key is the column `dedup_key`, else the id"
+        " of the message. `exactly-once` is not supported yet.",
+    ),
     _both("batchSize", "32", "Messages per send."),
     _both("maxInflight", "4", "Sends in flight per task."),
     _both("sendTimeoutMs", "3000", "Timeout of one send, ms."),

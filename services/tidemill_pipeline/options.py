@@ -189,6 +189,7 @@ class SinkOptions:
     rate_max: float | None
     packs_bodies: bool
     creates_topics: bool
+    has_dedup_keys: bool  # mode dedup
     dead_letter_path: str  # Empty: a bad row fails the task.
 
 
@@ -264,8 +265,10 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a write. Raises BadOption."""
     values = OptionReader(given, SINK, is_stream=None)
     mode = values.choice("mode", ("at-least-once", "dedup", "exactly-once"))
-    if mode != "at-least-once":
-        values.reject("mode", f"{mode} is not supported yet; use at-least-once")
+    if mode == "exactly-once":
+        values.reject("mode", "exactly-once is not supported yet; use dedup or at-least-once")
+    if mode == "dedup" and values.flag("createTopics"):
+        values.reject("mode", "a topic of createTopics has no deduplication; create it before")
     on_error = values.choice("onError", ("fail", "dead-letter"))
     path = values.text("deadLetterPath")
     if (on_error == "dead-letter") != bool(path):
@@ -279,6 +282,7 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
         rate_max=_rate(values),
         packs_bodies=values.choice("compression", ("none", "gzip")) == "gzip",
         creates_topics=values.flag("createTopics"),
+        has_dedup_keys=mode == "dedup",
         dead_letter_path=path,
     )
 

@@ -239,9 +239,23 @@ def test_a_row_with_an_unsupported_column_is_a_bad_row(cluster: FakeCluster) -> 
     rows: list[dict[str, Any]] = [{"body": b"a", "dedup_key": "k"}, {"body": b"c"}]
     sent = send(cluster, rows, **DEAD_LETTERS)
     assert sent.rows == 1
-    assert [why for _, why in sent.bad] == [
-        "it has a dedup_key, but mode dedup is not supported yet"
+    assert [why for _, why in sent.bad] == ["it has a dedup_key, which needs mode=dedup"]
+
+
+def test_mode_dedup_gives_each_row_a_key_that_a_repeated_task_has_too(cluster: FakeCluster) -> None:
+    rows: list[dict[str, Any]] = [
+        {"body": b"a", "dedup_key": "given"},
+        {"body": b"b"},
+        {"body": b"c", "properties": {"dedup-key": "property"}},
+        {"body": b"d", "dedup_key": "one", "properties": {"dedup-key": "other"}},
     ]
+    for _ in range(2):
+        sent = send(cluster, rows, mode="dedup", **DEAD_LETTERS)
+        assert [why for _, why in sent.bad] == ["its dedup_key and its property dedup-key differ"]
+    keys = [message.user_properties["dedup-key"] for message in cluster.sent]
+    ids = [message.system_properties.message_id for message in cluster.sent]
+    assert keys == ["given", ids[1], "property"] * 2
+    assert ids[:3] == ids[3:]
 
 
 def test_a_priority_is_sent_with_and_without_a_delay(cluster: FakeCluster) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.functions import element_at, lit
 
 from tests.support.clients.pipeline_load import send_some
 from tests.support.processes.processes import standalone
@@ -148,6 +149,28 @@ def test_a_misspelt_topic_is_an_error_and_is_not_created(
         assert topic_names(broker.grpc) == {"orders"}
         writer.option("createTopics", "true").save()
         assert topic_names(broker.grpc) == {"orders", "ordres"}
+
+
+def test_mode_dedup_stores_the_rows_of_a_repeated_write_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with standalone(tmp_path / "data") as broker:
+        broker.put("topics/plain", queues=1)
+        broker.put("topics/once", queues=2, dedup={"windowMs": 86_400_000})
+        broker.put("topics/ids", dedup={"windowMs": 86_400_000, "keyFrom": "messageId"})
+        frame = rows(spark, 40).withColumn("dedup_key", element_at("properties", lit("n")))
+
+        def save(topic: str) -> None:
+            writer = frame.write.format("rocketmq").mode("append")
+            writer.options(endpoints=broker.grpc, topic=topic, mode="dedup").save()
+
+        for topic in ("plain", "ids"):
+            with pytest.raises(Exception, match=f"tidemill topic set {topic} --dedup-window"):
+                save(topic)
+        for _ in range(2):
+            save("once")
+        queues = broker.get("topics/once")["queueStatus"]
+        assert sum(queue["maxOffset"] for queue in queues) == 40
 
 
 def topic_names(endpoint: str) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final, final
 
+from tidemill.message.dedup_key import DEDUP_PROPERTY
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.options import SinkOptions
@@ -131,8 +132,8 @@ def message_of(
         system.keys.extend(row["keys"])
     if row.get("priority") is not None:
         _set_priority(system, row["priority"])
-    if row.get("dedup_key") is not None:
-        raise BadRow("it has a dedup_key, but mode dedup is not supported yet")
+    if row.get("dedup_key") is not None and not options.has_dedup_keys:
+        raise BadRow("it has a dedup_key, which needs mode=dedup")
     for name, value in _pairs(row.get("properties")):
         if value is None:
             raise BadRow(
@@ -144,10 +145,24 @@ def message_of(
     system.message_id = given or ids.of(
         message, due=(row.get("due_timestamp"), row.get("delay_ms"))
     )
+    if options.has_dedup_keys:
+        message.user_properties[DEDUP_PROPERTY] = _dedup_key(row, message)
     system.born_timestamp.FromMilliseconds(now_ms)
     if due_ms is not None:
         system.delivery_timestamp.FromMilliseconds(due_ms)
     return message
+
+
+def _dedup_key(row: Mapping[str, Any], message: v2.Message) -> str:
+    """Return the dedup key of a row: its column, its property, or its id. Raises BadRow.
+
+    A repeated task gives a row the same id.
+    """
+    of_column = row.get("dedup_key")
+    of_property = message.user_properties.get(DEDUP_PROPERTY)
+    if of_column and of_property and of_column != of_property:
+        raise BadRow(f"its dedup_key and its property {DEDUP_PROPERTY} differ")
+    return str(of_column or of_property or message.system_properties.message_id)
 
 
 def _set_priority(system: v2.SystemProperties, priority: int) -> None:

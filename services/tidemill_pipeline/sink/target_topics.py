@@ -64,7 +64,14 @@ def missing_topics(
     except ClusterRejection as error:
         log.warning("cannot check whether topic %s exists: %s", ", ".join(sorted(names)), error)
         return {}
-    return {
+    errors = {
         name: f"there is no topic {name}{suggestion(name, known) or '.'} {_REMEDY}"
         for name in missing
     }
+    if options.has_dedup_keys:
+        for name in cluster.topics - cluster.deduplicated_topics:
+            errors[name] = (
+                f"mode=dedup needs a topic that knows the dedup keys of the property, and {name}"
+                f" does not: `tidemill topic set {name} --dedup-window 10m`"
+            )
+    return errors

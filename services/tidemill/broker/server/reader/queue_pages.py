@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource
 from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.server.reader.log_id import log_id_of
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, HIDDEN_TOPIC_PREFIX
@@ -79,7 +80,16 @@ class QueuePage:
             min_offset=queue.min_offset,
             max_offset=queue.max_offset,
             bytes=engine.inspection.log_bytes(queue),
+            dedup_window_ms=_window_of_properties(topic),
         )
+
+
+def _window_of_properties(topic: Topic) -> int:
+    """Return the window of dedup keys that come from the property; 0 without such keys."""
+    policy = topic.dedup
+    if policy is None or policy.key_from is DedupKeySource.MESSAGE_ID:
+        return 0
+    return policy.window_ms
 
 
 def describe_log(engine: Engine, reply: pb.BrokerGroupQueues) -> None:
