@@ -125,7 +125,7 @@ def test_a_timer_is_found_by_its_key_moved_delivered_and_cancelled(
 def test_a_wrong_input_is_shown_again_with_its_reason(browser: httpx.Client) -> None:
     again = sent(browser, "/topics/orders/set", queues="many")
     assert again.status_code == 400
-    assert "&#39;many&#39; is no whole number" in again.text
+    assert "&#39;many&#39; is not a whole number" in again.text
     assert 'value="many"' in again.text
     refused = sent(browser, "/topics/orders/set", queues="5000")
     assert refused.status_code == 400

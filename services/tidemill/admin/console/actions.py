@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from tidemill.admin.console.forms import Field, InvalidField, read_form, texts_of, values_of
 from tidemill.admin.console.page import ROOT, Values, answer, html, rest_of, segment
-from tidemill.admin.console.rest_calls import Document, RestCalls, RestProblem
+from tidemill.admin.console.rest_calls import CallProblem, Document, RestCalls
 from tidemill.admin.console.results import Results
 
 Rows = list[tuple[str, str]]
@@ -20,16 +20,16 @@ SENT: Final = "sent"  # the name of the field that tells a sent form from a firs
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PageAction:
     """A change of the REST API as a form. Texts and paths may contain `{parameter}` of the path."""
 
     path: str  # of the form, below /ui
     method: str
     rest: str  # the template of the REST path, as in the OpenAPI document
     title: str
-    about: str  # what the action does, in a sentence or two
-    back: str  # the page below /ui that led here
-    rows: Callable[[Document], Rows]  # the effects in the answer of the dry run, and of the change
+    about: str  # the effect, in a sentence or two
+    back: str  # the previous page, below /ui
+    rows: Callable[[Document], Rows]  # the effects of the dry run, and of the change
     button: Callable[[Document, Mapping[str, str]], str]  # with the effect, such as its numbers
     fields: tuple[Field, ...] = ()
     query: tuple[str, ...] = ()  # parameters of the path that REST has in the query
@@ -46,11 +46,11 @@ class Action:
         return {**{name: path[name] for name in self.query}, **query}
 
     def back_url(self, path: Mapping[str, str]) -> str:
-        """Return the URL of the page that led here."""
+        """Return the URL of the previous page."""
         return ROOT + self.back.format(**{name: segment(value) for name, value in path.items()})
 
 
-async def show_form(request: Request, action: Action) -> Response:
+async def show_form(request: Request, action: PageAction) -> Response:
     """Show the form, with the effects of the dry run if its fields have valid values."""
     api, given = rest_of(request), request.query_params
     texts = texts_of(action.fields, given, is_sent=SENT in given)
@@ -61,14 +61,14 @@ async def show_form(request: Request, action: Action) -> Response:
     return await answer(request, api, values)
 
 
-async def perform(request: Request, action: Action, results: Results) -> Response:
+async def perform(request: Request, action: PageAction, results: Results) -> Response:
     """Perform the change of a sent form, and redirect to its result.
 
     On an error, the form with the user's input is shown again.
     """
     api = rest_of(request)
     if "origin" not in request.headers and "sec-fetch-site" not in request.headers:
-        problem = RestProblem(
+        problem = CallProblem(
             HTTPStatus.FORBIDDEN,
             "Forbidden",
             "the browser did not say which page sent this form (Origin or Sec-Fetch-Site); use a"
@@ -87,7 +87,7 @@ async def perform(request: Request, action: Action, results: Results) -> Respons
             _body_of(action, body),
         )
         session = await api.get("/session")
-    except (InvalidField, RestProblem) as error:
+    except (InvalidField, CallProblem) as error:
         return await _show_again(request, api, action, texts, error)
     kept = results.keep(
         user=session.get("user", ""),
@@ -103,9 +103,9 @@ async def perform(request: Request, action: Action, results: Results) -> Respons
 async def _show_again(
     request: Request,
     api: RestCalls,
-    action: Action,
+    action: PageAction,
     texts: Mapping[str, str],
-    error: InvalidField | RestProblem,
+    error: InvalidField | CallProblem,
 ) -> Response:
     async def values() -> tuple[str, Values]:
         if error.status is HTTPStatus.UNAUTHORIZED:
@@ -118,7 +118,7 @@ async def _show_again(
 
 
 async def _form_values(
-    request: Request, api: RestCalls, action: Action, texts: Mapping[str, str]
+    request: Request, api: RestCalls, action: PageAction, texts: Mapping[str, str]
 ) -> Values:
     effects: Rows = []
     error = ""
@@ -140,9 +140,9 @@ async def _form_values(
             unreachable = planned.get("unreachable", [])
         button = action.button(planned, request.path_params)
     except InvalidField as invalid:
-        # A first visit has empty fields, which is no mistake.
+        # The fields of a first visit are empty.
         error = invalid.detail if SENT in request.query_params or request.method == "POST" else ""
-    except RestProblem as problem:
+    except CallProblem as problem:
         if problem.status is HTTPStatus.UNAUTHORIZED:
             raise
         error = problem.detail
@@ -161,7 +161,7 @@ async def _form_values(
     }
 
 
-def _body_of(action: Action, body: Document) -> Document | None:
+def _body_of(action: PageAction, body: Document) -> Document | None:
     has_body = any(not field.is_query for field in action.fields)
     return body if has_body else None
 

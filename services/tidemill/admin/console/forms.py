@@ -17,7 +17,7 @@ from tidemill.admin.console.rest_calls import Document
 FIELDS_MAX: Final = 200  # of one form
 
 
-class Kind(StrEnum):
+class FieldKind(StrEnum):
     """How a field is shown, and which JSON value its text becomes."""
 
     TEXT = "text"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
 
 
 class InvalidField(Exception):  # An input, not a fault.
-    """The text of a field is no value of its kind. It has what the page of an error shows."""
+    """The text of a field does not fit its kind. Has the status and the text of an error page."""
 
     status = HTTPStatus.BAD_REQUEST
 
@@ -44,7 +44,7 @@ class Field:
 
     name: str  # of the query parameter, or of the JSON field: `retention.ms` is one in another
     label: str
-    kind: Kind = Kind.TEXT
+    kind: FieldKind = FieldKind.TEXT
     help: str = ""
     default: str = ""
     choices: tuple[str, ...] = ()
@@ -53,11 +53,11 @@ class Field:
 
     def value_of(self, text: str) -> Any:
         """Return the JSON value of a text. Raises InvalidField."""
-        if self.kind is Kind.FLAG:
+        if self.kind is FieldKind.FLAG:
             return text == "true"
-        if self.kind is Kind.NUMBER:
+        if self.kind is FieldKind.NUMBER:
             return self._number_of(text)
-        if self.kind is Kind.TIME:
+        if self.kind is FieldKind.TIME:
             return self._time_ms_of(text)
         return text
 
@@ -65,14 +65,14 @@ class Field:
         try:
             return int(text.replace(",", ""))
         except ValueError:
-            raise InvalidField(f"{self.label}: {text!r} is no whole number") from None
+            raise InvalidField(f"{self.label}: {text!r} is not a whole number") from None
 
     def _time_ms_of(self, text: str) -> int:
         try:
             at = datetime.fromisoformat(text)
         except ValueError:
             raise InvalidField(
-                f"{self.label}: {text!r} is no time; write it as 2026-01-31T18:00:00"
+                f"{self.label}: {text!r} is not a time; write it as 2026-01-31T18:00:00"
             ) from None
         return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -80,13 +80,13 @@ class Field:
 def texts_of(
     fields: tuple[Field, ...], given: Mapping[str, str], *, is_sent: bool
 ) -> dict[str, str]:
-    """Return the text of each field: what was given, else its default.
+    """Return the text of each field: the given one, else its default.
 
     A form that `is_sent` leaves out a flag that is not set.
     """
     texts = {}
     for field in fields:
-        is_off = is_sent and field.kind is Kind.FLAG
+        is_off = is_sent and field.kind is FieldKind.FLAG
         texts[field.name] = given.get(field.name, "" if is_off else field.default)
     return texts
 
@@ -97,7 +97,7 @@ def values_of(fields: tuple[Field, ...], texts: Mapping[str, str]) -> tuple[Docu
     body: Document = {}
     for field in fields:
         text = texts[field.name]
-        if field.kind is not Kind.LONG_TEXT:
+        if field.kind is not FieldKind.LONG_TEXT:
             text = text.strip()
         if text:
             target, name = query if field.is_query else body, field.name

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, final
 
 import structlog
 
-from tidemill.admin.console.rest_calls import RestProblem
+from tidemill.admin.console.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
 
 STREAMS_MAX: Final = 200
@@ -117,7 +117,7 @@ class _SharedView:
         while not self._is_over:
             try:
                 event = event_of(await self._render())
-            except RestProblem as problem:
+            except CallProblem as problem:
                 # A reload of the page shows a lasting problem as the page itself.
                 self._is_over = problem.status in LASTING
                 event = event_of(problem.detail, name="end" if self._is_over else "problem")

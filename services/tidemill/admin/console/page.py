@@ -15,7 +15,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from tidemill.admin.console.rendering import render
-from tidemill.admin.console.rest_calls import Document, RestCalls, RestProblem
+from tidemill.admin.console.rest_calls import CallProblem, Document, RestCalls
 from tidemill.admin.http.browser_defences import POLICY
 
 ROOT: Final = "/ui"
@@ -86,7 +86,7 @@ async def answer(
     try:
         session = await api.get("/session")
         template, found = await values()
-    except RestProblem as problem:
+    except CallProblem as problem:
         if problem.status is HTTPStatus.UNAUTHORIZED:
             return RedirectResponse(_login_of(request), HTTPStatus.SEE_OTHER)
         template, found, status = "problem", {"problem": problem, "is_live": False}, problem.status

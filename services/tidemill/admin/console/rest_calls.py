@@ -27,7 +27,7 @@ COPIED: Final = frozenset(
 
 
 @final
-class RestProblem(Exception):  # The word of RFC 9457.
+class CallProblem(Exception):  # The word of RFC 9457.
     """An answer of the REST API that is no success."""
 
     def __init__(self, status: HTTPStatus, title: str, detail: str) -> None:
@@ -54,7 +54,7 @@ class RestCalls:
         self._scope = scope
 
     async def get(self, path: str, **query: str | int | bool | None) -> Document:
-        """Read a document. Raises RestProblem."""
+        """Read a document. Raises CallProblem."""
         return (await self.call("GET", path, query)).document
 
     async def call(
@@ -68,14 +68,14 @@ class RestCalls:
     ) -> RestAnswer:
         """Call the operation of a path below /api/v1. Query parameters of None are left out.
 
-        Raises RestProblem.
+        Raises CallProblem.
         """
         sent = b"" if body is None else json.dumps(body).encode()
         answer = await self._request(method, path, _encoded(query or {}), sent, more_headers or {})
         if answer.status >= HTTPStatus.BAD_REQUEST:
             shown = answer.document
             title, detail = str(shown.get("title", "")), str(shown.get("detail", ""))
-            raise RestProblem(answer.status, title, detail)
+            raise CallProblem(answer.status, title, detail)
         return answer
 
     async def _request(

@@ -14,7 +14,7 @@ RESULT_S_MAX: Final = 600.0
 class Result(NamedTuple):
     """The result of one action."""
 
-    user: str  # who performed it; "": nobody logged in
+    user: str  # the user of the action; "": without a login
     title: str
     rows: list[tuple[str, str]]
     unreachable: list[str]

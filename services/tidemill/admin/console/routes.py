@@ -14,7 +14,7 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.routing import compile_path
 
-from tidemill.admin.console.actions import Action, perform, show_form
+from tidemill.admin.console.actions import PageAction, perform, show_form
 from tidemill.admin.console.forms import InvalidField, read_form
 from tidemill.admin.console.live import LiveViews, ViewKey
 from tidemill.admin.console.page import (
@@ -40,7 +40,7 @@ from tidemill.admin.console.pages import (
     topics,
 )
 from tidemill.admin.console.rendering import render_block
-from tidemill.admin.console.rest_calls import RestProblem
+from tidemill.admin.console.rest_calls import CallProblem
 from tidemill.admin.console.results import Results
 from tidemill.common.errors import BadRequest
 
@@ -56,7 +56,7 @@ PAGES: Final[tuple[Page, ...]] = (
     *security.PAGES,
     *audit.PAGES,
 )
-ACTIONS: Final[tuple[Action, ...]] = (
+ACTIONS: Final[tuple[PageAction, ...]] = (
     *topics.ACTIONS,
     *groups.ACTIONS,
     *timers.ACTIONS,
@@ -72,7 +72,6 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def add_console(app: FastAPI) -> None:
     """Serve the console below `/ui/`. `/` redirects there."""
     results, views = Results(), LiveViews()
-    app.state.console_views = views
     # Names of files change with their versions or their content is small, so browsers ask again.
     app.mount(FILES, StaticFiles(packages=[("tidemill.admin.console", "static")]), name="console")
 
@@ -115,11 +114,11 @@ async def _page(page: Page, request: Request) -> Response:
     return await show(request, page)
 
 
-async def _form(action: Action, request: Request) -> Response:
+async def _form(action: PageAction, request: Request) -> Response:
     return await show_form(request, action)
 
 
-async def _perform(action: Action, results: Results, request: Request) -> Response:
+async def _perform(action: PageAction, results: Results, request: Request) -> Response:
     return await perform(request, action, results)
 
 
@@ -151,7 +150,7 @@ async def _log_in(request: Request) -> Response:
         done = await rest_of(request).call(
             "POST", "/session", more_headers={b"authorization": basic, b"cookie": b""}
         )
-    except (InvalidField, RestProblem) as error:
+    except (InvalidField, CallProblem) as error:
         after, user = form.get("next", ""), form.get("user", "")
         return _login_page(request, after, error.detail, user, error.status)
     response = RedirectResponse(_own_page(form.get("next", "")), HTTPStatus.SEE_OTHER)
@@ -163,7 +162,7 @@ async def _log_out(request: Request) -> Response:
     response = RedirectResponse(LOGIN, HTTPStatus.SEE_OTHER)
     try:
         done = await rest_of(request).call("DELETE", "/session")
-    except RestProblem:
+    except CallProblem:
         return response  # The session has ended already.
     if b"set-cookie" in done.headers:
         response.headers["Set-Cookie"] = done.headers[b"set-cookie"].decode()

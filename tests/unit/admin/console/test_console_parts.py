@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.admin.console.forms import Field, InvalidField, Kind, texts_of, values_of
+from tidemill.admin.console.forms import Field, FieldKind, InvalidField, texts_of, values_of
 from tidemill.admin.console.rendering import (
     DAY_MS,
     HOUR_MS,
@@ -95,10 +95,10 @@ def test_times_sizes_and_unknown_values_have_a_text() -> None:
 
 
 FIELDS = (
-    Field("queues", "Queues", Kind.NUMBER),
-    Field("retention.ms", "Retention", Kind.NUMBER),
-    Field("force", "Force", Kind.FLAG, default="true", is_query=True),
-    Field("before", "Before", Kind.TIME),
+    Field("queues", "Queues", FieldKind.NUMBER),
+    Field("retention.ms", "Retention", FieldKind.NUMBER),
+    Field("force", "Force", FieldKind.FLAG, default="true", is_query=True),
+    Field("before", "Before", FieldKind.TIME),
 )
 
 
@@ -114,12 +114,12 @@ def test_fields_become_the_query_and_the_body_of_a_call() -> None:
 @pytest.mark.parametrize(
     ("field", "text", "reason"),
     [
-        (Field("n", "Count", Kind.NUMBER), "many", "Count: 'many' is no whole number"),
-        (Field("t", "Before", Kind.TIME), "soon", "write it as 2026-01-31T18:00:00"),
+        (Field("n", "Count", FieldKind.NUMBER), "many", "Count: 'many' is not a whole number"),
+        (Field("t", "Before", FieldKind.TIME), "soon", "write it as 2026-01-31T18:00:00"),
         (Field("k", "Key", is_required=True), " ", "Key: fill in this field"),
     ],
 )
-def test_a_text_that_is_no_value_of_its_field_is_rejected(
+def test_a_text_that_does_not_fit_its_field_is_rejected(
     field: Field, text: str, reason: str
 ) -> None:
     with pytest.raises(InvalidField, match=re.escape(reason)):

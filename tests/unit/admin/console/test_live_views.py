@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from tidemill.admin.console.live import ALIVE, STREAMS_MAX, LiveViews, ViewKey, event_of
-from tidemill.admin.console.rest_calls import RestProblem
+from tidemill.admin.console.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
 
 KEY = ViewKey("/ui/topics", ())
@@ -29,7 +29,7 @@ class Renderings:
     async def __call__(self) -> str:
         self.count += 1
         if self.count == self._problem_at:
-            raise RestProblem(self._status, "Problem", "broker-1 cannot be reached")
+            raise CallProblem(self._status, "Problem", "broker-1 cannot be reached")
         return f"rendering {self.count}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.admin.console.forms import Field, InvalidField, Kind
+from tidemill.admin.console.forms import Field, FieldKind, InvalidField
 from tidemill.admin.console.page import Page, PageCall, Values, url
 
 ROWS: Final = 50  # per page
@@ -37,7 +37,7 @@ async def load_audit(call: PageCall) -> Values:
 def _instant(call: PageCall, name: str) -> int | None:
     text = call.get(name)
     try:
-        return None if text is None else int(Field(name, name, Kind.TIME).value_of(text))
+        return None if text is None else int(Field(name, name, FieldKind.TIME).value_of(text))
     except InvalidField:
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.admin.console.actions import Action, Rows
+from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rest_calls import Document
@@ -43,7 +43,7 @@ PAGES: Final = (
     Page("/clients/{client_id}", "client", load_client),
 )
 ACTIONS: Final = (
-    Action(
+    PageAction(
         path="/clients/{client_id}/kick",
         method="POST",
         rest="/clients/{client_id}:kick",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
-from tidemill.admin.console.actions import Action, Rows
-from tidemill.admin.console.forms import Field, Kind
+from tidemill.admin.console.actions import PageAction, Rows
+from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values
 from tidemill.admin.console.rendering import number_text
-from tidemill.admin.console.rest_calls import Document, RestProblem
+from tidemill.admin.console.rest_calls import CallProblem, Document
 
 TOPICS_MAX: Final = 20
 
@@ -20,7 +20,7 @@ async def load_cluster(call: PageCall) -> Values:
     storage = await call.api.get("/storage", pageSize=TOPICS_MAX)
     try:
         replicas = (await call.api.get("/replicas"))["items"]
-    except RestProblem as problem:
+    except CallProblem as problem:
         # Without controllers there are no replicas. Every other problem is the page's.
         if problem.status is not HTTPStatus.CONFLICT:
             raise
@@ -56,7 +56,7 @@ def _replicated_rows(found: Document) -> Rows:
 
 PAGES: Final = (Page("/cluster", "cluster", load_cluster),)
 ACTIONS: Final = (
-    Action(
+    PageAction(
         path="/cluster/{name}/drain",
         method="POST",
         rest="/broker-groups/{name}:drain",
@@ -66,26 +66,26 @@ ACTIONS: Final = (
         rows=_group_rows,
         button=lambda _found, path: f"Drain {path['name']}",
     ),
-    Action(
+    PageAction(
         path="/cluster/{name}/remove",
         method="DELETE",
         rest="/broker-groups/{name}",
         title="Remove {name}",
         about="Removes a drained broker group from the cluster.",
         back="/cluster",
-        fields=(Field("force", "Also with messages, which are lost", Kind.FLAG, is_query=True),),
+        fields=(Field("force", "Also with messages (lost)", FieldKind.FLAG, is_query=True),),
         rows=_group_rows,
         button=lambda _found, path: f"Remove {path['name']}",
         is_loss=True,
     ),
-    Action(
+    PageAction(
         path="/cluster/{name}/transfer",
         method="POST",
         rest="/replicas/{name}:transfer",
         title="Move the master of {name}",
         about="Another replica becomes the master, within two seconds and without a loss.",
         back="/cluster",
-        fields=(Field("target", "Replica", Kind.NUMBER, "Empty: any replica in sync."),),
+        fields=(Field("target", "Replica", FieldKind.NUMBER, "Empty: any replica in sync."),),
         rows=_replicated_rows,
         button=lambda _found, path: f"Move the master of {path['name']}",
         has_dry_run=False,

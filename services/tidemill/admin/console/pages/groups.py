@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tidemill.admin.console.actions import Action, Rows
-from tidemill.admin.console.forms import Field, Kind
+from tidemill.admin.console.actions import PageAction, Rows
+from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import number_text
 from tidemill.admin.console.rest_calls import Document
@@ -108,7 +108,7 @@ PAGES: Final = (
     Page("/groups/{group}/deliveries", "deliveries", load_deliveries),
 )
 ACTIONS: Final = (
-    Action(
+    PageAction(
         path="/groups/{group}/reset",
         method="POST",
         rest="/groups/{group}:resetOffset",
@@ -117,14 +117,14 @@ ACTIONS: Final = (
         back="/groups/{group}",
         fields=(
             Field("topic", "Topic", is_required=True),
-            Field("to", "To", Kind.CHOICE, choices=("", "earliest", "latest")),
-            Field("timestampMs", "Or to the first message stored at or after", Kind.TIME),
+            Field("to", "To", FieldKind.CHOICE, choices=("", "earliest", "latest")),
+            Field("timestampMs", "Or to the first message stored at or after", FieldKind.TIME),
         ),
         rows=_reset,
         button=_reset_button,
         is_loss=True,
     ),
-    Action(
+    PageAction(
         path="/groups/{group}/release",
         method="POST",
         rest="/groups/{group}/deliveries:release",
@@ -135,14 +135,14 @@ ACTIONS: Final = (
             Field("clientId", "Client id"),
             Field("messageId", "Message id"),
             Field("topic", "Topic"),
-            Field("all", "All deliveries", Kind.FLAG),
+            Field("all", "All deliveries", FieldKind.FLAG),
         ),
         rows=_released,
         button=lambda found, path: (
             f"Release {number_text(found['messages'])} deliveries of {path['group']}"
         ),
     ),
-    Action(
+    PageAction(
         path="/groups/{group}/unlock",
         method="POST",
         rest="/groups/{group}:releaseLock",
@@ -152,14 +152,14 @@ ACTIONS: Final = (
         back="/groups/{group}",
         fields=(
             Field("topic", "Topic", is_required=True),
-            Field("queue", "Queue", Kind.NUMBER, is_required=True),
+            Field("queue", "Queue", FieldKind.NUMBER, is_required=True),
             Field("broker", "Broker group"),
         ),
         rows=_lock,
         button=lambda _found, path: f"Unlock the queue for {path['group']}",
         has_dry_run=False,
     ),
-    Action(
+    PageAction(
         path="/groups/{group}/delete",
         method="DELETE",
         rest="/groups/{group}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.admin.console.actions import Action, Rows
-from tidemill.admin.console.forms import Field, Kind
+from tidemill.admin.console.actions import PageAction, Rows
+from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values
 from tidemill.admin.console.rest_calls import Document
 
@@ -54,7 +54,7 @@ PAGES: Final = (
     Page("/topics/{topic}/messages/{message_id}", "message", load_message, is_live=False),
 )
 ACTIONS: Final = (
-    Action(
+    PageAction(
         path="/topics/{topic}/send",
         method="POST",
         rest="/topics/{topic}/messages",
@@ -62,12 +62,12 @@ ACTIONS: Final = (
         about="Stores one message. All consumer groups of the topic receive it.",
         back="/topics/{topic}",
         fields=(
-            Field("body", "Body", Kind.LONG_TEXT),
+            Field("body", "Body", FieldKind.LONG_TEXT),
             Field("tag", "Tag"),
             Field("messageGroup", "Message group", help="Required by a FIFO topic."),
-            Field("deliverAtMs", "Deliver at", Kind.TIME),
-            Field("delayMs", "Or after, in ms", Kind.NUMBER),
-            Field("priority", "Priority", Kind.NUMBER),
+            Field("deliverAtMs", "Deliver at", FieldKind.TIME),
+            Field("delayMs", "Or after, in ms", FieldKind.NUMBER),
+            Field("priority", "Priority", FieldKind.NUMBER),
         ),
         rows=_sent,
         button=lambda _found, path: f"Send to {path['topic']}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.admin.console.actions import Action, Rows
-from tidemill.admin.console.forms import Field, Kind
+from tidemill.admin.console.actions import PageAction, Rows
+from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import time_text
 from tidemill.admin.console.rest_calls import Document
@@ -65,7 +65,7 @@ PAGES: Final = (
     Page("/security/users/{user}", "user", load_user, is_live=False),
 )
 ACTIONS: Final = (
-    Action(
+    PageAction(
         path="/security/users/{user}/set",
         method="PUT",
         rest="/users/{user}",
@@ -73,14 +73,14 @@ ACTIONS: Final = (
         about="A user that does not exist is created, and its secret is shown once.",
         back="/security",
         fields=(
-            Field("type", "Type", Kind.CHOICE, choices=("", "NORMAL", "SUPER")),
-            Field("enabled", "May call", Kind.FLAG, default="true"),
+            Field("type", "Type", FieldKind.CHOICE, choices=("", "NORMAL", "SUPER")),
+            Field("enabled", "May call", FieldKind.FLAG, default="true"),
         ),
         rows=_user_rows,
         button=lambda _found, path: f"Save user {path['user']}",
         shows_secret=True,
     ),
-    Action(
+    PageAction(
         path="/security/users/{user}/rotate",
         method="POST",
         rest="/users/{user}:rotate",
@@ -89,14 +89,14 @@ ACTIONS: Final = (
         back="/security/users/{user}",
         fields=(
             Field(
-                "retireAfterMs", "The old one ends after, in ms", Kind.NUMBER, default="604800000"
+                "retireAfterMs", "End of the old one, in ms", FieldKind.NUMBER, default="604800000"
             ),
         ),
         rows=_user_rows,
         button=lambda _found, path: f"Make a new secret of {path['user']}",
         shows_secret=True,
     ),
-    Action(
+    PageAction(
         path="/security/users/{user}/delete",
         method="DELETE",
         rest="/users/{user}",
@@ -107,7 +107,7 @@ ACTIONS: Final = (
         button=lambda _found, path: f"Delete user {path['user']}",
         is_loss=True,
     ),
-    Action(
+    PageAction(
         path="/clients/{client_id}/ban",
         method="POST",
         rest="/bans",
@@ -116,13 +116,13 @@ ACTIONS: Final = (
         back="/clients",
         fields=(
             Field("clientId", "Client id", is_required=True),
-            Field("forMs", "For, in ms", Kind.NUMBER, "Empty: for ever.", default="3600000"),
+            Field("forMs", "For, in ms", FieldKind.NUMBER, "Empty: for ever.", default="3600000"),
             Field("reason", "Reason"),
         ),
         rows=_ban_rows,
         button=lambda _found, path: f"Ban {path['client_id']}",
     ),
-    Action(
+    PageAction(
         path="/security/bans/{ban}/delete",
         method="DELETE",
         rest="/bans/{ban}",

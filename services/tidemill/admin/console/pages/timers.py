@@ -1,4 +1,4 @@
-"""Timers: a heat map of what is due, a search, and the changes of one timer."""
+"""Timers: a heat map of due times, a search, and the changes of one timer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from tidemill.admin.console.actions import Action, Rows
-from tidemill.admin.console.forms import Field, InvalidField, Kind
+from tidemill.admin.console.actions import PageAction, Rows
+from tidemill.admin.console.forms import Field, FieldKind, InvalidField
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import DAY_MS, HOUR_MS, SECOND_MS, bytes_text, time_text
 from tidemill.admin.console.rest_calls import Document
@@ -173,7 +173,7 @@ def _instant(call: PageCall, name: str) -> int | None:
     if text is None:
         return None
     try:
-        value: int = Field(name, name, Kind.TIME).value_of(text)
+        value: int = Field(name, name, FieldKind.TIME).value_of(text)
     except InvalidField:
         return None
     return value
@@ -201,7 +201,7 @@ PAGES: Final = (
 )
 _PATH: Final = "/timers/{broker}/{timer_id}"
 ACTIONS: Final = (
-    Action(
+    PageAction(
         path=f"{_PATH}/cancel",
         method="POST",
         rest="/timers/{timer_id}:cancel",
@@ -213,7 +213,7 @@ ACTIONS: Final = (
         button=lambda _found, path: f"Cancel timer {path['timer_id']}",
         is_loss=True,
     ),
-    Action(
+    PageAction(
         path=f"{_PATH}/reschedule",
         method="POST",
         rest="/timers/{timer_id}:reschedule",
@@ -222,14 +222,14 @@ ACTIONS: Final = (
         about="Fill in one of the fields.",
         back=_PATH,
         fields=(
-            Field("dueAtMs", "New due time", Kind.TIME),
-            Field("delayMs", "Or from now, in ms", Kind.NUMBER),
+            Field("dueAtMs", "New due time", FieldKind.TIME),
+            Field("delayMs", "Or from now, in ms", FieldKind.NUMBER),
         ),
         rows=_timer_rows,
         button=lambda _found, path: f"Move timer {path['timer_id']}",
         has_dry_run=False,
     ),
-    Action(
+    PageAction(
         path=f"{_PATH}/fire",
         method="POST",
         rest="/timers/{timer_id}:fire",

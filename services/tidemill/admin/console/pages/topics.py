@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tidemill.admin.console.actions import Action, Rows
-from tidemill.admin.console.forms import Field, Kind
+from tidemill.admin.console.actions import PageAction, Rows
+from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import bytes_text, number_text
 from tidemill.admin.console.rest_calls import Document
@@ -87,17 +87,17 @@ def _settings(found: Document) -> Rows:
 
 
 SETTINGS: Final = (
-    Field("messageType", "Type", Kind.CHOICE, choices=("", *TYPES)),
-    Field("queues", "Queues", Kind.NUMBER, "1 to 1,024 per broker group."),
-    Field("retention.ms", "Retention in ms", Kind.NUMBER, "At least 60,000; -1 for ever."),
-    Field("retention.bytes", "Retention in bytes", Kind.NUMBER, "Per broker group."),
+    Field("messageType", "Type", FieldKind.CHOICE, choices=("", *TYPES)),
+    Field("queues", "Queues", FieldKind.NUMBER, "1 to 1,024 per broker group."),
+    Field("retention.ms", "Retention in ms", FieldKind.NUMBER, "At least 60,000; -1 for ever."),
+    Field("retention.bytes", "Retention in bytes", FieldKind.NUMBER, "Per broker group."),
 )
 PAGES: Final = (
     Page("/topics", "topics", load_topics),
     Page("/topics/{topic}", "topic", load_topic),
 )
 ACTIONS: Final = (
-    Action(
+    PageAction(
         path="/topics/{topic}/purge",
         method="POST",
         rest="/topics/{topic}:purge",
@@ -105,15 +105,15 @@ ACTIONS: Final = (
         about="Removes the messages of {topic}. Delayed messages stay and are delivered later.",
         back="/topics/{topic}",
         fields=(
-            Field("all", "All messages", Kind.FLAG, default="true"),
-            Field("beforeTimestampMs", "Or only those stored before", Kind.TIME),
-            Field("includeRetries", "Also those in retry topics", Kind.FLAG),
+            Field("all", "All messages", FieldKind.FLAG, default="true"),
+            Field("beforeTimestampMs", "Or only those stored before", FieldKind.TIME),
+            Field("includeRetries", "Also those in retry topics", FieldKind.FLAG),
         ),
         rows=_purged,
         button=_purge_button,
         is_loss=True,
     ),
-    Action(
+    PageAction(
         path="/topics/{topic}/delete",
         method="DELETE",
         rest="/topics/{topic}",
@@ -124,7 +124,7 @@ ACTIONS: Final = (
         button=_delete_button,
         is_loss=True,
     ),
-    Action(
+    PageAction(
         path="/topics/{topic}/set",
         method="PUT",
         rest="/topics/{topic}",
