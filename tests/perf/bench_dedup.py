@@ -2,8 +2,11 @@
 
 engine  CPU of a send without and with deduplication, of a repeat, and of keys that are over
 table   memory of known keys, the time to build their indexes at a start, and a sweep without work
+server  CPU of proxy and broker for a send to a running standalone, and for its repeat: the load
+        generator sends without waiting for answers, with the message id as the key
 
 python -m tests.perf.bench_dedup [--messages 100000] [--keys 1000000] [--rounds 3]
+    [--parts engine,table,server] [--sends 20000]
 """
 
 from __future__ import annotations
@@ -13,12 +16,17 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 from zlib import crc32
 
+from tests.perf.bench_end_to_end import Meter, build_load, run_load
+from tests.support.processes.processes import Standalone, standalone
 from tests.support.worlds.dedup_world import DedupWorld
 from tests.support.worlds.engine_world import blob
 from tidemill.broker.engine.dedup.key_table import KeyTable
@@ -30,6 +38,8 @@ BATCH: Final = 64  # messages of a round
 SIZE: Final = 1_024
 WINDOW_MS: Final = 120_000
 KINDS: Final = ("plain", "message_id", "property")
+SERVER_WINDOW_S: Final = 3_600  # No key is over during the measurement.
+EVERY: Final = "150us"  # between two sends
 
 
 def _messages(kind: str, count: int, first: int = 0) -> list[tuple[bytes, int]]:
@@ -99,17 +109,60 @@ def measure_table(count: int) -> dict[str, float]:
     }
 
 
+def measure_server(folder: Path, count: int, rounds: int) -> dict[str, float]:
+    """Return the CPU time of each kind of send in all processes of a standalone."""
+    load = build_load(folder)
+    used_us: dict[str, list[float]] = {kind: [] for kind in ("plain", "message_id", "repeat")}
+    with standalone(folder / "data") as server:
+        pids = {name: process.pid for name, process in server.processes.items()}
+        for number in range(-1, rounds):
+            for kind, values in used_us.items():
+                topic = f"{'plain' if kind == 'plain' else 'keyed'}{number}"
+                if kind != "repeat":
+                    window = "off" if kind == "plain" else f"{SERVER_WINDOW_S}s"
+                    _create_topic(server, topic, window)
+                meter = Meter(pids)
+                # The ids of the messages are the same in each run.
+                sent = run_load(
+                    load, "offer", server.grpc, topic=topic, messages=count, every=EVERY
+                )
+                assert sent["answers"] == {"OK": count}, sent
+                if number >= 0:  # The first round warms up.
+                    values.append(sum(meter.per_million(count).values()))
+    return {kind: statistics.median(values) for kind, values in used_us.items()}
+
+
+def _create_topic(server: Standalone, topic: str, window: str) -> None:
+    line = [sys.executable, "-m", "tidemill", "--admin", server.admin, "topic", "create", topic]
+    subprocess.run([*line, f"--dedup-window={window}"], check=True, stdout=subprocess.DEVNULL)
+
+
 def main() -> int:
     """Print the medians as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", default="engine,table,server")
+    parser.add_argument("--sends", type=int, default=20_000)
     options = parser.parse_args()
-    runs = [measure_engine(options.messages) for _ in range(options.rounds)]
-    engine = {name: round(statistics.median([run[name] for run in runs]), 2) for name in runs[0]}
-    table = {name: round(value, 2) for name, value in measure_table(options.keys).items()}
-    json.dump({"engine_us": engine, "table": table}, sys.stdout, indent=1)
+    parts, figures = options.parts.split(","), dict[str, dict[str, float]]()
+    if "engine" in parts:
+        runs = [measure_engine(options.messages) for _ in range(options.rounds)]
+        figures["engine_us"] = {
+            name: statistics.median([run[name] for run in runs]) for name in runs[0]
+        }
+    if "table" in parts:
+        figures["table"] = measure_table(options.keys)
+    if "server" in parts:
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            path = Path(folder).resolve()
+            figures["server_cpu_us"] = measure_server(path, options.sends, options.rounds)
+    rounded = {
+        part: {name: round(value, 2) for name, value in found.items()}
+        for part, found in figures.items()
+    }
+    json.dump(rounded, sys.stdout, indent=1)
     sys.stdout.write("\n")
     return 0
 
