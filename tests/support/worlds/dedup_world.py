@@ -73,6 +73,7 @@ class DedupWorld(TransactionWorld):
         due_at_ms: int | None = None,
         is_half: bool = False,
         is_ended: bool = True,
+        key_version: int = 0,
     ) -> FirstMessage:
         """Send a message, and return its answer; raise RepeatedSend for a repeat."""
         self.note_round()
@@ -92,6 +93,7 @@ class DedupWorld(TransactionWorld):
                 now_ms=self.wall_ms,
                 firing_ms=self.now_ms,
                 sender=HalfSender(SENDER) if is_half else None,
+                key_version=key_version,
             )
         finally:
             if is_ended:

@@ -263,7 +263,9 @@ class MemoryEngine:
         now_ms: int,
         firing_ms: int,
         sender: HalfSender | None = None,
+        key_version: int = 0,
     ) -> Sent:
+        assert not key_version, "its topics have no dedup keys"
         topic = self._topic(topic_id)
         if topic.is_system:
             raise Forbidden("a topic of the broker's own")

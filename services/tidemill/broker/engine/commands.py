@@ -107,13 +107,15 @@ class Commands:
         firing_ms: int,
         delay_ms: int | None = None,
         sender: HalfSender | None = None,
+        key_version: int = 0,
     ) -> Sent:
         """Store a message. Keep a message of type DELAY until its due time.
 
         The due time is `delay_ms` from now, or the one in the message. A message that is already
         due is stored at once. A message of type TRANSACTION needs its `sender`, and becomes a half
         message; the result is its half id and 0. On a topic with deduplication, the time of the
-        round must be noted before (`Deduplication.note_time`).
+        round must be noted before (`Deduplication.note_time`). `key_version` is that of
+        `Deduplication.admit`.
 
         Raises RepeatedSend if nothing is stored, because the message repeats a dedup key.
         Raises TopicNotFound, Forbidden, BadRequest, MessageCorrupted, MessageBodyTooLarge,
@@ -129,6 +131,7 @@ class Commands:
             firing_ms=firing_ms,
             delay_ms=delay_ms,
             sender=sender,
+            key_version=key_version,
         )
         if isinstance(sent, RepeatedSend):
             raise sent
@@ -145,6 +148,7 @@ class Commands:
         firing_ms: int,
         delay_ms: int | None = None,
         sender: HalfSender | None = None,
+        key_version: int = 0,
     ) -> Sent | RepeatedSend:
         """Do as `send`, but return RepeatedSend: frames may have many repeats.
 
@@ -153,7 +157,7 @@ class Commands:
         queues = self._catalog.open_queues.get(topic_id)
         if queues is None:
             raise self._no_such_topic(topic_id)
-        if self._catalog.is_draining:
+        if self._catalog.is_draining and not self._deduplication.has_known_key(topic_id, blob):
             raise self._draining()
         if queue_id >= len(queues):
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
@@ -165,7 +169,9 @@ class Commands:
             raise _damaged()
         if topic_id in self._key_tables:
             topic = self._catalog.topics[topic_id]
-            keyed = self._deduplication.admit(topic, blob, firing_ms=firing_ms)
+            keyed = self._deduplication.admit(
+                topic, blob, firing_ms=firing_ms, key_version=key_version
+            )
             if isinstance(keyed, DedupKey) and blob[_TYPE_AT] <= _FIFO:
                 queue_offset = queues[queue_id].max_offset
                 self._fold.append_keyed(

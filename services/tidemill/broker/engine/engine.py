@@ -24,6 +24,7 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.configuration.broker_groups import BrokerGroups
 from tidemill.broker.engine.configuration.following import Following
+from tidemill.broker.engine.configuration.key_spreads import KeySpreads
 from tidemill.broker.engine.configuration.purge import Purge
 from tidemill.broker.engine.configuration.security import SecurityAdministration
 from tidemill.broker.engine.dedup.deduplication import Deduplication
@@ -163,6 +164,7 @@ class Engine:
         self.security = SecurityAdministration(
             self.catalog, self.administration, groups_below=self._groups_below
         )
+        self.key_spreads = KeySpreads(self.catalog, self.administration, self.key_tables)
         self.following = Following(
             self.catalog,
             self.administration,
@@ -387,6 +389,7 @@ class Engine:
                     break
         yield from self.half_checks.due_slices(now_ms, due_ms=expiry_ms)
         has_more |= self.deduplication.sweep()
+        has_more |= self.key_spreads.run_due(now_ms)
         yield
         has_timers = yield from self.timers.due_slices(now_ms, firing_ms=firing_ms)
         return has_timers or has_more
@@ -412,7 +415,7 @@ class Engine:
             check_ms += now_ms - expiry_ms
         keys_ms = self.deduplication.next_due_ms(now_ms)
         timers_ms = self.timers.next_due_ms(now_ms, firing_ms=firing_ms)
-        dues = (revive_ms, check_ms, keys_ms, timers_ms)
+        dues = (revive_ms, check_ms, keys_ms, self.key_spreads.next_due_ms(now_ms), timers_ms)
         return min((due for due in dues if due is not None), default=None)
 
     def take_ready(self) -> tuple[set[TopicId], set[tuple[GroupId, TopicId]]]:
@@ -463,6 +466,7 @@ class Engine:
             self.commit(now_ms)
         self.key_tables.settle()
         self.key_tables.clock.restart()
+        self.key_spreads.take_over()
         self.consumption.reviver.take_over()
         self.half_checks.take_over(now_ms)
         if not self.catalog.handle_secret:

@@ -13,6 +13,7 @@ from tidemill.common.metrics import Registry, full_parts
 
 HIT_REASONS: Final = ("committed", "in_flight")
 REJECTION_REASONS: Final = ("memory", "version")
+LOOKUP_RESULTS: Final = ("known", "unknown")
 
 
 @final
@@ -35,7 +36,7 @@ class DedupMetrics:
         yield from self._by_reason(
             "rocketmq_dedup_rejected_total",
             "Rejected messages with a dedup key. memory: a new key, without memory for it. version:"
-            " the sender did not know the owner of the key.",
+            " the sender has another list of owners than the broker group.",
             REJECTION_REASONS,
             deduplication.rejected,
         )
@@ -56,6 +57,15 @@ class DedupMetrics:
                 family.add_metric((topic,), counts.get(topic_id, 0))
                 yield from full_parts(family)
             yield family
+        lookups = CounterMetricFamily(
+            "rocketmq_dedup_lookup_total",
+            "Lookups of dedup keys at this broker group, which owned them before a spread. unknown:"
+            " the new owner stores the message.",
+            labels=("result",),
+        )
+        for result in LOOKUP_RESULTS:
+            lookups.add_metric((result,), deduplication.lookups.get(result, 0))
+        yield lookups
         keys = GaugeMetricFamily("rocketmq_dedup_keys", "Known dedup keys.", labels=("topic",))
         memory = GaugeMetricFamily(
             "rocketmq_dedup_memory_bytes", "Memory of the known dedup keys.", labels=("topic",)

@@ -280,15 +280,16 @@ class Administration:
     def _check_levels(self, topic: Topic) -> None:
         """Raise Conflict if a topic has a setting that a broker group cannot know yet."""
         if topic.retention != BROKER_DEFAULT:
-            self._check_level("a retention of a topic", RETENTION_LEVEL)
+            self.check_level("a retention of a topic", RETENTION_LEVEL)
         if topic.transaction != DEFAULT_POLICY:
-            self._check_level("a transaction policy of a topic", TRANSACTION_LEVEL)
+            self.check_level("a transaction policy of a topic", TRANSACTION_LEVEL)
         if topic.dedup is not None:
-            self._check_level("a deduplication of a topic", DEDUP_LEVEL)
+            self.check_level("a deduplication of a topic", DEDUP_LEVEL)
         if topic.type is TopicType.PRIORITY:
-            self._check_level("a topic of type PRIORITY", PRIORITY_LEVEL)
+            self.check_level("a topic of type PRIORITY", PRIORITY_LEVEL)
 
-    def _check_level(self, setting: str, level: int) -> None:
+    def check_level(self, setting: str, level: int) -> None:
+        """Raise Conflict if a broker group of the cluster is below a feature level."""
         behind = self._groups_below(level)
         if behind:
             raise Conflict(
@@ -443,7 +444,7 @@ class Administration:
         if old == group:
             return group
         if group.priority_factor != FACTOR_DEFAULT:
-            self._check_level("a priority factor of a consumer group", PRIORITY_LEVEL)
+            self.check_level("a priority factor of a consumer group", PRIORITY_LEVEL)
         group = replace(group, version=group.version + 1)
         if not is_dry:
             self._put(group_item(group), now_ms)

@@ -152,15 +152,16 @@ class BrokerGroups:
         placed = [
             topic
             for topic in self._catalog.topics.values()
-            if any(place == name for place, _ in topic.placements) or name in topic.placement.groups
+            if any(place == name for place, _ in topic.placements)
+            or name in topic.placement.groups + topic.placement.before
         ]
         for n, topic in enumerate(placed, 1):
             placements = redistribute(topic.placements, name, others)
             moved = replace(topic, version=topic.version + 1, placements=placements)
-            if name in topic.placement.groups:
-                owners = tuple(one for one in topic.placement.groups if one != name)
-                placement = KeyPlacement(groups=owners, version=moved.version)
-                moved = replace(moved, placement=placement)
+            known = topic.placement
+            if name in known.groups + known.before:
+                # Its keys are over, so the others do not look them up.
+                moved = replace(moved, placement=_without(known, name, moved.version))
             self._administration.record(topic_item(moved), now_ms)
             if n % TOPICS_A_SLICE == 0:
                 yield
@@ -199,3 +200,19 @@ class BrokerGroups:
 
     def _record_home(self, home: Home, now_ms: int) -> None:
         self._administration.record(home_item(home), now_ms)
+
+
+def _without(placement: KeyPlacement, name: str, version: int) -> KeyPlacement:
+    """Return a list of key owners without a broker group, with this version if the owners change.
+
+    The keys of the broker group are over, so the others look none of them up.
+    """
+    owners, before = (
+        tuple(one for one in groups if one != name)
+        for groups in (placement.groups, placement.before)
+    )
+    if set(owners) == set(before):
+        before = ()  # No key moves.
+    if owners == placement.groups:
+        version = placement.version
+    return KeyPlacement(groups=owners, version=version, before=before)

@@ -134,9 +134,13 @@ class Following:
         *,
         deleted_topic_ids: Iterable[int],
         deleted_group_ids: Iterable[int],
+        is_restored: bool = False,
         now_ms: int,
     ) -> Iterator[None]:
-        """Apply changes of the home; ids are the home's."""
+        """Apply changes of the home; ids are the home's.
+
+        `is_restored`: the home was restored from a backup, so its versions may be lower.
+        """
         changes = [
             *((self._delete_topic, id_) for id_ in deleted_topic_ids),
             *((self._delete_group, id_) for id_ in deleted_group_ids),
@@ -147,7 +151,7 @@ class Following:
             if n % CHANGES_A_SLICE == 0:
                 yield
         for n, topic in enumerate(topics, 1):
-            self._put_topic(topic, now_ms)
+            self._put_topic(topic, now_ms, is_restored=is_restored)
             if n % CHANGES_A_SLICE == 0:
                 yield
         for n, group in enumerate(groups, 1):
@@ -155,7 +159,7 @@ class Following:
             if n % CHANGES_A_SLICE == 0:
                 yield
 
-    def _put_topic(self, homes: Topic, now_ms: int) -> None:
+    def _put_topic(self, homes: Topic, now_ms: int, *, is_restored: bool) -> None:
         catalog = self._catalog
         known = catalog.topics.get(catalog.topic_ids_at_home.get(homes.id, TopicId(0)))
         # A home that was restored from a backup assigns ids and names a second time.
@@ -173,6 +177,11 @@ class Following:
             topic = replace(topic, transaction=DEFAULT_POLICY)
         if catalog.feature_level < DEDUP_LEVEL:
             topic = replace(topic, dedup=None, placement=NO_PLACEMENT)
+        own = catalog.topics.get(own_id)
+        is_fenced = own is not None and own.placement.version > topic.version
+        if own is not None and is_fenced and topic.dedup is not None and not is_restored:
+            # Invariant: no older frame of the home undoes a fence that a proxy has relied on.
+            topic = replace(topic, placement=own.placement)
         if self._catalog.topics.get(own_id) != topic:
             self._administration.record(topic_item(topic), now_ms)
 

@@ -7,6 +7,7 @@ the first message is committed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple, final
 
@@ -62,6 +63,13 @@ class RepeatedSend(Exception):
         return f"the dedup key is that of the message {self.first.message_id!r}"
 
 
+class KeyLookup(NamedTuple):
+    """The answer of an old owner about a key. Without the other two, the key is unknown."""
+
+    repeat: RepeatedSend | None = None
+    is_replaceable: bool = False  # a message with this key replaces a pending one
+
+
 class KeyedSend(NamedTuple):
     """A message that is stored with its dedup key."""
 
@@ -98,6 +106,7 @@ class Deduplication:
         self.rejected: Counter[tuple[TopicId, str]] = Counter()  # "memory", "version"
         self.replaced: Counter[TopicId] = Counter()
         self.mismatches: Counter[TopicId] = Counter()
+        self.lookups: Counter[str] = Counter()  # "known", "unknown"
 
     def note_time(self, now_ms: int, monotonic_ms: int) -> None:
         """Note the time of a round, before its commands."""
@@ -121,11 +130,12 @@ class Deduplication:
         return self.find_known(topic_id, policy, hash_) is not None
 
     def admit(
-        self, topic: Topic, blob: bytes, *, firing_ms: int
+        self, topic: Topic, blob: bytes, *, firing_ms: int, key_version: int = 0
     ) -> DedupKey | KeyedSend | RepeatedSend | None:
         """Return the key with which a message is stored; None if it has none.
 
-        It is one flat function because every keyed send calls it.
+        `key_version` is the version of the list with which the sender has looked up the key at its
+        old owner, where it is unknown. It is one flat function because every keyed send calls it.
 
         Raises Overloaded, KeyOwnerChanged, IllegalPropertyKey, MessageCorrupted.
         """
@@ -143,8 +153,6 @@ class Deduplication:
         else:
             check_key(key)
         topic_id, tables = topic.id, self.tables
-        if not group:
-            self._check_owner(topic, key)
         table, now_ms = tables.tables[topic_id], tables.clock.now_ms
         hash_ = self.hash_of(topic_id, group, key)
         row = table.find(hash_)
@@ -155,14 +163,18 @@ class Deduplication:
             assert policy.max_wait_ms is not None, "checked with the mode"
             due_max_ms = firing_ms + policy.max_wait_ms
         taken_at_ms, replaced = now_ms, None
-        if row is None:
-            if policy.memory_bytes is None and self._rest_bytes >= KEY_BYTES:
+        if row is None or not table.is_known(row, now_ms=now_ms, window_ms=policy.window_ms):
+            if not group:
+                self._check_owner(topic, key, key_version)
+            if row is not None:
+                pass  # Its row has room for the new message.
+            elif policy.memory_bytes is None and self._rest_bytes >= KEY_BYTES:
                 self._rest_bytes -= KEY_BYTES
             else:
                 self._check_memory(topic, policy, table)
-        elif table.is_known(row, now_ms=now_ms, window_ms=policy.window_ms):
+        else:
             if row.pin <= 0 or due_max_ms is None or blob[_TYPE_AT] == _TRANSACTION:
-                return self._repeated(topic_id, row, fields)
+                return self._repeated(topic_id, row, body_crc, message_id.decode())
             self.replaced[topic_id] += 1
             # `maxWaitMs` counts from the first schedule.
             taken_at_ms, replaced = row.taken_at_ms, TimerId(row.pin - 1)
@@ -186,13 +198,48 @@ class Deduplication:
             return None  # Only intact properties are left, or the setting has changed.
         if key is None:
             return None
-        hash_ = self.hash_of(topic.id, fields.message_group, key)
+        group = fields.message_group
+        if not group and self._owner_of(topic.placement.groups, key) != self._catalog.broker_name:
+            return None  # The owner may have stored another message with it.
+        hash_ = self.hash_of(topic.id, group, key)
         if self.find_known(topic.id, topic.dedup, hash_) is not None:
             raise Conflict(
                 f"another message of topic {topic.name} has the dedup key of this one; free the"
                 f" key first: tidemill dedup-key delete"
             )
         return DedupKey(hash_, fields.body_crc, self.tables.clock.now_ms, key[:KEY_BYTES_MAX])
+
+    def look_up(self, topic: Topic, key: bytes, body_crc: int, *, version: int) -> KeyLookup:
+        """Look up a key without a message group for a proxy that has the list `version`.
+
+        A key that is unknown here is never taken here by this list, because the new owner may take
+        it from now on. Raises KeyOwnerChanged if the list here has another version.
+        """
+        policy = self._checked_policy(topic, version)
+        row = self.find_known(topic.id, policy, self.hash_of(topic.id, b"", key))
+        self.lookups["unknown" if row is None else "known"] += 1
+        if row is None:
+            return KeyLookup()
+        if row.pin > 0 and policy.mode is _REPLACE:
+            return KeyLookup(is_replaceable=True)
+        return KeyLookup(self._repeated(topic.id, row, body_crc, ""))
+
+    def look_up_message(self, topic: Topic, blob: bytes, *, version: int) -> bool:
+        """Whether the key of a message is known here; else as `look_up`."""
+        self._checked_policy(topic, version)
+        is_known = self.has_known_key(topic.id, blob)
+        self.lookups["known" if is_known else "unknown"] += 1
+        return is_known
+
+    def _checked_policy(self, topic: Topic, version: int) -> DedupPolicy:
+        """Return the deduplication of a topic. Raises KeyOwnerChanged for another list."""
+        if topic.dedup is None or topic.placement.version != version:
+            raise KeyOwnerChanged(
+                f"the list of key owners of topic {topic.name} has version"
+                f" {topic.placement.version} at {self._catalog.broker_name}, not {version}; send"
+                f" the message again"
+            )
+        return topic.dedup
 
     def due_max_ms(self, topic: Topic, half_id: HalfId, firing_ms: int) -> int | None:
         """Return the latest due time of an open half message; None if it has no limit.
@@ -242,32 +289,46 @@ class Deduplication:
         self._hashers[topic_id] = hasher
         return hasher
 
-    def _check_owner(self, topic: Topic, key: bytes) -> None:
-        """Raise KeyOwnerChanged if another broker group owns a key.
+    def _owner_of(self, groups: Sequence[str], key: bytes) -> str:
+        """Return the owner of a key without a message group by a list of owners."""
+        if groups:
+            return groups[0] if len(groups) == 1 else owner_of_key(key, groups)
+        home = self._catalog.membership.home
+        return self._catalog.broker_name if home is None else home.name
+
+    def _check_owner(self, topic: Topic, key: bytes, key_version: int) -> None:
+        """Raise KeyOwnerChanged unless this broker group may take a key that it does not know.
 
         The sender does not know the deduplication of the topic yet, or has an old list.
         """
-        groups, home = topic.placement.groups, self._catalog.membership.home
-        if groups:
-            owner = groups[0] if len(groups) == 1 else owner_of_key(key, groups)
-        elif home is None:
-            return  # There is no other broker group.
-        else:
-            owner = home.name
-        if owner != self._catalog.broker_name:
+        placement, own_name = topic.placement, self._catalog.broker_name
+        owner = self._owner_of(placement.groups, key)
+        if owner != own_name:
             self.rejected[topic.id, "version"] += 1
             raise KeyOwnerChanged(
                 f"the broker group {owner} owns the dedup key of this message, and the sender does"
                 f" not know that yet; send it again"
             )
+        if placement.before and key_version != placement.version:
+            old_owner = self._owner_of(placement.before, key)
+            if old_owner != own_name:
+                self.rejected[topic.id, "version"] += 1
+                raise KeyOwnerChanged(
+                    f"the broker group {old_owner} owned the dedup key of this message and may know"
+                    f" it, and the sender has not looked it up there with list"
+                    f" {placement.version}; send it again"
+                )
 
-    def _repeated(self, topic_id: TopicId, row: KeyRow, fields: KeyFields) -> RepeatedSend:
+    def _repeated(
+        self, topic_id: TopicId, row: KeyRow, body_crc: int, message_id: str
+    ) -> RepeatedSend:
+        """Count a repeat; `message_id` is its own."""
         is_committed = row.log_offset < self._log.committed_offset
         self.hits[topic_id, "committed" if is_committed else "in_flight"] += 1
-        is_mismatch = fields.body_crc != row.body_crc
+        is_mismatch = body_crc != row.body_crc
         if is_mismatch:
             self.mismatches[topic_id] += 1
-        first = self._firsts.find(row) or FirstMessage(fields.message_id.decode(), 0, 0, 0)
+        first = self._firsts.find(row) or FirstMessage(message_id, 0, 0, 0)
         return RepeatedSend(first, is_mismatch=is_mismatch)
 
     def _check_memory(self, topic: Topic, policy: DedupPolicy, table: KeyTable) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tidemill.broker.engine.dedup.row_blocks import BLOCK_ROWS, BLOCK_SHIFT, NEVER_MS, RowBlocks
 from tidemill.broker.engine.dedup.row_index import MARK_SIZE, PART_BYTES, ROW_BYTES, RowIndex
-from tidemill.broker.engine.layout.dedup import NO_PIN, ROW_SIZE, KeyRow
+from tidemill.broker.engine.layout.dedup import NO_PIN, ROW_SIZE, KeyRow, taken_at_ms
 from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
 
 # An odd number whose products spread consecutive pins over all parts.
@@ -84,6 +84,11 @@ class KeyTable:
     def rows_of(self, block_number: int) -> np.ndarray:
         """Return a copy of the rows of a block; rows may move to other blocks afterwards."""
         return self._rows.columns(block_number)
+
+    def has_old_pin(self, block_number: int, until_ms: int) -> bool:
+        """Whether a row of a block has a pin and was taken at `until_ms` or before."""
+        rows = self._rows.columns(block_number)
+        return bool(((rows["pin"] != NO_PIN) & (taken_at_ms(rows) <= until_ms)).any())
 
     def newest_ms(self) -> int | None:
         """Return when the newest key was taken; None: there is none."""

@@ -55,6 +55,7 @@ class KeyTables:
         # Rows before the first log offset are stated at the second one or behind it.
         self.stated_before: tuple[int, int] = 0, 0
         self.may_have_rows = False  # a sweep that finds none resets it
+        self.open_spreads: dict[TopicId, None] = {}  # topics whose keys move to other owners
 
     @property
     def memory_bytes(self) -> int:
@@ -180,9 +181,12 @@ class KeyTables:
 
     def apply_topic(self, topic: Topic, item: dict[str, Any], stored_at_ms: int) -> None:
         """Apply the record of a topic, whose item has times by the clock of keys."""
+        self.open_spreads.pop(topic.id, None)
         if topic.dedup is None:
             self.tables.pop(topic.id, None)
             return
+        if topic.placement.before:
+            self.open_spreads[topic.id] = None
         table = self.tables.get(topic.id)
         if table is None:
             table = self.tables[topic.id] = KeyTable(topic.id)
@@ -194,9 +198,12 @@ class KeyTables:
     def forget_topic(self, topic_id: TopicId) -> None:
         """Forget the keys of a deleted topic."""
         self.tables.pop(topic_id, None)
+        self.open_spreads.pop(topic_id, None)
 
     def settle(self) -> None:
-        """Drop the tables of topics without deduplication: the catalog is complete."""
+        """Keep tables only of topics with deduplication: the catalog is complete."""
+        topics = self._catalog.topics
+        self.open_spreads = {id_: None for id_, one in topics.items() if one.placement.before}
         for topic_id in [id_ for id_ in self.tables if self.policy_of(id_) is None]:
             del self.tables[topic_id]
         for topic in self._catalog.topics.values():

@@ -112,6 +112,8 @@ class KeyPlacement:
 
     groups: tuple[str, ...] = ()  # empty: only the home
     version: int = 0  # a higher version replaces a lower one
+    # While a spread is open: the owners before it, which may know keys that they no longer own.
+    before: tuple[str, ...] = ()
 
 
 NO_DEDUP_CHANGE: Final = DedupChange()
@@ -136,7 +138,10 @@ def decode_dedup(item: dict[str, Any] | None) -> DedupPolicy | None:
 
 def placement_item(placement: KeyPlacement) -> dict[str, Any]:
     """Return the placement as a field of a configuration item."""
-    return {"groups": list(placement.groups), "version": placement.version}
+    item: dict[str, Any] = {"groups": list(placement.groups), "version": placement.version}
+    if placement.before:
+        item["before"] = list(placement.before)
+    return item
 
 
 def decode_placement(item: dict[str, Any] | None) -> KeyPlacement:
@@ -144,6 +149,7 @@ def decode_placement(item: dict[str, Any] | None) -> KeyPlacement:
     if item is None:
         return NO_PLACEMENT
     try:
-        return KeyPlacement(**{**item, "groups": tuple(item["groups"])})
+        lists = {"groups": tuple(item["groups"]), "before": tuple(item.get("before", ()))}
+        return KeyPlacement(**{**item, **lists})
     except (TypeError, KeyError):
         raise UnknownRecord(f"placement of a topic: {item}") from None

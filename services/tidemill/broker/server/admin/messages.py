@@ -24,6 +24,7 @@ from tidemill.broker.server.wire import config_frames
 from tidemill.broker.server.wire.audit_facts import CREATE, audited
 from tidemill.common.errors import (
     BadRequest,
+    DedupKeyNotFound,
     IllegalOffset,
     MessageCorrupted,
     NotMaster,
@@ -85,6 +86,8 @@ class MessageAdmin:
                 )
             with audited(engine, request, after={"createdByUse": True}, action=CREATE):
                 topic = use_topic(engine, request.topic, turn.now_ms)
+            if request.HasField("lookup"):
+                _look_up(engine, topic, request, turn.now_ms)
             check_type(required, topic.name, pb.TopicType.ValueType(topic.type))
             if topic.type is TopicType.PRIORITY:
                 queue_id = level_of(priority or 0, queues=topic.queues)
@@ -101,6 +104,7 @@ class MessageAdmin:
                         now_ms=turn.now_ms,
                         firing_ms=turn.firing_ms,
                         delay_ms=request.delay_ms if has_delay else None,
+                        key_version=request.key_version,
                     )
                 except RepeatedSend as repeat:
                     return pb.StoreMessageReply(
@@ -188,6 +192,19 @@ class MessageAdmin:
         if message_group:
             return queue_of_message_group(message_group, queues=topic.queues)
         return self._queues.choose_queue(topic.queues)
+
+
+def _look_up(engine: Engine, topic: Topic, request: pb.StoreMessageRequest, now_ms: int) -> None:
+    """Raise DedupKeyNotFound if the key of a message is unknown at its old owner.
+
+    Raises KeyOwnerChanged if the sender has an old list.
+    """
+    placement = config_frames.read_key_placement(request.lookup)
+    topic = engine.key_spreads.fence(topic, placement, now_ms)
+    if not engine.deduplication.look_up_message(topic, request.blob, version=placement.version):
+        raise DedupKeyNotFound(
+            f"the old owner {engine.catalog.broker_name} does not know the dedup key"
+        )
 
 
 def _message_group_of(blob: bytes, fields: stored_message.StoredMessage) -> str:

@@ -17,7 +17,14 @@ from tidemill.broker.server.admin.lookup import (
 )
 from tidemill.broker.server.round.rpc import in_round, read_in_round, slices_in_round
 from tidemill.broker.server.wire import config_frames, config_log
-from tidemill.broker.server.wire.audit_facts import CREATE, UPDATE, audited, change_of, topic_facts
+from tidemill.broker.server.wire.audit_facts import (
+    CREATE,
+    UPDATE,
+    audited,
+    change_of,
+    key_owner_facts,
+    topic_facts,
+)
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, check_own_topic
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -106,6 +113,24 @@ class TopicAdmin:
             )
 
         return await in_round(self._rounds, put)
+
+    async def SpreadTopic(self, request: pb.SpreadTopicRequest) -> pb.SpreadTopicReply:
+        """Make all active broker groups owners of the dedup keys of a topic."""
+
+        def spread(engine: Engine, turn: Turn) -> pb.SpreadTopicReply:
+            before = find_topic(engine, request.name)
+            spreads = engine.key_spreads
+            topic = spreads.spread(request.name, is_dry=True, now_ms=turn.now_ms)
+            if not request.dry_run and topic != before:
+                facts = key_owner_facts(before), key_owner_facts(topic)
+                with audited(engine, request, before=facts[0], after=facts[1], action=UPDATE):
+                    topic = spreads.spread(request.name, is_dry=False, now_ms=turn.now_ms)
+                config_log.keys_spread(topic, by=request.requested_by)
+            return pb.SpreadTopicReply(
+                topic=config_frames.topic_config(topic), before=config_frames.topic_config(before)
+            )
+
+        return await in_round(self._rounds, spread)
 
     async def DeleteTopic(self, request: pb.DeleteTopicRequest) -> pb.DeleteTopicReply:
         """Delete a topic with its messages; a dry run only counts them."""

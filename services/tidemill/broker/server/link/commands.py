@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from tidemill.broker.engine.dedup.deduplication import RepeatedSend
+from tidemill.broker.engine.dedup.deduplication import KeyLookup, RepeatedSend
 from tidemill.broker.engine.layout.numbers import (
     DeliverySlot,
     GroupId,
@@ -31,9 +31,9 @@ from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
 from tidemill.broker.engine.transaction.transactions import HalfSender
 from tidemill.broker.server.link.pops import NOTIFICATION, POP
 from tidemill.broker.server.round.long_polling import NotificationPoll, PopPoll
-from tidemill.broker.server.wire import config_log
+from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.broker.server.wire.filters import find_filter
-from tidemill.common.errors import IllegalFilter, ServiceError
+from tidemill.common.errors import BadRequest, IllegalFilter, ServiceError, TopicNotFound
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -163,7 +163,14 @@ def repeated_key(repeat: RepeatedSend, request_id: int = 0) -> pb.RepeatedKey:
 
 
 def _append_columns(appends: pb.AppendBatch) -> tuple[Any, ...]:
-    return (appends.request_ids, appends.topic_ids, appends.queue_ids, appends.crcs, appends.blobs)
+    return (
+        appends.request_ids,
+        appends.topic_ids,
+        appends.queue_ids,
+        appends.crcs,
+        appends.blobs,
+        appends.key_versions or [0] * len(appends.request_ids),
+    )
 
 
 def _apply_appends(
@@ -175,7 +182,7 @@ def _apply_appends(
     send = turn.engine.commands.send_unless_repeated
     now_ms, firing_ms = turn.now_ms, turn.firing_ms
     rows = zip(*_append_columns(appends), strict=True)
-    for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
+    for n, (request_id, topic_id, queue_id, crc, blob, key_version) in enumerate(rows, 1):
         # A message with a known dedup key is found by its key, also long after.
         if request_id in repeated_ids and not has_known_key(topic_id, blob):
             yield  # The search below takes a slice.
@@ -188,7 +195,15 @@ def _apply_appends(
                 results.append((request_id, known, 0, None))
                 continue
         try:
-            sent = send(topic_id, queue_id, blob, crc, now_ms=now_ms, firing_ms=firing_ms)
+            sent = send(
+                topic_id,
+                queue_id,
+                blob,
+                crc,
+                now_ms=now_ms,
+                firing_ms=firing_ms,
+                key_version=key_version,
+            )
         except ServiceError as error:
             failures.append((request_id, error))
         else:
@@ -502,6 +517,7 @@ def _send_half(request: pb.HalfRequest, turn: Turn) -> int | RepeatedSend:
         now_ms=turn.now_ms,
         firing_ms=turn.firing_ms,
         sender=sender,
+        key_version=request.key_version,
     )
     return sent if isinstance(sent, RepeatedSend) else sent[0]
 
@@ -526,6 +542,31 @@ def _end_transaction(request: pb.EndTransactionRequest, turn: Turn) -> None:
             transactions.roll_back(half_id, topic_id=topic_id, now_ms=turn.now_ms)
         case _:
             transactions.note_unsure(half_id, topic_id=topic_id)
+
+
+# ---------------------------------------------------------------- dedup keys
+
+
+def _look_up_key(request: pb.KeyLookup, turn: Turn) -> KeyLookup:
+    engine = turn.engine
+    if not request.key:
+        raise BadRequest("a lookup has a key")
+    topic = engine.catalog.topics.get(TopicId(request.topic_id))
+    if topic is None:
+        raise TopicNotFound("the topic was deleted; query its route again")
+    placement = config_frames.read_key_placement(request.placement)
+    topic = engine.key_spreads.fence(topic, placement, turn.now_ms)
+    return engine.deduplication.look_up(
+        topic, request.key, request.body_crc, version=placement.version
+    )
+
+
+def _add_key_lookup(frame: pb.ReplyFrame, request_id: int, result: KeyLookup) -> None:
+    reply = frame.key_lookups.add(request_id=request_id, is_replaceable=result.is_replaceable)
+    if result.repeat is not None:
+        first = result.repeat.first
+        reply.repeat.CopyFrom(repeated_key(result.repeat, request_id))
+        reply.queue_offset, reply.due_at_ms = first.queue_offset, first.due_at_ms
 
 
 # ---------------------------------------------------------------- the table
@@ -591,6 +632,9 @@ END_TRANSACTION: Final = _one_by_one(
     _end_transaction,
     lambda frame, request_id, _: frame.ended_transactions.append(request_id),
 )
+LOOK_UP_KEY: Final = _one_by_one(
+    "look_up_key", "key_lookups", "key_lookups", _look_up_key, _add_key_lookup
+)
 _POP_ROW: Final = BrokerCommand(
     name=POP,
     request_field="pops",
@@ -620,6 +664,7 @@ COMMANDS: Final = (
     CANCEL_TIMER,
     HALF,
     END_TRANSACTION,
+    LOOK_UP_KEY,
     FOUND,
     _POP_ROW,
     _NOTIFICATION_ROW,

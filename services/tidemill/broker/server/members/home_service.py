@@ -78,11 +78,15 @@ class BrokerHomeService:
             is_new = before is not None and before.life != frame.life
             if before is not None and is_new and any(each.is_complete for each in frame.configs):
                 is_restored = config_log.home_restored(before, frame, engine, is_older=is_older)
-            done = yield from follow(frame, engine, turn, copy)
+            done = yield from follow(frame, engine, turn, copy, is_restored=is_restored)
             if before is not None and is_new:
                 self._replaced.append(before.life)
             engine.following.restored_count += is_restored
             self._sequence = frame.sequence
+            done.ended_spreads.extend(
+                pb.EndedSpread(topic_id=topic_id, version=version)
+                for topic_id, version in engine.key_spreads.take_ended()
+            )
             if frame.count_stocks:
                 stocks = yield from self._stocks.count(engine, turn.monotonic_ms)
                 done.stocks.extend(self._stocks.page(stocks))
@@ -185,9 +189,9 @@ def _rejection(error: ServiceError, **fields: Unpack[_RejectionFields]) -> pb.Fo
 
 
 def follow(
-    frame: pb.FollowFrame, engine: Engine, turn: Turn, copy: TableCopy
+    frame: pb.FollowFrame, engine: Engine, turn: Turn, copy: TableCopy, *, is_restored: bool = False
 ) -> Generator[None, None, pb.FollowReply]:
-    """Apply one frame. Raises Forbidden, Conflict, BadRequest."""
+    """Apply one frame of a home, which may be restored. Raises Forbidden, Conflict, BadRequest."""
     following, catalog = engine.following, engine.catalog
     own_name = catalog.broker_name
     if frame.member.name != own_name:
@@ -229,6 +233,7 @@ def follow(
             (config_frames.read_group(group) for group in config.groups),
             deleted_topic_ids=deleted_topics,
             deleted_group_ids=deleted_groups,
+            is_restored=is_restored,
             now_ms=turn.now_ms,
         )
         yield from copy.apply(config, engine, turn)

@@ -186,6 +186,8 @@ class MemberConnection:
         self._note_level(read_level(reply.feature_level))
         if reply.begun:
             await self._note_begun(reply)
+        if reply.ended_spreads:
+            await self._note_ended_spreads(reply)
         return reply
 
     def _note_level(self, level: int) -> None:
@@ -205,6 +207,13 @@ class MemberConnection:
             yield from engine.following.note_begun(begun, turn.now_ms)
 
         await self._rounds.call_slices(note)
+
+    async def _note_ended_spreads(self, reply: pb.FollowReply) -> None:
+        """Close the spreads of dedup keys whose older keys are over at all old owners."""
+        ended = [(each.topic_id, each.version) for each in reply.ended_spreads]
+        await self._rounds.call(
+            lambda engine, turn: engine.key_spreads.note_ended(self.group.name, ended, turn.now_ms)
+        )
 
     def _note_older(self, heard: pb.HomeProcess) -> None:
         """Note that our log is older than the log that the member has followed."""

@@ -131,6 +131,12 @@ def topic_facts(topic: Topic | None) -> dict[str, Any]:
     return facts
 
 
+def key_owner_facts(topic: Topic) -> dict[str, Any]:
+    """Return the owners of the dedup keys of a topic."""
+    placement = topic.placement
+    return {"keyOwners": list(placement.groups), "keyOwnersVersion": placement.version}
+
+
 def group_facts(group: ConsumerGroup | None) -> dict[str, Any]:
     """Return the settings of a consumer group; nothing for a missing one."""
     if group is None:

@@ -72,11 +72,22 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
         retention=_retention(topic.retention) if topic.retention != BROKER_DEFAULT else None,
         transaction=_policy(topic.transaction) if topic.transaction != DEFAULT_POLICY else None,
         dedup=_dedup(topic.dedup) if topic.dedup is not None else None,
-        placement=(
-            pb.KeyPlacement(broker_groups=topic.placement.groups, version=topic.placement.version)
-            if topic.dedup is not None
-            else None
-        ),
+        placement=_key_placement(topic.placement) if topic.dedup is not None else None,
+    )
+
+
+def _key_placement(placement: KeyPlacement) -> pb.KeyPlacement:
+    return pb.KeyPlacement(
+        broker_groups=placement.groups, version=placement.version, before=placement.before
+    )
+
+
+def read_key_placement(placement: pb.KeyPlacement) -> KeyPlacement:
+    """Read a list of the owners of dedup keys."""
+    return KeyPlacement(
+        groups=tuple(placement.broker_groups),
+        version=placement.version,
+        before=tuple(placement.before),
     )
 
 
@@ -204,6 +215,7 @@ def complete_config(engine: Engine) -> pb.ConfigUpdate:
         membership=membership_frame(engine.catalog.membership),
         serves_sql_filters=True,
         serves_transactions=True,
+        serves_key_lookups=True,
     )
 
 
@@ -251,9 +263,7 @@ def read_topic(config: pb.TopicConfig) -> Topic:
         retention=_read_retention(config.retention),
         transaction=_read_policy(config),
         dedup=_read_dedup(config),
-        placement=KeyPlacement(
-            groups=tuple(config.placement.broker_groups), version=config.placement.version
-        ),
+        placement=read_key_placement(config.placement),
     )
 
 

@@ -79,6 +79,19 @@ def _warn_if_similar(name: str, names: Container[str]) -> None:
         log.warning("a new name may be a misspelling", name=name, similar=similar)
 
 
+def keys_spread(topic: Topic, *, by: str) -> None:
+    """Log that dedup keys of a topic move to other owners."""
+    placement = topic.placement
+    log.info(
+        "dedup keys spread",
+        topic=topic.name,
+        version=placement.version,
+        broker_groups=list(placement.groups),
+        before=list(placement.before),
+        **_requested_by(by),
+    )
+
+
 def topic_deleted(topic: Topic, use: TopicUse, *, by: str) -> None:
     """Log that a topic was deleted, with its messages and timers."""
     log.info(
