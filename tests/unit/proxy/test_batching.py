@@ -32,7 +32,7 @@ class World:
     def send(self, count: int) -> None:
         for _ in range(count):
             self.in_flight.append(len(self.in_flight))
-            self.batching.add(APPEND, (self.in_flight[-1], 1, 0, 0, b"blob"))
+            self.batching.add(APPEND, (self.in_flight[-1], 1, 0, 0, b"blob", 0))
 
     @property
     def sizes(self) -> list[int]:
@@ -112,7 +112,7 @@ def test_the_bytes_of_a_frame_are_limited_over_all_commands() -> None:
         batching.open()
         for n in range(40):
             batching.add(POP, (n, pb.PopRequest(request_id=n, attempt_id="a" * 1_000_000)))
-            batching.add(APPEND, (100 + n, 1, 0, 0, bytes(1_000_000)))
+            batching.add(APPEND, (100 + n, 1, 0, 0, bytes(1_000_000), 0))
         for sequence in range(1, 30):
             await turns()
             batching.mark_answered(sequence)

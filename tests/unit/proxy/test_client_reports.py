@@ -90,7 +90,7 @@ def test_reports_wait_for_a_request_and_ends_do_not() -> None:
         batching.send_reports()
         await asyncio.sleep(0)
         assert len(frames) == 1
-        batching.add(APPEND, (1, 1, 0, 0, b"blob"))
+        batching.add(APPEND, (1, 1, 0, 0, b"blob", 0))
         await asyncio.sleep(0)
         assert list(frames[1].alive_clients) == ["b"]
         batching.mark_answered(2)

@@ -348,7 +348,7 @@ def test_the_only_owner_of_dedup_keys_may_be_another_broker_group_than_the_home(
             topic = pb.TopicConfig(placement=pb.KeyPlacement(broker_groups=groups))
             topic.MergeFrom(world.topic)
             target = world.cluster.choose_target(world.topic, "")
-            return world.cluster.choose_owner(topic, target, b"key", "").broker.name
+            return world.cluster.key_owners.choose(topic, target, b"key", "").broker.name
 
         assert owner() == world.cluster.home.name == "broker-0"
         assert owner("broker-1") == "broker-1"

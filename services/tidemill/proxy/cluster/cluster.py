@@ -27,7 +27,6 @@ from tidemill.common.errors import (
 )
 from tidemill.common.readiness import PeerStatus
 from tidemill.message.client_key import ClientKey
-from tidemill.message.dedup_key import owner_of_key
 from tidemill.message.queue_choice import (
     broker_queue_of_message_group,
     level_of,
@@ -39,6 +38,7 @@ from tidemill.message.resource_names import (
     check_group,
     check_topic,
 )
+from tidemill.proxy.cluster.key_owners import KeyOwners
 from tidemill.proxy.cluster.linked_group import HandleIssuers, LinkedGroup, LocalIds, ReceiptHandles
 from tidemill.proxy.cluster.members import MemberLinks
 from tidemill.proxy.link.commands import ENSURE
@@ -113,6 +113,7 @@ class BrokerCluster:
         self._spreads: dict[str, Spread] = {}  # by topic
         self._issuers: HandleIssuers | None = None
         self._turns = count()
+        self.key_owners = KeyOwners(self._members, self._turns)
         self._request_timeout_ms = settings.request_timeout_ms
         self._reserve_ms = settings.deadline_reserve_ms
 
@@ -258,46 +259,6 @@ class BrokerCluster:
         queues = topic.queues if own is None else own.queues
         return target._replace(queue_id=level_of(priority, queues=queues), priority=priority)
 
-    def choose_owner(
-        self, topic: link_pb2.TopicConfig, target: SendTarget, key: bytes, message_group: str
-    ) -> SendTarget:
-        """Return the target of a message with a dedup key: at the owner, and nowhere else.
-
-        The placement of a message group decides. Raises BrokerUnreachable, GroupDraining.
-        """
-        if message_group:
-            return target
-        broker = self._owner_of(topic.placement.broker_groups, key)
-        if broker is not target.broker:
-            own = broker.find_topic(topic)
-            queues = topic.queues if own is None else own.queues
-            is_level = target.priority is not None
-            queue_id = (
-                level_of(target.priority or 0, queues=queues)
-                if is_level
-                else next(self._turns) % queues
-            )
-            topic_id = 0 if own is None else own.id
-            target = target._replace(broker=broker, topic_id=topic_id, queue_id=queue_id)
-        if broker.is_draining:
-            raise GroupDraining(
-                f"broker group {broker.name}, which owns the dedup key of this message, is"
-                f" draining; retry after its removal"
-            )
-        return target._replace(may_move=False)
-
-    def _owner_of(self, groups: Sequence[str], key: bytes) -> LinkedGroup:
-        if not groups:
-            return self.home
-        name = owner_of_key(key, groups)
-        broker = self._members.by_name.get(name)
-        if broker is None:
-            raise BrokerUnreachable(
-                f"broker group {name}, which owns the dedup key of this message, is unreachable;"
-                f" retry later"
-            )
-        return broker
-
     def _target_of_group(self, topic: link_pb2.TopicConfig, message_group: str) -> SendTarget:
         """Return the target of a message group, which does not depend on the state of links."""
         if not topic.placements:
@@ -376,6 +337,7 @@ class BrokerCluster:
 
     def _changed(self) -> None:
         self._spreads, self._issuers = {}, None
+        self.key_owners.forget()
         if self._security_home is not self.home:
             self._security_home = self.home
             self.security.note_all_changed()

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from tidemill.common.errors import BadRequest, InvalidReceiptHandle, TransactionNotFound
+from tidemill.common.errors import (
+    BadRequest,
+    InvalidReceiptHandle,
+    TransactionNotFound,
+    VersionUnsupported,
+)
 from tidemill.message import limits, recall_handle, receipt_handle, transaction_id
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -54,6 +59,14 @@ class LinkedGroup:
     def transaction_signer(self) -> TransactionSigner:
         """The signer of its transaction ids."""
         return self.link.configuration.transaction_signer
+
+    def check_serves_transactions(self) -> None:
+        """Raise VersionUnsupported if the broker would not answer a half message."""
+        if not self.link.configuration.serves_transactions:
+            raise VersionUnsupported(
+                f"the broker group {self.name} is older than this proxy and serves no"
+                f" transactions; upgrade it"
+            )
 
     def find_topic(self, topic: link_pb2.TopicConfig) -> link_pb2.TopicConfig | None:
         """Return its configuration of a topic of the home; None if it lacks this incarnation."""

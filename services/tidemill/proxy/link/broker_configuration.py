@@ -21,6 +21,7 @@ class BrokerConfiguration:
         self.auto_create_groups = False
         self.serves_sql_filters = False
         self.serves_transactions = False
+        self.serves_key_lookups = False
         self.handle_secret = b""  # created once per store
         self.security = SecurityCopy()
         self._signer: HandleSigner | None = None
@@ -57,6 +58,7 @@ class BrokerConfiguration:
             self.auto_create_groups = update.auto_create_groups
             self.serves_sql_filters = update.serves_sql_filters
             self.serves_transactions = update.serves_transactions
+            self.serves_key_lookups = update.serves_key_lookups
             self.handle_secret = update.handle_secret
             self._signer = HandleSigner(update.handle_secret, update.broker_name)
             self._recall_signer = RecallSigner(update.handle_secret, update.broker_name)

@@ -173,17 +173,19 @@ class BrokerLink:
         timeout_ms: int,
         may_repeat: bool = False,
         may_move: bool = False,
+        key_version: int = 0,
     ) -> Coroutine[None, None, Appended]:
         """Store or schedule a message, and return its position once it is durable.
 
         `may_repeat`: whether to send it again if the reply is lost; the broker then looks for it.
         `may_move`: whether to fail at once if the stream is lost; the caller tries another broker.
+        `key_version`: of the list with which the dedup key was looked up at its old owner; else 0.
         """
         if self._why_rejected:
             raise TooFewInSync.of(self.configuration.broker_name, self._why_rejected)
         future: asyncio.Future[Appended]
         request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
-        row = request_id, topic_id, queue_id, zlib.crc32(blob), blob
+        row = request_id, topic_id, queue_id, zlib.crc32(blob), blob, key_version
         if may_move:
             self.pending.movable.add(request_id)
         elif may_repeat:

@@ -117,13 +117,15 @@ def _ids(request_ids: Iterable[int]) -> Iterable[tuple[int, None]]:
 
 
 def _pack_appends(frame: pb.RequestFrame, rows: Sequence[Row]) -> None:
-    ids, topics, queues, crcs, blobs = zip(*rows, strict=True)
+    ids, topics, queues, crcs, blobs, key_versions = zip(*rows, strict=True)
     columns = frame.appends
     columns.request_ids.extend(ids)
     columns.topic_ids.extend(topics)
     columns.queue_ids.extend(queues)
     columns.crcs.extend(crcs)
     columns.blobs.extend(blobs)
+    if any(key_versions):
+        columns.key_versions.extend(key_versions)
 
 
 def _unpack_appends(columns: pb.AppendResults) -> Iterable[tuple[int, Appended]]:
@@ -138,7 +140,7 @@ def _unpack_appends(columns: pb.AppendResults) -> Iterable[tuple[int, Appended]]
 
 def _cut_appends(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
     taken_bytes = 0
-    for count, (_, _, _, _, blob) in enumerate(rows):
+    for count, (_, _, _, _, blob, _) in enumerate(rows):
         size = len(blob) + ROW_BYTES
         if taken_bytes + size > room_bytes:
             return count, taken_bytes
@@ -273,6 +275,15 @@ END_TRANSACTION: Final = _message_command(
     when_lost=_HARMLESS,
     may_repeat=True,
 )
+LOOK_UP_KEY: Final = _message_command(
+    "look_up_key",
+    "key_lookups",
+    "key_lookups",
+    pb.KeyLookup,
+    _messages(pb.KeyLookupReply),
+    when_lost=_HARMLESS,
+    may_repeat=True,
+)
 FOUND: Final = _message_command(
     "found", "founds", "founded", pb.FoundClusterRequest, _ids, when_lost=_HARMLESS, may_repeat=True
 )
@@ -296,6 +307,7 @@ COMMANDS: Final[Collection[LinkCommand[Any, Any]]] = (
     CANCEL_TIMER,
     HALF,
     END_TRANSACTION,
+    LOOK_UP_KEY,
     FOUND,
     NOTIFICATION,
 )

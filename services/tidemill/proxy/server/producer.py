@@ -18,7 +18,6 @@ from tidemill.common.errors import (
     ServiceError,
     TransactionNotFound,
     UnavailableError,
-    VersionUnsupported,
 )
 from tidemill.message import limits
 from tidemill.message.encoding import encode_stored
@@ -39,6 +38,7 @@ from tidemill.proxy.cluster.dedup_keys import dedup_key_of
 from tidemill.proxy.cluster.linked_group import open_recall, open_transaction
 from tidemill.proxy.link.commands import CANCEL_TIMER, END_TRANSACTION, HALF
 from tidemill.proxy.server.call import CallStatus, status_of
+from tidemill.proxy.server.keyed_sends import KeyedMessage, KeyedSends
 from tidemill.proxy.server.send_results import OK, encode_entry, encode_repeat, encode_response
 from tidemill.security.acl import Action
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -111,6 +111,7 @@ class Producer:
         self._cluster = cluster
         self._item_bytes_max = item_bytes_max
         self._clock = clock
+        self._keyed = KeyedSends(cluster, clock)
 
     def send_message(self, call: Call, request: bytes) -> Awaitable[bytes]:
         """Store the messages of a request; OK means that they are durable.
@@ -243,7 +244,7 @@ class Producer:
         if topic.HasField("dedup"):
             key = dedup_key_of(message, topic.dedup)
             if key is not None:
-                target = self._cluster.choose_owner(topic, target, key, message_group)
+                target = self._cluster.key_owners.choose(topic, target, key, message_group)
         if properties.message_type == v2.TRANSACTION:
             # It has one transaction id, so it is stored at one broker group, and once.
             target, check_ms = target._replace(may_move=False), first_check_ms(properties)
@@ -292,7 +293,7 @@ class Producer:
         """
         if send.first_check_ms is not None:
             return await self._store_half(call, topic, send)
-        message_id, message_group, blob, target, may_repeat, *_ = send
+        message_id, message_group, blob, target, may_repeat, _, key, _ = send
         del send
         try:
             if message_group in rejected_groups:
@@ -302,6 +303,11 @@ class Producer:
             if may_move:
                 stored = await self._store_anywhere(call, topic, target, blob)
                 broker, (queue_offset, due_at_ms, repeat), may_be_elsewhere = stored
+            elif key is not None and not message_group:
+                broker, (queue_offset, due_at_ms, repeat) = await self._keyed.append(
+                    call, topic, target, key, blob, may_repeat=may_repeat
+                )
+                may_be_elsewhere = False
             else:
                 appending = broker.link.append(
                     topic_id,
@@ -332,26 +338,29 @@ class Producer:
 
     async def _store_half(self, call: Call, topic: link_pb2.TopicConfig, send: _Send) -> Outcome:
         """Store one half message at the broker group of its target."""
-        broker, topic_id, queue_id, _, _ = send.target
-        if not broker.link.configuration.serves_transactions:
-            status = status_of(
-                VersionUnsupported(
-                    f"the broker group {broker.name} is older than this proxy and serves no"
-                    f" transactions; upgrade it"
-                )
-            )
-            return status, encode_entry(status, send.message_id)
         half = link_pb2.HalfRequest(
-            topic_id=topic_id,
-            queue_id=queue_id,
             crc=crc32(send.blob),
             blob=send.blob,
             first_check_ms=send.first_check_ms or 0,
             client_id=call.client.client_id,
             owner=call.client.owner,
         )
+
+        def put(at: SendTarget, key_version: int, timeout_ms: int) -> Awaitable[link_pb2.HalfReply]:
+            at.broker.check_serves_transactions()
+            half.topic_id, half.queue_id, half.key_version = at.topic_id, at.queue_id, key_version
+            return at.broker.link.ask(HALF, half, timeout_ms=timeout_ms)
+
+        def repeated(found: link_pb2.KeyLookupReply) -> link_pb2.HalfReply:
+            return link_pb2.HalfReply(repeat=found.repeat)
+
+        broker, key = send.target.broker, send.key
         try:
-            reply = await broker.link.ask(HALF, half, timeout_ms=self._cluster.timeout_ms(call))
+            if key is not None and not send.message_group:
+                message = KeyedMessage(key, send.blob, put, repeated)
+                broker, reply = await self._keyed.store(call, topic, send.target, message)
+            else:
+                reply = await put(send.target, 0, self._cluster.timeout_ms(call))
         except ServiceError as error:
             status = status_of(error)
             return status, encode_entry(status, send.message_id)

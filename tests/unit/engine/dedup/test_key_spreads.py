@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from tidemill.message.dedup_key import owner_of_key
 UNKNOWN = KeyLookup()
 
 
-def spread_to_third(**options: object) -> tuple[SpreadWorld, KeyPlacement]:
+def spread_to_third(**options: Any) -> tuple[SpreadWorld, KeyPlacement]:
     """Return a cluster of two broker groups after a spread to a third one."""
     cluster = SpreadWorld(**options)
     cluster.join("broker-2")
@@ -88,7 +89,7 @@ def test_a_spread_waits_for_the_feature_level_of_all_broker_groups() -> None:
     cluster = SpreadWorld()
     cluster.join("broker-2")
     cluster.home.engine.broker_groups.feature_levels["broker-2"] = 3
-    with pytest.raises(Conflict, match="needs feature level 4.*broker-2"):
+    with pytest.raises(Conflict, match=r"needs feature level 4.*broker-2"):
         cluster.spread()
 
 
