@@ -140,6 +140,9 @@ def describe_dedup(topic: Json) -> str:
 def show_dedup(context: typer.Context, topic: Json) -> None:
     """Print the deduplication of a topic, and its keys at all broker groups."""
     typer.echo(f"Deduplication: {describe_dedup(topic)}.")
+    if "movingFrom" in topic["dedup"]:
+        owners, before = (", ".join(topic["dedup"][key]) for key in ("brokerGroups", "movingFrom"))
+        typer.echo(f"Keys move from {before} to {owners}.")
     found = call(context, "GET", f"/topics/{segment(topic['name'])}/dedup")
     oldest = age(found.get("oldestAtMs"), SystemClock().wall_ms())
     since = f", the oldest {oldest} old" if oldest else ""

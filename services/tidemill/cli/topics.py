@@ -413,6 +413,32 @@ def purge_topic(
         warn_unreachable(done)
 
 
+@app.command("spread")
+def spread_topic(
+    context: typer.Context,
+    name: Name,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
+    ] = False,
+) -> None:
+    """Make all active broker groups owners of the dedup keys of a topic.
+
+    Run it after a broker group has joined, or to take the keys of a draining one. Keys that move
+    are looked up at their old owners until their windows are over.
+
+    Example: tidemill topic spread orders
+    """
+    path = f"/topics/{segment(name)}:spread"
+    done = call(context, "POST", path, query={"dryRun": str(is_dry).lower()})
+    owners = ", ".join(done["topic"]["dedup"].get("brokerGroups", [])) or "the only broker group"
+    if "before" not in done:
+        say(context, done, f"the dedup keys of topic {name} are owned by {owners}, unchanged")
+        return
+    verb = "would be" if is_dry else "are"
+    moving = ", ".join(done["topic"]["dedup"].get("movingFrom", []))
+    say(context, done, f"the dedup keys of topic {name} {verb} owned by {owners}; before: {moving}")
+
+
 def _purged(found: Json) -> str:
     groups = found["brokerGroups"]
     messages, size = (sum(one[key] for one in groups) for key in ("messages", "bytes"))

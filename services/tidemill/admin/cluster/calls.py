@@ -2,7 +2,7 @@
 
 `BrokerClient.call` takes one of them and its request. If the connection is lost, the change may
 have been applied. So the client repeats a call at the next master only if a second execution
-changes nothing more. Such calls are reads, dry runs, PutTopic, PutGroup and
+changes nothing more. Such calls are reads, dry runs, PutTopic, SpreadTopic, PutGroup and
 RecordAudit.
 """
 
@@ -63,6 +63,7 @@ def _read(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A
 PUT_TOPIC = _put(lambda stubs: stubs.admin.PutTopic)
 DELETE_TOPIC = _change(lambda stubs: stubs.admin.DeleteTopic)
 PURGE_TOPIC = _change(lambda stubs: stubs.admin.PurgeTopic)
+SPREAD_TOPIC = _put(lambda stubs: stubs.admin.SpreadTopic)
 GET_TOPIC_STATUS = _read(lambda stubs: stubs.admin.GetTopicStatus)
 GET_STORAGE = _read(lambda stubs: stubs.admin.GetStorage)
 PUT_GROUP = _put(lambda stubs: stubs.admin.PutGroup)

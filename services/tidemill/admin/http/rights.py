@@ -76,6 +76,7 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "PUT /topics/{topic}": _needs("Create|Update Topic:{topic}"),
     "DELETE /topics/{topic}": _needs("Delete Topic:{topic}"),
     "POST /topics/{topic}:purge": _needs("Delete Topic:{topic}"),
+    "POST /topics/{topic}:spread": _needs("Update Topic:{topic}"),
     "POST /topics/{topic}/messages": _needs("Pub Topic:{topic}"),
     # A search by key tells the key.
     "GET /topics/{topic}/messages": _needs("Get Topic:{topic}", "Sub Topic:{topic}"),

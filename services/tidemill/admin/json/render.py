@@ -68,6 +68,7 @@ def _dedup_of(config: pb.TopicConfig) -> DedupView:
         max_wait_ms=policy.max_wait_ms if policy.HasField("max_wait_ms") else None,
         memory_bytes=policy.memory_bytes if policy.HasField("memory_bytes") else None,
         broker_groups=list(config.placement.broker_groups) or None,
+        moving_from=list(config.placement.before) or None,
     )
 
 

@@ -189,7 +189,12 @@ class DedupView(Schema):
     broker_groups: list[str] | None = Field(
         None,
         description="The broker groups that own the keys, as of the time when the deduplication was"
-        " turned on. Missing for a single broker group.",
+        " turned on, or of the last spread. Missing for a single broker group.",
+    )
+    moving_from: list[str] | None = Field(
+        None,
+        description="While a spread is open: the broker groups that owned the keys before it and"
+        " may know keys that other broker groups own now.",
     )
 
 
@@ -324,6 +329,17 @@ class TopicPurgeView(Schema):
     )
     groups: list[str] = Field(description="Consumer groups that read it.")
     unreachable: list[str] | None = UNREACHABLE
+
+
+class TopicSpreadView(Schema):
+    """The owners of the dedup keys of a topic, before and after a spread."""
+
+    dry_run: bool = DRY_RUN
+    by: str = BY
+    topic: TopicView = Field(description="The topic.")
+    before: TopicView | None = Field(
+        None, description="The previous state. Missing if all active broker groups are owners."
+    )
 
 
 class QueueView(Schema):

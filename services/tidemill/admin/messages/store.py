@@ -21,8 +21,10 @@ from tidemill.admin.cluster.brokers import (
 from tidemill.common.errors import (
     BadRequest,
     BrokerGroupUnreachable,
+    DedupKeyNotFound,
     DiskFull,
     GroupDraining,
+    KeyOwnerChanged,
     ServiceError,
     TooFewInSync,
     TopicNotFound,
@@ -96,10 +98,7 @@ async def store(
     topic = candidates[0].topic if candidates else _UNKNOWN_TOPIC
     key = _key_of(topic, message_id, dedup_key)
     if key is not None:
-        owners = topic.placement.broker_groups
-        owner = await cluster.member(owner_of_key(key, owners)) if len(owners) > 1 else members[0]
-        await _wait_for_topic(owner, topic, "owns the dedup key of this message")
-        return await _store_at(owner, request)
+        return await _store_keyed(cluster, request, topic, key)
     # The home creates an unknown topic or rejects it. Others may still have a deleted topic.
     targets = [each.member for each in candidates] or [members[0]]
     turn = next(_turns) % len(targets)
@@ -110,6 +109,49 @@ async def store(
         except TRY_NEXT_ERRORS:
             continue
     return await _store_at(ordered[-1], request)
+
+
+async def _store_keyed(
+    cluster: Brokers, request: pb.StoreMessageRequest, topic: pb.TopicConfig, key: bytes
+) -> BrokerAnswer[pb.StoreMessageReply]:
+    """Store a message at the owner of its dedup key.
+
+    The owner may have another list of owners than the home had, for milliseconds.
+    """
+    end_s = time.monotonic() + TOPIC_WAIT_S_MAX
+    while True:
+        try:
+            return await _store_at_owner(cluster, request, topic, key)
+        except KeyOwnerChanged:
+            if time.monotonic() >= end_s:
+                raise
+        await asyncio.sleep(TOPIC_POLL_PERIOD_S)
+        candidates = await _find_candidates(await cluster.members(), request.topic)
+        topic = candidates[0].topic if candidates else topic
+
+
+async def _store_at_owner(
+    cluster: Brokers, request: pb.StoreMessageRequest, topic: pb.TopicConfig, key: bytes
+) -> BrokerAnswer[pb.StoreMessageReply]:
+    """Store a message, after a lookup at the old owner of its key. Raises KeyOwnerChanged."""
+    placement = topic.placement
+    home = (await cluster.members())[0]
+    owner, old_owner = home, home
+    if placement.broker_groups:
+        owner = old_owner = await cluster.member(owner_of_key(key, placement.broker_groups))
+    if placement.before:
+        old_owner = await cluster.member(owner_of_key(key, placement.before))
+    request.key_version = 0
+    if old_owner.name != owner.name:
+        await _wait_for_topic(old_owner, topic, "may know the dedup key of this message")
+        lookup = pb.StoreMessageRequest(lookup=placement)
+        lookup.MergeFrom(request)
+        try:
+            return await _store_at(old_owner, lookup)
+        except DedupKeyNotFound:
+            request.key_version = placement.version
+    await _wait_for_topic(owner, topic, "owns the dedup key of this message")
+    return await _store_at(owner, request)
 
 
 async def _store_at(

@@ -28,6 +28,7 @@ from tidemill.admin.json.topics import (
     TopicPurgeView,
     TopicPutView,
     TopicSettings,
+    TopicSpreadView,
     TopicTypeView,
     TransactionSettings,
 )
@@ -300,6 +301,32 @@ async def purge_topic(
         delayed_messages=sum(reply.delayed_messages for reply in replies),
         groups=_shown_groups(access, replies),
         unreachable=unreachable or None,
+    )
+
+
+@router.post("/topics/{topic}:spread", response_model_exclude_none=True)
+async def spread_topic(
+    topic: TopicName,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    dry_run: DryRun = False,
+) -> TopicSpreadView:
+    """Make all active broker groups owners of the dedup keys of a topic.
+
+    Keys that move are looked up at their old owners until their windows are over. The answer is 409
+    if the topic has no deduplication, or while an earlier spread is open.
+    """
+    request = pb.SpreadTopicRequest(
+        name=topic, dry_run=dry_run, requested_by=caller, audit=author.of(f"Topic:{topic}")
+    )
+    reply = await (await cluster.home()).call(calls.SPREAD_TOPIC, request)
+    is_changed = reply.topic != reply.before
+    return TopicSpreadView(
+        dry_run=dry_run,
+        by=caller,
+        topic=render.topic_of(reply.topic),
+        before=render.topic_of(reply.before) if is_changed else None,
     )
 
 

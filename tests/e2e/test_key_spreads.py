@@ -1,0 +1,241 @@
+"""`topic spread` over real processes: each key is stored once before, during and after (D-5)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.clients.api import Api, api, message
+from tests.support.clients.commands import tidemill
+from tests.support.eventually import eventually
+from tests.support.processes.processes import Standalone, standalone
+from tidemill.message.dedup_key import owner_of_key
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+TOPIC: Final = "keyed"
+KEY: Final = "dedup-key"
+OLD: Final = ["broker-0", "broker-1"]
+NEW: Final = ["broker-0", "broker-1", "broker-2"]
+HOUR_MS: Final = 3_600_000  # a window that is longer than the test on any machine
+COUNT: Final = 60
+CALL_S: Final = 3.0
+# Answers after which a producer repeats a send.
+RETRYABLE: Final = {v2.INTERNAL_SERVER_ERROR, v2.HA_NOT_AVAILABLE, v2.PROXY_TIMEOUT}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Standalone]:
+    """Three broker groups; the third one accepts no messages yet."""
+    with standalone(tmp_path / "data", "--groups=3") as started:
+        tidemill(started, "broker-group", "drain", "broker-2", "--yes")
+        yield started
+
+
+@contextmanager
+def hanging(running: Standalone, name: str) -> Iterator[None]:
+    """Freeze a process for the block."""
+    os.kill(running.processes[name].pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(running.processes[name].pid, signal.SIGCONT)
+
+
+def end_draining(running: Standalone) -> None:
+    """Let the third broker group accept messages."""
+    [address] = [
+        one["address"] for one in running.get("broker-groups")["items"] if one["name"] == "broker-2"
+    ]
+    tidemill(running, "broker-group", "add", "broker-2", address)
+
+
+async def send(client: Api, key: str, attempt: object = "") -> v2.Code.ValueType:
+    """Send a message with a key; return the code of its answer."""
+    sent = message(
+        TOPIC, f"body of {key}".encode(), message_id=f"{key}-{attempt}", properties={KEY: key}
+    )
+    answer = await client.send(sent)
+    return answer.entries[0].status.code if answer.entries else answer.status.code
+
+
+async def send_all(running: Standalone, keys: list[str], attempt: object = "") -> None:
+    async with api(running.grpc, call_s=30) as client:
+        assert [await send(client, key, attempt) for key in keys] == [v2.OK] * len(keys)
+
+
+def stored(running: Standalone) -> dict[str, int]:
+    """Return the number of messages by broker group."""
+    counts = dict.fromkeys(NEW, 0)
+    for queue in running.get(f"topics/{TOPIC}")["queueStatus"]:
+        counts[queue["broker"]] += queue["maxOffset"]
+    return counts
+
+
+def dedup_of(running: Standalone) -> dict[str, Any]:
+    found: dict[str, Any] = running.get(f"topics/{TOPIC}")["dedup"]
+    return found
+
+
+def owner_before(key: str) -> str:
+    return owner_of_key(key.encode(), OLD)
+
+
+def owner_after(key: str) -> str:
+    return owner_of_key(key.encode(), NEW)
+
+
+def test_keys_move_to_a_joined_broker_group_and_no_message_is_stored_twice(
+    running: Standalone,
+) -> None:
+    running.put(f"topics/{TOPIC}", dedup={"windowMs": HOUR_MS}, queues=2)
+    assert dedup_of(running)["brokerGroups"] == OLD
+    before = [f"before-{n}" for n in range(COUNT)]
+    asyncio.run(send_all(running, before))
+    end_draining(running)
+    asyncio.run(send_all(running, before, "again"))
+    planned = tidemill(running, "topic", "spread", TOPIC, "--dry-run").stdout
+    assert planned.startswith(f"the dedup keys of topic {TOPIC} would be owned by broker-0")
+    assert "movingFrom" not in dedup_of(running)
+
+    done = tidemill(running, "topic", "spread", TOPIC).stdout
+    assert done == (
+        f"the dedup keys of topic {TOPIC} are owned by broker-0, broker-1, broker-2;"
+        " before: broker-0, broker-1\n"
+    )
+    assert (dedup_of(running)["brokerGroups"], dedup_of(running)["movingFrom"]) == (NEW, OLD)
+    assert "Keys move from broker-0, broker-1" in tidemill(running, "topic", "show", TOPIC).stdout
+    again = tidemill(running, "topic", "spread", TOPIC).stdout
+    assert again.endswith("unchanged\n")
+    asyncio.run(send_all(running, before, "after the spread"))
+    assert sum(stored(running).values()) == COUNT
+    assert stored(running)["broker-2"] == 0
+
+    after = [f"after-{n}" for n in range(COUNT)]
+    for attempt in range(2):
+        asyncio.run(send_all(running, after, attempt))
+    moved = [key for key in after if owner_after(key) == "broker-2"]
+    assert moved
+    assert stored(running)["broker-2"] == len(moved)
+    assert sum(stored(running).values()) == 2 * COUNT
+
+    [record] = running.get("audit?kind=change&resource=Topic:keyed&pageSize=1")["records"]
+    assert record["call"] == "POST /topics/{topic}:spread"
+    assert (record["before"]["keyOwners"], record["after"]["keyOwners"]) == (OLD, NEW)
+    check_rest(running, before, after)
+    check_metrics(running)
+
+
+def check_rest(running: Standalone, before: list[str], after: list[str]) -> None:
+    """Repeat and send by the REST API, which asks the old owner, too."""
+    url = f"{running.admin}/api/v1/topics/{TOPIC}/messages"
+    total = sum(stored(running).values())
+
+    def post(key: str, body: str) -> httpx.Response:
+        headers = {"Idempotency-Key": key}
+        return httpx.post(url, json={"body": body}, headers=headers, trust_env=False, timeout=20)
+
+    known = next(key for key in before if owner_after(key) == "broker-2")
+    answer = post(known, f"body of {known}")
+    assert (answer.status_code, answer.json()["duplicate"]) == (200, True)
+    assert answer.json()["messageId"] == f"{known}-"
+    assert answer.json()["broker"] == owner_before(known)
+    assert post(known, "another body").status_code == 422
+    new = next(key for key in after if owner_after(key) == "broker-2")
+    assert post(new, f"body of {new}").json()["duplicate"]
+    assert sum(stored(running).values()) == total
+    fresh = next(f"rest-{n}" for n in range(99) if owner_after(f"rest-{n}") == "broker-2")
+    first, second = post(fresh, "b"), post(fresh, "b")
+    assert (first.status_code, first.json()["broker"]) == (201, "broker-2")
+    assert (second.status_code, second.json()["messageId"]) == (200, first.json()["messageId"])
+    assert stored(running)["broker-2"] > 0
+    assert sum(stored(running).values()) == total + 1
+
+
+def check_metrics(running: Standalone) -> None:
+    """Both old owners have answered lookups."""
+    results: Counter[str] = Counter()
+    for name in OLD:
+        text = httpx.get(running.processes[name].metrics, trust_env=False).text
+        for family in text_string_to_metric_families(text):
+            if family.name == "rocketmq_dedup_lookup":
+                for sample in family.samples:
+                    results[sample.labels["result"]] += int(sample.value)
+    assert results["known"] > 0
+    assert results["unknown"] > 0
+
+
+def test_producers_that_repeat_during_a_spread_store_each_message_once(running: Standalone) -> None:
+    running.put(f"topics/{TOPIC}", dedup={"windowMs": HOUR_MS}, queues=2)
+    end_draining(running)
+    keys = [f"k{n}" for n in range(6 * COUNT)]
+    begun = asyncio.Event()
+
+    async def produce(client: Api, some: list[str]) -> None:
+        for n, key in enumerate(some):
+            if n == COUNT // 4:
+                begun.set()
+            for attempt in range(2):
+                assert await send(client, key, attempt) == v2.OK
+
+    async def spread() -> None:
+        await begun.wait()
+        await asyncio.to_thread(tidemill, running, "topic", "spread", TOPIC)
+
+    async def scenario() -> None:
+        async with api(running.grpc, call_s=30) as client, asyncio.TaskGroup() as tasks:
+            for n in range(6):
+                tasks.create_task(produce(client, keys[n::6]))
+                # The same keys from another producer, at the same time.
+                tasks.create_task(produce(client, keys[n::6][::-1]))
+            tasks.create_task(spread())
+
+    asyncio.run(scenario())
+    assert dedup_of(running)["brokerGroups"] == NEW
+    assert sum(stored(running).values()) == len(keys)
+
+
+def test_moved_keys_wait_for_their_old_owner_and_others_go_on(running: Standalone) -> None:
+    running.put(f"topics/{TOPIC}", dedup={"windowMs": HOUR_MS}, queues=2)
+    end_draining(running)
+    keys = [f"k{n}" for n in range(COUNT)]
+    tidemill(running, "topic", "spread", TOPIC)
+    moved = [key for key in keys if (owner_before(key), owner_after(key)) == ("broker-1", NEW[2])]
+    free = [key for key in keys if "broker-1" not in {owner_before(key), owner_after(key)}]
+    assert moved
+    assert free
+
+    async def scenario() -> None:
+        async with api(running.grpc, call_s=CALL_S) as client:
+            assert await send(client, moved[0]) in RETRYABLE
+            assert [await send(client, key) for key in free] == [v2.OK] * len(free)
+
+    with hanging(running, "broker-1"):
+        asyncio.run(scenario())
+    assert stored(running)["broker-1"] == 0
+    asyncio.run(send_all(running, moved, "again"))
+    asyncio.run(send_all(running, moved, "once more"))
+    assert sum(stored(running).values()) == len(free) + len(moved)
+
+
+def test_a_spread_ends_when_the_windows_of_all_older_keys_are_over(running: Standalone) -> None:
+    running.put(f"topics/{TOPIC}", dedup={"windowMs": 1_000}, queues=2)
+    end_draining(running)
+    keys = [f"k{n}" for n in range(COUNT)]
+    asyncio.run(send_all(running, keys))
+    tidemill(running, "topic", "spread", TOPIC)
+    eventually(lambda: "movingFrom" not in dedup_of(running))
+    assert dedup_of(running)["brokerGroups"] == NEW
+    moved = [key for key in keys if (owner_before(key), owner_after(key)) == ("broker-1", NEW[2])]
+    with hanging(running, "broker-1"):
+        asyncio.run(send_all(running, moved, "later"))
+    assert stored(running)["broker-2"] == len(moved)
