@@ -238,6 +238,10 @@ def test_a_dedup_key_needs_the_rights_of_its_topic(rest: RestApi) -> None:
     for user in ("reader", "producer", "deleter", "stranger"):
         assert "may not Update" in rest.refused(user, f"DELETE {key}?dryRun=true")
     rest.passed("changer", f"DELETE {key}")
+    spread = "POST /topics/orders:spread"
+    for user in ("reader", "producer", "deleter", "stranger"):
+        assert "may not Update" in rest.refused(user, spread)
+    assert "before" not in rest.passed("changer", spread)
     assert rest.ask("reader", f"GET {key}").status_code == HTTPStatus.NOT_FOUND
 
 

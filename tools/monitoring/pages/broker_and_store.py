@@ -272,13 +272,19 @@ _DEDUP = Row(
         ),
         panel(
             "Rejected keys",
-            "Rejected messages with a dedup key per second. memory: no memory for a new key. version: the sender did not know the owner of the key yet.",
+            "Rejected messages with a dedup key per second. memory: no memory for a new key. version: the sender has another list of owners than the broker group.",
             Query(
                 "sum by (reason) (rate(rocketmq_dedup_rejected_total{HERE, TOPIC}[RATE]))",
                 "{{reason}}",
             ),
             unit="cps",
             alerts=("DedupMemory",),
+        ),
+        panel(
+            "Lookups of moved keys",
+            "Lookups of dedup keys at their old owners per second, while a spread is open. unknown: the new owner stores the message.",
+            Query("sum by (result) (rate(rocketmq_dedup_lookup_total{HERE}[RATE]))", "{{result}}"),
+            unit="cps",
         ),
     ),
 )
