@@ -18,9 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.clients.api import Api, api, message
 from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
+from tests.support.processes.killing import child_pid, kill, until
 from tests.support.processes.processes import Standalone, standalone
+from tidemill.common.clock import SystemClock
 from tidemill.message.dedup_key import owner_of_key
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 TOPIC: Final = "keyed"
 KEY: Final = "dedup-key"
@@ -75,6 +78,7 @@ async def send_all(running: Standalone, keys: list[str], attempt: object = "") -
 
 def stored(running: Standalone) -> dict[str, int]:
     """Return the number of messages by broker group."""
+    eventually(lambda: "unreachable" not in running.get(f"topics/{TOPIC}"))
     counts = dict.fromkeys(NEW, 0)
     for queue in running.get(f"topics/{TOPIC}")["queueStatus"]:
         counts[queue["broker"]] += queue["maxOffset"]
@@ -190,6 +194,9 @@ def test_producers_that_repeat_during_a_spread_store_each_message_once(running: 
     async def spread() -> None:
         await begun.wait()
         await asyncio.to_thread(tidemill, running, "topic", "spread", TOPIC)
+        await kill(running, "broker-1")
+        await until(lambda: child_pid(running, "broker-1") > 0)
+        await kill(running, "broker-2")
 
     async def scenario() -> None:
         async with api(running.grpc, call_s=30) as client, asyncio.TaskGroup() as tasks:
@@ -202,6 +209,55 @@ def test_producers_that_repeat_during_a_spread_store_each_message_once(running: 
     asyncio.run(scenario())
     assert dedup_of(running)["brokerGroups"] == NEW
     assert sum(stored(running).values()) == len(keys)
+
+
+async def send_special(
+    client: Api, topic: str, key: str, message_id: str, *, due_at_ms: int = 0
+) -> service.SendResultEntry:
+    """Send a delayed message, or a half message without a due time; return its answer."""
+    sent = message(topic, b"b", message_id=message_id, due_at_ms=due_at_ms, properties={KEY: key})
+    if not due_at_ms:
+        sent.system_properties.message_type = v2.TRANSACTION
+    [entry] = (await client.send(sent)).entries
+    assert entry.status.code == v2.OK, entry
+    return entry
+
+
+def test_delayed_and_half_messages_keep_their_keys_through_a_spread(running: Standalone) -> None:
+    dedups = {
+        "replace": {"mode": "replace", "maxWaitMs": HOUR_MS, "windowMs": HOUR_MS},
+        "first": {"windowMs": HOUR_MS},
+        "halves": {"windowMs": HOUR_MS},
+    }
+    for topic, dedup in dedups.items():
+        kind = "TRANSACTION" if topic == "halves" else "DELAY"
+        running.put(f"topics/{topic}", messageType=kind, dedup=dedup)
+    end_draining(running)
+    moved = [f"k{n}" for n in range(COUNT) if owner_after(f"k{n}") == "broker-2"]
+    known, fresh, *_ = moved
+    due_at_ms = SystemClock().wall_ms() + HOUR_MS // 2
+
+    async def scenario() -> None:
+        async with api(running.grpc, call_s=30) as client:
+            half = await send_special(client, "halves", known, "a")
+            for topic in ("replace", "first"):
+                await send_special(client, topic, known, "a", due_at_ms=due_at_ms)
+            for topic in dedups:
+                await asyncio.to_thread(tidemill, running, "topic", "spread", topic)
+            assert await send_special(client, "halves", known, "b") == half
+            first = await send_special(client, "halves", fresh, "c")
+            assert await send_special(client, "halves", fresh, "d") == first
+            for key in (known, fresh):
+                for message_id in ("e", "f"):
+                    for topic in ("replace", "first"):
+                        await send_special(client, topic, key, message_id, due_at_ms=due_at_ms)
+
+    asyncio.run(scenario())
+    for topic, ids in (("replace", {"f"}), ("first", {"a", "e"})):
+        timers = running.get(f"timers?topic={topic}")["timers"]
+        assert len(timers) == 2, timers
+        assert {one["messageId"] for one in timers} == ids
+        assert {one["broker"] for one in timers} == {owner_before(known), "broker-2"}
 
 
 def test_moved_keys_wait_for_their_old_owner_and_others_go_on(running: Standalone) -> None:
