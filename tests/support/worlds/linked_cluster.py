@@ -23,6 +23,8 @@ class LinkedCluster:
         self.draining: set[str] = set()
         self.placements = [("broker-0", 2), ("broker-1", 2), ("broker-2", 2)]
         self.topic_type = pb.TOPIC_TYPE_MIXED
+        self.key_placement = pb.KeyPlacement()
+        self.serves_key_lookups = True
 
     def _open(self, address: str) -> BrokerLink:
         link = self.links[address] = BrokerLink(
@@ -66,6 +68,7 @@ class LinkedCluster:
             type=self.topic_type,
             queues=2,
             placements=[pb.Placement(broker_group=g, queues=q) for g, q in self.placements],
+            placement=self.key_placement,
         )
         group = pb.GroupConfig(
             id=8 if n == 0 else 100 * n + 8, home_id=0 if n == 0 else 8, name="group"
@@ -80,6 +83,7 @@ class LinkedCluster:
                 topics=[topic] if has_topic else [],
                 groups=[group],
                 serves_sql_filters=True,
+                serves_key_lookups=self.serves_key_lookups,
             ),
         )
 

@@ -9,7 +9,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.support.worlds.linked_cluster import SECRETS, LinkedCluster
-from tidemill.common.errors import BrokerUnreachable, GroupDraining, InvalidReceiptHandle
+from tidemill.common.errors import (
+    BrokerUnreachable,
+    GroupDraining,
+    InvalidReceiptHandle,
+    KeyOwnerChanged,
+    VersionUnsupported,
+)
 from tidemill.message.receipt_handle import HandleSigner
 from tidemill.proxy.cluster.cluster import SendTarget
 from tidemill.proxy.cluster.linked_group import LinkedGroup
@@ -352,5 +358,61 @@ def test_the_only_owner_of_dedup_keys_may_be_another_broker_group_than_the_home(
 
         assert owner() == world.cluster.home.name == "broker-0"
         assert owner("broker-1") == "broker-1"
+
+    run(scenario)
+
+
+def test_the_old_owner_of_a_key_is_that_of_the_list_before() -> None:
+    async def scenario(world: LinkedCluster) -> None:
+        world.key_placement = pb.KeyPlacement(
+            broker_groups=["broker-1"], version=2, before=["broker-2"]
+        )
+        world.send_all_configs()
+        target = world.cluster.choose_target(world.topic, "")
+        owners = world.cluster.key_owners
+        owner = owners.choose(world.topic, target, b"key", "").broker
+        old = owners.find_old(world.topic, owner, b"key")
+        assert old is not None
+        assert (owner.name, old.broker.name, old.topic_id) == ("broker-1", "broker-2", 207)
+        assert owners.find_old(world.topic, old.broker, b"key") is None
+        world.send_config(2, has_topic=False)
+        with pytest.raises(BrokerUnreachable, match="has not received the topic"):
+            owners.find_old(world.topic, owner, b"key")
+        world.serves_key_lookups = False
+        world.send_config(2)
+        with pytest.raises(VersionUnsupported, match="older than this proxy"):
+            owners.find_old(world.topic, owner, b"key")
+
+    run(scenario)
+
+
+def test_a_send_waits_for_another_list_of_any_broker_group() -> None:
+    async def scenario(world: LinkedCluster) -> None:
+        world.send_all_configs()
+        owners, error = world.cluster.key_owners, KeyOwnerChanged("another list")
+        known = owners.known_lists("topic")
+        with pytest.raises(KeyOwnerChanged, match="another list"):
+            await owners.wait_for_change("topic", known, error, 1)
+        waiting = asyncio.create_task(owners.wait_for_change("topic", known, error, 60_000))
+        await asyncio.sleep(0)
+        world.send_config(1)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "the same list"
+        world.key_placement = pb.KeyPlacement(broker_groups=["broker-1"], version=2)
+        world.send_config(2)
+        await waiting
+        assert owners.known_lists("topic") != known
+
+    run(scenario)
+
+
+def test_a_key_of_a_draining_owner_needs_a_spread() -> None:
+    async def scenario(world: LinkedCluster) -> None:
+        world.key_placement = pb.KeyPlacement(broker_groups=["broker-1"], version=1)
+        world.draining.add("broker-1")
+        world.send_all_configs()
+        target = world.cluster.choose_target(world.topic, "")
+        with pytest.raises(GroupDraining, match="tidemill topic spread topic"):
+            world.cluster.key_owners.choose(world.topic, target, b"key", "")
 
     run(scenario)

@@ -112,35 +112,28 @@ class KeyOwners:
             )
         return broker
 
-    def known_lists(self, topic: link_pb2.TopicConfig) -> KnownLists:
+    def known_lists(self, name: str) -> KnownLists:
         """Return the lists of a topic as the home and each broker group have them now."""
-        known = self._known.get(topic.name)
+        known = self._known.get(name)
         if known is None:
+            topic = self._members.home.link.configuration.topics.get(name)
+            if topic is None:
+                return []
             owns = [broker.find_topic(topic) for broker in self._members.brokers]
             known = [topic.placement, *(own.placement for own in owns if own is not None)]
-            self._known[topic.name] = known
+            self._known[name] = known
         return known
 
     async def wait_for_change(
         self, name: str, known: KnownLists, error: KeyOwnerChanged, timeout_ms: int
-    ) -> link_pb2.TopicConfig:
-        """Wait until a list of a topic differs from the known ones; return the topic of the home.
+    ) -> None:
+        """Wait until a list of a topic differs from the known ones.
 
-        Raises `error`, which the sender got, if none changes in time or the topic is deleted.
+        Raises `error`, which the sender got, if none changes in time.
         """
-
-        def find() -> link_pb2.TopicConfig | None:
-            return self._members.home.link.configuration.topics.get(name)
-
-        def has_changed() -> bool:
-            topic = find()
-            return topic is None or self.known_lists(topic) != known
-
         try:
-            await self._members.wait_until(has_changed, timeout_ms, error.message)
+            await self._members.wait_until(
+                lambda: self.known_lists(name) != known, timeout_ms, error.message
+            )
         except BrokerTimeout:
             raise error from None
-        topic = find()
-        if topic is None:
-            raise error
-        return topic

@@ -77,16 +77,18 @@ class KeyedSends:
         owners, now_ms = self._cluster.key_owners, self._clock.monotonic_ms
         end_ms = now_ms() + self._cluster.timeout_ms(call)
         while True:
-            known = owners.known_lists(topic)
+            known = owners.known_lists(topic.name)
+            current = self._cluster.find_topic(topic.name)
+            if current is not topic:
+                topic, target = current, owners.choose(current, target, message.key, "")
+                if not target.topic_id:
+                    topic_id = await self._cluster.topic_id_at(target.broker, topic.name, call)
+                    target = target._replace(topic_id=topic_id)
             try:
                 return await self._store_once(topic, target, message, end_ms)
             except KeyOwnerChanged as error:
                 remaining_ms = max(end_ms - now_ms(), 0)
-                topic = await owners.wait_for_change(topic.name, known, error, remaining_ms)
-                target = owners.choose(topic, target, message.key, "")
-                if not target.topic_id:
-                    topic_id = await self._cluster.topic_id_at(target.broker, topic.name, call)
-                    target = target._replace(topic_id=topic_id)
+                await owners.wait_for_change(topic.name, known, error, remaining_ms)
 
     async def _store_once(
         self, topic: link_pb2.TopicConfig, target: SendTarget, message: KeyedMessage[T], end_ms: int
