@@ -3,8 +3,8 @@
 List `v` gives the key to broker group `v % n`, so each spread moves it. Proxies are not modelled
 one by one. A proxy may have any list that the home has published, and any request may arrive late
 or again, so the model keeps what proxies can send: each request stays possible forever, and a proof
-from the time on when its lookup could be answered. A kill takes what a broker group has not
-committed. Each mutant leaves out one part of the protocol and must store the key twice.
+from the time on when its lookup could be answered. A kill takes the uncommitted records of a
+broker group. Each mutant leaves out one part of the protocol and must store the key twice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pytest
 
 WINDOW = 2  # ticks
 TICKS_MAX = 8
-FAR = -WINDOW  # a time whose window is over
+FAR = -WINDOW  # a time with a window that is over
 
 
 class Owner(NamedTuple):
-    """What a broker group knows; its list is `version`, and its spread may be open."""
+    """The state of a broker group; its list is `version`, and its spread may be open."""
 
     version: int = 0
     is_open: bool = False
@@ -35,7 +35,7 @@ class State(NamedTuple):
     committed: tuple[Owner, ...]
     # Per broker group: versions of lookups with the answer "unknown" that wait for a commit.
     answers: tuple[frozenset[int], ...]
-    proofs: frozenset[int] = frozenset()  # versions whose proof a proxy has
+    proofs: frozenset[int] = frozenset()  # that a proxy has, by version
     version: int = 0  # at the home
     is_open: bool = False
     now: int = 0
@@ -44,7 +44,7 @@ class State(NamedTuple):
 
 
 def begin(owners: int, *, version: int = 0, proofs: frozenset[int] = frozenset()) -> State:
-    """Return a state in which all broker groups have the same list, and no spread is open."""
+    """Return a state without an open spread; all broker groups have the same list."""
     each = (Owner(version=version),) * owners
     return State(each, each, (frozenset(),) * owners, proofs, version)
 
@@ -137,7 +137,7 @@ class Protocol:
         return state._replace(answers=waiting)
 
     def commit(self, state: State, at: int) -> State:
-        """Commit what a broker group has written, and send its answers."""
+        """Commit all records of a broker group, and send its answers."""
         before, owner = state.committed[at], state.written[at]
         state = state._replace(
             committed=changed(state.committed, at, owner),
@@ -151,7 +151,7 @@ class Protocol:
         return state._replace(last_copy=max(owner.stored_at, state.last_copy), copies=copies)
 
     def kill(self, state: State, at: int) -> State:
-        """Lose what a broker group has not committed. It counts the window from its next start."""
+        """Lose the uncommitted records of a broker group. It counts the window from its next start."""
         restarted = state.committed[at]._replace(fenced_at=state.now)
         return state._replace(
             answers=changed(state.answers, at, frozenset()),

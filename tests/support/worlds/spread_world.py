@@ -22,7 +22,7 @@ ADDRESSES = {f"broker-{n}": f"h{n}:1" for n in range(3)}
 
 
 class SpreadWorld:
-    """Broker groups with one topic, whose first owners are `owners`."""
+    """Broker groups with one topic; its first owners are `owners`."""
 
     def __init__(self, owners: tuple[str, ...] = (HOME, "broker-1"), **options: Any) -> None:
         self.worlds = {
@@ -98,7 +98,7 @@ class SpreadWorld:
         return topic.placement
 
     def report(self, name: str) -> None:
-        """Report to the home the spreads whose older keys are over at a follower."""
+        """Report to the home the end of older keys at a follower."""
         ended = list(self.worlds[name].engine.key_spreads.take_ended())
         self.home.note_round()
         self.home.engine.key_spreads.note_ended(name, ended, self.home.now_ms)
@@ -162,7 +162,7 @@ class SpreadWorld:
 
 
 def moved_key(placement: KeyPlacement, old_owner: str) -> str:
-    """Return a key that a spread moves from a broker group to another one."""
+    """Return a key that moves from a broker group to another one by a spread."""
     keys = (f"k{n}" for n in range(1_000))
     return next(
         key

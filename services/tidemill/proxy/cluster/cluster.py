@@ -41,6 +41,7 @@ from tidemill.message.resource_names import (
 from tidemill.proxy.cluster.key_owners import KeyOwners
 from tidemill.proxy.cluster.linked_group import HandleIssuers, LinkedGroup, LocalIds, ReceiptHandles
 from tidemill.proxy.cluster.members import MemberLinks
+from tidemill.proxy.cluster.send_target import SendTarget
 from tidemill.proxy.link.commands import ENSURE
 from tidemill.security.acl import Resource, group_resource, topic_resource
 from tidemill.security.item_counts import ItemCounts
@@ -63,16 +64,6 @@ REPORT_TIMEOUT_S = 1.0
 
 # Broker groups that store messages of a topic, each with its topic id and its number of queues.
 Spread: TypeAlias = "Sequence[tuple[LinkedGroup, int, int]]"
-
-
-class SendTarget(NamedTuple):
-    """The broker group and the queue that store a message."""
-
-    broker: LinkedGroup
-    topic_id: int  # at this broker group; 0 if it does not know the topic yet
-    queue_id: int
-    may_move: bool = False  # whether another broker group may store the message instead
-    priority: int | None = None  # of a message of a PRIORITY topic, which decides its queue
 
 
 class RouteQueues(NamedTuple):

@@ -17,9 +17,9 @@ from tidemill.message.queue_choice import level_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster.cluster import SendTarget
     from tidemill.proxy.cluster.linked_group import LinkedGroup
     from tidemill.proxy.cluster.members import MemberLinks
+    from tidemill.proxy.cluster.send_target import SendTarget
 
 # Of the home and then of each broker group: the list of owners that it has.
 KnownLists: TypeAlias = "Sequence[link_pb2.KeyPlacement]"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class KeyedMessage(NamedTuple, Generic[T]):
+class KeyedRequest(NamedTuple, Generic[T]):
     """A message with a dedup key and without a message group, and how it is stored."""
 
     key: bytes
@@ -64,10 +64,10 @@ class KeyedSends:
         def repeated(found: link_pb2.KeyLookupReply) -> Appended:
             return found.queue_offset, found.due_at_ms, found.repeat
 
-        return self.store(call, topic, target, KeyedMessage(key, blob, put, repeated))
+        return self.store(call, topic, target, KeyedRequest(key, blob, put, repeated))
 
     async def store(
-        self, call: Call, topic: link_pb2.TopicConfig, target: SendTarget, message: KeyedMessage[T]
+        self, call: Call, topic: link_pb2.TopicConfig, target: SendTarget, message: KeyedRequest[T]
     ) -> tuple[LinkedGroup, T]:
         """Store a message at its owner; return the broker group with the answer, and the answer.
 
@@ -91,7 +91,7 @@ class KeyedSends:
                 await owners.wait_for_change(topic.name, known, error, remaining_ms)
 
     async def _store_once(
-        self, topic: link_pb2.TopicConfig, target: SendTarget, message: KeyedMessage[T], end_ms: int
+        self, topic: link_pb2.TopicConfig, target: SendTarget, message: KeyedRequest[T], end_ms: int
     ) -> tuple[LinkedGroup, T]:
         owners, now_ms = self._cluster.key_owners, self._clock.monotonic_ms
         key_version = 0

@@ -38,7 +38,7 @@ from tidemill.proxy.cluster.dedup_keys import dedup_key_of
 from tidemill.proxy.cluster.linked_group import open_recall, open_transaction
 from tidemill.proxy.link.commands import CANCEL_TIMER, END_TRANSACTION, HALF
 from tidemill.proxy.server.call import CallStatus, status_of
-from tidemill.proxy.server.keyed_sends import KeyedMessage, KeyedSends
+from tidemill.proxy.server.keyed_sends import KeyedRequest, KeyedSends
 from tidemill.proxy.server.send_results import OK, encode_entry, encode_repeat, encode_response
 from tidemill.security.acl import Action
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -357,7 +357,7 @@ class Producer:
         broker, key = send.target.broker, send.key
         try:
             if key is not None and not send.message_group:
-                message = KeyedMessage(key, send.blob, put, repeated)
+                message = KeyedRequest(key, send.blob, put, repeated)
                 broker, reply = await self._keyed.store(call, topic, send.target, message)
             else:
                 reply = await put(send.target, 0, self._cluster.timeout_ms(call))

@@ -28,7 +28,7 @@ class Fence(NamedTuple):
 
 @final
 class OldKeys:
-    """The open spreads of one broker group, and those whose older keys are over here."""
+    """The open spreads of one broker group, and the end of the older keys of each here."""
 
     def __init__(self, catalog: Catalog, tables: KeyTables) -> None:
         self._catalog = catalog
@@ -57,7 +57,7 @@ class OldKeys:
         return self._ended.get(topic_id) == version
 
     def take_ended(self, limit: int) -> list[tuple[TopicId, int]]:
-        """Return some topics whose older keys are over, with their versions; all in turn."""
+        """Return some topics without older keys, with their versions; all in turn."""
         some = list(self._ended.items())[:limit]
         for topic_id, version in some:
             del self._ended[topic_id]
