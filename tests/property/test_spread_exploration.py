@@ -151,7 +151,10 @@ class Protocol:
         return state._replace(last_copy=max(owner.stored_at, state.last_copy), copies=copies)
 
     def kill(self, state: State, at: int) -> State:
-        """Lose the uncommitted records of a broker group. It counts the window from its next start."""
+        """Lose the uncommitted records of a broker group.
+
+        The next process counts the window from its start.
+        """
         restarted = state.committed[at]._replace(fenced_at=state.now)
         return state._replace(
             answers=changed(state.answers, at, frozenset()),

@@ -464,8 +464,7 @@ class Engine:
         self._bring_back(now_ms)
         for _ in self.consumption.renewals.suspend_unproven(now_ms):
             self.commit(now_ms)
-        self.key_tables.settle()
-        self.key_tables.clock.restart()
+        self.deduplication.take_over()
         self.key_spreads.take_over()
         self.consumption.reviver.take_over()
         self.half_checks.take_over(now_ms)

@@ -76,7 +76,7 @@ class DedupMetrics:
             " same memory. At 1, messages with new keys are rejected.",
             labels=("topic",),
         )
-        shared, bound = deduplication.shared_memory()
+        shared, bound = deduplication.memory.shared()
         shared_ratio = shared / bound if bound > 0 else 1.0  # The shares may take all of it.
         for topic_id, topic in self._shown():
             table = self._rounds.engine.key_tables.tables[topic_id]

@@ -591,13 +591,13 @@ def test_topics_without_a_share_use_the_rest_of_the_memory_together() -> None:
     world = DedupWorld()
     world.turn_on()
     world.turn_on(topic="other")
-    empty, bound = world.engine.deduplication.shared_memory()
+    empty, bound = world.engine.deduplication.memory.shared()
     world.store("a", key="k")
-    one, _ = world.engine.deduplication.shared_memory()
+    one, _ = world.engine.deduplication.memory.shared()
     world.store("a", key="k", topic="other")
-    both, _ = world.engine.deduplication.shared_memory()
+    both, _ = world.engine.deduplication.memory.shared()
     assert empty < one < both
     world.turn_on(topic="other", memory_bytes=1 << 20)
-    used, rest = world.engine.deduplication.shared_memory()
+    used, rest = world.engine.deduplication.memory.shared()
     assert 0 < used < both, "only the keys of the topic without a share"
     assert rest == bound - (1 << 20)

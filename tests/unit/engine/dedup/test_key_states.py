@@ -96,9 +96,9 @@ def _rolled_back(world: DedupWorld) -> None:
 
 
 def _without_memory(world: DedupWorld) -> None:
-    deduplication = world.engine.deduplication
-    deduplication._memory_bytes = world.engine.key_tables.memory_bytes
-    deduplication._rest_bytes = 0
+    memory = world.engine.deduplication.memory
+    memory.memory_bytes = world.engine.key_tables.memory_bytes
+    memory.rest_bytes = 0
 
 
 State = Callable[[DedupWorld], None]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 
 from tests.support.worlds.dedup_world import WINDOW_MS, DedupWorld
-from tidemill.broker.engine.dedup.key_table import KeyTable
+from tidemill.broker.engine.dedup.key_memory import COUNTED_TABLES
+from tidemill.broker.engine.dedup.key_table import KEY_BYTES, KeyTable
 from tidemill.broker.engine.layout.dedup import NO_PIN, KeyRow, pin_of_timer
 from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
+from tidemill.common.errors import Overloaded
 
 TOPICS = 3_000
 HASH = b"\x01" * 16
@@ -53,6 +56,51 @@ def test_a_slice_of_a_sweep_looks_at_few_tables_with_keys_that_are_over(world: D
     world.note_round()
     sweep(world)
     assert world.engine.deduplication.next_due_ms(world.now_ms) is None
+
+
+def test_a_count_of_the_memory_looks_only_at_changed_tables(world: DedupWorld) -> None:
+    memory, tables = world.engine.deduplication.memory, world.engine.key_tables
+    assert len(tables.changed) > TOPICS
+    memory.count_some()
+    assert len(tables.changed) > TOPICS - COUNTED_TABLES - 2
+    memory.count_all()
+    assert memory.shared() == (tables.memory_bytes, memory.memory_bytes)
+    world.store("a", key="k")
+    assert len(tables.changed) == 1
+    memory.count_some()
+    assert memory.shared() == (tables.memory_bytes, memory.memory_bytes)
+
+
+def test_the_memory_of_uncounted_keys_is_not_given_twice(world: DedupWorld) -> None:
+    memory, tables = world.engine.deduplication.memory, world.engine.key_tables
+    memory.memory_bytes = tables.memory_bytes + 100 * KEY_BYTES
+    memory.count_all()
+    stored = 0
+    with contextlib.suppress(Overloaded):
+        for n in range(1_000):
+            # More tables change than a count looks at, so none is complete.
+            tables.changed.update(tables.tables)
+            world.now_ms += 1
+            world.store(f"m{n}", key=f"k{n}")
+            stored += 1
+    assert 0 < stored <= 100
+    memory.count_all()
+    assert memory.shared()[0] <= memory.memory_bytes
+
+
+def test_a_deleted_topic_and_a_share_count_at_once() -> None:
+    world = DedupWorld()
+    world.turn_on()
+    world.turn_on(topic="other", memory_bytes=1 << 20)
+    world.store("a", key="k")
+    memory = world.engine.deduplication.memory
+    bound = memory.memory_bytes - (1 << 20)
+    own = world.engine.key_tables.tables[world.topic()]
+    assert memory.shared() == (own.memory_bytes, bound)
+    assert memory.bound_of(world.engine.catalog.topic_ids["other"]) == 1 << 20
+    world.engine.administration.delete_topic("orders", world.now_ms)
+    world.engine.administration.delete_topic("other", world.now_ms)
+    assert memory.shared() == (0, memory.memory_bytes)
 
 
 def test_the_end_of_a_timer_changes_its_own_topic_only() -> None:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, final
 
 from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.first_messages import FirstMessage, FirstMessages
+from tidemill.broker.engine.dedup.key_memory import KeyMemory
 from tidemill.broker.engine.dedup.key_table import BLOCKS_A_SWEEP, KEY_BYTES, KeyTable
 from tidemill.broker.engine.dedup.tables import SWEPT_A_SLICE, KeyTables
 from tidemill.broker.engine.layout.dedup import (
@@ -39,7 +40,6 @@ from tidemill.message.dedup_key import KeyFields, check_key, owner_of_key, read_
 
 SWEEP_PERIOD_MS: Final = 1_000
 SWEPT_BLOCK_COST: Final = 50  # the look at a block takes as long as the removal of so many keys
-COUNTED_BYTES: Final = 256 << 10  # taken by new keys between two counts of the memory
 _TYPE_AT: Final = stored_message.MESSAGE_TYPE_AT
 _TRANSACTION: Final = stored_message.TYPE_TRANSACTION
 _MESSAGE_ID, _PROPERTY = DedupKeySource.MESSAGE_ID, DedupKeySource.PROPERTY
@@ -94,11 +94,8 @@ class Deduplication:
         self._firsts = firsts
         self._catalog = catalog
         self._log = log
-        self._memory_bytes = config.memory_bytes
+        self.memory = KeyMemory(tables, config.memory_bytes)
         self._hashers: dict[TopicId, blake2b] = {}
-        # Memory for new keys until the next count, of topics without a share.
-        self._rest_bytes = 0
-        self._full_at_ms = -1  # by the clock of keys: the last count has found no memory
         self._sweep_at_ms = 0  # by the clock of keys
         self._sweeping: list[TopicId] = []
         # Counts of this process, by topic id and by a word.
@@ -111,6 +108,12 @@ class Deduplication:
     def note_time(self, now_ms: int, monotonic_ms: int) -> None:
         """Note the time of a round, before its commands."""
         self.tables.clock.read(now_ms, monotonic_ms)
+
+    def take_over(self) -> None:
+        """Begin to decide: the catalog and the tables are complete."""
+        self.tables.settle()
+        self.tables.clock.restart()
+        self.memory.count_all()
 
     # ------------------------------------------------------------ sends
 
@@ -168,8 +171,8 @@ class Deduplication:
                 self._check_owner(topic, key, key_version)
             if row is not None:
                 pass  # Its row has room for the new message.
-            elif policy.memory_bytes is None and self._rest_bytes >= KEY_BYTES:
-                self._rest_bytes -= KEY_BYTES
+            elif policy.memory_bytes is None and self.memory.rest_bytes >= KEY_BYTES:
+                self.memory.rest_bytes -= KEY_BYTES
             else:
                 self._check_memory(topic, policy, table)
         else:
@@ -334,54 +337,17 @@ class Deduplication:
     def _check_memory(self, topic: Topic, policy: DedupPolicy, table: KeyTable) -> None:
         """Raise Overloaded if a topic has no memory for another key."""
         share = policy.memory_bytes
-        if share is not None:
-            has_room = table.memory_bytes + KEY_BYTES <= share
+        if share is None:
+            has_room = self.memory.has_room()
         else:
-            if self._rest_bytes < KEY_BYTES and self._full_at_ms != self.tables.clock.now_ms:
-                self._count_rest()
-            has_room = self._rest_bytes >= KEY_BYTES
-            self._rest_bytes -= KEY_BYTES if has_room else 0
+            has_room = table.memory_bytes + KEY_BYTES <= share
         if not has_room:
             self.rejected[topic.id, "memory"] += 1
             raise Overloaded(
-                f"the dedup keys use all of their {share or self._memory_bytes} bytes, so topic"
-                f" {topic.name} takes no new key; shorten windowMs, raise dedup_memory_bytes, or"
-                f" send later"
+                f"the dedup keys use all of their {share or self.memory.memory_bytes} bytes, so"
+                f" topic {topic.name} takes no new key; shorten windowMs, raise"
+                f" dedup_memory_bytes, or send later"
             )
-
-    def _count_rest(self) -> None:
-        """Count the memory that is left for topics without a share.
-
-        If there is none, it is not counted again in this round.
-        """
-        used = 0
-        for table in self.tables.tables.values():
-            policy = self.tables.policy_of(table.topic_id)
-            share = None if policy is None else policy.memory_bytes
-            used += table.memory_bytes if share is None else share
-        # Between two counts, a key counts as `KEY_BYTES`, and an index may grow by more.
-        self._rest_bytes = min(self._memory_bytes - used, COUNTED_BYTES)
-        if self._rest_bytes < KEY_BYTES:
-            self._full_at_ms = self.tables.clock.now_ms
-
-    def memory_bytes_of(self, topic_id: TopicId) -> int:
-        """Return the bound of the memory for the keys of a topic."""
-        policy = self.tables.policy_of(topic_id)
-        if policy is not None and policy.memory_bytes is not None:
-            return policy.memory_bytes
-        policies = [self.tables.policy_of(id_) for id_ in self.tables.tables]
-        shares = [one.memory_bytes or 0 for one in policies if one is not None]
-        return self._memory_bytes - sum(shares)
-
-    def shared_memory(self) -> tuple[int, int]:
-        """Return the memory that topics without a share use together, and its bound."""
-        used, bound = 0, self._memory_bytes
-        for topic_id, table in self.tables.tables.items():
-            policy = self.tables.policy_of(topic_id)
-            share = None if policy is None else policy.memory_bytes
-            used += table.memory_bytes if share is None else 0
-            bound -= share or 0
-        return used, bound
 
     # ------------------------------------------------------------ keys that are over
 
@@ -401,6 +367,7 @@ class Deduplication:
             self._sweeping = list(tables)
             self._sweep_at_ms = now_ms + SWEEP_PERIOD_MS
             self.tables.may_have_rows = False
+            self.memory.count_some()
         left = SWEPT_A_SLICE
         while self._sweeping and left > 0:
             left -= 1
@@ -413,6 +380,7 @@ class Deduplication:
                 over_ms = now_ms - policy.window_ms
                 if table.is_sweep_due(over_ms):
                     left -= SWEPT_BLOCK_COST * min(table.block_count(), BLOCKS_A_SWEEP)
+                    self.tables.changed.add(table.topic_id)
                     left -= table.sweep(over_ms=over_ms, limit=SWEPT_A_SLICE)
                     if table.end_sweep() is None:
                         return True

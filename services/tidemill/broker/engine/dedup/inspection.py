@@ -59,7 +59,7 @@ class KeyInspection:
         return KeyUsage(
             keys=len(table),
             memory_bytes=table.memory_bytes,
-            memory_bytes_max=deduplication.memory_bytes_of(topic_id),
+            memory_bytes_max=deduplication.memory.bound_of(topic_id),
             oldest_at_ms=self._tables.clock.wall_ms(table.oldest_ms) if has_oldest else 0,
             hits=sum([n for (id_, _), n in deduplication.hits.items() if id_ == topic_id]),
             mismatches=deduplication.mismatches[topic_id],

@@ -56,6 +56,7 @@ class KeyTables:
         self.stated_before: tuple[int, int] = 0, 0
         self.may_have_rows = False  # a sweep that finds none resets it
         self.open_spreads: dict[TopicId, None] = {}  # topics whose keys move to other owners
+        self.changed: set[TopicId] = set()  # since the last count of the memory
 
     @property
     def memory_bytes(self) -> int:
@@ -93,6 +94,7 @@ class KeyTables:
             # The replay began after the record of the topic, which is stated again later.
             table = self.tables[topic_id] = KeyTable(topic_id)
         self.may_have_rows = True
+        self.changed.add(topic_id)
         hash_, body_crc, taken_at_ms, _ = key
         if not is_replacement:
             self.clock.note(taken_at_ms, stored_at_ms)
@@ -114,6 +116,7 @@ class KeyTables:
         """Apply a STATE record: rows that are stated again, or freed by an operator."""
         self.may_have_rows = True
         for topic_id, row in rows:
+            self.changed.add(topic_id)
             table = self.tables.get(topic_id)
             if row.log_offset == FREED:
                 if table is not None:
@@ -156,6 +159,7 @@ class KeyTables:
             return
         for table in self.tables.values() if own is None else (own,):
             if table.pinned_count and (row := table.find_pinned(found)) is not None:
+                self.changed.add(table.topic_id)
                 if is_free(table.topic_id):
                     table.remove(row.hash)
                 else:
@@ -182,6 +186,7 @@ class KeyTables:
     def apply_topic(self, topic: Topic, item: dict[str, Any], stored_at_ms: int) -> None:
         """Apply the record of a topic, whose item has times by the clock of keys."""
         self.open_spreads.pop(topic.id, None)
+        self.changed.add(topic.id)
         if topic.dedup is None:
             self.tables.pop(topic.id, None)
             return
@@ -199,6 +204,7 @@ class KeyTables:
         """Forget the keys of a deleted topic."""
         self.tables.pop(topic_id, None)
         self.open_spreads.pop(topic_id, None)
+        self.changed.add(topic_id)
 
     def settle(self) -> None:
         """Keep tables only of topics with deduplication: the catalog is complete."""
@@ -209,6 +215,7 @@ class KeyTables:
         for topic in self._catalog.topics.values():
             if topic.dedup is not None and topic.id not in self.tables:
                 self.tables[topic.id] = KeyTable(topic.id)
+        self.changed.update(self.tables)
 
     # ------------------------------------------------------------ keys that are over
 
@@ -223,6 +230,7 @@ class KeyTables:
                 policy = self.policy_of(topic_id)
                 over_ms = self.clock.known_ms - (0 if policy is None else policy.window_ms)
                 if policy is not None and table.is_sweep_due(over_ms):
+                    self.changed.add(topic_id)
                     table.sweep(over_ms=over_ms, limit=2 * FOLLOWED_KEYS)
                     table.end_sweep()
 

@@ -1,0 +1,95 @@
+"""The memory of dedup keys that topics without a share have left, counted in bounded turns."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, final
+
+from tidemill.broker.engine.dedup.key_table import KEY_BYTES
+from tidemill.broker.engine.dedup.tables import KeyTables
+from tidemill.broker.engine.layout.numbers import TopicId
+
+COUNTED_BYTES: Final = 48 << 10  # taken by new keys between two counts: fewer than the tables below
+COUNTED_TABLES: Final = 1_000  # of one count, about a millisecond
+
+
+class CountedTable(NamedTuple):
+    """The memory of a topic, as of the last count of its table."""
+
+    used_bytes: int  # of a topic with a share: the share
+    share_bytes: int  # 0: it has no share
+
+
+NOT_COUNTED: Final = CountedTable(0, 0)
+
+
+@final
+class KeyMemory:
+    """The memory of all dedup keys, and what is left for topics without a share.
+
+    A count looks only at the tables that have changed since the last one.
+    """
+
+    def __init__(self, tables: KeyTables, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        # For new keys until the next count. Each takes `KEY_BYTES`.
+        self.rest_bytes = 0
+        self._tables = tables
+        self._granted_bytes = 0  # the rest as of the last count
+        self._uncounted_bytes = 0  # of keys taken since all tables were counted
+        self._counted: dict[TopicId, CountedTable] = {}
+        self._used_bytes = 0
+        self._share_bytes = 0
+        self._full_at_ms = -1  # by the clock of keys: the last count has found no memory
+
+    def has_room(self) -> bool:
+        """Take the memory of a new key; return whether there is some.
+
+        If there is none, it is not counted again in this round.
+        """
+        if self.rest_bytes < KEY_BYTES and self._full_at_ms != self._tables.clock.now_ms:
+            self.count_some()
+        if self.rest_bytes < KEY_BYTES:
+            return False
+        self.rest_bytes -= KEY_BYTES
+        return True
+
+    def bound_of(self, topic_id: TopicId) -> int:
+        """Return the bound of the memory for the keys of a topic."""
+        self.count_all()
+        own = self._counted.get(topic_id, NOT_COUNTED)
+        return own.share_bytes or self.memory_bytes - self._share_bytes
+
+    def shared(self) -> tuple[int, int]:
+        """Return the memory that topics without a share use together, and its bound."""
+        self.count_all()
+        return self._used_bytes - self._share_bytes, self.memory_bytes - self._share_bytes
+
+    def count_all(self) -> None:
+        """Count all tables that have changed."""
+        while self._tables.changed:
+            self.count_some()
+
+    def count_some(self) -> None:
+        """Count some tables that have changed, and the rest."""
+        changed = self._tables.changed
+        for _ in range(min(len(changed), COUNTED_TABLES)):
+            self._count_table(changed.pop())
+        self._uncounted_bytes += self._granted_bytes - self.rest_bytes
+        if not changed:
+            self._uncounted_bytes = 0
+        # Between two counts, a key counts as `KEY_BYTES`, and an index may grow by more.
+        left_bytes = self.memory_bytes - self._used_bytes - self._uncounted_bytes
+        self.rest_bytes = self._granted_bytes = min(left_bytes, COUNTED_BYTES)
+        if self.rest_bytes < KEY_BYTES:
+            self._full_at_ms = self._tables.clock.now_ms
+
+    def _count_table(self, topic_id: TopicId) -> None:
+        table, policy = self._tables.tables.get(topic_id), self._tables.policy_of(topic_id)
+        before = self._counted.pop(topic_id, NOT_COUNTED)
+        now = NOT_COUNTED
+        if table is not None:
+            share_bytes = (0 if policy is None else policy.memory_bytes) or 0
+            now = CountedTable(share_bytes or table.memory_bytes, share_bytes)
+            self._counted[topic_id] = now
+        self._used_bytes += now.used_bytes - before.used_bytes
+        self._share_bytes += now.share_bytes - before.share_bytes
