@@ -26,8 +26,8 @@ class KeySpreads:
         self._catalog = catalog
         self._administration = administration
         self._old_keys = OldKeys(catalog, tables)
-        # At the home, by topic and version: broker groups whose older keys are over, as reported to
-        # this process. They repeat their reports.
+        # At the home, by topic and version: broker groups that have reported to this process that
+        # their older keys are over. They repeat their reports.
         self._reported: dict[tuple[TopicId, int], set[str]] = {}
         self._looks_seen = 0
 
@@ -142,7 +142,7 @@ class KeySpreads:
         return topic
 
     def take_ended(self) -> Iterator[tuple[int, int]]:
-        """Yield ids at the home and versions of some spreads whose older keys are over here."""
+        """Yield ids at the home and versions of some spreads without older keys here."""
         for topic_id, version in self._old_keys.take_ended(ENDED_A_REPLY):
             topic = self._catalog.topics.get(topic_id)
             is_old_owner = topic is not None and self._catalog.broker_name in topic.placement.before
