@@ -1,4 +1,4 @@
-"""The spread of dedup keys (ADR 0090): all orders of events, with two or three owners and one key.
+"""The spread of dedup keys (ADR 0091): all orders of events, with two or three owners and one key.
 
 List `v` gives the key to broker group `v % n`, so each spread moves it. Proxies are not modelled
 one by one. A proxy may have any list that the home has published, and any request may arrive late

@@ -1,4 +1,4 @@
-"""The owners of dedup keys without a message group, and of keys that move to others (ADR 0090)."""
+"""The owners of dedup keys without a message group, and of keys that move to others (ADR 0091)."""
 
 from __future__ import annotations
 

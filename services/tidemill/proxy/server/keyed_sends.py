@@ -1,4 +1,4 @@
-"""Sends of messages with dedup keys: to the owner, after a lookup if the key moves (ADR 0090)."""
+"""Sends of messages with dedup keys: to the owner, after a lookup if the key moves (ADR 0091)."""
 
 from __future__ import annotations
 

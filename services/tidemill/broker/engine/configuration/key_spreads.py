@@ -1,4 +1,4 @@
-"""Spreads of dedup keys: new lists of owners, fences, and the end of a spread (ADR 0090)."""
+"""Spreads of dedup keys: new lists of owners, fences, and the end of a spread (ADR 0091)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of the keys from before an open spread, at a broker group that may know them (ADR 0090).
+"""The end of the keys from before an open spread, at a broker group that may know them (ADR 0091).
 
 The list of a spread is a fence: from its record on, this broker group takes only keys that it owns
 by this list. The older keys are over when one window has passed since then, and no timer and no
