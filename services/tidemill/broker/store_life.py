@@ -191,17 +191,19 @@ class BrokerProcess:
         if replica_engine is not None and replicas is not None:
             replicas.hold.on_rejection = rounds.report_rejection
             ReplicaMetrics(registry, settings.name, replica_engine, replicas)
+        lag_reader = LagReader(rounds, lag, clock)
         mender = self._mender(replica_engine, replicas, rounds)
         registry.register(self._certificates.collect)
         registry.register(members.collect)
         async with (
             running(rounds),
             self._metrics_server(
-                registry, readiness, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
+                registry, readiness, lag_reader, SizeReader(rounds, sizes, clock)
             ).serving(settings.metrics_host, settings.metrics_port) as metrics,
             broker_server(
                 rounds,
                 traffic,
+                lag_reader,
                 members,
                 settings,
                 newest_context(self._cluster) if self._cluster else None,

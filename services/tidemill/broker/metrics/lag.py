@@ -1,4 +1,4 @@
-"""The progress of consumer groups, as a scrape shows it."""
+"""The progress of consumer groups, as a scrape and GetActivity show it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ class TopicLag:
     """The progress of a group in all queues of a topic, or of its retry topic."""
 
     __slots__ = (
+        "blocked_count",
         "in_flight_count",
+        "locked_queue_count",
         "oldest_popped_at_ms",
         "oldest_ready_at_ms",
         "oldest_unacked_at_ms",
@@ -23,7 +25,8 @@ class TopicLag:
     )
 
     def __init__(self) -> None:
-        self.ready_count = self.in_flight_count = 0
+        self.ready_count = self.in_flight_count = 0  # blocked messages are ready, too
+        self.blocked_count = self.locked_queue_count = 0
         # 0: no such message
         self.oldest_unacked_at_ms = self.oldest_ready_at_ms = self.oldest_popped_at_ms = 0
 
@@ -31,6 +34,8 @@ class TopicLag:
         """Add one queue."""
         self.ready_count += queue.ready_count
         self.in_flight_count += queue.in_flight_count
+        self.blocked_count += queue.blocked_count
+        self.locked_queue_count += queue.is_locked
         self.oldest_unacked_at_ms = _earlier(self.oldest_unacked_at_ms, queue.oldest_unacked_at_ms)
         self.oldest_ready_at_ms = _earlier(self.oldest_ready_at_ms, queue.oldest_ready_at_ms)
         self.oldest_popped_at_ms = _earlier(self.oldest_popped_at_ms, queue.oldest_popped_at_ms)
@@ -42,11 +47,13 @@ def _earlier(one_ms: int, other_ms: int) -> int:
 
 
 class Lag:
-    """The progress of all consumer groups, as of the last scrape that read it."""
+    """The progress of all consumer groups, as of the last pass of `LagReader`."""
 
     def __init__(self) -> None:
         # By group, topic, and whether the values are of the group's retry topic.
         self.of_topics: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
+        # By group: the topics of the keys above. A group without topics has an empty list.
+        self.topics_of_group: dict[GroupId, list[tuple[TopicId, bool]]] = {}
         # By group, topic and level, of PRIORITY topics, with the retries of the level.
         self.of_levels: dict[tuple[GroupId, TopicId, int], TopicLag] = {}
         self.in_flight_count = 0  # of all groups

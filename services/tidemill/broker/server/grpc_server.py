@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.metrics.dedup_metrics import DedupMetrics
 from tidemill.broker.metrics.transaction_metrics import TransactionMetrics
+from tidemill.broker.server.admin.activity import ActivityAdmin
 from tidemill.broker.server.admin.audit import AuditAdmin
 from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tidemill.broker.server.members.cluster_members import ClusterMembers
     from tidemill.broker.server.replicas.replica_shell import ReplicaShell
     from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.scrape.lag import LagReader
     from tidemill.broker.settings import BrokerSettings
 
 REQUEST_BYTES_MAX: Final = 64 << 20  # a frame may carry many messages of 4 MiB
@@ -133,6 +135,7 @@ def replica_methods(replicas: ReplicaShell) -> dict[str, RpcMethod]:
 async def broker_server(
     rounds: Rounds,
     traffic: Traffic,
+    lag: LagReader,
     members: ClusterMembers,
     settings: BrokerSettings,
     tls: ssl.SSLContext | None = None,
@@ -167,6 +170,7 @@ async def broker_server(
             ADMIN,
             topics,
             storage,
+            ActivityAdmin(rounds, traffic, lag),
             consumer_groups,
             messages,
             timers,

@@ -84,6 +84,10 @@ class ProgressIndex:
         """Return the progress of a group in all queues that it reads."""
         return list(self._of_group.get(group_id, {}).values())
 
+    def has_popped(self, group_id: GroupId) -> bool:
+        """Return whether a group has begun to read any topic."""
+        return group_id in self._of_group
+
     def topic_ids_of(self, group_id: GroupId) -> set[TopicId]:
         """Return the topics that a group has begun to read."""
         # Without a Python loop: a group may have tens of thousands of keys.

@@ -64,6 +64,12 @@ class QueueProgress(NamedTuple):
     oldest_unacked_at_ms: int  # 0: no message is unacked
     oldest_ready_at_ms: int  # 0: no message is ready
     oldest_popped_at_ms: int  # 0: no message is in flight
+    is_locked: bool  # a batch in flight locks the queue of an ordered group
+
+    @property
+    def blocked_count(self) -> int:
+        """The ready messages that wait for the end of the lock."""
+        return self.ready_count if self.is_locked else 0
 
 
 class PulledQueue(NamedTuple):
@@ -74,6 +80,14 @@ class PulledQueue(NamedTuple):
     offset: int
     min_offset: int
     max_offset: int
+
+
+class TopicContents(NamedTuple):
+    """The counts of a topic."""
+
+    stored_count: int  # messages that entered its queues so far
+    message_count: int  # messages in its queues, acked or not
+    timer_count: int  # delayed messages that will be delivered to it
 
 
 class TopicUse(NamedTuple):
@@ -135,13 +149,21 @@ class Inspection:
         ]
         return [-1 if each is None else consumer_offset(self._pops, each) for each in found]
 
+    def contents_of(self, topic: Topic) -> TopicContents:
+        """Return the counts of a topic. The cost is O(queues)."""
+        stored = messages = 0
+        for queue in self._catalog.queues_of(topic):
+            stored += queue.max_offset
+            messages += queue.max_offset - queue.min_offset
+        return TopicContents(stored, messages, self._timer_index.counts.pending[topic.id])
+
     def use_of(self, topic: Topic) -> TopicUse:
         """Return the uses of a topic."""
-        queues = self._catalog.queues_of(topic)
+        contents = self.contents_of(topic)
         group_ids = self._pops.index.group_ids_of(topic.id)
         return TopicUse(
-            sum(queue.max_offset - queue.min_offset for queue in queues),
-            self._timer_index.counts.pending[topic.id],
+            contents.message_count,
+            contents.timer_count,
             sorted(self._catalog.groups[group_id].name for group_id in group_ids),
         )
 
@@ -212,6 +234,10 @@ class Inspection:
             assert retry_of is not None, "a retry topic names its topic"
             found |= {retry_id, retry_of[1]}
         return sorted(filter(catalog.is_alive, found))
+
+    def has_popped(self, group: ConsumerGroup) -> bool:
+        """Return whether a group has begun to read any topic here."""
+        return self._pops.index.has_popped(group.id)
 
     def topics_read(self, group: ConsumerGroup) -> set[TopicId]:
         """Return the topics that a group has begun to read here, retry topics included."""
@@ -288,8 +314,9 @@ class Inspection:
         """Return a group's progress in one queue."""
         queue = progress.queue
         name = self._catalog.topics[progress.named_topic_id].name
-        in_flight, waiting = progress.in_flight, list[int]()
+        in_flight, waiting, is_locked = progress.in_flight, list[int](), False
         if progress.ordered is not None:
+            is_locked = bool(locking_slots(self._pops, progress))
             # Pending messages that no client holds wait at their position for the next pop.
             held = held_offsets(self._pops, progress)
             in_flight, waiting = len(held), waiting_offsets(progress, held)
@@ -316,6 +343,7 @@ class Inspection:
             unacked_at,
             ready_at,
             popped_at,
+            is_locked,
         )
 
     def in_flight_of(self, client: ClientKey) -> int:

@@ -43,12 +43,14 @@ async def read_level_readers(rounds: Rounds, topic_id: TopicId) -> list[pb.Level
             return
         if (group_id, level) not in levels:
             levels[group_id, level] = readers[group_id].levels.add(level=level)
-        found, lock = levels[group_id, level], engine.inspection.find_lock(key)
-        blocked_count = lock.waiting_count if lock is not None else 0
-        found.ready_count += progress.ready_count - blocked_count
-        found.blocked_count += blocked_count
+        found = levels[group_id, level]
+        found.ready_count += progress.ready_count - progress.blocked_count
+        found.blocked_count += progress.blocked_count
         found.in_flight_count += progress.in_flight_count
-        times_ms = found.oldest_ready_at_ms, 0 if lock is not None else progress.oldest_ready_at_ms
+        times_ms = (
+            found.oldest_ready_at_ms,
+            0 if progress.is_locked else progress.oldest_ready_at_ms,
+        )
         found.oldest_ready_at_ms = min(filter(None, times_ms), default=0)
 
     while await read_in_round(rounds, read_some):

@@ -1,8 +1,9 @@
-"""Consumer progress for the metrics, read in rounds at a scrape, at most once per second."""
+"""Consumer progress for scrapes and for GetActivity, read in rounds, at most once per second."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -21,52 +22,69 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
 
 LAG_WAIT_S = 1  # after it a scrape shows the previous values, and the next scrape continues
+# The period of passes, as a multiple of the processor time of a pass: they take at most a twentieth
+# of a core, for any number of queues.
+PASS_COST_FACTOR = 20
 # Queues of groups read in one round, and groups begun: one to two milliseconds.
 PROGRESS_A_ROUND = 256
 
 
 class LagReader:
-    """Brings `Lag` up to date; awaited before each scrape."""
+    """Brings `Lag` up to date; awaited before each scrape and each GetActivity."""
 
     def __init__(self, rounds: Rounds, lag: Lag, clock: Clock) -> None:
         self._rounds = rounds
-        self._lag = lag
+        self.lag = lag
         self._clock = clock
         self._read_at_ms = -LAG_AGE_MS_MAX
+        self._period_ms: float = LAG_AGE_MS_MAX
+        self._one_by_one = asyncio.Lock()  # The callers share a pass.
         # The current pass: queues not read yet, and the values so far.
         self._unseen: Iterator[ProgressKey | None] | None = None
         self._found: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
         self._levels: dict[tuple[GroupId, TopicId, int], TopicLag] = {}
+        self._topics_of_group: dict[GroupId, list[tuple[TopicId, bool]]] = {}
         self._in_flight_count = 0
+        self._cost_s = 0.0
 
     async def __call__(self) -> None:
         """Read the progress of all groups, unless the values are younger than a second."""
-        now_ms = self._clock.monotonic_ms()
-        if self._unseen is None:
-            if now_ms - self._read_at_ms < LAG_AGE_MS_MAX:
-                return
-            self._read_at_ms = now_ms
         try:
-            async with asyncio.timeout(LAG_WAIT_S):
+            async with asyncio.timeout(LAG_WAIT_S), self._one_by_one:
                 if self._unseen is None:
-                    self._unseen = queues_of_groups(self._rounds.engine)
-                    self._found, self._levels = {}, {}
-                    self._in_flight_count = 0
+                    now_ms = self._clock.monotonic_ms()
+                    if now_ms - self._read_at_ms < self._period_ms:
+                        return
+                    self._read_at_ms = now_ms
+                    self._begin()
                 while await self._rounds.read(self._look_at_some):
                     pass
+                self._end()
         except QueryFailed:
             self._unseen = None  # A defect: the next scrape begins again.
-            return
         except (UnavailableError, TimeoutError):
             return  # Draining, a stalled disk, or many queues: the previous values stay.
+
+    def _begin(self) -> None:
+        engine = self._rounds.engine
+        self._unseen = queues_of_groups(engine)
+        self._found, self._levels = {}, {}
+        self._topics_of_group = {group_id: [] for group_id in engine.catalog.groups}
+        self._in_flight_count, self._cost_s = 0, 0.0
+
+    def _end(self) -> None:
         self._unseen = None
-        self._lag.of_topics, self._lag.of_levels = self._found, self._levels
-        self._lag.in_flight_count = self._in_flight_count
-        self._lag.now_ms = self._clock.wall_ms()
+        self._period_ms = max(LAG_AGE_MS_MAX, self._cost_s * 1_000 * PASS_COST_FACTOR)
+        lag = self.lag
+        lag.of_topics, lag.of_levels = self._found, self._levels
+        lag.topics_of_group = self._topics_of_group
+        lag.in_flight_count = self._in_flight_count
+        lag.now_ms = self._clock.wall_ms()
 
     def _look_at_some(self, engine: Engine, _turn: Turn) -> bool:
         """Add some queues to the pass; return whether queues may remain."""
         assert self._unseen is not None, "a pass has begun"
+        began_s = time.thread_time()
         some = list(islice(self._unseen, PROGRESS_A_ROUND))
         for key in filter(None, some):
             queue = engine.inspection.find_progress(key)
@@ -74,12 +92,16 @@ class LagReader:
                 continue
             named_id = engine.state.index.peek(key).named_topic_id
             place = key[0], named_id, queue.is_retry
-            self._found.setdefault(place, TopicLag()).add(queue)
+            if place not in self._found:
+                self._found[place] = TopicLag()
+                self._topics_of_group.setdefault(key[0], []).append(place[1:])
+            self._found[place].add(queue)
             named = engine.catalog.topics.get(named_id)
             if named is not None and named.type is TopicType.PRIORITY:
                 level = key[0], named_id, queue.queue_id
                 self._levels.setdefault(level, TopicLag()).add(queue)
             self._in_flight_count += queue.in_flight_count
+        self._cost_s += time.thread_time() - began_s
         return len(some) == PROGRESS_A_ROUND
 
 

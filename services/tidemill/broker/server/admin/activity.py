@@ -1,0 +1,153 @@
+"""BrokerAdmin's call about the counts of topics and consumer groups (ADR 0092)."""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_right
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.pop.deliveries import AckResult
+from tidemill.broker.metrics.lag import TopicLag
+from tidemill.broker.server.round.rpc import read_in_round
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, HIDDEN_TOPICS
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
+    from tidemill.broker.metrics.traffic import Traffic
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
+    from tidemill.broker.server.scrape.lag import LagReader
+
+TOPICS_A_PAGE: Final = 2_000  # up to 300 bytes each
+GROUPS_A_PAGE: Final = 250  # with at most 128 topics and their retry topics each
+# A slice of either takes about a millisecond, whichever comes first.
+TOPICS_A_SLICE: Final = 64
+QUEUES_A_SLICE: Final = 1_024
+PAIRS_A_SLICE: Final = 256  # of a consumer group and a topic
+RUN_BYTES: Final = 8
+
+
+class ActivityAdmin:
+    """Describes what topics and consumer groups do."""
+
+    def __init__(self, rounds: Rounds, traffic: Traffic, read_lag: LagReader) -> None:
+        self._rounds = rounds
+        self._traffic = traffic
+        self._read_lag = read_lag
+        self._run = secrets.token_hex(RUN_BYTES)
+
+    async def GetActivity(self, request: pb.GetActivityRequest) -> pb.ActivityPage:
+        """Return a page of topics or consumer groups; each part of the page takes a round."""
+        after_topic_id, after_group_id = request.after_topic_id, request.after_group_id
+        if not after_topic_id and not after_group_id:
+            await self._read_lag()
+
+        def begin(engine: Engine, turn: Turn) -> tuple[pb.ActivityPage, list[int], list[int]]:
+            page = pb.ActivityPage(run=self._run, read_ms=turn.monotonic_ms)
+            page.progress_at_ms = self._read_lag.lag.now_ms
+            topics: list[int] = []
+            if not after_group_id:
+                topics = _after(sorted(engine.catalog.topics), after_topic_id)
+            groups = _after(sorted(engine.catalog.groups), after_group_id)
+            if len(topics) > TOPICS_A_PAGE or (topics and groups):
+                page.next_page.after_topic_id = topics[:TOPICS_A_PAGE][-1]
+                groups = []
+            elif len(groups) > GROUPS_A_PAGE:
+                page.next_page.after_group_id = groups[GROUPS_A_PAGE - 1]
+            return page, topics[:TOPICS_A_PAGE], groups[:GROUPS_A_PAGE]
+
+        page, topics, groups = await read_in_round(self._rounds, begin)
+        while topics:
+            topics = await read_in_round(self._rounds, partial(self._add_topics, page, topics))
+        while groups:
+            groups = await read_in_round(self._rounds, partial(self._add_groups, page, groups))
+        return page
+
+    def _add_topics(
+        self, page: pb.ActivityPage, ids: list[int], engine: Engine, _turn: Turn
+    ) -> list[int]:
+        """Add the first topics to a page; return the ids of the others."""
+        queue_count = 0
+        for number, id_ in enumerate(ids):
+            if number == TOPICS_A_SLICE or queue_count >= QUEUES_A_SLICE:
+                return ids[number:]
+            topic = engine.catalog.topics.get(TopicId(id_))
+            if topic is not None and engine.catalog.is_alive(topic.id):
+                queue_count += topic.queues
+                if topic.name not in HIDDEN_TOPICS:
+                    page.topics.append(_topic(engine, topic))
+        return []
+
+    def _add_groups(
+        self, page: pb.ActivityPage, ids: list[int], engine: Engine, _turn: Turn
+    ) -> list[int]:
+        """Add the first consumer groups to a page; return the ids of the others."""
+        pair_count = 0
+        for number, id_ in enumerate(ids):
+            if pair_count >= PAIRS_A_SLICE:
+                return ids[number:]
+            group = engine.catalog.groups.get(GroupId(id_))
+            if group is not None:
+                page.groups.append(self._group(engine, group))
+                pair_count += 1 + len(self._read_lag.lag.topics_of_group.get(group.id, ()))
+        return []
+
+    def _group(self, engine: Engine, group: ConsumerGroup) -> pb.GroupActivity:
+        lag, traffic = self._read_lag.lag, self._traffic
+        keys = lag.topics_of_group.get(group.id)
+        dead_letters = engine.catalog.find_topic(f"{DEAD_LETTER_TOPIC_PREFIX}{group.name}")
+        found = pb.GroupActivity(
+            id=group.id,
+            name=group.name,
+            dead_letters=0
+            if dead_letters is None
+            else engine.inspection.contents_of(dead_letters).message_count,
+            has_polled=engine.inspection.has_popped(group),
+            has_progress=keys is not None,
+        )
+        pairs: dict[TopicId, pb.GroupTopicActivity] = {}
+        for topic_id, is_retry in keys or ():
+            topic = engine.catalog.topics.get(topic_id)
+            if topic is None or not engine.catalog.is_alive(topic_id):
+                continue
+            pair = pairs.get(topic_id)
+            if pair is None:
+                pair = pairs[topic_id] = found.topics.add(topic=topic.name)
+                sent = traffic.sent.get((topic_id, group.id))
+                if sent is not None:
+                    pair.delivered, pair.redelivered = sent[0] + sent[2], sent[2]
+                    pair.acked = traffic.acks[topic_id, group.id][AckResult.APPLIED]
+            _add_progress(pair, lag.of_topics[group.id, topic_id, is_retry])
+        return found
+
+
+def _after(ids: list[int], last: int) -> list[int]:
+    return ids[bisect_right(ids, last) :]
+
+
+def _topic(engine: Engine, topic: Topic) -> pb.TopicActivity:
+    contents = engine.inspection.contents_of(topic)
+    found = pb.TopicActivity(
+        id=topic.id,
+        name=topic.name,
+        stored=contents.stored_count,
+        messages=contents.message_count,
+        pending_timers=contents.timer_count,
+    )
+    if engine.live_bytes.is_complete:
+        live_bytes = engine.live_bytes.bytes_of_topic(topic.id)
+        found.log_bytes = live_bytes + engine.live_bytes.dead_bytes_of_topic(topic.id)
+    return found
+
+
+def _add_progress(pair: pb.GroupTopicActivity, lag: TopicLag) -> None:
+    pair.ready += lag.ready_count - lag.blocked_count
+    pair.blocked += lag.blocked_count
+    pair.in_flight += lag.in_flight_count
+    pair.locked_queues += lag.locked_queue_count
+    times_ms = filter(None, (pair.oldest_unacked_at_ms, lag.oldest_unacked_at_ms))
+    pair.oldest_unacked_at_ms = min(times_ms, default=0)
