@@ -12,6 +12,7 @@ from fastapi.security import HTTPBasic, HTTPBearer
 from pydantic.alias_generators import to_camel
 from starlette.types import Receive, Scope, Send
 
+from tidemill.admin.activity.sampler import ActivitySampler
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.console.routes import add_console
@@ -30,6 +31,7 @@ from tidemill.admin.routes import (
     consumer_groups,
     dedup_keys,
     deliveries,
+    history,
     messages,
     quotas,
     replicas,
@@ -81,6 +83,7 @@ ROUTES = (
     deliveries,
     scaling,
     consumer_groups,
+    history,
     messages,
     timers,
     transactions,
@@ -171,6 +174,7 @@ def create_app(
     app.state.access_log = access_log or AccessLog(process, clock.wall_ms, clock.monotonic_ms)
     app.state.brokers, app.state.demands = brokers, demands
     app.state.controllers = controllers or ControllerClients([])
+    app.state.activity = ActivitySampler(brokers, clock)  # The process runs it.
     app.state.send_quotas = None  # The process sets them.
     app.state.api = None  # The application behind its access control, which the process sets.
     app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)

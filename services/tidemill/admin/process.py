@@ -164,6 +164,7 @@ async def serve(settings: AdminSettings) -> None:
                 process=settings.name or "admin",
                 needs_identity=True,
             )
+            await enter(app.state.activity.running())
             identities = identities_of(app, settings, token, copy, issuer_keys)
             door = GrpcDoor(parts_of(app, settings), identities, for_grpc)
             servers = {

@@ -97,6 +97,7 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "POST /groups/{group}:forgetPullOffsets": _needs("Update Group:{group}"),
     "POST /groups/{group}:releaseLock": _needs("Update Group:{group}"),
     "POST /groups/{group}/deliveries:release": _needs("Update Group:{group}"),
+    "GET /history": FILTERED,  # The route checks Get on the topic or group.
     "GET /timers": FILTERED,
     "GET /timers/histogram": FILTERED,  # The route checks the topic, or all topics.
     "GET /timers/{timer_id}": FILTERED,

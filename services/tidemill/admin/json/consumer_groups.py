@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
+from tidemill.admin.json.activity import SAMPLED_AT, GroupNumbersView
 from tidemill.admin.json.conflicts import ConflictView, TopicFilterView
 from tidemill.admin.json.deliveries import QueueLockView
 from tidemill.admin.json.schema import (
@@ -103,8 +104,12 @@ class ConsumerGroupView(Schema):
     )
 
 
-class ConsumerGroupDetailView(ConsumerGroupView):
-    """A consumer group, with the filters and the conflicts of its consumers."""
+class ConsumerGroupRowView(ConsumerGroupView, GroupNumbersView):
+    """A consumer group with its numbers."""
+
+
+class ConsumerGroupDetailView(ConsumerGroupRowView):
+    """A consumer group, with its numbers, the filters and the conflicts of its consumers."""
 
     conflicts: list[ConflictView] | None = Field(
         None,
@@ -116,6 +121,7 @@ class ConsumerGroupDetailView(ConsumerGroupView):
         description="The filters of its polls of the last ten minutes, by topic. Missing if there"
         " are none. Filters of topics without the right Get are left out.",
     )
+    sampled_at_ms: int | None = SAMPLED_AT
     unreachable: list[str] | None = UNREACHABLE
 
 
@@ -141,10 +147,11 @@ class ConsumerGroupDeletionView(Schema):
 
 
 class ConsumerGroupPageView(Schema):
-    """A page of consumer groups, ordered by name."""
+    """A page of consumer groups, ordered by name or by `sort`."""
 
-    groups: list[ConsumerGroupView] = Field(description="The groups of this page.")
+    groups: list[ConsumerGroupRowView] = Field(description="The groups of this page.")
     next_page_token: str | None = NEXT_PAGE
+    sampled_at_ms: int | None = SAMPLED_AT
     unreachable: list[str] | None = UNREACHABLE
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
+from tidemill.admin.json.activity import SAMPLED_AT, TopicGroupView, TopicNumbersView
 from tidemill.admin.json.schema import (
     BROKER,
     BY,
@@ -384,19 +385,30 @@ class LevelView(Schema):
     )
 
 
-class TopicDetailsView(TopicView):
-    """A topic, its queues and the levels of a PRIORITY topic."""
+class TopicRowView(TopicView, TopicNumbersView):
+    """A topic with its numbers."""
+
+
+class TopicDetailsView(TopicRowView):
+    """A topic, its numbers, its queues and the levels of a PRIORITY topic."""
 
     queue_status: list[QueueView] = Field(description="The queues of the topic.")
     levels: list[LevelView] | None = Field(
         None, description="The levels of a PRIORITY topic, from 0. Missing for other types."
     )
+    groups: list[TopicGroupView] | None = Field(
+        None,
+        description="Consumer groups that read it and that the caller may see, by name. Missing if"
+        " they are unknown.",
+    )
+    sampled_at_ms: int | None = SAMPLED_AT
     unreachable: list[str] | None = UNREACHABLE
 
 
 class TopicPageView(Schema):
-    """A page of topics, ordered by name."""
+    """A page of topics, ordered by name or by `sort`."""
 
-    topics: list[TopicView] = Field(description="The topics of this page.")
+    topics: list[TopicRowView] = Field(description="The topics of this page.")
     next_page_token: str | None = NEXT_PAGE
+    sampled_at_ms: int | None = SAMPLED_AT
     unreachable: list[str] | None = UNREACHABLE

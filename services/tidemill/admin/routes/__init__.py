@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from tidemill.admin.activity.sampler import ActivitySampler
 from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.security_client import SecurityClient
@@ -41,6 +42,13 @@ def demand_queries_of(request: Request) -> DemandQueries:
     demands = request.app.state.demands
     assert isinstance(demands, DemandQueries)
     return demands
+
+
+def activity_of(request: Request) -> ActivitySampler:
+    """Return the numbers of topics and consumer groups."""
+    activity = request.app.state.activity
+    assert isinstance(activity, ActivitySampler)
+    return activity
 
 
 def composer_of(request: Request) -> Composer:
@@ -125,6 +133,7 @@ def header_text(names: Iterable[str]) -> str:
 
 Cluster = Annotated[Brokers, Depends(brokers_of)]
 SecurityItems = Annotated[SecurityClient, Depends(security_items_of)]
+Activity = Annotated[ActivitySampler, Depends(activity_of)]
 ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]

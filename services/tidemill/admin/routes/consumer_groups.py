@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Annotated
+
 from fastapi import APIRouter
 
+from tidemill.admin.activity.rows import (
+    GROUP_FIELDS,
+    all_unreachable,
+    group_numbers,
+    number_of_group,
+    sampled_at_ms,
+)
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
@@ -12,6 +22,7 @@ from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS
+from tidemill.admin.http.sorting import PREFIX, first_by, of_prefix, sort_query
 from tidemill.admin.json import render
 from tidemill.admin.json.conflicts import conflicts_of, topic_filters_of
 from tidemill.admin.json.consumer_groups import (
@@ -20,6 +31,7 @@ from tidemill.admin.json.consumer_groups import (
     ConsumerGroupPageView,
     ConsumerGroupProgressView,
     ConsumerGroupPutView,
+    ConsumerGroupRowView,
     ConsumerGroupSettings,
     DeliveryOrder,
     OffsetResetRequest,
@@ -32,6 +44,7 @@ from tidemill.admin.json.deliveries import LockReleaseRequest, LockReleaseView
 from tidemill.admin.json.schema import millis_of
 from tidemill.admin.routes import (
     Access,
+    Activity,
     Caller,
     ChangeAuthor,
     Cluster,
@@ -46,27 +59,44 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
 
+Prefix = Annotated[str, PREFIX]
+GroupSort = Annotated[str | None, sort_query(GROUP_FIELDS)]
+
 
 @router.get("/groups", response_model_exclude_none=True)
 async def list_groups(
     cluster: Cluster,
     access: Access,
+    activity: Activity,
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
     namespace: Namespace = "",
+    prefix: Prefix = "",
+    sort: GroupSort = None,
 ) -> ConsumerGroupPageView:
-    """List consumer groups, ordered by name.
+    """List consumer groups with their numbers, ordered by name or by a number.
 
     While the home is unreachable, the other broker groups answer with their copies.
     """
     check_namespace(namespace)
     found = await read_configuration(cluster)
     shown = [group for group in found.groups if access.allows_group(READS, group.name)]
-    page, token = page_of(of_namespace(shown, namespace), page_size, page_token)
+    wanted, reading = of_prefix(of_namespace(shown, namespace), prefix), activity.read()
+    if sort is None:
+        page, token = page_of(wanted, page_size, page_token)
+    else:
+        number_of = functools.partial(number_of_group, reading)
+        page, token = first_by(wanted, sort, number_of, size=page_size, token=page_token), None
     return ConsumerGroupPageView(
-        groups=[render.group_of(group) for group in page],
+        groups=[
+            ConsumerGroupRowView(
+                **dict(render.group_of(group)), **dict(group_numbers(reading, group.name))
+            )
+            for group in page
+        ],
         next_page_token=token,
-        unreachable=found.unreachable,
+        sampled_at_ms=sampled_at_ms(reading),
+        unreachable=all_unreachable(reading, found.unreachable),
     )
 
 
@@ -126,21 +156,26 @@ async def get_progress(group: GroupName, cluster: Cluster) -> ConsumerGroupProgr
 
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
-async def get_group(group: GroupName, cluster: Cluster, access: Access) -> ConsumerGroupDetailView:
-    """Show a consumer group, with the filters and the conflicts of its consumers everywhere."""
+async def get_group(
+    group: GroupName, cluster: Cluster, access: Access, activity: Activity
+) -> ConsumerGroupDetailView:
+    """Show a consumer group, with its numbers, and the filters and conflicts of its consumers."""
     found = await cluster.call_home(
         calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
     )
     asked = pb.ListConflictsRequest(groups=[group], with_single_filters=True)
     answers = await cluster.call_all(calls.LIST_CONFLICTS, asked)
+    config, reading = render.group_of(found.answers[0].value.group), activity.read()
     return ConsumerGroupDetailView(
-        **render.group_of(found.answers[0].value.group).model_dump(),
+        **dict(config),
+        **dict(group_numbers(reading, config.name)),
+        sampled_at_ms=sampled_at_ms(reading),
         conflicts=conflicts_of(answers) or None,
         filters=[
             each for each in topic_filters_of(answers) if access.allows_topic(READS, each.topic)
         ]
         or None,
-        unreachable=sorted({*found.unreachable, *answers.unreachable}) or None,
+        unreachable=all_unreachable(reading, found.unreachable, answers.unreachable),
     )
 
 

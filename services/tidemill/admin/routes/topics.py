@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from tidemill.admin.activity.rows import (
+    TOPIC_FIELDS,
+    all_unreachable,
+    number_of_topic,
+    sampled_at_ms,
+    topic_numbers,
+)
+from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
@@ -15,7 +24,9 @@ from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS, RequestAccess
+from tidemill.admin.http.sorting import PREFIX, first_by, of_prefix, sort_query
 from tidemill.admin.json import render
+from tidemill.admin.json.activity import TopicGroupView
 from tidemill.admin.json.levels import levels_of
 from tidemill.admin.json.topics import (
     AckedView,
@@ -27,6 +38,7 @@ from tidemill.admin.json.topics import (
     TopicPageView,
     TopicPurgeView,
     TopicPutView,
+    TopicRowView,
     TopicSettings,
     TopicSpreadView,
     TopicTypeView,
@@ -34,6 +46,7 @@ from tidemill.admin.json.topics import (
 )
 from tidemill.admin.routes import (
     Access,
+    Activity,
     Caller,
     ChangeAuthor,
     Cluster,
@@ -50,6 +63,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["topics"])
 
+Prefix = Annotated[str, PREFIX]
+TopicSort = Annotated[str | None, sort_query(TOPIC_FIELDS)]
 IncludeSystem = Annotated[
     bool, Query(alias="includeSystem", description="Also retry and dead-letter topics.")
 ]
@@ -59,23 +74,35 @@ IncludeSystem = Annotated[
 async def list_topics(
     cluster: Cluster,
     access: Access,
+    activity: Activity,
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
     include_system: IncludeSystem = False,
     namespace: Namespace = "",
+    prefix: Prefix = "",
+    sort: TopicSort = None,
 ) -> TopicPageView:
-    """List topics, ordered by name.
+    """List topics with their numbers, ordered by name or by a number.
 
     While the home is unreachable, the other broker groups answer with their copies.
     """
     check_namespace(namespace)
     found = await read_configuration(cluster, with_system=include_system)
     shown = [topic for topic in found.topics if access.allows_topic(READS, topic.name)]
-    page, token = page_of(of_namespace(shown, namespace), page_size, page_token)
+    wanted, reading = of_prefix(of_namespace(shown, namespace), prefix), activity.read()
+    if sort is None:
+        page, token = page_of(wanted, page_size, page_token)
+    else:
+        number_of = functools.partial(number_of_topic, reading)
+        page, token = first_by(wanted, sort, number_of, size=page_size, token=page_token), None
     return TopicPageView(
-        topics=[render.topic_of(topic) for topic in page],
+        topics=[
+            TopicRowView(**dict(render.topic_of(topic)), **dict(topic_numbers(reading, topic.name)))
+            for topic in page
+        ],
         next_page_token=token,
-        unreachable=found.unreachable,
+        sampled_at_ms=sampled_at_ms(reading),
+        unreachable=all_unreachable(reading, found.unreachable),
     )
 
 
@@ -192,16 +219,22 @@ async def _put_dead_letter_topic(
 
 
 @router.get("/topics/{topic}", response_model_exclude_none=True)
-async def get_topic(topic: TopicName, cluster: Cluster, access: Access) -> TopicDetailsView:
-    """Show a topic and its queues at all broker groups.
+async def get_topic(
+    topic: TopicName, cluster: Cluster, access: Access, activity: Activity
+) -> TopicDetailsView:
+    """Show a topic, its numbers and its queues at all broker groups.
 
     A PRIORITY topic also has the progress of its consumer groups in each level, over all reachable
     broker groups.
     """
     asked = pb.GetTopicStatusRequest(name=topic, with_readers=True)
     found = await cluster.call_all(calls.GET_TOPIC_STATUS, asked)
+    config, reading = render.topic_of(found.answers[0].value.topic), activity.read()
     return TopicDetailsView(
-        **render.topic_of(found.answers[0].value.topic).model_dump(),
+        **dict(config),
+        **dict(topic_numbers(reading, config.name)),
+        groups=_groups_of(reading, config.name, access),
+        sampled_at_ms=sampled_at_ms(reading),
         queue_status=[
             render.queue_of(queue, broker)
             for broker, status in found.answers
@@ -211,8 +244,20 @@ async def get_topic(topic: TopicName, cluster: Cluster, access: Access) -> Topic
             [status for _, status in found.answers],
             is_shown=lambda group: access.allows_group(READS, group),
         ),
-        unreachable=found.unreachable or None,
+        unreachable=all_unreachable(reading, found.unreachable),
     )
+
+
+def _groups_of(reading: Reading, topic: str, access: RequestAccess) -> list[TopicGroupView] | None:
+    """Return the consumer groups of a topic that the caller may see; None: unknown."""
+    found = None if reading.numbers is None else reading.numbers.topics.get(topic)
+    if found is None:
+        return None
+    return [
+        TopicGroupView(name=name, lag=lag)
+        for name, lag in sorted(found.lags.items())
+        if access.allows_group(READS, name)
+    ]
 
 
 @router.delete("/topics/{topic}", response_model_exclude_none=True)
