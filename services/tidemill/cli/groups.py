@@ -13,6 +13,7 @@ import typer
 from tidemill.cli import progress_watch
 from tidemill.cli.conflicts import conflict_text, filter_text
 from tidemill.cli.messages import printable
+from tidemill.cli.numbers import GroupSort, number, sort_of, warn_unknown
 from tidemill.cli.rest import (
     OutputFormat,
     call,
@@ -42,6 +43,7 @@ app = typer.Typer(
 LOCKS_SHOWN = 20  # locked queues with the largest backlog; --output json shows all
 WAITS_SHOWN_MAX = 4  # waits of a retry policy: the first and the last; --output json shows all
 STRICT_FACTOR = 100  # priority factor without a share for low levels
+NEVER_POLLED = "NEVER_POLLED"  # state of a group without a lag
 QUEUES_SHOWN_MAX = 8  # queues in the question before a reset
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
@@ -75,14 +77,35 @@ class TopicEnd(StrEnum):
 
 
 @app.command("list")
-def list_groups(context: typer.Context) -> None:
-    """List all consumer groups.
+def list_groups(context: typer.Context, sort: GroupSort = None) -> None:
+    """List consumer groups with their state, lag, consumers and dead letters.
 
-    Example: tidemill group list
+    The numbers are up to 5 s old. An unknown number is shown as `?`. `tidemill group show` has the
+    settings.
+
+    Examples:
+    * `tidemill group list`
+    * `tidemill group list --sort -lag`
     """
-    groups = call_pages(context, "/groups", "groups", **of_namespace(context))
-    rows = [(g["name"], g["deliveryOrder"], g["maxAttempts"], _retry(g["retry"])) for g in groups]
-    show(context, groups, ("GROUP", "ORDER", "ATTEMPTS", "RETRY"), rows)
+    groups = call_pages(context, "/groups", "groups", **of_namespace(context), **sort_of(sort))
+    now_ms = SystemClock().wall_ms()
+    rows = [
+        (
+            g["name"],
+            g["deliveryOrder"],
+            g.get("state", "?"),
+            "-" if g.get("state") == NEVER_POLLED else number(g.get("lag")),
+            age(g.get("oldestUnackedAtMs"), now_ms) if g.get("lag") is not None else "-",
+            number(g.get("inPerSecond")),
+            number(g.get("outPerSecond")),
+            number(g.get("consumers")),
+            number(g.get("deadLetters")),
+        )
+        for g in groups
+    ]
+    columns = "GROUP", "ORDER", "STATE", "LAG", "OLDEST", "IN/S", "OUT/S", "CONSUMERS", "DEAD"
+    show(context, groups, columns, rows)
+    warn_unknown(groups)
 
 
 @app.command("create")

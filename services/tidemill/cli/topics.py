@@ -17,6 +17,7 @@ from tidemill.cli.dedup_keys import (
     describe_dedup,
     show_dedup,
 )
+from tidemill.cli.numbers import TopicSort, number, sort_of, warn_unknown
 from tidemill.cli.rest import (
     OutputFormat,
     call,
@@ -139,16 +140,33 @@ def list_topics(
     is_system: Annotated[
         bool, typer.Option("--system", help="Also the retry and dead-letter topics.")
     ] = False,
+    sort: TopicSort = None,
 ) -> None:
-    """List all topics.
+    """List topics with their messages, and with messages per second in and out.
 
-    Example: tidemill topic list
+    The numbers are up to 5 s old. An unknown number is shown as `?`.
+
+    Examples:
+    * `tidemill topic list`
+    * `tidemill topic list --sort -inPerSecond`
     """
-    topics = call_pages(
-        context, "/topics", "topics", includeSystem=str(is_system).lower(), **of_namespace(context)
-    )
-    rows = [(topic["name"], topic["messageType"], topic["queues"]) for topic in topics]
-    show(context, topics, ("TOPIC", "TYPE", "QUEUES"), rows)
+    query = {"includeSystem": str(is_system).lower(), **of_namespace(context), **sort_of(sort)}
+    topics = call_pages(context, "/topics", "topics", **query)
+    rows = [
+        (
+            topic["name"],
+            topic["messageType"],
+            topic["queues"],
+            number(topic.get("messages")),
+            number(topic.get("inPerSecond")),
+            number(topic.get("outPerSecond")),
+            number(topic.get("pendingTimers")),
+        )
+        for topic in topics
+    ]
+    columns = "TOPIC", "TYPE", "QUEUES", "MESSAGES", "IN/S", "OUT/S", "TIMERS"
+    show(context, topics, columns, rows)
+    warn_unknown(topics)
 
 
 @app.command("create")

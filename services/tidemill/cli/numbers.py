@@ -1,0 +1,51 @@
+"""Numbers of lists, which may be unknown."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from tidemill.cli.rest import PAGE_SIZE
+from tidemill.common.prompts import warn
+from tidemill.common.rest_client import Json
+
+UNKNOWN: Final = "?"
+
+TopicSort = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[-]FIELD",
+        help="Order by a number, such as -messages for the largest first: messages, bytes,"
+        f" inPerSecond, outPerSecond, pendingTimers. Shows {PAGE_SIZE} topics. Default: all, by"
+        " name.",
+    ),
+]
+GroupSort = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[-]FIELD",
+        help="Order by a number, such as -lag for the largest first: lag, ready, inFlight, blocked,"
+        " oldestUnackedAtMs, inPerSecond, outPerSecond, ackPerSecond, retryPerSecond, consumers,"
+        f" lockedQueues, deadLetters. Shows {PAGE_SIZE} groups. Default: all, by name.",
+    ),
+]
+
+
+def number(value: float | None) -> str:
+    """Return a number of a table."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def sort_of(field: str | None) -> dict[str, str]:
+    """Return the query parameter of --sort."""
+    return {} if field is None else {"sort": field}
+
+
+def warn_unknown(rows: list[Json]) -> None:
+    """Warn why numbers of a list are unknown."""
+    for reason in sorted({row["unknown"] for row in rows if "unknown" in row}):
+        count = sum(row.get("unknown") == reason for row in rows)
+        warn(f"unknown numbers of {count} rows: {reason}")
