@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from tests.e2e.test_rest_users import tidemill
+from tests.support.clients.api import api
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 
@@ -120,6 +122,47 @@ def test_a_timer_is_found_by_its_key_moved_delivered_and_cancelled(
     again = sent(browser, f"{moved}/reschedule")
     assert again.status_code == 400
     assert "dueAtMs" in again.text
+
+
+def test_lists_have_numbers_and_the_worst_group_first(
+    running: Standalone, browser: httpx.Client
+) -> None:
+    running.put("topics/busy")
+    running.put("topics/quiet")
+    running.put("groups/lagging")
+    running.put("groups/a-new-one")
+    rest = f"{running.admin}/api/v1"
+    for _ in range(3):
+        browser.post(f"{rest}/topics/busy/messages", json={"body": "x"}).raise_for_status()
+    asyncio.run(received(running.grpc, "busy", "lagging"))
+
+    def rows_of(path: str) -> dict[str, list[str]]:
+        rows = re.findall(r"<tr><th scope=\"row\">(.*?)</tr>", browser.get(path).text, re.DOTALL)
+        cells = (re.sub(r"<[^>]+>", "|", row).split("|") for row in rows)
+        shown = ([cell.strip() for cell in row if cell.strip()] for row in cells)
+        return {row[0]: row[1:] for row in shown}
+
+    eventually(lambda: rows_of("/groups")["lagging"][1] == "3", within_ms=30_000)
+    groups = rows_of("/groups")
+    assert next(iter(groups)) == "lagging"
+    assert groups["a-new-one"][:3] == ["never polled", "none", "none"]
+    by_name = list(rows_of("/groups?sort=name"))
+    assert by_name == sorted(by_name)
+    assert list(rows_of("/groups?prefix=a-new")) == ["a-new-one"]
+    assert "No consumer group has such a name" in browser.get("/groups?prefix=absent").text
+    topics = rows_of("/topics?sort=-messages")
+    assert next(iter(topics)) == "busy"
+    assert topics["busy"][2] == "3"
+    assert topics["quiet"][0] == "no consumer"
+    assert ">lagging</a> (lag 3)" in browser.get("/topics/busy").text
+    assert "<dt>State</dt><dd>never polled</dd>" in browser.get("/groups/a-new-one").text
+
+
+async def received(endpoint: str, topic: str, group: str) -> None:
+    """Receive a message, and keep it."""
+    async with api(endpoint, call_s=30) as client:
+        while not await client.receive(topic, group, batch_size=1, invisible_ms=3_600_000):
+            pass
 
 
 def test_a_wrong_input_is_shown_again_with_its_reason(browser: httpx.Client) -> None:

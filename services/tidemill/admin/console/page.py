@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -33,6 +33,8 @@ NAVIGATION: Final = (
     ("/security", "Security", "s"),
     ("/audit", "Audit", "a"),
 )
+
+NAME_ORDER: Final = "name"  # of a list: not a `sort` of the REST API, but its default
 
 Values = dict[str, Any]
 
@@ -133,6 +135,17 @@ def url(path: str, /, **query: str | int | None) -> str:
     """Return the URL of a page with its query; parameters of None are left out."""
     given = {name: value for name, value in query.items() if value is not None}
     return f"{ROOT}{path}" + (f"?{urlencode(given)}" if given else "")
+
+
+def order_of(call: PageCall, choices: Mapping[str, str], default: str) -> str:
+    """Return the order of a list: a `sort` of the REST API, or "name"."""
+    order = call.get("sort") or default
+    return order if order in choices else default
+
+
+def unknown_reasons(rows: Iterable[Document]) -> list[str]:
+    """Return why numbers of rows are unknown."""
+    return sorted({row["unknown"] for row in rows if "unknown" in row})
 
 
 def segment(name: str) -> str:

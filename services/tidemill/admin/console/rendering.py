@@ -30,6 +30,7 @@ def templates() -> Environment:
     )
     environment.filters.update(
         number=number_text,
+        rate=rate_text,
         size=bytes_text,
         time=time_text,
         age=age_text,
@@ -58,6 +59,13 @@ def _template(name: str) -> Template:
 def number_text(value: float | None) -> str:
     """Return a number with separators of thousands; `unknown` for None."""
     return UNKNOWN if value is None else f"{value:,}"
+
+
+def rate_text(per_second: float | None) -> str:
+    """Return a rate with one decimal below 100; `unknown` for None."""
+    if per_second is None:
+        return UNKNOWN
+    return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
 
 
 def bytes_text(count: int | None) -> str:

@@ -7,25 +7,54 @@ from typing import Final
 
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
-from tidemill.admin.console.page import Page, PageCall, Values, url
+from tidemill.admin.console.page import (
+    NAME_ORDER,
+    Page,
+    PageCall,
+    Values,
+    order_of,
+    unknown_reasons,
+    url,
+)
 from tidemill.admin.console.rendering import number_text
 from tidemill.admin.console.rest_calls import Document
 
 ROWS: Final = 50  # per page
+# The orders of the list, each a `sort` of the REST API.
+ORDERS: Final = {
+    "-lag": "by lag",
+    "oldestUnackedAtMs": "by oldest message",
+    "-deadLetters": "by dead letters",
+    "-inPerSecond": "by messages in",
+    NAME_ORDER: "by name",
+}
 CONSUMERS_MAX: Final = 100  # on the page of a group
 
 
 async def load_groups(call: PageCall) -> Values:
-    """Read a page of consumer groups."""
+    """Read consumer groups: those with the largest lag, or a page by name."""
+    order = order_of(call, ORDERS, "-lag")
+    is_by_name = order == NAME_ORDER
+    kept = {name: call.get(name) for name in ("namespace", "prefix")}
     found = await call.api.get(
-        "/groups", pageSize=ROWS, pageToken=call.get("pageToken"), namespace=call.get("namespace")
+        "/groups",
+        pageSize=ROWS,
+        pageToken=call.get("pageToken") if is_by_name else None,
+        sort=None if is_by_name else order,
+        **kept,
     )
     token = found.get("nextPageToken")
     return {
         "groups": found["groups"],
         "unreachable": found.get("unreachable", []),
-        "namespace": call.get("namespace") or "",
-        "next": url("/groups", pageToken=token, namespace=call.get("namespace")) if token else "",
+        "unknown": unknown_reasons(found["groups"]),
+        "sampled_at_ms": found.get("sampledAtMs"),
+        "filter": {name: text or "" for name, text in kept.items()},
+        "orders": ORDERS,
+        "order": order,
+        "all": url("/groups", sort=NAME_ORDER, **kept),
+        "is_cut": not is_by_name and len(found["groups"]) == ROWS,
+        "next": url("/groups", pageToken=token, sort=order, **kept) if token else "",
     }
 
 

@@ -7,30 +7,57 @@ from typing import Final
 
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
-from tidemill.admin.console.page import Page, PageCall, Values, url
+from tidemill.admin.console.page import (
+    NAME_ORDER,
+    Page,
+    PageCall,
+    Values,
+    order_of,
+    unknown_reasons,
+    url,
+)
 from tidemill.admin.console.rendering import bytes_text, number_text
 from tidemill.admin.console.rest_calls import Document
 
 ROWS: Final = 50  # per page
+# The orders of the list, each a `sort` of the REST API.
+ORDERS: Final = {
+    NAME_ORDER: "by name",
+    "-messages": "by messages",
+    "-bytes": "by size",
+    "-inPerSecond": "by messages in",
+    "-pendingTimers": "by delayed messages",
+}
 TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 
 
 async def load_topics(call: PageCall) -> Values:
-    """Read a page of topics."""
+    """Read a page of topics by name, or the first ones by a number."""
+    order = order_of(call, ORDERS, NAME_ORDER)
+    is_by_name = order == NAME_ORDER
+    kept = {name: call.get(name) for name in ("namespace", "prefix")}
     found = await call.api.get(
         "/topics",
         pageSize=ROWS,
-        pageToken=call.get("pageToken"),
+        pageToken=call.get("pageToken") if is_by_name else None,
+        sort=None if is_by_name else order,
         includeSystem=call.get("system") == "true",
-        namespace=call.get("namespace"),
+        **kept,
     )
     token = found.get("nextPageToken")
-    kept = {name: call.get(name) for name in ("system", "namespace")}
+    kept = {"system": call.get("system"), **kept}
     return {
         "topics": found["topics"],
         "unreachable": found.get("unreachable", []),
+        "unknown": unknown_reasons(found["topics"]),
+        "sampled_at_ms": found.get("sampledAtMs"),
         "with_system": call.get("system") == "true",
-        "next": url("/topics", pageToken=token, **kept) if token else "",
+        "filter": {name: text or "" for name, text in kept.items()},
+        "orders": ORDERS,
+        "order": order,
+        "all": url("/topics", sort=NAME_ORDER, **kept),
+        "is_cut": not is_by_name and len(found["topics"]) == ROWS,
+        "next": url("/topics", pageToken=token, sort=order, **kept) if token else "",
     }
 
 
