@@ -11,6 +11,7 @@ from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 
 UNKNOWN: Final = "?"
+RATE_MIN: Final = 0.1  # per second: smaller rates are not shown as numbers
 
 TopicSort = Annotated[
     str | None,
@@ -33,9 +34,11 @@ GroupSort = Annotated[
 
 
 def number(value: float | None) -> str:
-    """Return a number of a table."""
+    """Return a number of a table; a rate has one decimal. Only 0 is shown as 0."""
     if value is None:
         return UNKNOWN
+    if 0 < value < RATE_MIN:
+        return f"<{RATE_MIN}"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 

@@ -16,6 +16,7 @@ MINUTE_MS: Final = 60 * SECOND_MS
 HOUR_MS: Final = 60 * MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS
 UNKNOWN: Final = "unknown"
+RATE_MIN: Final = 0.1  # per second: smaller rates are not shown as numbers
 
 
 @functools.cache
@@ -62,9 +63,11 @@ def number_text(value: float | None) -> str:
 
 
 def rate_text(per_second: float | None) -> str:
-    """Return a rate with one decimal below 100; `unknown` for None."""
+    """Return a rate with one decimal below 100; `unknown` for None. Only 0 is shown as 0."""
     if per_second is None:
         return UNKNOWN
+    if 0 < per_second < RATE_MIN:
+        return f"< {RATE_MIN}"
     return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
 
 

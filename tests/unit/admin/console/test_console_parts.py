@@ -18,6 +18,7 @@ from tidemill.admin.console.rendering import (
     age_text,
     bytes_text,
     duration_text,
+    rate_text,
     templates,
     time_text,
     until_text,
@@ -92,6 +93,13 @@ def test_times_sizes_and_unknown_values_have_a_text() -> None:
         "0 B", "999 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "150 GiB",
     ]  # fmt: skip
     assert {time_text(None), age_text(None), bytes_text(None), duration_text(None)} == {"unknown"}
+
+
+def test_a_rate_has_a_decimal_while_it_is_small() -> None:
+    rates = 0.0, 0.04, 0.25, 99.94, 100.4, 12_345.6, None
+    assert [rate_text(rate) for rate in rates] == [
+        "0", "< 0.1", "0.2", "99.9", "100", "12,346", "unknown",
+    ]  # fmt: skip
 
 
 FIELDS = (
