@@ -110,6 +110,7 @@ class KeyTables:
         hash_, body_crc, taken_at_ms, _ = key
         self.clock.note(taken_at_ms, stored_at_ms)
         self.may_have_rows = True
+        self.changed.add(topic_id)
         self.tables[topic_id].put_new(hash_, log_offset, taken_at_ms, body_crc)
 
     def apply_stated(self, rows: Sequence[tuple[TopicId, KeyRow]]) -> None:
