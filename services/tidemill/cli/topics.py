@@ -14,7 +14,6 @@ from tidemill.cli.dedup_keys import (
     RepeatMode,
     Window,
     dedup_body,
-    describe_dedup,
     show_dedup,
 )
 from tidemill.cli.numbers import TopicSort, number, sort_of, warn_unknown
@@ -34,11 +33,12 @@ from tidemill.cli.rest import (
     warn_clients,
     warn_unreachable,
 )
+from tidemill.cli.topic_texts import change_text, checks_text, retention_text
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.sizes import SIZE, size_bytes
-from tidemill.common.times import DURATION, INSTANT, age, duration_ms, instant_ms, span
+from tidemill.common.times import DURATION, INSTANT, age, duration_ms, instant_ms
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 FOREVER, DEFAULT = "forever", "default"  # values of --retention
@@ -266,7 +266,7 @@ def _put(
         given["force"] = True
     topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
     before = None if topic["isNew"] else topic.get("before", topic)
-    say(context, topic, f"topic {name}: {_change(before, topic)}")
+    say(context, topic, f"topic {name}: {change_text(before, topic)}")
     if topic["messageType"] in UNSERVED:
         warn(f"{topic['messageType']} messages are not served yet; sending them is refused")
 
@@ -324,9 +324,9 @@ def show_topic(context: typer.Context, name: Name) -> None:
     if options_of(context).output is not OutputFormat.JSON and "levels" in topic:
         _show_levels(topic["levels"])
     if options_of(context).output is not OutputFormat.JSON and "retention" in topic:
-        typer.echo(f"Messages are kept {_retention(topic)}.")
+        typer.echo(f"Messages are kept {retention_text(topic)}.")
     if options_of(context).output is not OutputFormat.JSON and "transaction" in topic:
-        typer.echo(f"Half messages are checked {_checks(topic)}.")
+        typer.echo(f"Half messages are checked {checks_text(topic)}.")
     if options_of(context).output is not OutputFormat.JSON and "dedup" in topic:
         show_dedup(context, topic)
     warn_unreachable(topic)
@@ -468,51 +468,3 @@ def _readers(found: Json) -> str:
     delayed = found["delayedMessages"]
     kept = f" {delayed} delayed messages stay (tidemill timer list)." if delayed else ""
     return f" Read by {groups}.{kept}"
-
-
-def _change(before: Json, topic: Json) -> str:
-    kind, queues = topic["messageType"], f"{topic['queues']} queues"
-    spread_ms = topic.get("deliverySpreadMs", 0)
-    spread = f", deliveries spread over {spread_ms} ms" if spread_ms else ""
-    kept = f", messages kept {_retention(topic)}" if "retention" in topic else ""
-    checked = f", half messages checked {_checks(topic)}" if "transaction" in topic else ""
-    deduplicated = f", deduplicated {describe_dedup(topic)}" if "dedup" in topic else ""
-    if before is None:
-        return f"{kind}, {queues}{spread}{kept}{checked}{deduplicated}"
-    if before["messageType"] != kind:
-        kind = f"{before['messageType']} -> {kind}"
-    if before["queues"] != topic["queues"]:
-        queues = f"{before['queues']} -> {queues}"
-    spread_before_ms = before.get("deliverySpreadMs", 0)
-    if spread_before_ms != spread_ms:
-        spread = f", deliveries spread over {spread_before_ms} -> {spread_ms} ms"
-    if _retention(before) != _retention(topic):
-        kept = f", messages kept {_retention(before)} -> {_retention(topic)}"
-    if _checks(before) != _checks(topic):
-        checked = f", half messages checked {_checks(before)} -> {_checks(topic)}"
-    if before.get("dedup") != topic.get("dedup"):
-        deduplicated = f", deduplication {describe_dedup(before)} -> {describe_dedup(topic)}"
-    parts = f"{kind}, {queues}{spread}{kept}{checked}{deduplicated}"
-    return f"{'changed' if '->' in parts else 'is there, unchanged'}: {parts}"
-
-
-def _checks(topic: Json) -> str:
-    """Return when half messages of a topic are checked, as text."""
-    policy = topic.get("transaction")
-    if policy is None:
-        return "by the defaults"
-    times = f"after {span(policy['firstCheckMs'])}, then every {span(policy['periodMs'])}"
-    return f"{times}, {policy['attempts']} times"
-
-
-def _retention(topic: Json) -> str:
-    """Return when the messages of a topic are removed, as text."""
-    kept = topic.get("retention", {})
-    parts = []
-    if "ms" in kept:
-        parts.append("for ever" if kept["ms"] == -1 else f"for {span(kept['ms'])}")
-    if "bytes" in kept:
-        parts.append(f"up to {kept['bytes'] / (1 << 20):.1f} MiB per broker group")
-    if kept.get("acked") == "free":
-        parts.append("until all consumer groups have settled them")
-    return ", ".join(parts) or "by the defaults of the broker"

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from tidemill.cli.dedup_keys import DedupModeName, KeyFromName, dedup_body, describe_dedup
-from tidemill.cli.topics import _change
+from tidemill.cli.topic_texts import change_text
 
 DEDUP = {"windowMs": 120_000, "keyFrom": "propertyOrMessageId", "mode": "first"}
 TOPIC = {"name": "orders", "messageType": "NORMAL", "queues": 8}
@@ -49,8 +49,8 @@ def test_a_deduplication_is_described() -> None:
 
 def test_a_change_of_the_deduplication_is_shown() -> None:
     keyed = {**TOPIC, "dedup": DEDUP}
-    assert "deduplicated within 2 m 0 s" in _change(None, keyed)
-    assert _change(TOPIC, keyed).startswith("changed: ")
-    assert "deduplication off -> within 2 m 0 s" in _change(TOPIC, keyed)
-    assert _change(keyed, TOPIC).endswith("-> off")
-    assert _change(keyed, keyed).startswith("is there, unchanged: ")
+    assert "deduplicated within 2 m 0 s" in change_text(None, keyed)
+    assert change_text(TOPIC, keyed).startswith("changed: ")
+    assert "deduplication off -> within 2 m 0 s" in change_text(TOPIC, keyed)
+    assert change_text(keyed, TOPIC).endswith("-> off")
+    assert change_text(keyed, keyed).startswith("is there, unchanged: ")
