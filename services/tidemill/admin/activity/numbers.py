@@ -24,7 +24,7 @@ NO_PROGRESS: Final = "the progress of the group is not read yet"
 
 
 class GroupState(StrEnum):
-    """What a consumer group does."""
+    """The state of a consumer group."""
 
     ACTIVE = "ACTIVE"
     IDLE = "IDLE"
@@ -73,7 +73,7 @@ class TopicNumbers:
     out_per_second: float | None = 0.0
     ack_per_second: float | None = 0.0
     oldest_unacked_at_ms: int | None = None
-    lags: dict[str, int] = field(default_factory=dict)  # by consumer group that is given it
+    lags: dict[str, int] = field(default_factory=dict)  # by consumer group
 
     @property
     def lag(self) -> int:
@@ -268,5 +268,5 @@ def _sum(one: N | None, other: N | None) -> N | None:
 
 
 def _earlier(one_ms: int | None, other_ms: int) -> int | None:
-    """Return the earlier of two times; 0 and None are no time."""
+    """Return the earlier of two times; 0 and None mean that there is none."""
     return min(filter(None, (one_ms, other_ms)), default=None)
