@@ -107,7 +107,7 @@ class GroupNumbers:
     retry_per_second: float | None = 0.0
     consumers: int | None = None
     dead_letters: int = 0
-    topics: set[str] = field(default_factory=set)  # whose messages it is given
+    topics: set[str] = field(default_factory=set)  # the topics of its messages
     state: GroupState | None = None
     unknown: str = ""  # why numbers are missing
 

@@ -48,7 +48,6 @@ class ActivityAdmin:
 
         def begin(engine: Engine, turn: Turn) -> tuple[pb.ActivityPage, list[int], list[int]]:
             page = pb.ActivityPage(run=self._run, read_ms=turn.monotonic_ms)
-            page.progress_at_ms = self._read_lag.lag.now_ms
             topics: list[int] = []
             if not after_group_id:
                 topics = _after(sorted(engine.catalog.topics), after_topic_id)
