@@ -18,6 +18,7 @@ WRITES = "TIDEMILL_TEST_WRITE_SCREENSHOTS"
 LIVE = "#age:text-is('live')"
 PHONE = {"width": 390, "height": 800}
 PATHS = {
+    "overview": "/ui/overview",
     "topics": "/ui/topics",
     "topic": "/ui/topics/orders",
     "purge": "/ui/topics/orders/purge",

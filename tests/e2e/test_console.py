@@ -45,7 +45,7 @@ def test_the_root_leads_to_the_console_and_each_page_has_the_policy(
     running: Standalone, browser: httpx.Client
 ) -> None:
     page = browser.get(f"{running.admin}/")
-    assert page.url.path == "/ui/topics"
+    assert page.url.path == "/ui/overview"
     policy = page.headers["Content-Security-Policy"]
     [nonce] = re.findall(r"script-src 'self' 'nonce-([\w-]+)'", policy)
     assert "unsafe" not in policy
@@ -259,7 +259,7 @@ def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: 
         assert 'value="eve"' in wrong.text
         assert "a-secret-9" not in wrong.text
         shown = sent(browser, f"{ui}/login", user="eve", secret=secret, next="//evil.example/x")
-        assert urlsplit(str(shown.url)).path == "/ui/topics"
+        assert urlsplit(str(shown.url)).path == "/ui/overview"
         assert "orders" in shown.text
         assert "hidden" not in shown.text
         refused = browser.get(f"{ui}/topics/hidden")

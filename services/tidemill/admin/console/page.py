@@ -24,6 +24,7 @@ GZIP_BYTES_MIN: Final = 2_000
 GZIP_LEVEL: Final = 5  # a millisecond for 50 KB
 # In the order of the navigation: the path below /ui, the text, and the key after `g`.
 NAVIGATION: Final = (
+    ("/overview", "Overview", "o"),
     ("/topics", "Topics", "t"),
     ("/groups", "Groups", "r"),
     ("/timers", "Timers", "i"),

@@ -35,6 +35,7 @@ from tidemill.admin.console.pages import (
     cluster,
     groups,
     messages,
+    overview,
     security,
     timers,
     topics,
@@ -45,8 +46,9 @@ from tidemill.admin.console.results import Results
 from tidemill.common.errors import BadRequest
 
 FILES: Final = f"{ROOT}/files"
-HOME: Final = "/topics"  # the page behind /ui/
+HOME: Final = "/overview"  # the page behind /ui/
 PAGES: Final[tuple[Page, ...]] = (
+    *overview.PAGES,
     *topics.PAGES,
     *groups.PAGES,
     *timers.PAGES,
