@@ -41,6 +41,13 @@ def sent(browser: httpx.Client, path: str, **fields: str) -> httpx.Response:
     return browser.post(path, data=fields, headers=OWN)
 
 
+def performed(browser: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    """Look at the effect of an action, and perform it."""
+    planned = browser.get(path, params={"sent": "1", **fields}, headers=OWN).text
+    [plan] = re.findall(r'name="planned" value="([^"]*)"', planned)
+    return sent(browser, path, planned=unescape(plan), **fields)
+
+
 def test_the_root_leads_to_the_console_and_each_page_has_the_policy(
     running: Standalone, browser: httpx.Client
 ) -> None:
@@ -79,9 +86,9 @@ def test_a_topic_is_created_shown_purged_and_deleted(browser: httpx.Client) -> N
     planned = browser.get("/topics/orders/purge")
     assert "Remove 5 messages of orders" in planned.text
     assert ">5</dd>" in browser.get("/topics/orders").text, "a dry run removes nothing"
-    assert "Purge orders: done" in sent(browser, "/topics/orders/purge", all="true").text
+    assert "Purge orders: done" in performed(browser, "/topics/orders/purge", all="true").text
     assert ">0</dd>" in browser.get("/topics/orders").text
-    assert "Delete orders: done" in sent(browser, "/topics/orders/delete").text
+    assert "Delete orders: done" in performed(browser, "/topics/orders/delete").text
     gone = browser.get("/topics/orders")
     assert gone.status_code == 404
     assert "orders" in gone.text
@@ -117,7 +124,7 @@ def test_a_timer_is_found_by_its_key_moved_delivered_and_cancelled(
     planned = browser.get(f"{cancelled}/cancel")
     assert "reminders" in planned.text
     assert "PENDING" in browser.get(cancelled).text
-    assert ": done" in sent(browser, f"{cancelled}/cancel").text
+    assert ": done" in performed(browser, f"{cancelled}/cancel").text
     assert "CANCELLED" in browser.get(cancelled).text
     again = sent(browser, f"{moved}/reschedule")
     assert again.status_code == 400
@@ -244,6 +251,9 @@ def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: 
     ):
         running.put("topics/orders")
         running.put("topics/hidden")
+        new = {"body": "x", "keys": ["k"]}
+        stored = browser.post(f"{running.admin}/api/v1/topics/orders/messages", json=new)
+        message_id = stored.raise_for_status().json()["messageId"]
         enabled = tidemill(running, tmp_path, "security", "enable")
         assert enabled.returncode == 0
         made = tidemill(running, tmp_path, "user", "create", "eve")
@@ -262,10 +272,13 @@ def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: 
         assert urlsplit(str(shown.url)).path == "/ui/overview"
         assert "orders" in shown.text
         assert "hidden" not in shown.text
+        found = browser.get(f"{ui}/topics/orders/messages/{message_id}")
+        assert found.status_code == 200
+        assert "needs the right Sub" in found.text
         refused = browser.get(f"{ui}/topics/hidden")
         assert refused.status_code == 403
         assert "may not" in refused.text
-        deletion = sent(browser, f"{ui}/topics/orders/delete")
+        deletion = performed(browser, f"{ui}/topics/orders/delete")
         assert deletion.status_code == 403
         assert "/ui/login" in str(sent(browser, f"{ui}/logout").url)
         assert "/ui/login" in str(browser.get(f"{ui}/topics").url)
@@ -275,10 +288,48 @@ def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: 
         sent(browser, f"{ui}/login", user="admin", secret=first["secret"])
         made_here = browser.get(f"{ui}/new-user", params={"name": "otto"})
         assert made_here.url.path.endswith("/users/otto/set")
-        once = sent(browser, f"{ui}/security/users/otto/set", enabled="true")
+        once = performed(browser, f"{ui}/security/users/otto/set", enabled="true")
         [shown_once] = re.findall(r"Secret, shown once</dt><dd>([^<]+)</dd>", once.text)
         assert shown_once not in browser.get(str(once.url)).text
+        form = browser.get(f"{ui}/security/users/otto/set").text
+        assert 'name="enabled" value="true" checked' in form
+        performed(browser, f"{ui}/security/users/otto/set", type="NORMAL")
+        assert "disabled" in browser.get(f"{ui}/security/users/otto").text
+        form = browser.get(f"{ui}/security/users/otto/set").text
+        assert 'name="enabled" value="true">' in form, "an untouched form changes nothing"
         asked = {"user": "eve", "action": "Get", "resource": "Topic:orders"}
         assert "<strong>yes</strong>" in browser.get(f"{ui}/security", params=asked).text
         asked["resource"] = "Topic:hidden"
         assert "<strong>no</strong>" in browser.get(f"{ui}/security", params=asked).text
+
+
+def test_an_action_needs_the_fields_of_its_shown_effect(browser: httpx.Client) -> None:
+    assert ": done" in sent(browser, "/topics/guarded/set", messageType="NORMAL").text
+    first = browser.get("/topics/guarded/purge").text
+    [plan] = re.findall(r'name="planned" value="([^"]*)"', first)
+    changed = {"beforeTimestampMs": "2026-01-01T00:00:00", "planned": unescape(plan)}
+    refused = sent(browser, "/topics/guarded/purge", **changed)
+    assert refused.status_code == 400
+    assert "look at the effect" in refused.text
+    assert 'value="2026-01-01T00:00:00"' in refused.text, "the input stays"
+
+
+def test_an_address_that_is_none_is_refused(browser: httpx.Client) -> None:
+    assert browser.get("/events", params={"view": "//["}).status_code == 400
+
+
+def test_a_large_message_is_sent_by_the_form(running: Standalone, browser: httpx.Client) -> None:
+    running.put("topics/large")
+    assert ": done" in sent(browser, "/topics/large/send", body="x" * 200_000).text
+
+
+def test_an_open_stream_delays_no_stop(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as started, httpx.Client(trust_env=False) as http:
+        view = {"view": "/ui/topics"}
+        url = f"{started.admin}/ui/events"
+        with http.stream("GET", url, params=view, timeout=STREAM_S) as answer:
+            events = events_of(answer)
+            next(events)
+            assert started.stop() == 0
+            assert "event: end\ndata: the admin process stops" in list(events)
+        assert "Traceback" not in started.log.read_text()

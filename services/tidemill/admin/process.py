@@ -196,6 +196,7 @@ async def serve(settings: AdminSettings) -> None:
             readiness.phase = "draining"
             # Load balancers see the readiness before the port is closed.
             await asyncio.sleep(settings.drain_delay_ms / 1000)
+            await app.state.live_views.end()  # The server waits for the end of streams.
     log.info("admin stopped")
 
 

@@ -159,6 +159,8 @@ def _dedup_key(row: Mapping[str, Any], message: v2.Message) -> str:
     A repeated task gives a row the same id.
     """
     of_column = row.get("dedup_key")
+    if of_column == "":
+        raise BadRow("its dedup_key is empty; use null for none")
     of_property = message.user_properties.get(DEDUP_PROPERTY)
     if of_column and of_property and of_column != of_property:
         raise BadRow(f"its dedup_key and its property {DEDUP_PROPERTY} differ")

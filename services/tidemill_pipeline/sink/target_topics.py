@@ -62,6 +62,12 @@ def missing_topics(
         missing = sorted(set(names).difference(cluster.topics))
         known = ordinary_topics(client) if missing else set()
     except ClusterRejection as error:
+        if options.has_dedup_keys:
+            # Without the check, repeated rows could be stored again.
+            raise BadOption(
+                f"mode=dedup checks that the topic has deduplication, and the cluster rejects the"
+                f" check, which needs Get on Cluster:pipeline: {error}"
+            ) from None
         log.warning("cannot check whether topic %s exists: %s", ", ".join(sorted(names)), error)
         return {}
     errors = {

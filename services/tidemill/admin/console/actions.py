@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
+from urllib.parse import urlencode
 
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
@@ -13,10 +14,11 @@ from fastapi.responses import RedirectResponse, Response
 from tidemill.admin.console.forms import Field, InvalidField, read_form, texts_of, values_of
 from tidemill.admin.console.page import ROOT, Values, answer, html, rest_of, segment
 from tidemill.admin.console.rest_calls import CallProblem, Document, RestCalls
-from tidemill.admin.console.results import Results
+from tidemill.admin.console.results import Result, Results
 
 Rows = list[tuple[str, str]]
 SENT: Final = "sent"  # the name of the field that tells a sent form from a first visit
+PLANNED: Final = "planned"  # the name of the field with the fields of the shown effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,10 @@ class PageAction:
     button: Callable[[Document, Mapping[str, str]], str]  # with the effect, such as its numbers
     fields: tuple[Field, ...] = ()
     query: tuple[str, ...] = ()  # parameters of the path that REST has in the query
+    body: Mapping[str, str] = field(default_factory=dict)  # those that it has in the body, by field
+    # The REST path of the object as it is, and the texts of fields that it gives.
+    current: str = ""
+    texts_of: Callable[[Document], dict[str, str]] = lambda _found: {}
     has_dry_run: bool = True
     is_loss: bool = False  # whether it loses something
     shows_secret: bool = False  # whether the answer has a secret, which is then shown once
@@ -56,6 +62,8 @@ async def show_form(request: Request, action: PageAction) -> Response:
     texts = texts_of(action.fields, given, is_sent=SENT in given)
 
     async def values() -> tuple[str, Values]:
+        if SENT not in given:
+            texts.update(await _current_texts(request, api, action))
         return "action", await _form_values(request, api, action, texts)
 
     return await answer(request, api, values)
@@ -64,7 +72,8 @@ async def show_form(request: Request, action: PageAction) -> Response:
 async def perform(request: Request, action: PageAction, results: Results) -> Response:
     """Perform the change of a sent form, and redirect to its result.
 
-    On an error, the form with the user's input is shown again.
+    On an error, and if the fields are not those of the shown effect, the form with the user's input
+    is shown again.
     """
     api = rest_of(request)
     if "origin" not in request.headers and "sec-fetch-site" not in request.headers:
@@ -78,26 +87,53 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
         return html(request, "problem", values, problem.status)
     texts: Mapping[str, str] = {}
     try:
-        texts = texts_of(action.fields, await read_form(request), is_sent=True)
+        form = await read_form(request)
+        texts = texts_of(action.fields, form, is_sent=True)
         query, body = values_of(action.fields, texts)
+        if action.has_dry_run and form.get(PLANNED) != plan_of(texts):
+            raise InvalidField("these fields are not those of the shown effect; look at the effect")
         done = await api.call(
             action.method,
             action.rest_path(request.path_params),
             action.rest_query(request.path_params, query),
-            _body_of(action, body),
+            _body_of(request, action, body),
         )
+        if action.shows_secret:
+            # Not kept: the secret is in this answer alone.
+            shown = _result(request, action, done.document)
+            return html(request, "result", {"result": shown, "is_live": False, "session": None})
         session = await api.get("/session")
     except (InvalidField, CallProblem) as error:
         return await _show_again(request, api, action, texts, error)
-    kept = results.keep(
-        user=session.get("user", ""),
-        title=_named(action.title, request.path_params),
-        rows=action.rows(done.document),
-        unreachable=done.document.get("unreachable", []),
-        back=action.back_url(request.path_params),
-        is_once=action.shows_secret,
-    )
+    kept = results.keep(session.get("user", ""), _result(request, action, done.document))
     return RedirectResponse(f"{ROOT}/results/{kept}", HTTPStatus.SEE_OTHER)
+
+
+def _result(request: Request, action: PageAction, done: Document) -> Result:
+    return Result(
+        title=_named(action.title, request.path_params),
+        rows=action.rows(done),
+        unreachable=done.get("unreachable", []),
+        back=action.back_url(request.path_params),
+    )
+
+
+def plan_of(texts: Mapping[str, str]) -> str:
+    """Return the fields of a shown effect, for the form that performs it."""
+    return urlencode(sorted(texts.items()))
+
+
+async def _current_texts(request: Request, api: RestCalls, action: PageAction) -> dict[str, str]:
+    """Return the texts that the object has now; none for a new object."""
+    if not action.current:
+        return {}
+    try:
+        found = await api.get(action.current.format(**request.path_params))
+    except CallProblem as problem:
+        if problem.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
+            return {}
+        raise
+    return action.texts_of(found)
 
 
 async def _show_again(
@@ -133,7 +169,7 @@ async def _form_values(
                     action.method,
                     action.rest_path(request.path_params),
                     action.rest_query(request.path_params, {**query, "dryRun": True}),
-                    _body_of(action, body),
+                    _body_of(request, action, body),
                 )
             ).document
             effects = action.rows(planned)
@@ -145,7 +181,10 @@ async def _form_values(
     except CallProblem as problem:
         if problem.status is HTTPStatus.UNAUTHORIZED:
             raise
-        error = problem.detail
+        # So REST may reject them.
+        is_first = SENT not in request.query_params and request.method == "GET"
+        is_empty = is_first and problem.status is HTTPStatus.BAD_REQUEST
+        error = "" if is_empty else problem.detail
     return {
         "action": action,
         "title": _named(action.title, request.path_params),
@@ -157,13 +196,16 @@ async def _form_values(
         "error": error,
         "unreachable": unreachable,
         "sent": SENT,
+        "planned": PLANNED,
+        "plan": plan_of(texts),
         "is_live": False,
     }
 
 
-def _body_of(action: PageAction, body: Document) -> Document | None:
-    has_body = any(not field.is_query for field in action.fields)
-    return body if has_body else None
+def _body_of(request: Request, action: PageAction, body: Document) -> Document | None:
+    has_body = action.body or any(not each.is_query for each in action.fields)
+    of_path = {name: request.path_params[parameter] for name, parameter in action.body.items()}
+    return {**body, **of_path} if has_body else None
 
 
 def _named(text: str, path: Mapping[str, str]) -> str:

@@ -50,6 +50,7 @@ class Field:
     choices: tuple[str, ...] = ()
     is_required: bool = False
     is_query: bool = False  # a query parameter, not a field of the body
+    sends_false: bool = False  # of a flag: false if it is not set, else it is left out
 
     def value_of(self, text: str) -> Any:
         """Return the JSON value of a text. Raises InvalidField."""
@@ -107,6 +108,8 @@ def values_of(fields: tuple[Field, ...], texts: Mapping[str, str]) -> tuple[Docu
             target[name] = field.value_of(text)
         elif field.is_required:
             raise InvalidField(f"{field.label}: fill in this field")
+        elif field.sends_false:
+            body[field.name] = False
     return query, body
 
 

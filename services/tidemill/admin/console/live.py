@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from http import HTTPStatus
 from typing import Final, NamedTuple, final
@@ -21,16 +22,29 @@ STREAMS_MAX: Final = 200
 # Without an event for 5 s, a page shows that it is disconnected.
 SILENCE_S: Final = 2.0
 ALIVE: Final = "event: alive\ndata:\n\n"
-LASTING: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+STREAMS_OF_ONE_MAX: Final = 60  # of one caller
+# Problems that end a stream. 429 is an answer to wrong credentials, too.
+LASTING: Final = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    }
+)
+STOPPING: Final = "the admin process stops"
 BUG: Final = "internal error; see the log of the admin process"
 
 log = structlog.get_logger()
 
 
 class ViewKey(NamedTuple):
-    """What all streams of one rendering have in common."""
+    """The common parts of all streams of one rendering."""
 
     view: str  # path and query of the page
+    caller: str  # its user, or its address without one
+    address: str  # Rights may depend on it.
     credentials: tuple[bytes, ...]
 
 
@@ -43,16 +57,20 @@ class LiveViews:
 
     def __init__(self) -> None:
         self._shared: dict[ViewKey, _SharedView] = {}
-        self._streams = 0
+        self._streams: Counter[str] = Counter()  # by caller
 
     @property
     def streams(self) -> int:
         """Number of open streams."""
-        return self._streams
+        return self._streams.total()
 
-    def check_room(self) -> None:
-        """Check that one more stream may be opened. Raises Overloaded."""
-        if self._streams >= STREAMS_MAX:
+    def check_room(self, caller: str) -> None:
+        """Check that a caller may open one more stream. Raises Overloaded."""
+        if self._streams[caller] >= STREAMS_OF_ONE_MAX:
+            raise Overloaded(
+                f"you have {STREAMS_OF_ONE_MAX} open streams; close some pages, or reload this one"
+            )
+        if self.streams >= STREAMS_MAX:
             raise Overloaded(
                 f"this process has {STREAMS_MAX} open streams; reload the page instead"
             )
@@ -62,7 +80,7 @@ class LiveViews:
         self, key: ViewKey, render: Rendering, *, period_s: float
     ) -> Iterator[AsyncIterator[str]]:
         """Open a stream: its events, until the block ends."""
-        self._streams += 1
+        self._streams[key.caller] += 1
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = _SharedView(render, period_s)
@@ -70,11 +88,18 @@ class LiveViews:
         try:
             yield shared.events()
         finally:
-            self._streams -= 1
+            self._streams[key.caller] -= 1
+            if not self._streams[key.caller]:
+                del self._streams[key.caller]
             shared.viewers -= 1
             if not shared.viewers:
                 del self._shared[key]
                 shared.stop()
+
+    async def end(self) -> None:
+        """End all streams, since the process stops."""
+        for shared in list(self._shared.values()):
+            await shared.end(STOPPING)
 
 
 class _SharedView:
@@ -90,6 +115,11 @@ class _SharedView:
         self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._rendering(), name="live view")
 
+    async def end(self, text: str) -> None:
+        """End the streams of all viewers, with a text."""
+        self._task.cancel()
+        await self._announce(event_of(text, name="end"), is_over=True)
+
     def stop(self) -> None:
         """End the rendering: nobody views it."""
         self._task.cancel()
@@ -104,9 +134,9 @@ class _SharedView:
             except TimeoutError:
                 yield ALIVE
                 continue
-            seen = self._version
+            seen, is_over = self._version, self._is_over
             yield self._event
-            if self._is_over:
+            if is_over:
                 return
 
     async def _wait_for_change(self, seen: int) -> None:
@@ -125,11 +155,14 @@ class _SharedView:
                 log.exception("live view failed", error=type(error).__name__)
                 event, self._is_over = event_of(BUG, name="end"), True
             if event != self._event:
-                async with self._changed:
-                    self._event = event
-                    self._version += 1
-                    self._changed.notify_all()
+                await self._announce(event, is_over=self._is_over)
             await asyncio.sleep(self._period_s)
+
+    async def _announce(self, event: str, *, is_over: bool) -> None:
+        async with self._changed:
+            self._event, self._is_over = event, is_over
+            self._version += 1
+            self._changed.notify_all()
 
 
 def event_of(text: str, *, name: str = "") -> str:

@@ -86,14 +86,19 @@ async def answer(
     A request without valid credentials is redirected to the login.
     """
     session: Document | None = None
+    renewed: bytes | None = None
     try:
-        session = await api.get("/session")
+        caller = await api.call("GET", "/session")
+        session, renewed = caller.document, caller.headers.get(b"set-cookie")
         template, found = await values()
     except CallProblem as problem:
         if problem.status is HTTPStatus.UNAUTHORIZED:
             return RedirectResponse(_login_of(request), HTTPStatus.SEE_OTHER)
         template, found, status = "problem", {"problem": problem, "is_live": False}, problem.status
-    return html(request, template, {**found, "session": session}, status)
+    response = html(request, template, {**found, "session": session}, status)
+    if renewed is not None:
+        response.headers["Set-Cookie"] = renewed.decode()
+    return response
 
 
 def html(

@@ -7,6 +7,7 @@ import json
 import time
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
@@ -19,10 +20,21 @@ UNKNOWN: Final = "unknown"
 RATE_MIN: Final = 0.1  # per second: smaller rates are not shown as numbers
 
 
+class _Templates(Environment):
+    """Templates in which `each["keys"]` is a field of a document, and never a method of `dict`."""
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Return an item; undefined without one."""
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            return self.undefined(obj=obj, name=argument)
+
+
 @functools.cache
 def templates() -> Environment:
     """Return the templates. A name that a template does not know raises an error."""
-    environment = Environment(
+    environment = _Templates(
         loader=PackageLoader("tidemill.admin.console"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -38,6 +50,7 @@ def templates() -> Environment:
         until=until_text,
         duration=duration_text,
         json=json_text,
+        segment=lambda name: quote(name, safe=""),
     )
     return environment
 

@@ -14,12 +14,15 @@ RESULT_S_MAX: Final = 600.0
 class Result(NamedTuple):
     """The result of one action."""
 
-    user: str  # the user of the action; "": without a login
     title: str
     rows: list[tuple[str, str]]
     unreachable: list[str]
     back: str
-    is_once: bool  # shown only once, because it has a secret
+
+
+class _Kept(NamedTuple):
+    user: str  # the user of the action; "": without a login
+    result: Result
     kept_at_s: float
 
 
@@ -28,30 +31,20 @@ class Results:
     """The newest results of this process, each for the user that performed the action."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Result] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
-    def keep(
-        self,
-        *,
-        user: str,
-        title: str,
-        rows: list[tuple[str, str]],
-        unreachable: list[str],
-        back: str,
-        is_once: bool = False,
-    ) -> str:
+    def keep(self, user: str, result: Result) -> str:
         """Keep a result, and return its id."""
         while len(self._kept) >= RESULTS_MAX:
             self._kept.popitem(last=False)
         key = secrets.token_urlsafe(16)
-        self._kept[key] = Result(user, title, rows, unreachable, back, is_once, time.monotonic())
+        self._kept[key] = _Kept(user, result, time.monotonic())
         return key
 
     def find(self, key: str, user: str) -> Result | None:
         """Return a result of this user; None if it is not known, or too old."""
         found = self._kept.get(key)
-        if found is None or found.user != user or time.monotonic() - found.kept_at_s > RESULT_S_MAX:
+        is_known = found is not None and found.user == user
+        if found is None or not is_known or time.monotonic() - found.kept_at_s > RESULT_S_MAX:
             return None
-        if found.is_once:
-            del self._kept[key]
-        return found
+        return found.result

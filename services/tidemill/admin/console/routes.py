@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.routing import compile_path
@@ -74,6 +75,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def add_console(app: FastAPI) -> None:
     """Serve the console below `/ui/`. `/` redirects there."""
     results, views = Results(), LiveViews()
+    app.state.live_views = views  # The process ends them before it stops.
     # Names of files change with their versions or their content is small, so browsers ask again.
     app.mount(FILES, StaticFiles(packages=[("tidemill.admin.console", "static")]), name="console")
 
@@ -184,7 +186,10 @@ def _login_page(
 
 def _own_page(path: str) -> str:
     """Return a path of the console; the first page for every other address."""
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError:
+        return f"{ROOT}/"
     is_own = not parts.scheme and not parts.netloc and parts.path.startswith(f"{ROOT}/")
     return path if is_own and "\\" not in path else f"{ROOT}/"
 
@@ -205,12 +210,20 @@ _PATTERNS: Final = [(page, compile_path(ROOT + page.path)[0]) for page in PAGES 
 
 def _find_view(view: str) -> _View:
     """Return the page of a path with its query. Raises BadRequest."""
+    with contextlib.suppress(ValueError):  # of an address that is none
+        found = _match_view(view)
+        if found is not None:
+            return found
+    raise BadRequest(f"{view[:200]!r} is no page with a live part")
+
+
+def _match_view(view: str) -> _View | None:
     parts = urlsplit(view)
     for page, pattern in _PATTERNS:
         if match := pattern.match(parts.path):
             path = {name: unquote(value) for name, value in match.groupdict().items()}
             return _View(page, path, dict(parse_qsl(parts.query, keep_blank_values=True)))
-    raise BadRequest(f"{view[:200]!r} is no page with a live part")
+    return None
 
 
 async def _stream(views: LiveViews, request: Request) -> Response:
@@ -226,8 +239,14 @@ async def _stream(views: LiveViews, request: Request) -> Response:
     credentials = tuple(
         value for name, value in request.scope["headers"] if name in (b"cookie", b"authorization")
     )
-    key = ViewKey(view, credentials)
-    views.check_room()
+    try:
+        session = await api.get("/session")
+    except CallProblem as problem:
+        raise HTTPException(problem.status, problem.detail) from None
+    address = request.client.host if request.client else ""
+    caller = session.get("user") or address
+    key = ViewKey(view, caller, address, credentials)
+    views.check_room(caller)
 
     async def body() -> AsyncIterator[str]:
         with views.opened(key, render, period_s=page.period_s) as events:

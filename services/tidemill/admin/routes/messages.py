@@ -54,7 +54,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 # Strings and commas of the JSON of a message. A message has at most three thousand fields, keys and
 # properties. Parsing a token takes fifty times its size, and its error document as much again.
 TOKENS_MAX: Final = 8_192
-MESSAGES: Final = re.compile(r"/api/v1/topics/[^/]+/messages")  # the path with large bodies
+# The paths with large bodies: of the API, and of the form of the console.
+MESSAGES: Final = re.compile(r"/api/v1/topics/[^/]+/messages|/ui/topics/[^/]+/send")
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"|,', re.DOTALL)
 
 

@@ -9,12 +9,20 @@ from http import HTTPStatus
 
 import pytest
 
-from tidemill.admin.console.live import ALIVE, STREAMS_MAX, LiveViews, ViewKey, event_of
+from tidemill.admin.console.live import (
+    ALIVE,
+    STREAMS_MAX,
+    STREAMS_OF_ONE_MAX,
+    LiveViews,
+    ViewKey,
+    event_of,
+)
 from tidemill.admin.console.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
 
-KEY = ViewKey("/ui/topics", ())
-OTHER = ViewKey("/ui/topics", (b"another cookie",))
+KEY = ViewKey("/ui/topics", "ops", "10.0.0.1", ())
+OTHER = KEY._replace(credentials=(b"another cookie",))
+ELSEWHERE = KEY._replace(address="10.0.0.2")
 WAIT_S = 30
 
 
@@ -123,12 +131,56 @@ def test_streams_are_bounded() -> None:
     async def main() -> None:
         views = LiveViews()
         with contextlib.ExitStack() as streams:
-            for _ in range(STREAMS_MAX):
-                views.check_room()
-                streams.enter_context(views.opened(KEY, Renderings(), period_s=60))
+            for number in range(STREAMS_MAX):
+                caller = f"user-{number % 4}"
+                views.check_room(caller)
+                key = KEY._replace(caller=caller)
+                streams.enter_context(views.opened(key, Renderings(), period_s=60))
             with pytest.raises(Overloaded, match="200 open streams"):
-                views.check_room()
-        views.check_room()
+                views.check_room("another")
+        views.check_room("another")
+
+    asyncio.run(main())
+
+
+def test_one_caller_leaves_streams_for_others() -> None:
+    async def main() -> None:
+        views = LiveViews()
+        with contextlib.ExitStack() as streams:
+            for _ in range(STREAMS_OF_ONE_MAX):
+                views.check_room("ops")
+                streams.enter_context(views.opened(KEY, Renderings(), period_s=60))
+            with pytest.raises(Overloaded, match="you have 60 open streams"):
+                views.check_room("ops")
+            views.check_room("another")
+
+    asyncio.run(main())
+
+
+def test_callers_at_two_addresses_share_no_rendering() -> None:
+    """Rights may depend on the address."""
+
+    async def main() -> None:
+        views, one, other = LiveViews(), Renderings(), Renderings()
+        with (
+            views.opened(KEY, one, period_s=60) as events,
+            views.opened(ELSEWHERE, other, period_s=60) as others,
+        ):
+            await asyncio.gather(first(events, 1), first(others, 1))
+        assert (one.count, other.count) == (1, 1)
+
+    asyncio.run(main())
+
+
+def test_a_stop_ends_all_streams() -> None:
+    async def main() -> None:
+        views = LiveViews()
+        with views.opened(KEY, Renderings(), period_s=60) as events:
+            await first(events, 1)
+            await views.end()
+            async with asyncio.timeout(WAIT_S):
+                found = [event async for event in events if event != ALIVE]
+        assert found[-1] == event_of("the admin process stops", name="end")
 
     asyncio.run(main())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Final
 
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import time_text
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.console.rest_calls import CallProblem, Document
 
 ROWS: Final = 50  # per page
 ACTIONS_OF_RIGHTS: Final = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
@@ -18,8 +19,14 @@ async def load_security(call: PageCall) -> Values:
     """Read the mode, a page of users, and all lists of limits."""
     answer: Document | None = None
     question = {name: call.get(name) or "" for name in ("user", "action", "resource")}
+    error = ""
     if all(question.values()):
-        answer = (await call.api.call("POST", "/access:check", body={**question})).document
+        try:
+            answer = (await call.api.call("POST", "/access:check", body={**question})).document
+        except CallProblem as problem:
+            if problem.status is not HTTPStatus.BAD_REQUEST:
+                raise
+            error = problem.detail
     users = await call.api.get("/users", pageSize=ROWS, pageToken=call.get("pageToken"))
     token = users.get("nextPageToken")
     return {
@@ -31,6 +38,7 @@ async def load_security(call: PageCall) -> Values:
         "bans": (await call.api.get("/bans"))["bans"],
         "question": question,
         "answer": answer,
+        "error": error,
         "actions": ACTIONS_OF_RIGHTS,
     }
 
@@ -74,8 +82,13 @@ ACTIONS: Final = (
         back="/security",
         fields=(
             Field("type", "Type", FieldKind.CHOICE, choices=("", "NORMAL", "SUPER")),
-            Field("enabled", "May call", FieldKind.FLAG, default="true"),
+            Field("enabled", "May call", FieldKind.FLAG, default="true", sends_false=True),
         ),
+        current="/users/{user}",
+        texts_of=lambda found: {
+            "type": found["type"],
+            "enabled": "true" if found["enabled"] else "",
+        },
         rows=_user_rows,
         button=lambda _found, path: f"Save user {path['user']}",
         shows_secret=True,
@@ -114,8 +127,8 @@ ACTIONS: Final = (
         title="Ban {client_id}",
         about="The client is refused everywhere, until the ban ends.",
         back="/clients",
+        body={"clientId": "client_id"},
         fields=(
-            Field("clientId", "Client id", is_required=True),
             Field("forMs", "For, in ms", FieldKind.NUMBER, "Empty: for ever.", default="3600000"),
             Field("reason", "Reason"),
         ),

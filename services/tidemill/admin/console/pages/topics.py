@@ -159,6 +159,11 @@ ACTIONS: Final = (
         about="An empty field does not change. A topic that does not exist is created.",
         back="/topics/{topic}",
         fields=SETTINGS,
+        current="/topics/{topic}",
+        texts_of=lambda found: {
+            "messageType": found["messageType"],
+            "queues": str(found["queues"]),
+        },
         rows=_settings,
         button=lambda _found, path: f"Save {path['topic']}",
         has_dry_run=False,
