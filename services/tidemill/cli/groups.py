@@ -85,7 +85,7 @@ def list_groups(context: typer.Context, sort: GroupSort = None) -> None:
 
     Examples:
     * `tidemill group list`
-    * `tidemill group list --sort -lag`
+    * `tidemill group list --sort=-lag`
     """
     groups = call_pages(context, "/groups", "groups", **of_namespace(context), **sort_of(sort))
     now_ms = SystemClock().wall_ms()

@@ -148,7 +148,7 @@ def list_topics(
 
     Examples:
     * `tidemill topic list`
-    * `tidemill topic list --sort -inPerSecond`
+    * `tidemill topic list --sort=-inPerSecond`
     """
     query = {"includeSystem": str(is_system).lower(), **of_namespace(context), **sort_of(sort)}
     topics = call_pages(context, "/topics", "topics", **query)

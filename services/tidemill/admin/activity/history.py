@@ -29,6 +29,14 @@ class HistoryKey(NamedTuple):
     name: str
 
 
+class HistoryObject(NamedTuple):
+    """A topic or a consumer group in one sample."""
+
+    key: HistoryKey
+    busyness: float  # messages per second, in, out and acked
+    find_point: Callable[[], Point]  # called only for objects with rings
+
+
 class Series(NamedTuple):
     """The numbers of an object, oldest first."""
 
@@ -116,14 +124,15 @@ class History:
     def __init__(self, objects_max: int = OBJECTS_MAX) -> None:
         self._objects_max = objects_max
         self._tracked: dict[HistoryKey, _Tracked] = {}
+        self._floor = -1.0
 
-    def add(self, at_ms: int, points: Iterable[tuple[HistoryKey, Point]]) -> Iterator[None]:
-        """Add one sample, the points of all objects; yield between slices."""
-        for number, (key, point) in enumerate(points):
-            busyness = _busyness(point)
+    def add(self, at_ms: int, objects: Iterable[HistoryObject]) -> Iterator[None]:
+        """Add one sample of all objects; yield between slices."""
+        self._find_floor()
+        for number, (key, busyness, find_point) in enumerate(objects):
             tracked = self._tracked.get(key) or self._admit(key, busyness)
             if tracked is not None:
-                tracked.put(at_ms, point, busyness)
+                tracked.put(at_ms, find_point(), busyness)
             if number % OBJECTS_A_SLICE == 0:
                 yield
 
@@ -132,16 +141,20 @@ class History:
         for key in [key for key in self._tracked if not is_known(key)]:
             del self._tracked[key]
 
-    def _admit(self, key: HistoryKey, busyness: float) -> _Tracked | None:
+    def _find_floor(self) -> None:
+        """Find the busyness above which an untracked object gets rings."""
+        self._floor = -1.0
         if len(self._tracked) >= self._objects_max:
-            if not busyness:
-                return None
-            calmest = min(self._tracked, key=lambda one: self._tracked[one].busyness)
-            if busyness <= self._tracked[calmest].busyness * DISPLACES_AT:
-                return None
-            del self._tracked[calmest]
+            self._floor = DISPLACES_AT * min(one.busyness for one in self._tracked.values())
+
+    def _admit(self, key: HistoryKey, busyness: float) -> _Tracked | None:
+        if busyness <= self._floor:
+            return None
+        if len(self._tracked) >= self._objects_max:
+            del self._tracked[min(self._tracked, key=lambda one: self._tracked[one].busyness)]
         tracked = self._tracked[key] = _Tracked()
         tracked.busyness = busyness
+        self._find_floor()
         return tracked
 
     def find(self, key: HistoryKey, from_ms: int, now_ms: int) -> Series | None:
@@ -156,8 +169,3 @@ class History:
         ring = tracked.hour if is_hour else tracked.day
         begin_ms, rows = ring.since(from_ms)
         return Series(begin_ms, ring.step_ms, dict(zip(SERIES, rows, strict=True)))
-
-
-def _busyness(point: Point) -> float:
-    rates = point[:3]  # in, out, ack
-    return sum(rate for rate in rates if rate is not None)

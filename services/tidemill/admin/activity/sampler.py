@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple, final
 
 import grpc
 import structlog
 
-from tidemill.admin.activity.history import History, HistoryKey, Point
-from tidemill.admin.activity.numbers import BrokerSample, ClusterNumbers, Consumers, SamplePair
+from tidemill.admin.activity.history import History, HistoryKey, HistoryObject, Point
+from tidemill.admin.activity.numbers import (
+    BrokerSample,
+    ClusterNumbers,
+    Consumers,
+    GroupNumbers,
+    SamplePair,
+    TopicNumbers,
+)
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.proxies import list_clients
@@ -110,7 +118,7 @@ class ActivitySampler:
         await run_in_turns(numbers.add_all(pairs))
         self._samples = {name: pair.new for name, pair in pairs.items()}
         self._numbers, self._sampled_ms = numbers, self._clock.monotonic_ms()
-        await run_in_turns(self.history.add(now_ms, _points(numbers)))
+        await run_in_turns(self.history.add(now_ms, _objects(numbers)))
         if not unreachable:
             self.history.forget_unless(lambda key: _is_known(key, numbers))
 
@@ -154,30 +162,21 @@ def _is_known(key: HistoryKey, numbers: ClusterNumbers) -> bool:
     return key.name in (numbers.topics if key.kind == "topic" else numbers.groups)
 
 
-def _points(numbers: ClusterNumbers) -> Iterator[tuple[HistoryKey, Point]]:
+def _objects(numbers: ClusterNumbers) -> Iterator[HistoryObject]:
     now_ms = numbers.sampled_at_ms
-    for name, topic in numbers.topics.items():
-        yield (
-            HistoryKey("topic", name),
-            (
-                topic.in_per_second,
-                topic.out_per_second,
-                topic.ack_per_second,
-                topic.lag,
-                _age_ms(topic.oldest_unacked_at_ms, now_ms),
-            ),
-        )
-    for name, group in numbers.groups.items():
-        yield (
-            HistoryKey("group", name),
-            (
-                group.in_per_second,
-                group.out_per_second,
-                group.ack_per_second,
-                group.lag,
-                None if group.lag is None else _age_ms(group.oldest_unacked_at_ms, now_ms),
-            ),
-        )
+    by_kind: dict[str, Mapping[str, TopicNumbers | GroupNumbers]]
+    by_kind = {"topic": numbers.topics, "group": numbers.groups}
+    for kind, found in by_kind.items():
+        for name, one in found.items():
+            busyness = (one.in_per_second or 0) + (one.out_per_second or 0)
+            busyness += one.ack_per_second or 0
+            yield HistoryObject(HistoryKey(kind, name), busyness, partial(_point, one, now_ms))
+
+
+def _point(one: TopicNumbers | GroupNumbers, now_ms: int) -> Point:
+    """Return the numbers of the series, in their order."""
+    oldest_ms = None if one.lag is None else _age_ms(one.oldest_unacked_at_ms, now_ms)
+    return one.in_per_second, one.out_per_second, one.ack_per_second, one.lag, oldest_ms
 
 
 def _age_ms(at_ms: int | None, now_ms: int) -> int:

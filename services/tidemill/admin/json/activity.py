@@ -21,7 +21,11 @@ class TopicNumbersView(Schema):
     """The numbers of a topic, over all reachable broker groups. A missing number is unknown."""
 
     messages: int | None = Field(None, description="Messages in its queues, acknowledged or not.")
-    bytes: int | None = Field(None, description="Size of the records of its messages in the log.")
+    bytes: int | None = Field(
+        None,
+        description="Size of the records of its messages in the log. The broker counts it every"
+        " 10 s.",
+    )
     in_per_second: float | None = Field(None, description=IN_RATE)
     out_per_second: float | None = Field(None, description=OUT_RATE)
     pending_timers: int | None = Field(

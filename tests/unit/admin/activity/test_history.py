@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from tidemill.admin.activity.history import (
     MINUTE_MS,
@@ -13,6 +14,7 @@ from tidemill.admin.activity.history import (
     STEPS,
     History,
     HistoryKey,
+    HistoryObject,
     Point,
     Ring,
     Series,
@@ -28,7 +30,11 @@ def key(name: str) -> HistoryKey:
 
 
 def add(history: History, at_ms: int, **points: Point) -> None:
-    for _ in history.add(at_ms, [(key(name), point) for name, point in points.items()]):
+    objects = [
+        HistoryObject(key(name), sum(rate or 0 for rate in point[:3]), partial(tuple, point))
+        for name, point in points.items()
+    ]
+    for _ in history.add(at_ms, objects):
         pass
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from tests.support.clocks import ManualClock
-from tidemill.admin.activity.history import HistoryKey
+from tidemill.admin.activity.history import HistoryKey, HistoryObject
 from tidemill.admin.activity.numbers import ClusterNumbers, Consumers, GroupNumbers, TopicNumbers
 from tidemill.admin.activity.rows import (
     GROUP_FIELDS,
@@ -121,8 +121,8 @@ def test_a_row_without_numbers_has_the_reason(found: Reading, reason: str) -> No
 def sampler() -> ActivitySampler:
     made = ActivitySampler(cast("Any", None), ManualClock(0))
     now_ms = SystemClock().wall_ms()
-    points = (1.0, 2.0, None, 3.0, 0.0)
-    for _ in made.history.add(now_ms, [(HistoryKey("topic", "orders"), points)]):
+    point = partial(tuple, (1.0, 2.0, None, 3.0, 0.0))
+    for _ in made.history.add(now_ms, [HistoryObject(HistoryKey("topic", "orders"), 3.0, point)]):
         pass
     return made
 
