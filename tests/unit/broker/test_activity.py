@@ -172,6 +172,20 @@ def test_the_progress_is_unknown_until_a_pass_has_ended() -> None:
     run(scenario)
 
 
+def test_old_progress_is_unknown() -> None:
+    async def scenario(world: ActivityWorld) -> None:
+        world.world.group("readers")
+        assert (await world.groups())["readers"].has_progress
+        last = pb.GetActivityRequest(after_topic_id=2**31)
+        for step_ms, is_known in ((activity.PROGRESS_AGE_MS_MAX, True), (1, False)):
+            world.advance(step_ms)
+            page = await world.admin.GetActivity(last)
+            found = {group.name: group.has_progress for group in page.groups}
+            assert found["readers"] is is_known
+
+    run(scenario)
+
+
 def test_pages_have_each_topic_and_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "TOPICS_A_PAGE", 3)
     monkeypatch.setattr(activity, "GROUPS_A_PAGE", 2)

@@ -28,6 +28,7 @@ GROUPS_A_PAGE: Final = 250  # with at most 128 topics and their retry topics eac
 TOPICS_A_SLICE: Final = 64
 QUEUES_A_SLICE: Final = 1_024
 PAIRS_A_SLICE: Final = 256  # of a consumer group and a topic
+PROGRESS_AGE_MS_MAX: Final = 60_000  # older progress is unknown
 RUN_BYTES: Final = 8
 
 
@@ -82,7 +83,7 @@ class ActivityAdmin:
         return []
 
     def _add_groups(
-        self, page: pb.ActivityPage, ids: list[int], engine: Engine, _turn: Turn
+        self, page: pb.ActivityPage, ids: list[int], engine: Engine, turn: Turn
     ) -> list[int]:
         """Add the first consumer groups to a page; return the ids of the others."""
         pair_count = 0
@@ -91,13 +92,15 @@ class ActivityAdmin:
                 return ids[number:]
             group = engine.catalog.groups.get(GroupId(id_))
             if group is not None:
-                page.groups.append(self._group(engine, group))
+                page.groups.append(self._group(engine, group, turn.now_ms))
                 pair_count += 1 + len(self._read_lag.lag.topics_of_group.get(group.id, ()))
         return []
 
-    def _group(self, engine: Engine, group: ConsumerGroup) -> pb.GroupActivity:
+    def _group(self, engine: Engine, group: ConsumerGroup, now_ms: int) -> pb.GroupActivity:
         lag, traffic = self._read_lag.lag, self._traffic
         keys = lag.topics_of_group.get(group.id)
+        if now_ms - lag.now_ms > PROGRESS_AGE_MS_MAX:
+            keys = None  # A stalled disk, or many queues: the values are too old.
         dead_letters = engine.catalog.find_topic(f"{DEAD_LETTER_TOPIC_PREFIX}{group.name}")
         found = pb.GroupActivity(
             id=group.id,
