@@ -6,7 +6,13 @@ from tidemill.proxy.filters import EVERY_MESSAGE, WantedMessages
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.level_order import HintLevels
 from tidemill.proxy.polling.notifications import NotificationStart
-from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch
+from tidemill.proxy.polling.pair import (
+    LEVEL_FILTERS_MAX,
+    LEVEL_LINGER_MS,
+    PairKey,
+    PairPoll,
+    PairWatch,
+)
 from tidemill.proxy.polling.poll import Outcome, PollEnd, PopStep
 from tidemill.proxy.polling.polling import LeftMessages, Polling
 
@@ -106,3 +112,33 @@ def test_a_pop_without_a_filter_takes_nothing_below_the_level_of_another_broker(
     assert poll.step == PopStep("b", 0, 2)
     asked.finds_nothing(poll, LeftMessages(0, None))
     assert poll.step == PopStep("a", 0, 0)
+
+
+def test_many_filters_of_one_consumer_group_leave_few_notifications_at_brokers() -> None:
+    """Each arriving message of the topic costs the broker one count per parked notification."""
+    asked = Asked()
+    parked: set[PairWatch] = set()
+    for number in range(100):
+        asked.key = EVERY._replace(wanted=WantedMessages((f"tag-{number}",)))
+        poll = asked.begin(0)
+        while isinstance(poll.step, PopStep):
+            asked.finds_nothing(poll, None)
+        for action in asked.polling.take_actions():
+            if isinstance(action, NotificationStart):
+                parked.add(action.watch)
+    assert len(parked) == 2 * LEVEL_FILTERS_MAX
+    asked.key = EVERY
+    asked.begin(0)
+    assert asked.notifications("a") == [0], "a pair without a filter knows the levels"
+
+
+def test_a_filter_gets_the_place_of_a_filter_that_no_poll_has_used_lately() -> None:
+    asked = Asked()
+    for number in range(LEVEL_FILTERS_MAX + 1):
+        asked.key = EVERY._replace(wanted=WantedMessages((f"tag-{number}",)))
+        asked.polling.cancel(asked.begin(0), NOW_MS)
+    assert asked.polling.pairs[asked.key].order is None
+    asked.polling.due(NOW_MS + LEVEL_LINGER_MS + 1_000)
+    assert not asked.polling.pairs
+    asked.begin(0)
+    assert asked.polling.pairs[asked.key].order is not None

@@ -17,6 +17,9 @@ from tidemill.proxy.polling.poll import Broker, PollState, PopStep, ReceivePoll
 LINGER_MS: Final = 1_000
 # The same for pairs that order brokers by levels, so that the next poll knows the levels.
 LEVEL_LINGER_MS: Final = 10_000
+# Filters of one topic and consumer group that order brokers by levels. Each arriving message of the
+# topic costs every broker one count per filter. Pairs with further filters poll as for other types.
+LEVEL_FILTERS_MAX: Final = 4
 # Polls of a pair that are parked at one broker; the others wait for hints. More would not help, and
 # a broker parks at most 1,024 polls of all proxies.
 PARKED_A_BROKER_MAX: Final = 16
@@ -33,6 +36,33 @@ class PairKey(NamedTuple):
     topic: str
     group: str
     wanted: WantedMessages
+
+
+@final
+class LevelFilters:
+    """The filters with which consumer groups order brokers by levels."""
+
+    def __init__(self) -> None:
+        self._of_group: dict[tuple[str, str], set[PairKey]] = {}  # by topic and consumer group
+
+    def admit(self, key: PairKey) -> bool:
+        """Whether a pair may order brokers by levels, until `discard`. A pair without filter may.
+
+        At most LEVEL_FILTERS_MAX filters of a topic and consumer group are admitted.
+        """
+        if key.wanted == EVERY_MESSAGE:
+            return True
+        admitted = self._of_group.setdefault((key.topic, key.group), set())
+        if key not in admitted and len(admitted) < LEVEL_FILTERS_MAX:
+            admitted.add(key)
+        return key in admitted
+
+    def discard(self, key: PairKey) -> None:
+        """Make room for another filter."""
+        admitted = self._of_group.get((key.topic, key.group), set())
+        admitted.discard(key)
+        if not admitted:
+            self._of_group.pop((key.topic, key.group), None)
 
 
 @final

@@ -17,7 +17,7 @@ from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, WaitMode
 from tidemill.proxy.polling.notifications import HintWatch, NotificationStart, NotificationStop
-from tidemill.proxy.polling.pair import PairKey, PairPoll, PairWatch, PollPair
+from tidemill.proxy.polling.pair import LevelFilters, PairKey, PairPoll, PairWatch, PollPair
 from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep, ReceivePoll, outcome_of
 from tidemill.proxy.polling.timers import DueTimes
 
@@ -78,6 +78,7 @@ class Polling:
         self.pairs: dict[PairKey, PollPair] = {}
         self.modes: dict[tuple[str, str], WaitMode] = {}
         self.down: set[Broker] = set()
+        self._level_filters = LevelFilters()
         self._random = random
         self._timers: DueTimes[PairPoll | PairWatch | PollPair | WaitMode] = DueTimes()
         self._actions: list[Action] = []
@@ -129,10 +130,14 @@ class Polling:
         With a `poll_ms` of 0, the poll pops at every broker once, within `once_ms`. With
         `asks_all`, it does so before it waits. If no broker is reachable, it waits for one. Without
         `may_park`, it waits for hints, and never at a broker. With a `priority_factor`, hints order
-        the brokers by levels, and no poll is parked.
+        the brokers by levels, and no poll is parked. The number of such filters has a limit.
         """
         pair = self._pair(key, now_ms)
-        pair.set_factor(None if self._is_released else priority_factor)
+        if priority_factor is not None and (
+            self._is_released or not self._level_filters.admit(key)
+        ):
+            priority_factor = None
+        pair.set_factor(priority_factor)
         if pair.order is not None:
             may_park = False
             self.counts.inversions[key.topic, key.group] += 0  # The series begins at zero.
@@ -559,6 +564,7 @@ class Polling:
             for watch in pair.watches.values():
                 self._timers.discard(watch)
             del self.pairs[pair.key]
+            self._level_filters.discard(pair.key)
 
 
 def _note_hint(watch: PairWatch) -> None:
